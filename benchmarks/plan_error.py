@@ -7,8 +7,11 @@ the prediction: it sees each allocation in the allocator itself, also those that
 and none of the shapes that tracing knows. Rejected: the high-water mark of the process's memory, which also has the
 interpreter, libraries and what malloc keeps: 400 MB that are not the job's, and vary by tens of MB.
 
-The peaks of `single` and `ddp` are the same each time. That of `fsdp` is not: over gloo a gathered block is freed when
-its collective has ended, which threads decide. So it is measured in three runs, of which the median counts.
+Under `hogwild` the peaks of all ranks are added up, and the memory that they share, of which the kernel says how much
+has been written to.
+
+The peaks of `single`, `ddp` and `hogwild` are the same each time. That of `fsdp` is not: over gloo a gathered block is
+freed when its collective has ended, which threads decide. So it is measured in three runs, of which the median counts.
 
 Ends with 1 where one of the shapes is predicted wrong by more than a tenth.
 """
@@ -16,6 +19,7 @@ Ends with 1 where one of the shapes is predicted wrong by more than a tenth.
 import argparse
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -30,7 +34,7 @@ from tandem.job import DistributedTrainingJob, Trainer
 from tandem.manifest.reading import read_job
 from tandem.strategies import micro_batches
 from tandem_cli.planning import pipeline
-from tandem_cli.planning.memory import Strategy, batch_of, memory, shown
+from tandem_cli.planning.memory import Strategy, batch_of, memory, of_worker, shown
 
 MOST = 0.10
 """Error of the worst shape."""
@@ -39,6 +43,7 @@ STEPS = 3
 RUNS = 3
 """Of each shape under FSDP and in a pipeline. Runs on two shared cores were up to 12 % apart."""
 MINIGPT, DIGITS, STAGES = "examples/minigpt.yaml", "examples/digits.yaml", "examples/minigpt-pipeline.yaml"
+LOCK_FREE = ("trainer.loop.strategy=hogwild", "workers.replicas=1")
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
 
 
@@ -114,6 +119,13 @@ SHAPES = (
     Shape("minigpt 256×8, batch 16, zero bubble", 2, STAGES,
           minigpt(256, 8, 128, 16, scheduled("zeroBubble", 8)), Strategy.PIPELINE),
     Shape("minigpt 256×8, batch 32, two 1F1B", 4, STAGES, minigpt(256, 8, 128, 32), Strategy.PIPELINE),
+    Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16, *LOCK_FREE), Strategy.HOGWILD),
+    Shape("minigpt 512×6, batch 4, an average", 2, MINIGPT,
+          minigpt(512, 6, 128, 4, *LOCK_FREE, "trainer.loop.emaDecay=0.99"), Strategy.HOGWILD),
+    Shape("minigpt 256×4, batch 16, micro-batches of 2", 4, MINIGPT,
+          minigpt(256, 4, 128, 16, *LOCK_FREE, "trainer.loop.microBatchSize=2"), Strategy.HOGWILD),
+    Shape("cnn, batch 128", 2, DIGITS,
+          image("cnn", 128, "trainer.config.strategy=hogwild", "workers.replicas=1"), Strategy.HOGWILD),
 )  # fmt: skip
 
 
@@ -130,6 +142,8 @@ def predicted(shape: Shape) -> int:
     answer = answered(question, lambda words: None)
     assert answer.footprint is not None, answer.mistakes
     assert answer.footprint.passes, answer.footprint.untraced
+    if shape.strategy is Strategy.HOGWILD:
+        return of_worker(shape.ranks, answer.footprint, answer.footprint.passes[0], batch.passes).total
     return memory(shape.strategy, copies, answer.footprint, answer.footprint.passes[0], batch.passes).total
 
 
@@ -151,7 +165,7 @@ def _predicted_pipeline(ranks: int, trainer: Trainer) -> int:
 
 
 def measured(shape: Shape) -> int:
-    """Bytes at the peak of a rank that really trains, in fresh processes."""
+    """Bytes at the peak of a rank that really trains, in fresh processes; under `hogwild` of all of them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -176,11 +190,12 @@ def measured(shape: Shape) -> int:
     for rank in ranks:
         if rank.returncode:
             raise SystemExit(f"{shape.name}: a rank ended with {rank.returncode}")
-    return max(int(json.loads(output)) for output in outputs)
+    peaks = [int(json.loads(output)) for output in outputs]
+    return sum(peaks) if shape.strategy is Strategy.HOGWILD else max(peaks)
 
 
 def train(shape: Shape) -> int:
-    """Train as the loop does; returns this rank's peak of tensors, in bytes."""
+    """Train as the loop does; returns this rank's peak of tensors, in bytes; that of rank 0 with what all share."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -207,7 +222,7 @@ def train(shape: Shape) -> int:
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
         strategy = strategy_of(loop, group, per_worker=loop.pipeline.stages if loop.pipeline else shape.tensor)
-        examples = partial(examples_of, task, dataset, start)
+        examples = partial(examples_of, task, dataset, start, end)
         strategy.shard(model, task, examples)
         if average is not None:
             strategy.shard(average.module, task, examples)
@@ -219,9 +234,16 @@ def train(shape: Shape) -> int:
         rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
         for step in range(STEPS):
             stepper.take(step, supply.read(step), rates)
-            if average is not None:
+            if average is not None and (group.rank == 0 or not strategy.is_shared):
                 average.update_parameters(model)
-    return peak(profiler)
+    return peak(profiler) + (shared() if strategy.is_shared and group.rank == 0 else 0)
+
+
+def shared() -> int:
+    """Bytes that this process has written to in anonymous shared memory, as the kernel counts them."""
+    mapped = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    sizes = (re.search(r"^Rss: +(\d+) kB", one, re.MULTILINE) for one in mapped if "/memfd:" in one)
+    return sum(1024 * int(size[1]) for size in sizes if size)
 
 
 def peak(profiler: object) -> int:

@@ -58,7 +58,7 @@ def main() -> None:
     # What torch loads late is no part of the state: a step of a model of 64 weights loads it.
     strategy = strategy_of(loop, group, 1)
     tiny: nn.Module = nn.Linear(8, 8, bias=False)
-    examples = partial(examples_of, task, dataset, 0)
+    examples = partial(examples_of, task, dataset, 0, len(dataset))
     strategy.shard(tiny, task, examples)
     tiny_optimizer = task.optimizer(tiny, loop.optimizer)
     strategy.wrap(tiny)(torch.ones(1, 8)).sum().backward()

@@ -128,6 +128,7 @@ class Coordinator:
                 own_script=job.spec.trainer.command is not None,
                 has_base=job.spec.trainer.is_fine_tuning,
                 counted=counted(remembered.ledger),
+                job=job,
             ),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.say, complaint, "warning"),

@@ -16,6 +16,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.status import (
     EVALUATION_FAILED,
+    HALVED,
     LINES_LOST,
     NOT_TRACKED,
     REWOUND,
@@ -199,6 +200,8 @@ class TroubleWatch:
             lines_lost=self._lines + own_lines_lost + observed.lines_lost,
             rewinds=observed.rewinds,
             batches_left_out=observed.batches_left_out,
+            micro_batches_halved=len(observed.limits),
+            micro_batch=min(observed.limits, default=None),
             worse_than_base=observed.against_base.worse,
             base_message=observed.against_base.message,
             tracking_message=self.tracking_message,
@@ -208,6 +211,7 @@ class TroubleWatch:
             # What was there before this process was said by the one before it.
             self._told = {
                 REWOUND: found.rewinds,
+                HALVED: found.micro_batches_halved,
                 SKIPPED: found.evaluations_skipped,
                 WORSE_THAN_BASE: found.worse_than_base,
             }
@@ -225,13 +229,14 @@ class TroubleWatch:
             EVALUATION_FAILED: found.evaluations_failed,
             LINES_LOST: found.lines_lost,
             REWOUND: found.rewinds,
+            HALVED: found.micro_batches_halved,
             SKIPPED: found.evaluations_skipped,
             WORSE_THAN_BASE: found.worse_than_base,
             NOT_TRACKED: int(bool(found.tracking_message)),
         }
         for one in told(found):
             count, said = counts[one.reason], self._told.get(one.reason, 0)
-            if count > said and (count >= 2 * said or one.reason == REWOUND):
+            if count > said and (count >= 2 * said or one.reason in (REWOUND, HALVED)):
                 self._told[one.reason] = count
                 self._say(one.text, one.level)
         return found != (before or NOTHING)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.ledger import Purpose
 from tandem.metrics import STEP_BUCKETS
@@ -97,6 +98,10 @@ class Training:
     flops_per_sample: float | None = None
     peak_flops: float | None = None
     """Of one rank's GPU; None where one of the two is not well defined."""
+    tokens_per_sample: float | None = None
+    """Without padding; None where samples are no text."""
+    learned_per_sample: float | None = None
+    """Tokens of these that the loss is over."""
     learning_rate: float | None = None
     """Of the last step that a rate was told of."""
     gradient_norm: float | None = None
@@ -109,6 +114,20 @@ class Training:
     """The highest step that was ever taken."""
     offsets: Mapping[int, int] = field(default_factory=dict)
     """Bytes of the newest logs that are in all this, by generation."""
+
+
+class _Each(NamedTuple):
+    """What a generation says at its beginning of each sample, and of each GPU."""
+
+    flops: float | None = None
+    peak_flops: float | None = None
+    tokens: float | None = None
+    learned: float | None = None
+
+    @classmethod
+    def of(cls, record: Start) -> "_Each":
+        """From its record."""
+        return cls(record.flops_per_sample, record.peak_flops, record.tokens_per_sample, record.learned_per_sample)
 
 
 class TrainingLogs:
@@ -126,7 +145,7 @@ class TrainingLogs:
         self._samples_per_step: float | None = None
         self._stall: float | None = None
         self._commit: float | None = None
-        self._cost: tuple[float | None, float | None] = (None, None)
+        self._each = _Each()
         self._learning_rate: float | None = None
         self._gradient_norm: float | None = None
         self._values: dict[str, float] = {}
@@ -160,8 +179,10 @@ class TrainingLogs:
             saves=dict(self._saves),
             stall_seconds=self._stall,
             commit_seconds=self._commit,
-            flops_per_sample=self._cost[0],
-            peak_flops=self._cost[1],
+            flops_per_sample=self._each.flops,
+            peak_flops=self._each.peak_flops,
+            tokens_per_sample=self._each.tokens,
+            learned_per_sample=self._each.learned,
             learning_rate=self._learning_rate,
             gradient_norm=self._gradient_norm,
             values={name: value for name, value in self._values.items() if isfinite(value)},
@@ -176,7 +197,7 @@ class TrainingLogs:
             size = path.stat().st_size
         except OSError:
             return
-        self._cost = _cost(path)
+        self._each = _each(path)
         log = self._logs[generation] = _reader(path, max(0, size - _TAIL_BYTES))
         for record in log:
             match record:
@@ -220,7 +241,7 @@ class TrainingLogs:
                 if self._step is not None:
                     self._lost += max(0, self._step - record.step)
                 self._step = record.step
-                self._cost = record.flops_per_sample, record.peak_flops
+                self._each = _Each.of(record)
             case Saved():
                 self._saves["committed"] += 1
                 self._saved(record)
@@ -262,13 +283,13 @@ def _reader(path: Path, offset: int = 0) -> LogReader[TrainingRecord]:
     return LogReader(path, TRAINING, offset, skip=Step)
 
 
-def _cost(path: Path) -> tuple[float | None, float | None]:
-    """What a sample costs and a GPU can do, from the beginning of a log that was there before."""
+def _each(path: Path) -> _Each:
+    """What a log that was there before says of samples and GPUs at its beginning."""
     with suppress(OSError):
         for record in LogReader(path, TRAINING, skip=Step, bite=_FIRST_BYTES).read() or ():
             if isinstance(record, Start):
-                return record.flops_per_sample, record.peak_flops
-    return None, None
+                return _Each.of(record)
+    return _Each()
 
 
 def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:

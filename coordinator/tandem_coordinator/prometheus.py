@@ -265,6 +265,12 @@ def _history(figures: Figures) -> Iterator[Sample]:
 
 def _efficiency(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
     training, status = figures.observed.training, snapshot.status
+    if status.throughput is not None:
+        for metric, tokens in (
+            (metrics.TOKEN_THROUGHPUT, training.tokens_per_sample),
+            (metrics.LEARNED_THROUGHPUT, training.learned_per_sample),
+        ):
+            yield metric, (), None if tokens is None else round(status.throughput * tokens, 3)
     cost, peak = training.flops_per_sample, training.peak_flops
     if cost and peak and status.world_size and status.throughput is not None:
         yield metrics.MFU, (), round(status.throughput * cost / (peak * status.world_size), 6)

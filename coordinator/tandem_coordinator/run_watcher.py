@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem.against_base import CHECKPOINTS
-from tandem.job import Evaluators
+from tandem.job import DistributedTrainingJob, Evaluators
 from tandem.ledger import Purpose
 from tandem.model import amount
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
@@ -124,6 +124,8 @@ class Observed:
     rewinds: int = 0
     batches_left_out: int = 0
     """By rewinds."""
+    limits: tuple[int, ...] = ()
+    """Samples of a micro-batch at the most, each time that one did not fit into memory."""
     lines_lost: int = 0
     """Of evaluators' logs."""
     volume: Volume | None = None
@@ -152,6 +154,7 @@ class RunDirectory:
         own_script: a script of the user's own trains, and may save in a way of its own.
         has_base: the model that training begins with is evaluated, too.
         counted: what the ledger has of its logs already.
+        job: whose micro-batches that did not fit are looked for; None: nobody's.
     """
 
     def __init__(
@@ -161,12 +164,15 @@ class RunDirectory:
         own_script: bool = False,
         has_base: bool = False,
         counted: Counted | None = None,
+        job: DistributedTrainingJob | None = None,
     ) -> None:
         self._rundir, self._evaluation = rundir, evaluation
         self._foreign = (
             ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER, WATCHED})) if own_script else None
         )
         self._lineage, self._results = Lineage(rundir), Results(rundir)
+        self._job = job
+        self._limits: tuple[int, ...] = ()
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         watch = evaluation.watch
@@ -194,7 +200,11 @@ class RunDirectory:
         Raises:
             OSError, ValueError: the directory cannot be read, or is damaged; the next look may go well.
         """
+        before = self._lineage.newest
         self._lineage.look()
+        if self._job is not None and self._lineage.newest != before:
+            # One that did not fit ends its generation.
+            self._limits = tuple(self._rundir.limits(self._job))
         logs = listed(self._rundir.log)
         checkpoints = [ref for ref in self._checkpoints() if self._lineage.counts(ref)]
         ending = self._ending()
@@ -225,6 +235,7 @@ class RunDirectory:
             evaluated_at=self._results.changed_at,
             rewinds=len(self._lineage.rewinds),
             batches_left_out=batches_left_out(self._lineage.rewinds),
+            limits=self._limits,
             lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._room(now),
             evaluator_seconds=_added(log.seconds for log in self._logs.values()),

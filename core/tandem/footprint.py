@@ -25,6 +25,9 @@ class Question(Model):
     """Ranks that split each matrix: what one of them takes is asked for, the first, which has most."""
     by_stage: bool = False
     """Whether the stages of the job's pipeline are traced one by one, instead of the model as a whole."""
+    devices: Annotated[int, Field(ge=1)] = 1
+    """GPUs of one process over which `strategy: dp` divides each micro-batch, or `strategy: model` spreads the layers.
+    Of `dp` the passes are those of the first GPU, which holds most."""
 
 
 class Pass(Model):
@@ -44,6 +47,8 @@ class Pass(Model):
     attention."""
     added_up: Bytes = 0
     """Activations and their gradients that ranks which split matrices add up with each other."""
+    moved: Bytes = 0
+    """Activations and their gradients that go from one device of the process to another."""
 
 
 class StagePass(Model):
@@ -72,6 +77,18 @@ class Stage(Model):
     buffers: Bytes
     passes: tuple[StagePass, ...]
     """In the order of the question."""
+
+
+class Portion(Model):
+    """What one of several devices of a process holds (`strategy: model`). Sizes are those of `Footprint`."""
+
+    parameters: Bytes
+    gradients: Bytes
+    optimizer: Bytes
+    buffers: Bytes
+    casts: Bytes
+    passes: tuple[Pass, ...]
+    """Its part of them, in the order of the question; operations and what is moved are those of all devices."""
 
 
 class Footprint(Model):
@@ -106,6 +123,8 @@ class Footprint(Model):
     """Why not."""
     stages: tuple[Stage, ...] = ()
     """Of the job's pipeline, where they were asked for."""
+    portions: tuple[Portion, ...] = ()
+    """By device, where the layers were to be spread over several."""
 
 
 class Mistake(Model):

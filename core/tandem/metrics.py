@@ -54,6 +54,14 @@ LOGGED_VALUE = Metric(
     ("name",),
 )
 THROUGHPUT = Metric("tandem_throughput_samples_per_second", "gauge", "Training samples a second over all ranks.")
+TOKEN_THROUGHPUT = Metric(
+    "tandem_throughput_tokens_per_second",
+    "gauge",
+    "Training tokens a second over all ranks, without padding; of tasks whose samples are text.",
+)
+LEARNED_THROUGHPUT = Metric(
+    "tandem_throughput_learned_tokens_per_second", "gauge", "The same of the tokens that the loss is over."
+)
 REMAINING = Metric("tandem_remaining_seconds", "gauge", "Estimated time until training is complete.")
 STEP_AGE = Metric(
     "tandem_step_age_seconds",

@@ -126,6 +126,10 @@ class Troubles(Model):
     """Times the loss became useless and training went back, over the whole run."""
     batches_left_out: Whole = 0
     """Batches that are left out because of that."""
+    micro_batches_halved: Whole = 0
+    """Times a micro-batch did not fit into memory and was halved, since the job asks for what it asks for now."""
+    micro_batch: Whole | None = None
+    """Maximum number of samples in a forward pass, once it was halved."""
     worse_than_base: Whole = 0
     """Checkpoints that were evaluated last and are all worse than the base model; 0 unless they are enough to tell."""
     base_message: Annotated[str, cut(300)] = ""
@@ -349,8 +353,8 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED = (
-    *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound"),
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED = (
+    *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound", "MicroBatchHalved"),
     *("EvaluationsSkipped", "WorseThanBase", "NotTracked"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
@@ -387,9 +391,13 @@ def told(troubles: Troubles | None) -> Iterator[Sentence]:
     if troubles.lines_lost:
         yield Sentence(LINES_LOST, "error", _have(troubles.lines_lost, "log line", "been lost: the disk refused them"))
     if troubles.rewinds:
-        times = "once" if troubles.rewinds == 1 else f"{troubles.rewinds} times"
         left = several(troubles.batches_left_out, "batch", "batches")
-        yield Sentence(REWOUND, "warning", f"the loss became useless: training went back {times} and left out {left}")
+        went = f"went back {_times(troubles.rewinds)}"
+        yield Sentence(REWOUND, "warning", f"the loss became useless: training {went} and left out {left}")
+    if troubles.micro_batches_halved:
+        now = several(troubles.micro_batch or 1, "sample")
+        times = _times(troubles.micro_batches_halved)
+        yield Sentence(HALVED, "warning", f"out of memory: the micro-batch was halved {times}, to {now} at the most")
     if troubles.worse_than_base:
         yield Sentence(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
     if troubles.tracking_message:
@@ -409,6 +417,10 @@ def explained(text: str, why: str) -> str:
     if not why:
         return text
     return ("the disk is full: " if any(words in why for words in FULL) else "") + f"{text}: {why}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{number(count)} times"
 
 
 def _have(count: int, noun: str, what: str) -> str:

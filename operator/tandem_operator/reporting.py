@@ -8,6 +8,7 @@ from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
 from tandem.measures import is_restart
 from tandem.status import (
+    HALVED,
     KSTATUS,
     REWOUND,
     Condition,
@@ -17,6 +18,7 @@ from tandem.status import (
     Score,
     Snapshot,
     Status,
+    Troubles,
     lasting,
     told,
 )
@@ -178,10 +180,13 @@ def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
 def _troubles(old: Status, heard: Snapshot | None) -> Iterator[Notice]:
     """Each kind of trouble when it begins, and again when its sentence is about something new: not for each number."""
     before = {(one.reason, one.lasts) for one in told(old.troubles)}
-    rewinds = old.troubles.rewinds if old.troubles is not None else 0
+    known = old.troubles or Troubles()
     now = heard.status.troubles if heard is not None else None
     for one in told(now):
-        again = one.reason == REWOUND and now is not None and now.rewinds > rewinds
+        again = now is not None and (
+            (one.reason == REWOUND and now.rewinds > known.rewinds)
+            or (one.reason == HALVED and now.micro_batches_halved > known.micro_batches_halved)
+        )
         if again or ((one.reason, one.lasts) not in before and (one.lasts or (one.reason, True) not in before)):
             yield Notice(one.reason, one.text, warning=one.level != "info")
 

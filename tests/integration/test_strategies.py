@@ -3,6 +3,7 @@ ranks."""
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from safetensors.torch import load_file
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
+from tests.support.paused_lm import PARTS, UNTIL
 from tests.support.ranks import Ranks, losses, records, run, sample_ids
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 50
+MOST_PARTS = 80
+"""Of batches, that a run which is killed learns before: 10 to 27 steps, of which each strategy makes its own parts."""
 MODEL = {"width": 32, "layers": 3, "heads": 4, "length": 16, "dropout": 0.1}
 LOOP = {"maxSteps": STEPS, "epochs": 50, "globalBatchSize": 9, "gradientClipNorm": 1.0, "microBatchSize": 2}
 # Plain descent: Adam would let the last digit of a sum grow over the steps.
@@ -31,12 +35,23 @@ def job(path: Path, loop: dict[str, Any], processes: int = 1, tied: bool = False
     text = path.parent / "text"
     text.write_text("the quick brown fox jumps over the lazy dog, and " * 40)
     trainer = {
-        "task": "tandem_trainer.causal_lm:CausalLM",
+        "task": "tests.support.paused_lm:PausedLM",
         "parameters": MODEL | {"text": str(text), "tied": tied},
         "loop": LOOP | DESCENT | loop,
     }
     workers = {"processesPerReplica": processes}
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, workers=workers, **spec))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpaused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that lets all go on; it is there but for runs that are killed."""
+    path = tmp_path_factory.mktemp("pause") / "go-on"
+    path.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PARTS, str(MOST_PARTS))
+        patch.setenv(UNTIL, str(path))
+        yield path
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +115,19 @@ def test_it_learns_what_one_rank_alone_learns(
     assert rundir.committed()[-1].mesh == mesh
 
 
-def kill_after_checkpoints(rundir: RunDir, ranks: int) -> None:
-    """Train until there are two more checkpoints, then kill the last rank."""
+def kill_after_checkpoints(rundir: RunDir, ranks: int, unpaused: Path) -> None:
+    """Train until there is another checkpoint at least, then kill the last rank."""
     known = len(rundir.checkpoint_names())
+    unpaused.unlink()
     with Ranks(rundir, ranks) as group:
-        until(lambda: len(rundir.checkpoint_names()) > known + 1, "checkpoints")
+        until(lambda: len(rundir.checkpoint_names()) > known, "a checkpoint")
         os.kill(group.processes[-1].pid, signal.SIGKILL)
+        unpaused.touch()
         group.finish()
     assert not rundir.ended()
 
 
-def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> None:
+def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path, unpaused: Path) -> None:
     """With kills between: the ranks of one generation never end well, but for the last."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 200}
     undisturbed = job(tmp_path / "undisturbed", adam, tied=True)
@@ -124,7 +141,7 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
     ]
     for loop, ranks, processes in parts:
         rundir = job(path, adam | loop, processes, tied=True, checkpoint={"everySteps": 5, "keepLast": 100})
-        kill_after_checkpoints(rundir, ranks)
+        kill_after_checkpoints(rundir, ranks, unpaused)
     run(job(path, adam, tied=True, checkpoint={"everySteps": 5, "keepLast": 100}))
     assert [record["worldSize"] for record in records(rundir, "start")] == [3, 4, 2, 4, 1]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
@@ -132,18 +149,21 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path) -> N
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=2e-3)
 
 
-def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [pytest.param(FSDP, id="fsdp"), pytest.param({}, id="ddp", marks=FULL)])
+def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(
+    tmp_path: Path, unpaused: Path, other: dict[str, Any]
+) -> None:
     """Killed in between. Over so few steps Adam does not let the last digits grow."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 60}
     undisturbed = job(tmp_path / "undisturbed", adam)
     run(undisturbed)
     path = tmp_path / "killed"
-    parts: list[tuple[dict[str, Any], int, int]] = [({}, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
+    parts: list[tuple[dict[str, Any], int, int]] = [(other, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
     for loop, ranks, processes in parts:
         rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 2, "keepLast": 100})
-        kill_after_checkpoints(rundir, ranks)
-    run(job(path, adam, checkpoint={"everySteps": 2, "keepLast": 100}), 2)
-    assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 2]
+        kill_after_checkpoints(rundir, ranks, unpaused)
+    run(job(path, adam | other, checkpoint={"everySteps": 2, "keepLast": 100}), 3)
+    assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 3]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
     assert sample_ids(rundir) == sample_ids(undisturbed)
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=1e-4)

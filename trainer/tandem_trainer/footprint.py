@@ -9,7 +9,8 @@ Two steps are traced for each size of the micro-batch, because gradients come in
 they exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
 
 Of a rank that splits matrices with others (tensorParallel) the step is traced over its part of them: the model computes
-with what it holds, and what is added up over ranks keeps its shape. So the same trace says what is sent.
+with what it holds, and what is added up over ranks keeps its shape. So the same trace says what is sent. Of a process
+with several devices it is traced over them (tandem_trainer.device_footprint).
 
 The kernels are those of a CPU. Those of a GPU save about the same tensors; scratch memory that a kernel allocates
 by itself is not seen. `compile` is left out.
@@ -23,9 +24,9 @@ import os
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from tandem.footprint import Answer, Footprint, Mistake, Pass, Question, Stage
+from tandem.footprint import Answer, Footprint, Mistake, Pass, Portion, Question, Stage
 from tandem.formatting import one_line
-from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
 from tandem.tasks import Fsdp, Loop
+from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
@@ -47,11 +48,9 @@ from tandem_trainer.stage_footprint import Stages
 from tandem_trainer.strategies.strategy import Plan, blocks_of, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
-from tandem_trainer.train import DTYPES, samples_of
+from tandem_trainer.train import DTYPES, examples_of, samples_of
 
 TASK = ("spec", "trainer", "task")
-DIFFERENT_SAMPLES = 16
-"""Samples that are read for a batch, and then repeated: shapes are the same, and reading takes time."""
 Progress = Callable[[str], None]
 
 
@@ -59,43 +58,33 @@ class Untraceable(Exception):  # noqa: N818 - it says what the model is
     """A step cannot be traced; says why."""
 
 
-def footprint(
-    trainer: Trainer,
-    micro_batches: Sequence[int],
-    progress: Progress,
-    tensor_parallel: int = 1,
-    by_stage: bool = False,
-) -> Footprint:
+def footprint(question: Question, progress: Progress) -> Footprint:
     """What the task of a job takes.
 
     Args:
-        trainer: of a task.
-        micro_batches: samples of one forward pass, each of which is traced.
         progress: told what is done, in words.
-        tensor_parallel: ranks that split each matrix.
-        by_stage: whether the stages of the job's pipeline are traced one by one, instead of the model.
 
     Raises:
         ConfigurationError: the task cannot work as it is written, or its model cannot be made without its weights.
         OSError: the disk fails.
     """
-    loop = trainer.settings_of_loop
-    task = task_of(trainer)
+    loop = question.trainer.settings_of_loop
+    task = task_of(question.trainer)
     progress("reads the data")
     dataset, start, end = samples_of(task)
     tensors = tensors_of(task, dataset)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         progress("makes the model, without its weights")
-        traced = _Step(task, loop, tensor_parallel)
-        stages = traced.stages(mode) if by_stage else None
+        traced = _Step(task, loop, question.tensor_parallel)
+        stages = traced.stages(mode) if question.by_stage else None
         passes, untraced = [], ""
         try:
-            for samples in micro_batches:
-                whose = f", of one of {tensor_parallel} ranks that split it" if tensor_parallel > 1 else ""
-                whose = ", stage by stage" if by_stage else whose
-                progress(f"traces a step of {samples:,} samples{whose}")
+            if question.devices > 1:
+                traced.spread(question.devices)
+            for samples in question.micro_batches:
+                progress(f"traces a step of {samples:,} samples{_whose(question)}")
                 with mode_off():
-                    batch = _batch(task, tensors, dataset, start, min(end, start + DIFFERENT_SAMPLES), samples)
+                    batch = _batch(task, dataset, start, end, samples)
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
                 if stages is None:
                     passes.append(traced.take(batch, samples))
@@ -104,12 +93,20 @@ def footprint(
         except Untraceable as error:
             passes, untraced = [], str(error)
         return traced.footprint(
-            passes=tuple(passes),
+            passes=passes,
             stages=() if stages is None or untraced else stages.found(),
             untraced=untraced,
             samples=end - start,
             data=sum(tensor.nbytes for tensor in tensors) if tensors is not None else 0,
         )
+
+
+def _whose(question: Question) -> str:
+    if question.by_stage:
+        return ", stage by stage"
+    if question.devices > 1:
+        return f", on {question.devices} devices"
+    return f", of one of {question.tensor_parallel} ranks that split it" if question.tensor_parallel > 1 else ""
 
 
 def mode_off() -> Any:
@@ -119,16 +116,9 @@ def mode_off() -> Any:
     return unset_fake_temporarily()
 
 
-def _batch(
-    task: Task[Any], tensors: tuple[Tensor, ...] | None, dataset: Any, start: int, end: int, samples: int
-) -> Any:
-    """A micro-batch of the first samples."""
-    indices = list(itertools.islice(itertools.cycle(range(start, end)), samples))
-    if tensors is not None:
-        return [tensor[torch.tensor(indices)] for tensor in tensors]
+def _batch(task: Task[Any], dataset: Any, start: int, end: int, samples: int) -> Any:
     try:
-        read = {index: dataset[index] for index in set(indices)}
-        return task.collate([read[index] for index in indices])
+        return examples_of(task, dataset, start, end, samples)
     except Exception as error:
         if may_pass(error):
             raise
@@ -172,6 +162,13 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+class _Peak(NamedTuple):
+    """Bytes that are alive, and those of them that are gradients."""
+
+    total: int
+    gradients: int
+
+
 class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
@@ -204,7 +201,26 @@ class _Step:
         self._whole = _Whole(task, self._model)
         self._optimizer = task.optimizer(self._model, loop.optimizer)
         self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._casts = 0
+        self._casts: Mapping[int, int] = {}
+        self._copies, self._places = 1, places(1)
+
+    def spread(self, devices: int) -> None:
+        """Trace the step of a process with several devices from here on.
+
+        Raises:
+            Untraceable: the layers cannot be spread over as many.
+        """
+        if self._loop.strategy == "dp":
+            self._copies = devices
+            self._whole = _Whole(self._task, FirstCopy(self._model, devices))
+            return
+        self._places = places(devices)
+        try:
+            lay_out(self._model, self._places)
+        except ConfigurationError as error:
+            raise Untraceable(str(error)) from error
+        self._optimizer = self._task.optimizer(self._model, self._loop.optimizer)
+        self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def _split(self, plan: Plan, ranks: int) -> None:
         """Leave of each matrix that a plan splits what the first rank holds."""
@@ -231,8 +247,8 @@ class _Step:
         if tensor.requires_grad:
             self._added_up += tensor.nbytes
 
-    def take(self, batch: Any, samples: int) -> Pass:
-        """Trace a micro-batch.
+    def take(self, batch: Any, samples: int) -> list[Pass]:
+        """Trace a micro-batch; a pass for each device.
 
         Raises:
             ConfigurationError: the loss is not one for each sample.
@@ -240,22 +256,29 @@ class _Step:
         """
         self._added_up = 0
         with self._traceable():
-            with FlopCounterMode(display=False) as operations, _Casts(self._model.parameters()) as casts:
+            with (
+                FlopCounterMode(display=False) as operations,
+                _Casts(self._model.parameters()) as casts,
+                Moves() as moves,
+            ):
                 self._run(batch, samples)
-            self._casts, added_up = sum(casts.sizes.values()), self._added_up
-            fresh, fresh_gradients = self._peak(batch, samples)
+            self._casts, added_up = casts.sizes, self._added_up
+            fresh = self._peaks(batch, samples)
             for parameter in self._learning:
                 parameter.grad = torch.zeros_like(parameter)
-            accumulating, _ = self._peak(batch, samples)
-        state = self._state_size()
-        return Pass(
-            samples=samples,
-            fresh=max(0, fresh - state),
-            fresh_gradients=fresh_gradients,
-            accumulating=max(0, accumulating - state - self._gradients()),
-            flops=float(operations.get_total_flops()),
-            added_up=added_up,
-        )
+            accumulating = self._peaks(batch, samples)
+        return [
+            Pass(
+                samples=samples,
+                fresh=max(0, fresh[place].total - self._state_size(place)),
+                fresh_gradients=fresh[place].gradients,
+                accumulating=max(0, accumulating[place].total - self._state_size(place) - self._gradients(place)),
+                flops=float(operations.get_total_flops()),
+                added_up=added_up,
+                moved=moves.size,
+            )
+            for place in self._places
+        ]
 
     @contextmanager
     def _traceable(self) -> Iterator[None]:
@@ -275,8 +298,8 @@ class _Step:
             why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
             raise Untraceable(f"a step cannot be traced: {why}") from error
 
-    def _peak(self, batch: Any, samples: int) -> tuple[int, int]:
-        """Bytes that are alive at the peak of a step, and those of them that are gradients."""
+    def _peaks(self, batch: Any, samples: int) -> dict[torch.device, "_Peak"]:
+        """What is alive on each device when it holds most in a step."""
         # It imports what is made for many devices, which takes a second.
         from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -291,12 +314,15 @@ class _Step:
         tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
         with tracker:
             self._run(batch, samples)
-        snapshot = tracker.get_tracker_snapshot("peak")
-        sizes = {getattr(kind, "value", kind): size for devices in snapshot.values() for kind, size in devices.items()}
-        return sizes["Total"], sizes["Gradient"]
+        snapshot: Mapping[torch.device, Mapping[Any, int]] = tracker.get_tracker_snapshot("peak")
+        found = dict.fromkeys(self._places, _Peak(0, 0))
+        for place, kinds in snapshot.items():
+            sizes = {getattr(kind, "value", kind): size for kind, size in kinds.items()}
+            found[place] = _Peak(sizes["Total"], sizes["Gradient"])
+        return found
 
     def _run(self, batch: Any, samples: int) -> None:
-        self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
+        self._draws.set(self._loop.seed, 0, torch.zeros(-(-samples // self._copies), dtype=torch.int64))
         if self._loop.precision == "float32":
             loss: Tensor = self._whole(batch, samples)
         else:
@@ -321,9 +347,13 @@ class _Step:
             stages.take(batch, samples)
 
     def footprint(
-        self, *, passes: tuple[Pass, ...], stages: tuple[Stage, ...], untraced: str, samples: int, data: int
+        self, *, passes: Sequence[list[Pass]], stages: tuple[Stage, ...], untraced: str, samples: int, data: int
     ) -> Footprint:
-        """All there is to say."""
+        """All there is to say.
+
+        Args:
+            passes: what `take` has returned for each micro-batch.
+        """
         parameters, buffers = _size(self._model.parameters()), _size(self._model.buffers())
         optimizer = self._optimizer_size()
         if not passes:
@@ -331,6 +361,8 @@ class _Step:
             numbers = {"adam": 2, "adamw": 2, "sgd": 1 if self._loop.optimizer.momentum else 0}
             optimizer = self._gradients() * numbers[self._loop.optimizer.name]
         blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters)))
+        by_device = list(zip(*passes, strict=True))
+        is_spread = len(self._places) > 1
         return Footprint(
             parameters=parameters,
             parameter_count=sum(parameter.numel() for parameter in self._model.parameters()),
@@ -338,24 +370,38 @@ class _Step:
             optimizer=optimizer,
             buffers=buffers,
             average=parameters + buffers if self._loop.ema_decay is not None else 0,
-            casts=self._casts,
+            casts=sum(self._casts.values()),
             data=data,
             samples=samples,
             blocks=tuple(sum(one.nbytes for one in block) for block in blocks),
             block_gradients=tuple(sum(one.nbytes for one in block if one.requires_grad) for block in blocks),
-            passes=passes,
+            passes=by_device[0] if by_device and not is_spread else (),
             stages=stages,
+            portions=tuple(map(self._portion, self._places, by_device)) if is_spread else (),
             untraced=untraced,
         )
 
-    def _gradients(self) -> int:
-        return _size(self._learning)
+    def _portion(self, place: torch.device, passes: tuple[Pass, ...]) -> Portion:
+        here = [one for one in self._model.parameters() if one.device == place]
+        return Portion(
+            parameters=_size(here),
+            gradients=self._gradients(place),
+            optimizer=self._optimizer_size(place),
+            buffers=_size(self._model.buffers(), place),
+            casts=sum(self._casts.get(id(one), 0) for one in here),
+            passes=passes,
+        )
 
-    def _optimizer_size(self) -> int:
-        return _size(one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
+    def _gradients(self, place: torch.device | None = None) -> int:
+        return _size(self._learning, place)
 
-    def _state_size(self) -> int:
-        return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
+    def _optimizer_size(self, place: torch.device | None = None) -> int:
+        states = (one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
+        return _size(states, place)
+
+    def _state_size(self, place: torch.device) -> int:
+        tensors = itertools.chain(self._model.parameters(), self._model.buffers())
+        return _size(tensors, place) + self._optimizer_size(place)
 
 
 def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:
@@ -376,9 +422,9 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _size(tensors: Iterable[Tensor]) -> int:
-    """Bytes, each tensor once."""
-    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
+def _size(tensors: Iterable[Tensor], place: torch.device | None = None) -> int:
+    """Bytes of those on a device, or of all; each tensor once."""
+    return sum({id(one): one.nbytes for one in tensors if place in (None, one.device)}.values())
 
 
 def answered(question: Question, progress: Progress) -> Answer:
@@ -393,8 +439,7 @@ def answered(question: Question, progress: Progress) -> Answer:
             _, wrong = configured(class_of(trainer), trainer.parameters or {})
             if wrong:
                 return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
-        sizes, tensor = question.micro_batches, question.tensor_parallel
-        return Answer(footprint=footprint(trainer, sizes, progress, tensor, question.by_stage))
+        return Answer(footprint=footprint(question, progress))
     except ConfigurationError as error:
         return Answer(mistakes=(Mistake(path=TASK, message=one_line(str(error))),))
 

@@ -58,11 +58,10 @@ class MicroBatch:
 
     def __init__(self, job: DistributedTrainingJob, context: RankContext) -> None:
         self._context, self._settings = context, settings_of(job)
-        learnt: int | None = None
+        limit: int | None = None
         if context.group.rank == 0:
-            mine = (one.limit for one in context.rundir.misfits() if one.settings == self._settings)
-            learnt = min(mine, default=None)
-        self.learnt: int | None = context.group.tell({"limit": learnt})["limit"]
+            limit = min(context.rundir.limits(job), default=None)
+        self.learnt: int | None = context.group.tell({"limit": limit})["limit"]
         """Samples of it at the most, because more did not fit; None if nothing is known."""
         given = job.spec.trainer.settings_of_loop.micro_batch_size
         self.most = min((size for size in (given, self.learnt) if size is not None), default=None)

@@ -1,37 +1,70 @@
 """Says what is wrong with a task of the user's own, before anything starts: `python -m tandem_trainer.task_check`.
 
-It imports the user's code, which neither `tandem` nor the coordinator does. The question is the job's `spec.trainer`,
-JSON on standard input; the answer is a list of `{"path": […], "message": …}`, JSON on standard output. What the user's
-code prints goes to standard error.
+It imports the user's code, which neither `tandem` nor the coordinator does. The question is the job, JSON on standard
+input; the answer is a list of `{"path": […], "message": …}`, JSON on standard output. What the user's code prints goes
+to standard error.
 """
 
 import json
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from tandem.job import Trainer
+from tandem.job import DistributedTrainingJob
+from tandem.tasks import PRETRAINED
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.task import class_of, configured, sentence
+from tandem_trainer.task import Task, class_of, configured, sentence
 
 TASK = ("spec", "trainer", "task")
+METRIC = ("spec", "evaluators", "metric")
 
 
-def wrong(trainer: Trainer) -> list[dict[str, Any]]:
+def wrong(job: DistributedTrainingJob) -> list[dict[str, Any]]:
     """The mistakes, in the order of the manifest."""
+    trainer = job.spec.trainer
     assert trainer.own_task is not None
     try:
-        _, mistakes = configured(class_of(trainer), trainer.parameters or {})
+        kind = class_of(trainer)
+        config, mistakes = configured(kind, trainer.parameters or {})
     except ConfigurationError as error:
         return [{"path": TASK, "message": str(error)}]
-    return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]
+    if mistakes:
+        return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]
+    return list(_unreported(job, kind, config))
+
+
+def _unreported(job: DistributedTrainingJob, kind: type[Task[Any]], config: Any) -> Iterator[dict[str, Any]]:
+    """That a pretrained model will not have the metric that decides. Of one that is not here nothing is said: it would
+    have to be downloaded."""
+    evaluators, trainer = job.spec.evaluation, job.spec.trainer
+    is_asked = evaluators.metric == "bitsPerByte" and evaluators.command is None and evaluators.processes > 0
+    if not trainer.is_fine_tuning or not is_asked:
+        return
+    from tandem_trainer.language.fine_tuning import FineTuning
+
+    name = str((trainer.parameters or {})[PRETRAINED])
+    task = kind(config)
+    assert isinstance(task, FineTuning)
+    try:
+        if not Path(name).is_dir() or task.reports_bytes:
+            return
+    except ConfigurationError:
+        # The ranks say what is wrong with the model.
+        return
+    message = (
+        f"{'.'.join(METRIC)}: bitsPerByte is not reported, because the tokenizer of {name} does not say how many bytes "
+        "of text a token stands for; take loss, perplexity or accuracy"
+    )
+    yield {"path": METRIC, "message": message}
 
 
 def main() -> None:
     """Entry point."""
     answer = os.dup(1)
     os.dup2(2, 1)
-    mistakes = wrong(Trainer.read_json(sys.stdin.read()))
+    mistakes = wrong(DistributedTrainingJob.read_json(sys.stdin.read()))
     with os.fdopen(answer, "w") as file:
         json.dump(mistakes, file)
 

@@ -61,7 +61,6 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         gradients: GradientNorm | None = None,
-        micro_batch: int | None = None,
     ) -> None:
         """
         Args:
@@ -72,7 +71,6 @@ class Stepper:
             draws: what its dropout draws from.
             scaler: of the loss; enabled for float16 alone.
             gradients: measures their norm; None where nobody asks.
-            micro_batch: samples of a forward pass at the most; None: as the loop says.
         """
         group = strategy.group
         if loop.precision == "float16" and group.device.type != "cuda":
@@ -80,7 +78,7 @@ class Stepper:
         self._task, self._loop, self._strategy, self._group = task, loop, strategy, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
-        self._gradients, self._micro_batch = gradients, micro_batch or loop.micro_batch_size
+        self._gradients = gradients
         if gradients is not None:
             gradients.follow(optimizer)
         self.busy = Busy(group.device)
@@ -121,7 +119,7 @@ class Stepper:
         """Forward and backward pass of a share, part by part."""
         strategy, device = self._strategy, self._group.device
         size = len(share.ids)
-        cuts = pieces(share.samples, size, strategy.dp_size, self._micro_batch or size)
+        cuts = pieces(share.samples, size, strategy.dp_size, self._loop.micro_batch_size or size)
         total = torch.zeros((), device=device)
         # Ranks that work on the same samples share what they say of them.
         told = strategy.dp_size / self._group.world_size
@@ -182,6 +180,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
+    loop = loop.model_copy(update={"micro_batch_size": micro_batch.most})
     passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
@@ -193,7 +192,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     model = prepare(model, loop, group)
     average = averaged(model, loop.ema_decay)
     strategy = strategy_of(loop, group, job.spec.workers.processes)
-    examples = partial(examples_of, task, dataset, start)
+    examples = partial(examples_of, task, dataset, start, end)
     strategy.shard(model, task, examples)
     task.load_frozen(model)
     if average is not None:
@@ -218,8 +217,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     kept = TrainState(model, optimizer, average, scaling, stages=strategy.stages)
     elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared)
     forward = strategy.wrap(model)
-    gradients, most = elastic.meter.gradients, micro_batch.most
-    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, gradients, most)
+    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
 
     # Steps
@@ -260,12 +258,19 @@ def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
     return whole_and_slice(given)
 
 
-def examples_of(task: Task[Any], dataset: Any, first: int, count: int) -> Any:
-    """A batch of one sample again and again, on the CPU."""
+DIFFERENT_SAMPLES = 16
+"""Samples that are read for a batch to try a model with, and then repeated: reading takes time."""
+
+
+def examples_of(task: Task[Any], dataset: Any, start: int, end: int, count: int) -> Any:
+    """A batch of so many samples, on the CPU: the first ones from `start` to before `end`, again and again."""
+    first = range(start, min(end, start + DIFFERENT_SAMPLES))
+    numbers = [first[place % len(first)] for place in range(count)]
     tensors = tensors_of(task, dataset)
     if tensors is not None:
-        return [tensor[[first] * count] for tensor in tensors]
-    return task.collate([dataset[first]] * count)
+        return [tensor[numbers] for tensor in tensors]
+    read = {number: dataset[number] for number in first[:count]}
+    return task.collate([read[number] for number in numbers])
 
 
 def supply_of(

@@ -1,9 +1,12 @@
 """`tandem plan FILE`: which strategy fits on which devices, before one is booked."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +16,11 @@ from pydantic.alias_generators import to_camel
 from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, several
-from tandem.job import DistributedTrainingJob
+from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
-from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, planned, staged_batches
+from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, devices, planned, staged_batches
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
@@ -79,30 +82,47 @@ def plan(
             "tandem plan takes a job's manifest, or --parameters with the size of a model; give one of them"
         )
     if parameters is not None:
-        footprints, staged, job, loop = {1: state_of(round(parameters))}, None, None, None
+        traced, job, loop = Traced({1: state_of(round(parameters))}), None, None
         budget = Budget(memory, held, None, price_per_hour)
         wanted, per_worker = worlds[-1], 1
     else:
         assert file is not None
-        footprints, staged, job = _traced(file, overrides or (), worlds)
-        loop = job.spec.trainer.settings_of_loop
-        speed = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        job, traced = _traced(file, overrides or (), worlds)
+        loop, group = job.spec.trainer.settings_of_loop, job.spec.workers
+        speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        if loop.strategy == "hogwild":
+            # No device of a data sheet: the worker computes on its processors.
+            memory = memory if device_memory else allowed(group) or _of_this_machine()
+            speed = speed if peak_flops else None
         if price_per_hour is None and job.spec.prices is not None:
             price_per_hour = job.spec.prices.gpu_per_hour
         budget = Budget(memory, held, speed, price_per_hour)
-        per_worker = job.spec.workers.processes
-        wanted = job.spec.workers.replicas * per_worker
-    found, footprint = planned(footprints, loop, worlds, wanted, budget, per_worker, staged), footprints[1]
+        per_worker = group.processes
+        wanted = group.gpus if loop.strategy in ("dp", "model") else group.replicas * per_worker
+    footprint = traced.whole[1]
+    found = planned(traced.whole, loop, worlds, wanted, budget, per_worker, traced.staged, traced.spread)
     if as_json or output.is_data:
         emit(_record(found, footprint, job, budget), Output.JSON if as_json else output)
     else:
         _show(found, footprint, job, budget)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """What is known of a job's task."""
+
+    whole: dict[int, Footprint]
+    """By the number of ranks that split each matrix."""
+    staged: Footprint | None = None
+    """With stages, if it is cut into some."""
+    spread: dict[int, Footprint] = field(default_factory=dict)
+    """By the number of devices of one process, if it uses several."""
+
+
 def _traced(
     file: str, overrides: Sequence[str], worlds: Sequence[int]
-) -> tuple[dict[int, Footprint], Footprint | None, DistributedTrainingJob]:
-    """The footprint of a job's task, by the number of ranks that split each matrix; and with stages, if it is cut.
+) -> tuple[DistributedTrainingJob, Traced]:  # fmt: skip
+    """A job, and what a process of the trainer's says of its task.
 
     Raises:
         UserError: the manifest or the task is wrong, or the job trains no task.
@@ -117,18 +137,32 @@ def _traced(
         )
         refuse([Unmet(("spec", "trainer", "command"), why)], source, overrides)
 
-    def known(sizes: tuple[int, ...], tensor: int = 1, by_stage: bool = False) -> Footprint:
-        question = Question(trainer=trainer, micro_batches=sizes, tensor_parallel=tensor, by_stage=by_stage)
-        answer = _answered(question)
+    def known(sizes: tuple[int, ...], **how: Any) -> Footprint:
+        answer = _answered(Question(trainer=trainer, micro_batches=sizes, **how))
         refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
         assert answer.footprint is not None
         return answer.footprint
 
     loop = trainer.settings_of_loop
     sizes = {tensor: batches(loop, worlds, tensor) for tensor in (1, degree_of(loop))}
-    found = {tensor: known(those, tensor) for tensor, those in sizes.items() if those}
+    whole = {tensor: known(those, tensor_parallel=tensor) for tensor, those in sizes.items() if those}
     chunks = staged_batches(loop, worlds)
-    return found, known(chunks, by_stage=True) if chunks else None, job
+    staged = known(chunks, by_stage=True) if chunks else None
+    alone = batches(loop, (1,))
+    return job, Traced(whole, staged, {number: known(alone, devices=number) for number in devices(loop, worlds)})
+
+
+def allowed(workers: Workers) -> int | None:
+    """Bytes of memory that a worker's container may take; None where the job does not say it."""
+    amount = str({**workers.asked["requests"], **workers.asked["limits"]}.get("memory", ""))
+    with suppress(UserError):
+        return bytes_of(f"{amount}B" if amount[-1:] in "kMGT0123456789" else amount, "memory")
+    return None
+
+
+def _of_this_machine() -> int:
+    """Bytes of memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _answered(question: Question) -> Answer:
@@ -159,7 +193,8 @@ def _show(found: Plan, footprint: Footprint, job: DistributedTrainingJob | None,
             f"{several(found.steps or 0, 'step')}"
         )
     echo(what)
-    echo(f"a device has {shown(budget.device_memory)}, {shown(budget.reserve)} of it not for tensors\n")
+    whose = "the worker" if job is not None and job.spec.trainer.settings_of_loop.strategy == "hogwild" else "a device"
+    echo(f"{whose} has {shown(budget.device_memory)}, {shown(budget.reserve)} of it not for tensors\n")
     for line in table(found):
         echo(line)
     echo("")

@@ -8,6 +8,11 @@ With P, G and O for the bytes of parameters, gradients and optimizer state, and 
               computed, those that are prefetched, and the gradients of one block, before they are reduced and while
               they are sent. Copies in each worker (shardWithin): N is the ranks of a worker
     tensor    as fsdp, with the P, G, O and activations of a rank that holds its part of each split matrix
+    hogwild   P + N (G + O + activations)    all ranks of the worker together, which share the weights alone
+    dp        P + O + the larger of          the first of N devices, which adds up the gradients of all of them:
+                G + activations              the samples of its copy, and the outputs and the loss of all samples
+                2 G                          its own gradients, and the sum
+    model     P + G + O + activations        of the layers on the device that holds most
 
 FSDP is that of ZeRO's third stage (https://arxiv.org/abs/1910.02054) as `torch.distributed.fsdp.fully_shard` does it.
 Activations are those of a traced step (tandem.footprint); they contain the copies of weights that mixed precision
@@ -59,6 +64,12 @@ class Strategy(StrEnum):
     """The same, and the ranks of a worker split each matrix (tensorParallel)."""
     PIPELINE = "pipeline"
     """The ranks of a worker hold consecutive stages of the model (tandem_cli.planning.pipeline)."""
+    HOGWILD = "hogwild"
+    """The ranks of a worker write into the same weights."""
+    DP = "dp"
+    """One process copies the model to all of its devices in each pass, and divides the samples among them."""
+    MODEL = "model"
+    """One process has runs of layers on each of its devices."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +147,10 @@ def memory(
         passes: in a step.
         options: of `fsdp`; None: as they are by default.
     """
-    whole = Memory(
-        parameters=footprint.parameters,
-        gradients=footprint.gradients,
-        optimizer=footprint.optimizer,
-        activations=0,
-        casts=0,
-        gathered=0,
-        buffers=footprint.buffers + footprint.average,
-        data=footprint.data,
-    )
+    whole = _state(footprint)
     if traced is not None:
         is_fresh = strategy is Strategy.SINGLE and passes == 1
-        active = traced.fresh - traced.fresh_gradients if is_fresh else traced.accumulating
-        casts = min(footprint.casts, active)
-        whole = replace(whole, activations=active - casts, casts=casts)
-        if is_fresh:
-            whole = replace(whole, gradients=traced.fresh_gradients)
+        whole = _computing(whole, footprint, traced) if is_fresh else _accumulating(whole, footprint, traced)
     if strategy not in (Strategy.FSDP, Strategy.TENSOR) or shards == 1:
         return whole
     return replace(
@@ -163,6 +161,92 @@ def memory(
         buffers=footprint.buffers + -(-footprint.average // shards),
         gathered=gathered(footprint, options or Fsdp()),
     )
+
+
+def of_worker(ranks: int, footprint: Footprint, traced: Pass | None, passes: int) -> Memory:
+    """The peak of all ranks of a worker together, under `hogwild`; arguments are those of `memory`."""
+    one = memory(Strategy.SINGLE, 1, footprint, traced, passes)
+    # The average has buffers, too, which are each rank's own.
+    own_buffers = footprint.buffers * (2 if footprint.average else 1)
+    return Memory(
+        parameters=one.parameters,
+        gradients=ranks * one.gradients,
+        optimizer=ranks * one.optimizer,
+        activations=ranks * one.activations,
+        casts=ranks * one.casts,
+        gathered=0,
+        buffers=one.buffers + (ranks - 1) * own_buffers,
+        data=ranks * one.data,
+    )
+
+
+def of_copies(footprint: Footprint, passes: int) -> Memory:
+    """The peak of the first device under `dp`.
+
+    Args:
+        footprint: with the pass of that device.
+        passes: in a step.
+    """
+    whole = _state(footprint)
+    before = 0 if passes == 1 else footprint.gradients
+    adding_up = replace(whole, gradients=before + 2 * footprint.gradients)
+    if not footprint.passes:
+        return adding_up
+    computing = _computing(whole, footprint, footprint.passes[0])
+    computing = replace(computing, gradients=before + computing.gradients)
+    return max(computing, adding_up, key=_total)
+
+
+def of_layers(footprint: Footprint, passes: int) -> Memory:
+    """The peak of the device that holds most under `model`; arguments are those of `of_copies`."""
+    found = []
+    for number, one in enumerate(footprint.portions):
+        here = footprint.model_copy(
+            update={
+                "parameters": one.parameters,
+                "gradients": one.gradients,
+                "optimizer": one.optimizer,
+                "buffers": one.buffers,
+                "average": one.parameters + one.buffers if footprint.average else 0,
+                "casts": one.casts,
+                "data": 0 if number else footprint.data,
+            }
+        )
+        found.append(memory(Strategy.SINGLE, 1, here, one.passes[0], passes))
+    return max(found, key=_total)
+
+
+def _total(peak: Memory) -> int:
+    return peak.total
+
+
+def _state(footprint: Footprint) -> Memory:
+    """All that is kept from step to step, and all gradients."""
+    return Memory(
+        parameters=footprint.parameters,
+        gradients=footprint.gradients,
+        optimizer=footprint.optimizer,
+        activations=0,
+        casts=0,
+        gathered=0,
+        buffers=footprint.buffers + footprint.average,
+        data=footprint.data,
+    )
+
+
+def _computing(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
+    """In a pass before which there are no gradients."""
+    return replace(_active(whole, footprint, traced.fresh - traced.fresh_gradients), gradients=traced.fresh_gradients)
+
+
+def _accumulating(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
+    """In a pass during which all gradients exist."""
+    return _active(whole, footprint, traced.accumulating)
+
+
+def _active(whole: Memory, footprint: Footprint, active: int) -> Memory:
+    casts = min(footprint.casts, active)
+    return replace(whole, activations=active - casts, casts=casts)
 
 
 def gathered(footprint: Footprint, options: Fsdp) -> int:

@@ -8,7 +8,17 @@ from tandem.formatting import several
 from tandem.strategies import micro_batches
 from tandem.tasks import Fsdp, Loop, Pipeline, TaskLoop
 from tandem_cli.planning import pipeline
-from tandem_cli.planning.memory import Batch, Memory, Strategy, batch_of, memory, shown
+from tandem_cli.planning.memory import (
+    Batch,
+    Memory,
+    Strategy,
+    batch_of,
+    memory,
+    of_copies,
+    of_layers,
+    of_worker,
+    shown,
+)
 from tandem_cli.planning.speed import Speed, StepTime, cost, step_time, steps_of
 
 RESERVE = "2GiB"
@@ -19,13 +29,17 @@ SHORT = 0.005
 """Seconds: a step starts hundreds of kernels, at some 10 µs each."""
 
 
+_UNITS = {Strategy.HOGWILD: "rank", Strategy.DP: "device", Strategy.MODEL: "device"}
+"""What `--workers` counts, where it is no workers."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One strategy on a number of workers."""
 
     strategy: Strategy
     workers: int
-    """Ranks, each with a device."""
+    """Ranks, each with a device; of one process with several devices the number of these."""
     batch: Batch | None
     """None where no job is planned."""
     memory: Memory
@@ -48,7 +62,7 @@ class Row:
     @property
     def name(self) -> str:
         """As in a sentence, before its verb."""
-        return f"{self.strategy.value} on {several(self.workers, 'worker')}{self.said}"
+        return f"{self.strategy.value} on {several(self.workers, _UNITS.get(self.strategy, 'worker'))}{self.said}"
 
     @property
     def said(self) -> str:
@@ -61,7 +75,7 @@ class Budget:
     """What there is."""
 
     device_memory: int
-    """Bytes of one device."""
+    """Bytes of one device; for a job under `hogwild` those of its worker."""
     reserve: int
     """Bytes of it that tensors do not get."""
     speed: Speed | None
@@ -98,6 +112,11 @@ def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(micro_batches(loop, world // ranks)[1] for world in worlds if world % ranks == 0))
 
 
+def devices(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of devices in one process for which the step has to be traced."""
+    return tuple(world for world in worlds if world > 1) if loop.strategy in ("dp", "model") else ()
+
+
 def degree_of(loop: Loop) -> int:
     """Ranks that split each matrix."""
     return loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
@@ -111,6 +130,7 @@ def planned(
     budget: Budget,
     per_worker: int = 1,
     staged: Footprint | None = None,
+    spread: Mapping[int, Footprint] | None = None,
 ) -> Plan:
     """The plan of a job.
 
@@ -121,18 +141,22 @@ def planned(
         wanted: the number that the job asks for.
         per_worker: ranks in a worker of the job's.
         staged: with the stages of the job's pipeline, if it has one.
+        spread: by the number of devices of one process, if the job uses several.
     """
     footprint = footprints[1]
     steps = None if loop is None else steps_of(loop, footprint.samples)
     rows = [
         _row(strategy, world, tensor, footprints[tensor], loop, steps, budget, per_worker)
         for world in worlds
-        for strategy, tensor in _strategies(world, footprints)
+        for strategy, tensor in _strategies(world, footprints, loop)
     ]
     if loop is not None and staged is not None and staged.stages:
         ranks = (loop.pipeline or Pipeline()).stages
         allowed = (world for world in worlds if world % ranks == 0)
         rows += [_pipeline_row(world, footprint, staged, loop, steps, budget) for world in allowed]
+    if loop is not None:
+        known = {number: one for number, one in (spread or {}).items() if not one.untraced}
+        rows += [_spread_row(number, one, loop, steps, budget) for number, one in known.items()]
         rows.sort(key=lambda row: row.workers)
     if loop is not None and wanted > 1:
         own = Strategy.TENSOR.value if degree_of(loop) > 1 else loop.strategy
@@ -141,6 +165,8 @@ def planned(
     notes = _notes(footprint, loop, worlds, is_known)
     if loop is not None and loop.strategy == "pipeline":
         notes += _pipeline_notes(loop, staged)
+    if loop is not None:
+        notes += _spread_notes(loop, spread or {})
     if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
@@ -150,10 +176,16 @@ def planned(
     return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
-def _strategies(world: int, footprints: Mapping[int, Footprint]) -> Iterator[tuple[Strategy, int]]:
+def _strategies(
+    world: int, footprints: Mapping[int, Footprint], loop: Loop | None
+) -> Iterator[tuple[Strategy, int]]:  # fmt: skip
     """Each strategy that a world size allows, with its degree of tensor parallelism; the simplest first."""
     if world == 1:
         yield Strategy.SINGLE, 1
+        return
+    if loop is not None and loop.strategy == "hogwild":
+        # Of the others each rank would have a device of its own.
+        yield Strategy.HOGWILD, 1
         return
     yield Strategy.DDP, 1
     yield Strategy.FSDP, 1
@@ -178,7 +210,10 @@ def _row(
     passes = 1 if batch is None else batch.passes
     options = Fsdp() if loop is None or loop.fsdp is None else loop.fsdp
     shards = min(copies, max(1, per_worker // tensor)) if options.shard_within == "Worker" else copies
-    peak = memory(strategy, shards, footprint, traced, passes, options)
+    if strategy is Strategy.HOGWILD:
+        peak = of_worker(world, footprint, traced, passes)
+    else:
+        peak = memory(strategy, shards, footprint, traced, passes, options)
     time = None
     if traced is not None and budget.speed is not None:
         time = step_time(strategy, copies, footprint, traced, passes, budget.speed, tensor)
@@ -187,6 +222,23 @@ def _row(
         price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
     return Row(strategy, world, batch, peak, spare, time, price, tensor)
+
+
+def _spread_row(number: int, footprint: Footprint, loop: Loop, steps: int | None, budget: Budget) -> Row:
+    """Of one process with several devices, which takes the global batch alone."""
+    batch = batch_of(loop, 1)
+    if loop.strategy == "dp":
+        strategy, peak, traced = Strategy.DP, of_copies(footprint, batch.passes), footprint.passes[0]
+    else:
+        strategy, peak = Strategy.MODEL, of_layers(footprint, batch.passes)
+        traced = footprint.portions[0].passes[0]
+    time = price = None
+    if budget.speed is not None:
+        time = step_time(strategy, 1, footprint, traced, batch.passes, budget.speed)
+        if budget.price_per_hour is not None and steps is not None:
+            price = cost(steps, time.step, number, budget.price_per_hour)
+    spare = budget.device_memory - budget.reserve - peak.total
+    return Row(strategy, number, batch, peak, spare, time, price)
 
 
 def _pipeline_row(
@@ -216,6 +268,12 @@ def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
     return []
 
 
+def _spread_notes(loop: Loop, spread: Mapping[int, Footprint]) -> Iterator[str]:
+    for number, one in spread.items():
+        if one.untraced:
+            yield f"{loop.strategy} on {several(number, 'device')} is not planned, because {one.untraced}."
+
+
 def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
     """Which row to take, in a sentence or two.
 
@@ -239,14 +297,21 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
         return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
     least = min(rows, key=lambda row: row.memory.total)
     name = least.name.removesuffix(",")
-    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least)}"
+    more = "Take more workers with fsdp, or devices with more memory."
+    if any(row.strategy is Strategy.HOGWILD for row in rows):
+        more = "Take fewer ranks, or a machine with more memory."
+    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least, more)}"
 
 
-def _advice(row: Row) -> str:
-    """What makes a row smaller."""
+def _advice(row: Row, more: str) -> str:
+    """What makes a row smaller.
+
+    Args:
+        more: the advice where activations are not most of it.
+    """
     peak = row.memory
     if peak.activations <= peak.total / 2 or row.batch is None:
-        return "Take more workers with fsdp, or devices with more memory."
+        return more
     if row.batch.micro_batch > 1:
         return (
             f"Activations are most of it: set loop.microBatchSize below {row.batch.micro_batch}, or "
@@ -268,6 +333,8 @@ def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_kn
             f"Activations are not counted and times are not known, because {footprint.untraced}. What is counted "
             "follows from the sizes of the parameters."
         )
+    if loop.strategy == "hogwild":
+        notes.append("Sizes are those of all ranks of the worker together: the weights once, the rest for each rank.")
     if any(world > loop.global_batch_size for world in worlds):
         notes.append(
             f"globalBatchSize {loop.global_batch_size} is less than {max(worlds)} workers: some have nothing to do."

@@ -5,8 +5,10 @@
                      fsdp: (N - 1) / N × (2 × parameters + gradients), in each pass: gathered for the forward and for
                      the backward pass, reduced after it
                      fsdp+tensor, besides: 2 (T - 1) / T × the activations and gradients that T ranks add up
+                     dp: parameters + gradients, in each pass
+                     model: the activations and gradients that go from device to device
     step             compute + the communication that does not hide behind it: ddp's hides behind the backward pass of
-                     the last micro-batch, fsdp's behind all of its pass; what T ranks add up hides behind nothing
+                     the last micro-batch, fsdp's behind all of its pass; the others' hides behind nothing
 
 What is not in it: reading data, checkpoints, latency of small messages, and kernels that wait for memory instead of
 computing. Small models wait: their utilization is far below the default.
@@ -84,7 +86,8 @@ def step_time(
 
     Args:
         world_size: data-parallel ranks.
-        traced: the pass of the rank that has most samples.
+        traced: the pass of the rank that has most samples; under `dp` that of the first device, under `model` that of
+            all of them.
         passes: of a step.
         tensor: ranks that split each matrix.
     """
@@ -95,6 +98,10 @@ def step_time(
         moved, hides = 2 * share * footprint.gradients, BACKWARD * compute / passes
     elif strategy in (Strategy.FSDP, Strategy.TENSOR):
         moved, hides = share * (2 * footprint.parameters + footprint.gradients) * passes, compute
+    elif strategy is Strategy.DP:
+        moved = (footprint.parameters + footprint.gradients) * passes
+    elif strategy is Strategy.MODEL:
+        moved = traced.moved * passes
     added_up = 2 * (tensor - 1) / tensor * traced.added_up * passes / speed.bandwidth
     communication = moved / speed.bandwidth
     step = compute + added_up + max(0.0, communication - hides)

@@ -210,6 +210,10 @@ def _troubles(
         rewinds = rundir.rewind_records()
     except (OSError, ValueError):
         rewinds = []
+    try:
+        limits = rundir.limits(rundir.read_job())
+    except (OSError, ValueError):
+        limits = []
     return Troubles(
         saves_failed=max(len(failed), *(one.saves_failed for one in heard)),
         saves_failed_in_a_row=heard[-1].saves_failed_in_a_row,
@@ -220,6 +224,8 @@ def _troubles(
         lines_lost=max(one.lines_lost for one in heard),
         rewinds=len(rewinds),
         batches_left_out=batches_left_out(rewinds),
+        micro_batches_halved=len(limits),
+        micro_batch=min(limits, default=None),
         worse_than_base=heard[-1].worse_than_base,
         base_message=heard[-1].base_message,
     )

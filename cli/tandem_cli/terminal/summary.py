@@ -149,7 +149,7 @@ def _restarts(run_dir: RunDir) -> int:
 
 
 def troubles_of(run_dir: RunDir) -> Troubles | None:
-    """The last word of the coordinator, and the rewinds of the whole run."""
+    """The last word of the coordinator, and the rewinds and halvings of the whole run."""
     path = run_dir.coordinator_log
     found = Troubles()
     with suppress(OSError, ValueError):
@@ -158,6 +158,9 @@ def troubles_of(run_dir: RunDir) -> Troubles | None:
                 found = Troubles(**record.model_dump(include=set(Troubles.model_fields)))
         rewinds = run_dir.rewind_records()
         found = found.model_copy(update={"rewinds": len(rewinds), "batches_left_out": batches_left_out(rewinds)})
+        limits = run_dir.limits(run_dir.read_job())
+        now = {"micro_batches_halved": len(limits), "micro_batch": min(limits, default=None)}
+        found = found.model_copy(update=now)
     return found
 
 

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
@@ -33,7 +34,7 @@ def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     try:
         checked = subprocess.run(
             [sys.executable, "-m", "tandem_trainer.task_check"],
-            input=job.spec.trainer.model_dump_json(exclude_none=True).encode(),
+            input=job.model_dump_json(exclude_none=True).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=site.folder,
@@ -46,3 +47,11 @@ def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         return
     for mistake in mistakes:
         yield Unmet(tuple(mistake["path"]), mistake["message"])
+
+
+def harness(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """Whether evaluators find what runs the tasks of `evaluators.harness`."""
+    evaluators = job.spec.evaluation
+    is_run = evaluators.harness is not None and evaluators.processes > 0
+    if is_run and site.is_here and not site.installs and find_spec("lm_eval") is None:
+        yield Unmet(("spec", "evaluators", "harness"), "lm_eval is not installed here (pip install 'tandem[lm-eval]')")

@@ -185,7 +185,8 @@ class Lineage:
 
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
-        self._newest = -1
+        self.newest = -1
+        """The number of the newest generation of which there is a record."""
         self._links: Chain = {}
         self._files = 0
         self.rewinds: list[Rewind] = []
@@ -198,8 +199,8 @@ class Lineage:
             OSError, ValueError: a record of a generation cannot be read, or is damaged.
         """
         newest = self._rundir.newest_generation()
-        if newest != self._newest:
-            self._links, self._newest = chain(self._rundir.generation_records()), newest
+        if newest != self.newest:
+            self._links, self.newest = chain(self._rundir.generation_records()), newest
         paths = self._rundir.rewind_files()
         if len(paths) != self._files:
             self.rewinds, self._files = [], len(paths)

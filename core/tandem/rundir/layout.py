@@ -39,7 +39,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
-from tandem.rundir.micro_batch import MOST_BYTES, Misfit
+from tandem.rundir.micro_batch import MOST_BYTES, Misfit, settings_of
 from tandem.status import CheckpointRef
 from tandem.tracking import FOLDER
 
@@ -247,6 +247,11 @@ class RunDir:
                 with suppress(OSError, ValueError):
                     found.append(Misfit.read(read_json(path, MOST_BYTES)))
         return found
+
+    def limits(self, job: DistributedTrainingJob) -> list[int]:
+        """Samples that a micro-batch of a job may have, each time that one did not fit; the smallest counts."""
+        settings = settings_of(job)
+        return [one.limit for one in self.misfits() if one.settings == settings]
 
     # Checkpoints
 

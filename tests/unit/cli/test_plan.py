@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem.footprint import Footprint, Pass
+from tandem.footprint import Footprint, Pass, Portion
+from tandem.job import Workers
 from tandem.tasks import Fsdp, Loop, Optimizer, TaskLoop
+from tandem_cli.commands.plan import allowed
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
     Batch,
@@ -17,11 +20,14 @@ from tandem_cli.planning.memory import (
     bytes_of,
     gathered,
     memory,
+    of_copies,
+    of_layers,
+    of_worker,
     shown,
     state_of,
     world_sizes,
 )
-from tandem_cli.planning.plan import Budget, Plan, batches, degree_of, planned
+from tandem_cli.planning.plan import Budget, Plan, batches, degree_of, devices, planned
 from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
 from tests.support import ROOT
 from tests.support.documents import blocks
@@ -107,6 +113,78 @@ def test_what_fsdp_gathers_follows_from_blocks_and_options(options: Fsdp, blocks
 
 def test_the_size_of_a_model_alone_tells_nothing_of_what_is_gathered() -> None:
     assert gathered(state_of(25), Fsdp()) == 0
+
+
+def test_ranks_without_locks_share_the_weights_and_nothing_else() -> None:
+    one = memory(Strategy.SINGLE, 1, MODEL, PASS)
+    assert of_worker(1, MODEL, PASS, 1) == one
+    three = of_worker(3, MODEL, PASS, 1)
+    assert (three.parameters, three.gradients, three.optimizer) == (100, 3 * 20, 3 * 160)
+    assert (three.activations, three.casts, three.data) == (3 * 30, 3 * 10, 3 * 3)
+    # Buffers of 7 bytes of the model and of its average for each rank; the 93 bytes of weights in that once.
+    assert three.buffers == 93 + 3 * 14
+    assert of_worker(3, MODEL, PASS, 2).gradients == 3 * 80
+
+
+def test_the_first_of_several_copies_adds_gradients_up_once_all_are_there() -> None:
+    computing = of_copies(MODEL.model_copy(update={"passes": (PASS.model_copy(update={"fresh": 500}),)}), 1)
+    assert (computing.gradients, computing.activations + computing.casts) == (20, 480)
+    adding_up = of_copies(MODEL, 1)
+    assert (adding_up.gradients, adding_up.activations) == (2 * 80, 0)
+    assert of_copies(MODEL, 2).gradients == 3 * 80, "those of earlier micro-batches are there, too"
+    assert of_copies(MODEL.model_copy(update={"passes": ()}), 1).gradients == 2 * 80
+    time = step_time(Strategy.DP, 1, MODEL, PASS, 2, SPEED)
+    assert time.step == pytest.approx(time.compute + 2 * (100 + 80) / 100)
+
+
+FIRST = Portion(parameters=60, gradients=60, optimizer=120, buffers=7, casts=0, passes=(PASS,))
+LAST = FIRST.model_copy(update={"parameters": 40, "gradients": 20, "optimizer": 40, "buffers": 0})
+SPREAD = MODEL.model_copy(update={"passes": (), "portions": (FIRST, LAST)})
+
+
+def test_of_layers_on_several_devices_the_one_that_holds_most_counts() -> None:
+    first = of_layers(SPREAD, 1)
+    assert (first.parameters, first.gradients, first.optimizer, first.data) == (60, 20, 120, 3)
+    assert first.buffers == 7 + 60 + 7, "with the average of what is there"
+    large = LAST.model_copy(update={"passes": (PASS.model_copy(update={"fresh": 500, "accumulating": 500}),)})
+    last = of_layers(SPREAD.model_copy(update={"portions": (FIRST, large)}), 2)
+    assert (last.parameters, last.gradients, last.activations, last.data) == (40, 20, 500, 0)
+    time = step_time(Strategy.MODEL, 1, MODEL, PASS.model_copy(update={"moved": 50}), 2, SPEED)
+    assert time.step == pytest.approx(time.compute + 2 * 50 / 100)
+
+
+def test_a_job_without_locks_is_planned_for_the_ranks_of_its_worker() -> None:
+    plan = made(10_000, strategy="hogwild")
+    assert [(row.name, row.batch) for row in plan.rows] == [
+        ("single on 1 worker", Batch(16, 1)),
+        ("hogwild on 2 ranks, as the job says,", Batch(8, 1)),
+        ("hogwild on 4 ranks", Batch(4, 1)),
+    ]
+    assert plan.notes[0].startswith("Sizes are those of all ranks of the worker together")
+    assert made(200, 4, strategy="hogwild").recommendation.endswith("Take fewer ranks, or a machine with more memory.")
+
+
+@pytest.mark.parametrize(
+    ("resources", "size"),
+    [
+        ({"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}}, 2 * GIB),
+        ({"requests": {"memory": "512M"}}, 512 * 10**6),
+        ({"limits": {"memory": 4096}}, 4096),
+        ({"limits": {"cpu": 2}}, None),
+    ],
+)
+def test_the_memory_of_a_worker_is_what_its_container_may_take(resources: dict[str, Any], size: int | None) -> None:
+    assert allowed(Workers.parse({"resources": resources})) == size
+
+
+def test_a_process_with_several_devices_takes_the_whole_batch_and_says_where_it_cannot() -> None:
+    loop = TaskLoop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "model"})
+    assert devices(loop, (1, 2, 4)) == (2, 4)
+    untraced = SPREAD.model_copy(update={"portions": (), "untraced": "it has two blocks"})
+    plan = planned({1: MODEL}, loop, (1, 2, 4), 2, Budget(10_000, 10, SPEED, 3.0), spread={2: SPREAD, 4: untraced})
+    (row,) = (row for row in plan.rows if row.strategy is Strategy.MODEL)
+    assert (row.name, row.batch) == ("model on 2 devices, as the job says,", Batch(16, 1))
+    assert plan.notes == ("model on 4 devices is not planned, because it has two blocks.",)
 
 
 def test_without_a_trace_all_state_counts_and_activations_do_not() -> None:

@@ -79,6 +79,19 @@ def test_a_tracked_job_needs_mlflow(
     assert [one.field for one in found(of)] == [("spec", "tracking", "mlflow")] * lacks
 
 
+@pytest.mark.parametrize(("installed", "replicas", "lacks"), [(False, 1, True), (True, 1, False), (False, 0, False)])
+def test_tasks_of_the_harness_need_their_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, replicas: int, lacks: bool
+) -> None:
+    module = sys.modules["tandem_coordinator.prerequisites.task"]
+    monkeypatch.setattr(module, "find_spec", lambda name: name if installed else None)
+    # What the trainer's process says of the model is not asked for here.
+    monkeypatch.setattr(module.subprocess, "run", lambda *given, **named: SimpleNamespace(returncode=1))
+    trainer = {"task": "causal-lm", "parameters": {"pretrained": "model"}}
+    of = job(trainer=trainer, evaluators={"replicas": replicas, "harness": {"tasks": ["arc_easy"]}})
+    assert [one.field for one in found(of)] == [("spec", "evaluators", "harness")] * lacks
+
+
 def the_problem(case: BadSurroundings, folder: Path) -> Problem:
     text = yaml.safe_dump(case.job(folder), sort_keys=False)
     source = parse(text.encode(), "job.yaml")

@@ -80,6 +80,8 @@ ALL_KNOWN: dict[str, Any] = {
             commit_seconds=0.2,
             flops_per_sample=1e9,
             peak_flops=1e12,
+            tokens_per_sample=64.5,
+            learned_per_sample=60.0,
             learning_rate=0.1,
             gradient_norm=2.0,
             values={"perplexity": 12.3},
@@ -246,6 +248,14 @@ def test_what_is_known_of_each_replica_rank_and_evaluator_is_told_of_it() -> Non
 def test_a_counter_begins_at_zero_or_its_first_increase_would_be_none() -> None:
     told = {name for name, *_ in scraped()}
     assert {metric.name for metric in metrics.ALL if metric.kind == "counter"} <= told
+
+
+def test_tokens_a_second_are_told_of_tasks_that_count_them() -> None:
+    training = Training(tokens_per_sample=64.5, learned_per_sample=60.0)
+    found = scraped(Status(phase="Running", throughput=800.0), observed=Observed(training=training))
+    assert found["tandem_throughput_tokens_per_second",] == 51_600.0
+    assert found["tandem_throughput_learned_tokens_per_second",] == 48_000.0
+    assert not {name for name, *_ in scraped(Status(phase="Running", throughput=800.0)) if "tokens" in name}
 
 
 def test_mfu_is_told_where_cost_and_peak_are_known() -> None:

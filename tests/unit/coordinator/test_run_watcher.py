@@ -15,6 +15,7 @@ from tandem.rundir.catalog import OLD_SECONDS
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import Rewind
+from tandem.rundir.micro_batch import Misfit, settings_of
 from tandem.status import CheckpointRef
 from tandem_coordinator.run_watcher import SECONDS, RunDirectory
 from tests.support.lines import Lines
@@ -104,6 +105,18 @@ def test_a_checkpoint_that_several_evaluators_could_not_read_failed_once(
         lines.append({"kind": "bad", "time": time.time(), "checkpoint": "step-000000050", "why": "broken"})
         lines.close()
     assert directory.look(time.time()).evaluations.failed == 1
+
+
+def test_micro_batches_that_did_not_fit_are_those_of_the_job_as_it_is(run: SmallRun) -> None:
+    job = run.rundir.read_job()
+    settings, other = settings_of(job), "b" * 32
+    directory = RunDirectory(run.rundir, job.spec.evaluation, job=job)
+    assert directory.look(time.time()).limits == ()
+    for generation, (samples, whose) in enumerate([(64, other), (8, settings), (4, settings)], start=1):
+        misfit = Misfit(generation=generation, rank=0, samples=samples, settings=whose)
+        assert run.rundir.record_misfit(misfit)
+    run.begin(2)
+    assert directory.look(time.time()).limits == (4, 2)
 
 
 def test_rewinds_are_counted(run: SmallRun, directory: RunDirectory) -> None:

@@ -121,6 +121,22 @@ def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_aga
     assert again.watch.troubles == Troubles(rewinds=3, batches_left_out=180)
 
 
+def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it() -> None:
+    world = World()
+    world.look(limits=(4,))
+    assert world.look(limits=(4, 2)) == Troubles(micro_batches_halved=2, micro_batch=2)
+    world.look(limits=(4, 2, 1))
+    assert world.said == [
+        ("warning", "out of memory: the micro-batch was halved once, to 4 samples at the most"),
+        ("warning", "out of memory: the micro-batch was halved 2 times, to 2 samples at the most"),
+        ("warning", "out of memory: the micro-batch was halved 3 times, to 1 sample at the most"),
+    ]
+    again = World()
+    again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)), 1.0)
+    again.look(limits=(4, 2))
+    assert again.said == []
+
+
 def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not() -> None:
     world = World()
     world.look(evaluations=Evaluations(failed=1, failure="step-000000250: it cannot be read", skipped=3))

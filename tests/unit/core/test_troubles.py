@@ -46,6 +46,7 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         evaluations_failed=1,
         lines_lost=1,
         rewinds=1,
+        micro_batches_halved=1,
         worse_than_base=3,
         evaluations_skipped=1,
     )

@@ -70,6 +70,15 @@ def test_each_rewind_is_an_event_and_skipped_evaluations_are_no_warning() -> Non
     assert told.message == "the loss became useless: training went back 2 times and left out 120 batches"
 
 
+def test_each_time_a_micro_batch_is_halved_is_an_event() -> None:
+    world = World()
+    world.look()
+    for times, limit in ((1, 4), (2, 2)):
+        now = Troubles(micro_batches_halved=times, micro_batch=limit).dump()
+        assert [(one.reason, one.warning) for one in world.look(troubles=now)] == [("MicroBatchHalved", True)]
+        assert world.look(troubles=now) == []
+
+
 def test_what_is_known_of_trouble_stays_while_the_coordinator_does_not_answer() -> None:
     world = World()
     world.look(troubles=failing(3))

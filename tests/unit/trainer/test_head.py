@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tandem.footprint import Question
 from tandem.job import Trainer
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
@@ -90,7 +91,7 @@ def test_logits_of_a_chunk_alone_are_in_memory_as_tandem_plan_sees_it(tmp_path: 
     for chunk in (0, 64):
         parameters = {"pretrained": str(model), "length": 64, "lossChunk": chunk}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters})
-        (traced,) = footprint(trainer, [16], lambda words: None).passes
+        (traced,) = footprint(Question(trainer=trainer, micro_batches=(16,)), lambda words: None).passes
         peaks[chunk] = traced.accumulating
     logits = 16 * 64 * 20_000 * 4
     assert peaks[0] > 2 * logits

@@ -16,6 +16,8 @@ from tandem_trainer.language.fine_tuning import NO_TARGET, Config, FineTuning
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.task import class_of, configured
+from tandem_trainer.task_check import wrong
+from tests.support import manifests
 from tests.support.language import config, pretrained, tokenizer
 
 
@@ -128,6 +130,26 @@ def test_bytes_of_tokens_that_are_written_as_sentencepiece_does() -> None:
     assert found.tolist() == [0, 1, 6, 1, 1, 1, 1, 0, 0]
     made.decoder = decoders.WordPiece()
     assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=made), 9) is None
+
+
+def test_bits_per_byte_that_a_tokenizer_does_not_give_are_refused_before_a_start(model: Path, tmp_path: Path) -> None:
+    from tokenizers import decoders
+
+    def mistakes(folder: Path, **evaluators: Any) -> list[Any]:
+        trainer = {"task": "causal-lm", "parameters": {"pretrained": str(folder), "length": 64}}
+        return wrong(manifests.job("test", trainer=trainer, evaluators=evaluators))
+
+    # Of Qwen2, transformers makes a byte-level tokenizer whatever the file says.
+    other = pretrained(tmp_path / "other", "llama")
+    words = tokenizer()
+    words.backend_tokenizer.decoder = decoders.WordPiece()
+    words.save_pretrained(other)
+    assert mistakes(model, metric="bitsPerByte") == []
+    (mistake,) = mistakes(other, metric="bitsPerByte")
+    assert mistake["path"] == ("spec", "evaluators", "metric")
+    assert "does not say how many bytes of text a token stands for; take loss" in mistake["message"]
+    assert mistakes(other, metric="perplexity") == mistakes(other, metric="bitsPerByte", replicas=0) == []
+    assert mistakes(tmp_path / "gone", metric="bitsPerByte") == [], "a name on a hub is not looked up"
 
 
 def test_tokens_of_a_row_are_counted_without_padding_and_those_that_are_learned(model: Path, tmp_path: Path) -> None:

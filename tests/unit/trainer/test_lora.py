@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tandem.footprint import Question
 from tandem.job import Trainer
 from tandem.tasks import Optimizer
 from tandem_trainer.checkpoint.state import DoesNotFit, load_weights, weights
@@ -182,7 +183,7 @@ def test_tandem_plan_counts_frozen_weights_without_gradients_and_moments(base: P
     for lora in (None, LORA):
         parameters = {"pretrained": str(base), "length": 64} | ({} if lora is None else {"lora": lora})
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters})
-        sizes.append(footprint(trainer, [2], lambda words: None))
+        sizes.append(footprint(Question(trainer=trainer, micro_batches=(2,)), lambda words: None))
     full, frozen = sizes
     adapters = 4 * sum(one.numel() for one in task(base).model().parameters() if one.requires_grad)
     assert full.gradients == full.parameters

@@ -21,7 +21,7 @@ from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
 from tandem_trainer.task import Split, Task, configured, found, sentence, task_of
-from tandem_trainer.train import order_of, samples_of, supply_of
+from tandem_trainer.train import examples_of, order_of, samples_of, supply_of
 
 
 @dataclass
@@ -238,6 +238,24 @@ def test_what_is_put_into_batches_in_its_own_way_is_not_cut_from_tensors() -> No
     batch, ids = supply.read(0).part(3, 5)
     assert batch["all"].shape == (2, 2)
     assert torch.equal(batch["all"][:, 0], 2.0 * ids)
+
+
+def test_a_batch_to_try_a_model_with_has_the_first_samples_of_the_slice_however_they_are_stored() -> None:
+    class Counting(Rows):
+        asked = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.asked += 1
+            return super().__getitem__(index)
+
+    task = Regression(Plain(1))
+    tensors = task.data("train")
+    rows = Counting(tensors)
+    for data in (tensors, rows):
+        assert examples_of(task, data, 20, 23, 5)[1].tolist() == [20, 21, 22, 20, 21]
+        assert examples_of(task, data, 3, 23, 2)[1].tolist() == [3, 4]
+        assert examples_of(task, data, 0, 23, 40)[1].tolist() == [*range(16), *range(16), *range(8)]
+    assert rows.asked == 3 + 2 + 16, "each once, and no more than are different"
 
 
 def test_a_mean_of_losses_is_refused_because_its_gradient_would_be_too_small() -> None:

@@ -288,6 +288,11 @@ class FineTuning(Task[Config]):
         """[vocabulary]: bytes of each token; None: the tokenizer does not say them."""
         return token_bytes(self.tokenizer, self.shape.vocab_size)
 
+    @property
+    def reports_bytes(self) -> bool:
+        """Whether there are bits for each byte among the metrics."""
+        return self._token_bytes is not None
+
     def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
         """What the model writes for a prompt."""
         return complete(model, self.tokenizer, self._ends, prompt, number, options)

@@ -10,6 +10,7 @@ The tensors of a checkpoint, of the optimizer and of an average follow their par
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ class LayerSplit(Strategy):
         super().shard(model, task, examples)
         if len(self.devices) > 1:
             split(model, self.devices)
-            model.register_forward_hook(lambda module, given, found: moved(found, self.devices[0]))
+            bring_back(model, self.devices[0])
 
 
 def split(model: nn.Module, devices: Sequence[torch.device]) -> None:
@@ -60,7 +61,8 @@ def split(model: nn.Module, devices: Sequence[torch.device]) -> None:
     """
     parts = placement(model, devices)
     for part in parts:
-        _put(part)
+        _move(part)
+    connect(parts)
     counts = {device: sum(part.device == device and part.is_block for part in parts) for device in devices}
     log.info("strategy=model blocks=%s", ",".join(f"{device}:{count}" for device, count in counts.items()))
 
@@ -121,6 +123,18 @@ def spread(before: int, sizes: Sequence[int], after: int, devices: int) -> list[
     return found
 
 
+def connect(parts: Iterable[Part]) -> None:
+    """Have the inputs of each part moved to where it is."""
+    for part in parts:
+        if not part.is_around:
+            part.module.register_forward_pre_hook(partial(_moved_inputs, part.device), with_kwargs=True)
+
+
+def bring_back(model: nn.Module, device: torch.device) -> None:
+    """Have what a model returns moved to a device."""
+    model.register_forward_hook(lambda module, given, found: moved(found, device))
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """A value with all tensors in its lists, tuples and dicts on a device."""
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
@@ -129,16 +143,15 @@ def moved(value: Any, device: torch.device) -> Any:
 _APART = "strategy: model would put parts that share a parameter on different devices, with {}; take ddp or fsdp"
 
 
-def _put(part: Part) -> None:
-    device = part.device
+def _move(part: Part) -> None:
     if part.is_block:
-        part.module.to(device)
+        part.module.to(part.device)
     else:
-        part.module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
-    if not part.is_around:
-        part.module.register_forward_pre_hook(
-            lambda module, given, named: (moved(given, device), moved(named, device)), with_kwargs=True
-        )
+        part.module._apply(lambda tensor: tensor.to(part.device), recurse=False)  # type: ignore[no-untyped-call]
+
+
+def _moved_inputs(device: torch.device, module: nn.Module, given: Any, named: Any) -> tuple[Any, Any]:
+    return moved(given, device), moved(named, device)
 
 
 def _own(module: nn.Module) -> Iterator[Tensor]:

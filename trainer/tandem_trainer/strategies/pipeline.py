@@ -39,6 +39,7 @@ from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.supply import Share
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
+from tandem_trainer.micro_batch import PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.passes import Passes, RecordedStage
@@ -176,7 +177,11 @@ class _Runner:
         self._parameters = [one for stage in self.stages for one in stage.submod.parameters() if one.requires_grad]
 
     def run(self, step: int, share: Share) -> Tensor:
-        """As strategy.Runner."""
+        """As strategy.Runner.
+
+        Raises:
+            PassDidNotFit: a micro-batch ran out of memory.
+        """
         strategy = self.strategy
         self.step, self.scale = step, 1.0 / len(share.ids)
         count, size = strategy._chunks, strategy._chunk
@@ -187,14 +192,14 @@ class _Runner:
         self.keys = [padded(keys, len(keys), size) for _, keys in parts]
         self.batches = [padded(batch, len(keys), size) for batch, keys in parts]
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
-        if is_first:
-            self.inputs = []
-            for number, batch in enumerate(self.batches):
-                self.seed(number)
-                self.inputs.append(inputs_of(self.task, batch))
         numbers = torch.arange(count)
         losses: list[Tensor] = []
         try:
+            if is_first:
+                self.inputs = []
+                for number, batch in enumerate(self.batches):
+                    self.seed(number)
+                    self.inputs.append(inputs_of(self.task, batch))
             with nullcontext() if self._passes is None else self._passes.step():
                 self._schedule.step(
                     *([numbers] if is_first else []),
@@ -205,7 +210,12 @@ class _Runner:
                 )
         except RuntimeError as error:
             # torch wraps what a stage raises.
-            raise error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error from error
+            cause = error.__cause__ or error
+            if isinstance(cause, ConfigurationError):
+                raise cause from error
+            if isinstance(cause, RuntimeError) and is_out_of_memory(cause):
+                raise PassDidNotFit(size) from cause
+            raise
         if strategy.dp_size > 1:
             self._add_up()
         total = torch.zeros((), device=strategy.group.device)
