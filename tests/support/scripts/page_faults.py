@@ -1,7 +1,7 @@
 """Allocates and frees the same blocks step after step, and prints how many new pages the system had to give.
 
-Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `fsdp`: that
-and then the strategy, `nobody`), and the sizes of the blocks in MiB.
+Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `large` and
+`small`: that and then fsdp with a model of this size, `nobody`), and the sizes of the blocks in MiB.
 """
 
 import ctypes
@@ -41,11 +41,11 @@ if sys.argv[1] == "trainer":
     trainer._run = train
     trainer.main()
 else:
-    if sys.argv[1] in ("setting", "fsdp"):
+    if sys.argv[1] in ("setting", "large", "small"):
         from tandem_trainer.malloc import keep_freed_memory
 
         assert keep_freed_memory()
-    if sys.argv[1] == "fsdp":
+    if sys.argv[1] in ("large", "small"):
         import torch
         import torch.distributed as dist
 
@@ -54,5 +54,8 @@ else:
         from tandem_trainer.strategies.fsdp import Fsdp
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        Fsdp(TaskLoop(strategy="fsdp"), Group(0, 1, 0, torch.device("cpu")), 1, 1)
+        features = 4096 if sys.argv[1] == "large" else 16
+        strategy = Fsdp(TaskLoop(strategy="fsdp"), Group(0, 1, 0, torch.device("cpu")), 1, 1)
+        # With one rank and whole matrices, neither the task nor its examples are looked at.
+        strategy.shard(torch.nn.Linear(features, features, bias=False), None, None)  # type: ignore[arg-type]
     train()

@@ -103,5 +103,7 @@ def test_every_metric_is_in_a_dashboard_or_an_alert() -> None:
     unseen = {
         *("tandem_epoch", "tandem_rank_step", "tandem_straggler_ratio", "tandem_best_step"),
         *("tandem_evaluators_desired", "tandem_steps_total"),
+        # Of tasks that count tokens.
+        *("tandem_throughput_tokens_per_second", "tandem_throughput_learned_tokens_per_second"),
     }
     assert NAMES - shown == unseen, "show it, or name it here"

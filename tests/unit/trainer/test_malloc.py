@@ -34,5 +34,6 @@ def test_a_trainer_keeps_them_without_being_asked() -> None:
     assert new_pages("trainer", [*SMALL, *LARGE]) < FEW
 
 
-def test_under_fsdp_large_blocks_return_to_the_system() -> None:
-    assert new_pages("fsdp", [2] * 30) > 0.9 * STEPS * 60 * PAGES
+def test_under_fsdp_large_blocks_of_a_large_model_return_to_the_system() -> None:
+    assert new_pages("large", [2] * 30) > 0.9 * STEPS * 60 * PAGES
+    assert new_pages("small", [2] * 30) < FEW
