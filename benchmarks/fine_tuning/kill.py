@@ -1,22 +1,23 @@
-"""A rank is killed on two ranks, and the run goes on with one: what is lost of the data, and how long it takes.
+"""One of two ranks is killed, and the run goes on with one: what is lost of the data, and how long it takes.
 
-All sides save every SAVE_EVERY steps. Once step KILL_AFTER is complete, one rank is ended with SIGKILL, and in the same
-moment all that is left of the run, so no side waits for its launcher to find out. Then it is started again at once with
-one rank.
+All sides save every SAVE_EVERY steps. Once step KILL_AFTER is complete, a rank is ended with SIGKILL. What follows is
+what each side is made for:
+
+- Tandem: with its rank its agent dies, as with a lost node. The worker that is left goes on by itself.
+- TRL: all that is left of the run is ended in the same moment, and it is started again at once with one rank. So it
+  need not wait for its launcher to find out, nor for a person.
 
 Documents are counted that the model has learned from in the end (`verdict.gap`).
 """
 
-import json
-import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -26,37 +27,44 @@ from benchmarks.fine_tuning.sides import OFFLINE, WITH_TRL, Case, log_steps, tan
 from benchmarks.fine_tuning.verdict import gap
 from benchmarks.fine_tuning.work import BATCH
 from benchmarks.throughput.sides import Failure
-from tandem.rundir.layout import RunDir
-from tests.support import manifests
-from tests.support.processes import TANDEM
+from tandem.job import Elasticity
+from tests.support.elastic import Elastic
+from tests.support.lines import read_lines
+from tests.support.zygote import Forked
 
 SAVE_EVERY, KILL_AFTER, STEPS = 10, 15, 30
 BETWEEN_LOOKS, PATIENCE = 0.1, 300.0
+Process = subprocess.Popen[bytes] | Forked
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+WORKERS = "worker-0", "worker-1"
 
 
 def tandem(case: Case) -> Resumed:
-    """`tandem run` with two workers, then the same with one.
+    """Two workers, one of which is lost. The coordinator and the agents are started without `tandem run`, which would
+    start another worker before the group has formed again.
 
     Raises:
-        Failure: it did not go on to its end.
+        Failure: it did not go on with one rank, to its end.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run_dir = RunDir(folder / "run")
-        found = manifests.manifest("bench", **tandem_spec(case, evaluators={"replicas": 0}))
-        (folder / "job.yaml").write_text(json.dumps(found))
+        spec = tandem_spec(case, evaluators={"replicas": 0}, workers={"replicas": 2, "minReplicas": 1})
+        # As they come, and not as tests set them.
+        job = Elastic(Path(name), elasticity=Elasticity().dump(), **spec)
+        job.extra |= OFFLINE
 
-        def command(ranks: int) -> list[str]:
-            words = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path)]
-            return [*words, "--set", f"workers.replicas={ranks}", "--set", "workers.minReplicas=1"]
+        def phases() -> list[list[Step]]:
+            # One of each generation.
+            return [log_steps(path, case.plan) for path in sorted(job.rundir.log.glob("train-g*.jsonl"))]
 
-        def steps() -> list[list[Step]]:
-            # A log is of one generation, and each of them is one of the phases.
-            return [log_steps(path, case.plan) for path in sorted(run_dir.log.glob("train-g*.jsonl"))]
-
-        at = _killed(folder, command(2), lambda process: process.name() == "tandem-rank", steps)
-        return _resumed(case, folder, command(1), at, steps)
+        with job.start(*WORKERS):
+            output = Path(name, f"{WORKERS[0]}.txt")
+            _await_step(job.agents[WORKERS[0]], output, phases)
+            at = job.kill_agent(WORKERS[1])
+            _await_end(job.agents[WORKERS[0]], output)
+        starts = [line for line in read_lines(job.rundir.log / "train-g000002.jsonl")[0] if line["kind"] == "start"]
+        if not starts or starts[0]["worldSize"] != 1:
+            raise Failure(f"went on otherwise than with one rank: {starts}")
+        return _resumed(case, phases(), at)
 
 
 def trl(case: Case, keep_batch: bool) -> Resumed:
@@ -70,101 +78,77 @@ def trl(case: Case, keep_batch: bool) -> Resumed:
         Failure: it did not go on to its end.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        output = folder / "output"
+        output_file, output = Path(name, "output.txt"), Path(name, "output")
         output.mkdir()
+        shared = ["-m", WITH_TRL, "--work", str(case.work), "--plan", str(case.plan_file), "--output", str(output)]
+        shared += ["--save-every", str(SAVE_EVERY), "--per-rank", str(BATCH // 2)]
+        doubled = ["--accumulate", "2"] if keep_batch else []
 
-        def command(ranks: int) -> list[str]:
-            words = [*TORCHRUN, f"--nproc-per-node={ranks}", "-m", WITH_TRL, "--work", str(case.work)]
-            words += ["--plan", str(case.plan_file), "--output", str(output)]
-            words += ["--save-every", str(SAVE_EVERY), "--per-rank", str(BATCH // 2)]
-            words += ["--accumulate", "2"] if keep_batch and ranks == 1 else []
-            return [*words, *(["--resume"] if ranks == 1 else [])]
+        def steps(paths: Iterable[Path]) -> list[Step]:
+            return [one for path in paths for one in read(path)[0]]
 
-        before: list[Path] = []
-
-        def steps() -> list[list[Step]]:
-            paths = sorted(output.glob("record-*.jsonl"))
-            phases = [[path for path in paths if (path in before) == known] for known in (True, False)]
-            return [[one for path in some for one in read(path)[0]] for some in phases if some]
-
-        def is_rank(process: psutil.Process) -> bool:
-            words = process.cmdline()
-            return WITH_TRL in words and "torch.distributed.run" not in words
-
-        at = _killed(folder, command(2), is_rank, steps)
-        before += sorted(output.glob("record-*.jsonl"))
-        return _resumed(case, folder, command(1), at, steps)
+        with _running(output_file, [*TORCHRUN, "--nproc-per-node=2", *shared]) as process:
+            _await_step(process, output_file, lambda: [steps(output.glob("record-*.jsonl"))])
+            at = _kill([*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)])
+        before = set(output.glob("record-*.jsonl"))
+        with _running(output_file, [*TORCHRUN, "--nproc-per-node=1", *shared, "--resume", *doubled]) as process:
+            _await_end(process, output_file)
+        return _resumed(case, [steps(before), steps(set(output.glob("record-*.jsonl")) - before)], at)
 
 
-Phases = Callable[[], list[list[Step]]]
-
-
-def _killed(folder: Path, command: Sequence[str], is_rank: Callable[[psutil.Process], bool], steps: Phases) -> float:
-    """Start a run, and kill it; when that was, seconds since the epoch."""
-    process = _started(folder, command)
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while max((one.step for phase in steps() for one in phase), default=0) < KILL_AFTER:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise Failure(f"ended before it was killed:\n{(folder / 'output.txt').read_text()[-2000:]}")
-            time.sleep(BETWEEN_LOOKS)
-        everybody = psutil.Process(process.pid).children(recursive=True)
-        ranks = [one for one in everybody if _safely(is_rank, one)]
-        if not ranks:
-            raise Failure("no rank was found")
-        at = time.time()
-        for one in (ranks[-1], process, *everybody):
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
-        psutil.wait_procs(everybody, timeout=10)
-        return at
-    finally:
-        _end(process)
-
-
-def _resumed(case: Case, folder: Path, command: Sequence[str], at: float, steps: Phases) -> Resumed:
-    """Go on to the end, and see what came of it."""
-    first = steps()
-    most = max(one.step for phase in first for one in phase)
-    process = _started(folder, command)
-    try:
-        code = process.wait(PATIENCE)
-    except subprocess.TimeoutExpired as error:
-        raise Failure("did not come to its end") from error
-    finally:
-        _end(process)
-    phases = steps()
-    if code != 0 or len(phases) <= len(first):
-        raise Failure(f"did not go on, and ended with {code}:\n{(folder / 'output.txt').read_text()[-2000:]}")
-    new = [one.at for phase in phases[len(first) :] for one in phase if one.step > most]
-    lost, repeated, again = gap(case.plan, phases)
-    return Resumed(lost, repeated, again, min(new, default=math.inf) - at)
-
-
-def _started(folder: Path, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    with (folder / "output.txt").open("ab") as output:
-        return subprocess.Popen(
+@contextmanager
+def _running(output_file: Path, command: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
+    """A run, of which nothing is left afterwards."""
+    variables = {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(output_file.with_name("cache"))}
+    with output_file.open("ab") as output:
+        process = subprocess.Popen(
             command,
-            env=os.environ | OFFLINE | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+            env=os.environ
+            | OFFLINE
+            | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(output_file.with_name("cache"))},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave nothing behind."""
-    if process.poll() is not None:
-        return
-    for one in (*psutil.Process(process.pid).children(recursive=True), process):
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            one.kill()
-    process.wait()
-
-
-def _safely(is_rank: Callable[[psutil.Process], bool], process: psutil.Process) -> bool:
     try:
-        return is_rank(process)
-    except psutil.Error:
-        return False
+        yield process
+    finally:
+        if process.poll() is None:
+            _kill([*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)])
+        process.wait()
+
+
+def _await_step(process: Process, output: Path, phases: Callable[[], list[list[Step]]]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while max((one.step for phase in phases() for one in phase), default=0) < KILL_AFTER:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise Failure(f"ended before it was killed:\n{output.read_text()[-2000:]}")
+        time.sleep(BETWEEN_LOOKS)
+
+
+def _await_end(process: Process, output: Path) -> None:
+    try:
+        code = process.wait(PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise Failure("did not come to its end") from error
+    if code != 0:
+        raise Failure(f"ended with {code}:\n{output.read_text()[-2000:]}")
+
+
+def _kill(processes: Sequence[psutil.Process]) -> float:
+    """End them all with SIGKILL; when that was, seconds since the epoch."""
+    at = time.time()
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGKILL)
+    return at
+
+
+def _resumed(case: Case, phases: Sequence[Sequence[Step]], at: float) -> Resumed:
+    before, *after = phases
+    most = max(one.step for one in before)
+    new = [one.at for phase in after for one in phase if one.step > most]
+    if not new:
+        raise Failure(f"took no step after step {most}")
+    lost, repeated, again = gap(case.plan, phases)
+    return Resumed(lost, repeated, again, min(new) - at)

@@ -65,6 +65,7 @@ def main() -> None:
         optimizer.zero_grad()
         record.saw(seen, batch["input_ids"].numel(), loss.item())
         record.stepped(step)
+    record.close()
     model.save_pretrained(options.output / "final")
 
 

@@ -75,6 +75,10 @@ class Record:
         """The held-out documents were evaluated."""
         self._write(kind="score", step=step, at=time(), loss=loss)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
     def _write(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields) + "\n")
 

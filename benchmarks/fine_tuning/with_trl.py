@@ -144,6 +144,7 @@ def main() -> None:
         callbacks=[Steps(record)],
     )
     trainer.train(resume_from_checkpoint=options.resume or None)
+    record.close()
     if not options.save_every:
         trainer.save_model(str(options.output / "final"))
 
