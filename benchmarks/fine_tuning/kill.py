@@ -103,9 +103,7 @@ def _running(output_file: Path, command: Sequence[str]) -> "Iterator[subprocess.
     with output_file.open("ab") as output:
         process = subprocess.Popen(
             command,
-            env=os.environ
-            | OFFLINE
-            | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(output_file.with_name("cache"))},
+            env=os.environ | OFFLINE | variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -147,8 +145,8 @@ def _kill(processes: Sequence[psutil.Process]) -> float:
 def _resumed(case: Case, phases: Sequence[Sequence[Step]], at: float) -> Resumed:
     before, *after = phases
     most = max(one.step for one in before)
+    again = [one.at for phase in after for one in phase]
     new = [one.at for phase in after for one in phase if one.step > most]
     if not new:
         raise Failure(f"took no step after step {most}")
-    lost, repeated, again = gap(case.plan, phases)
-    return Resumed(lost, repeated, again, min(new) - at)
+    return Resumed(*gap(case.plan, phases), min(again) - at, min(new) - at)

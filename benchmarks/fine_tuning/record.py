@@ -44,12 +44,14 @@ class Resumed:
     repeated: int
     again: int
     """Steps that were computed again, since the last state that was saved."""
+    first: float
+    """Seconds from the kill to the end of the first step after it."""
     seconds: float
     """From the kill to the end of the first step that had not been taken before."""
 
     def __str__(self) -> str:
         data = f"{self.lost} documents lost, {self.repeated} repeated, {self.again} steps computed again"
-        return f"{data}, {self.seconds:.1f} s to the next new step"
+        return f"{data}, {self.first:.1f} s to the next step, {self.seconds:.1f} s to the next new one"
 
 
 class Record:

@@ -7,8 +7,8 @@ is judged, and the goal is missed.
 **Time** is judged as `benchmarks.throughput.verdict` does: by the processor seconds of the ranks and by the clock,
 fewer than six rounds not at all. Ours is to be 0.99 of the other's at least, and not less where packing is in it.
 
-**Memory** is judged by medians, within 2 %; the **held-out loss** by the mean over seeds, within 0.005 nats, which is
-less than seeds differ; the share of **padding** is exact.
+**Memory** is judged by medians, within 2 %; the **held-out loss** by the mean over rounds, within 0.005 nats; the
+share of **padding** is exact.
 """
 
 import math
@@ -69,8 +69,8 @@ def compared(ours: Runs, theirs: Runs, other: str, packing: bool) -> list[Verdic
     if not own or not others:
         return verdicts
     rows = [
-        (f"{what}: padding ≤", [run.padding for run in own], [run.padding for run in others], 1e-9, "{:.1%}"),
-        (f"{what}: held-out loss ≤", [run.held_out for run in own], [run.held_out for run in others], LOSS, "{:.4f}"),
+        (f"{what}: no more padding", [run.padding for run in own], [run.padding for run in others], 1e-9, "{:.1%}"),
+        (f"{what}: held-out loss no higher", [run.held_out for run in own], [run.held_out for run in others], LOSS, "{:.4f}"),
     ]
     peaks = statistics.median(run.peak for run in own), statistics.median(run.peak for run in others)
     verdicts.append(
@@ -99,7 +99,7 @@ def evaluated(ours: Runs, theirs: Runs) -> list[Verdict]:
     own, other = (statistics.fmean(side) for side in zip(*losses, strict=True))
     outcome = Outcome.MET if own <= other + LOSS else Outcome.MISSED
     why = f"{own:.4f} and {other:.4f} nats, mean of {len(pairs)}"
-    return [by_clock(goal, FASTER, ratios), Verdict(outcome, "held-out loss known at equal time ≤ TRL's", why)]
+    return [by_clock(goal, FASTER, ratios), Verdict(outcome, "held-out loss known at equal time no higher than TRL's", why)]
 
 
 def at_equal_time(ours: Run, theirs: Run) -> tuple[float, float]:

@@ -119,5 +119,5 @@ def test_what_was_taken_back_by_a_kill_does_not_count_as_repeated() -> None:
 
 
 def test_a_document_that_is_lost_or_repeated_is_a_goal_missed() -> None:
-    assert without_gap("Tandem", [Resumed(0, 0, 5, 9.0)]).outcome is Outcome.MET
-    assert without_gap("Tandem", [Resumed(0, 0, 5, 9.0), Resumed(1, 0, 5, 9.0)]).outcome is Outcome.MISSED
+    assert without_gap("Tandem", [Resumed(0, 0, 5, 4.0, 9.0)]).outcome is Outcome.MET
+    assert without_gap("Tandem", [Resumed(0, 0, 5, 4.0, 9.0), Resumed(1, 0, 5, 4.0, 9.0)]).outcome is Outcome.MISSED
