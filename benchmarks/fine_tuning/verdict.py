@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.fine_tuning.record import Resumed, Step
 from benchmarks.fine_tuning.sides import Run
 from benchmarks.fine_tuning.work import Plan
-from benchmarks.goals import Outcome, Verdict
+from benchmarks.goals import LEAST_VALUES, Outcome, Verdict
 from benchmarks.throughput.verdict import Goal, by_clock, judge
 
 STEPS = 20
@@ -69,8 +69,8 @@ def compared(ours: Runs, theirs: Runs, other: str, packing: bool) -> list[Verdic
     if not own or not others:
         return verdicts
     rows = [
-        (f"{what}: no more padding", [run.padding for run in own], [run.padding for run in others], 1e-9, "{:.1%}"),
-        (f"{what}: held-out loss no higher", [run.held_out for run in own], [run.held_out for run in others], LOSS, "{:.4f}"),
+        ("no more padding", [run.padding for run in own], [run.padding for run in others], 1e-9, "{:.1%}"),
+        ("held-out loss no higher", [run.held_out for run in own], [run.held_out for run in others], LOSS, "{:.4f}"),
     ]
     peaks = statistics.median(run.peak for run in own), statistics.median(run.peak for run in others)
     verdicts.append(
@@ -83,7 +83,7 @@ def compared(ours: Runs, theirs: Runs, other: str, packing: bool) -> list[Verdic
     for words, mine, its, slack, form in rows:
         found, reference = statistics.fmean(mine), statistics.fmean(its)
         outcome = Outcome.MET if found <= reference + slack else Outcome.MISSED
-        verdicts.append(Verdict(outcome, words, f"{form.format(found)} and {form.format(reference)}"))
+        verdicts.append(Verdict(outcome, f"{what}: {words}", f"{form.format(found)} and {form.format(reference)}"))
     return verdicts
 
 
@@ -98,8 +98,11 @@ def evaluated(ours: Runs, theirs: Runs) -> list[Verdict]:
     losses = [at_equal_time(own, other) for own, other in pairs]
     own, other = (statistics.fmean(side) for side in zip(*losses, strict=True))
     outcome = Outcome.MET if own <= other + LOSS else Outcome.MISSED
+    if len(pairs) < LEAST_VALUES:
+        outcome = Outcome.UNJUDGED  # Who is done first is a matter of the clock.
     why = f"{own:.4f} and {other:.4f} nats, mean of {len(pairs)}"
-    return [by_clock(goal, FASTER, ratios), Verdict(outcome, "held-out loss known at equal time no higher than TRL's", why)]
+    equal = "with evaluation, beside TRL: held-out loss known at equal time no higher"
+    return [by_clock(goal, FASTER, ratios), Verdict(outcome, equal, why)]
 
 
 def at_equal_time(ours: Run, theirs: Run) -> tuple[float, float]:
