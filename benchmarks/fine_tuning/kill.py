@@ -56,7 +56,8 @@ def tandem(case: Case) -> Resumed:
             # One of each generation.
             return [log_steps(path, case.plan) for path in sorted(job.rundir.log.glob("train-g*.jsonl"))]
 
-        with job.start(*WORKERS):
+        with job:
+            job.start(*WORKERS)
             output = Path(name, f"{WORKERS[0]}.txt")
             _await_step(job.agents[WORKERS[0]], output, phases)
             at = job.kill_agent(WORKERS[1])
