@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
 .PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full slurm budgets recording gpu cluster soak soak-operator generate picture images clean \
-	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies
+	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -84,6 +84,9 @@ bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate 
 
 bench-strategies: $(STAMP) ## Memory and speed of ddp and fsdp beside torch alone and accelerate, bubbles of pipelines (two idle cores; ARGS="--only memory")
 	@$(BIN)/python -m benchmarks.strategies $(ARGS)
+
+bench-fine-tuning: $(STAMP) ## Fine-tuning beside TRL's SFTTrainer and a plain loop (two idle cores; ARGS="--only packed kill --rounds 6")
+	@$(BIN)/python -m benchmarks.fine_tuning $(ARGS)
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m benchmarks.operators $(ARGS)

@@ -27,6 +27,8 @@ class Sample:
     ranks: float
     beside: float
     """All processes that are no ranks, and those that have ended."""
+    peak: float = 0.0
+    """Resident memory of a rank at the most until then, MB of 10^6 bytes; of the rank that took most."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Use:
 
 def look(root: psutil.Process, is_rank: IsRank) -> Sample:
     """What a command and all its descendants have taken until now."""
-    ranks = beside = 0.0
+    ranks = beside = peak = 0.0
     at = time()
     with suppress(psutil.NoSuchProcess):
         for process in [root, *root.children(recursive=True)]:
@@ -55,7 +57,8 @@ def look(root: psutil.Process, is_rank: IsRank) -> Sample:
                 own, ended = _seconds(process.pid)
                 ranks, beside = (ranks + own, beside) if rank else (ranks, beside + own)
                 beside += ended
-    return Sample(at, ranks, beside)
+                peak = max(peak, _peak(process.pid)) if rank else peak
+    return Sample(at, ranks, beside, peak)
 
 
 def per_step(samples: Sequence[Sample], ends: Sequence[float], skip: int) -> Use | None:
@@ -81,6 +84,12 @@ def steps_until(ends: Sequence[float], at: float) -> float:
     if index in (0, len(ends)):
         return float(index)
     return index + (at - ends[index - 1]) / (ends[index] - ends[index - 1])
+
+
+def _peak(pid: int) -> float:
+    """MB; 0 of a process that has ended, and has no memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def _seconds(pid: int) -> tuple[float, float]:

@@ -135,3 +135,10 @@ def test_what_a_process_took_that_has_ended_is_not_lost_and_is_no_ranks() -> Non
         process.communicate()
     assert sample.beside >= 0.15
     assert sample.ranks < 0.15
+
+
+def test_the_peak_is_that_of_the_rank_that_took_most_and_no_others() -> None:
+    own = psutil.Process()
+    resident = own.memory_info().rss / 1e6
+    assert look(own, lambda process: process.pid == own.pid).peak >= resident
+    assert look(own, lambda _: False).peak == 0.0

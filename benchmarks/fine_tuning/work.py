@@ -1,0 +1,209 @@
+"""What is fine-tuned, the same on every side: a model, documents, and the steps in which they are taken.
+
+A folder holds all of it: a Qwen2 with random weights, a tokenizer trained on the same English, prompts with completions
+to train on and to hold out, and for each seed a plan. A plan says which documents make up each step. It is Tandem's
+order, since the others can be given any: TRL by a sampler, the plain loop by a list.
+
+Documents are known by digests of their tokens, so what a side has trained on is compared with the plan token by token.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from tandem_trainer.data.order import Batches, Order, digest
+from tandem_trainer.language.fine_tuning import Config, FineTuning, Rows
+
+LENGTH = 256
+"""Tokens of a row. Longer documents are cut off at their end."""
+BATCH = 8
+"""Rows of a step, over all ranks."""
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.01, 1.0
+"""Of AdamW, with a constant rate; all else as torch has it."""
+VOCABULARY = 2048
+SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
+"""5.2 million parameters."""
+MOST_DOCUMENTS = 1000
+"""To train on: TRL packs that many at a time."""
+HELD_OUT = 100
+END = "<|endoftext|>"
+MODEL, TRAIN, TEST = "model", "train.jsonl", "test.jsonl"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a run."""
+
+    order: list[int]
+    """Numbers of the rows, step after step, BATCH each."""
+    ids: list[str]
+    """For each step the digest of its rows' numbers, as Tandem's training log has it."""
+    documents: list[list[str]]
+    """For each step the digests of its documents."""
+    tokens: list[int]
+    """Of each step, without padding."""
+    widths: list[int]
+    """Of each step, with the padding that Tandem's own batches have."""
+    targets: float
+    """Tokens that are learned of a row, on average over the data. Every side divides by BATCH times this: it is
+    Tandem's loss (docs/decisions/0041-packing.md); by default TRL divides by the tokens of the batch."""
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        return len(self.tokens)
+
+    @property
+    def padding(self) -> float:
+        """Share of padding in Tandem's batches."""
+        return 1 - sum(self.tokens) / sum(self.widths)
+
+    def write(self, path: Path) -> None:
+        """For the processes that are measured."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        """What `write` has written."""
+        return cls(**json.loads(path.read_text()))
+
+
+def document_digest(tokens: Sequence[int]) -> str:
+    """Sixteen hex digits that tell two documents apart."""
+    return hashlib.blake2b(torch.tensor(tokens, dtype=torch.int32).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def split(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[str]:
+    """The documents of a batch.
+
+    Args:
+        tokens: [rows, tokens].
+        mask: the same, 0 for padding; a row is a document.
+        positions: in place of a mask, [1, tokens], each token's place in its document.
+    """
+    if mask is not None:
+        return [document_digest(row[there.bool()].tolist()) for row, there in zip(tokens, mask, strict=True)]
+    assert positions is not None
+    begins = (positions[0] == 0).nonzero().flatten().tolist()
+    ends = [*begins[1:], tokens.shape[1]]
+    return [document_digest(tokens[0, begin:end].tolist()) for begin, end in zip(begins, ends, strict=True)]
+
+
+def samples() -> list[dict[str, str]]:
+    """Prompts with completions: paragraphs of the English that ships inside Python, in their order."""
+    found = []
+    for name in sorted(topics):
+        for number, paragraph in enumerate(filter(None, map(str.strip, topics[name].split("\n\n"))), start=1):
+            # The prompt ends, and the completion begins, at the end of a token: all tokenize both alike.
+            found.append({"prompt": f"{name}, paragraph {number}\n", "completion": paragraph})
+    return found
+
+
+def prepare(folder: Path, most: int = MOST_DOCUMENTS, held_out: int = HELD_OUT, **shape: Any) -> None:
+    """Write the model and the documents.
+
+    Args:
+        most: documents to train on.
+        shape: of the model, where it is not SHAPE.
+    """
+    everything = samples()
+    # Spread over all of it.
+    chosen = [everything[number * len(everything) // (most + held_out)] for number in range(most + held_out)]
+    every = (most + held_out) // held_out
+    tests = [one for number, one in enumerate(chosen) if number % every == every - 1][:held_out]
+    trains = [one for one in chosen if one not in tests][:most]
+    for name, some in ((TRAIN, trains), (TEST, tests)):
+        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
+    tokenizer().save_pretrained(folder / MODEL)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+        **(SHAPE | shape),
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder / MODEL)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte pairs of the English that ships inside Python."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[END],
+        show_progress=False,
+    )
+    made.train_from_iterator([topics[name] for name in sorted(topics)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
+
+
+def parameters(folder: Path, packing: bool) -> dict[str, Any]:
+    """`spec.trainer.parameters` of a job."""
+    data = {"path": str(folder / TRAIN), "test": str(folder / TEST)}
+    return {"pretrained": str(folder / MODEL), "length": LENGTH, "packing": packing, "data": data}
+
+
+def loop(seed: int, steps: int) -> dict[str, Any]:
+    """`spec.trainer.loop` of a job."""
+    return {
+        "maxSteps": steps,
+        "epochs": 1_000_000,
+        "globalBatchSize": BATCH,
+        "dropLast": True,
+        "seed": seed,
+        "gradientClipNorm": CLIP_NORM,
+        "optimizer": {"name": "adamw", "learningRate": LEARNING_RATE, "weightDecay": WEIGHT_DECAY},
+    }
+
+
+def plan(folder: Path, packing: bool, seed: int, steps: int) -> Plan:
+    """The steps that Tandem takes with a seed."""
+    task = FineTuning(Config.model_validate(parameters(folder, packing)))
+    rows = task.data("train")
+    targets = task.learned_per_sample()
+    assert targets is not None
+    batches = Batches(Order(len(rows), BATCH, seed, drop_last=True))
+    numbers = [batches.ids(step) for step in range(steps)]
+    documents = [[one for row in ids.tolist() for one in _documents(rows, row)] for ids in numbers]
+    return Plan(
+        order=torch.cat(numbers).tolist(),
+        ids=[digest(ids) for ids in numbers],
+        documents=[[document_digest(one) for one in some] for some in documents],
+        tokens=[sum(map(len, some)) for some in documents],
+        widths=[task.collate([rows[row] for row in ids.tolist()])["tokens"].numel() for ids in numbers],
+        targets=targets,
+    )
+
+
+def _documents(rows: Rows, number: int) -> Iterator[list[int]]:
+    tokens, _, owners = rows[number]
+    for owner in range(1, int(owners.max()) + 1):
+        yield tokens[owners == owner].tolist()
+
+
+def held_out_loss(folder: Path, model: torch.nn.Module) -> float:
+    """Nats for each token of the held-out completions."""
+    task = FineTuning(Config.model_validate(parameters(folder, packing=False)))
+    rows = task.data("test")
+    nats, count = 0.0, 0
+    with torch.inference_mode():
+        for number in range(len(rows)):
+            tokens, targets, _ = rows[number]
+            logits = model(input_ids=tokens[None]).logits[0]
+            nats += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+            count += int((targets >= 0).sum())
+    return nats / count
