@@ -26,7 +26,7 @@ from tandem import tasks
 from tandem.tasks import Loop
 from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.malloc import LARGE_BYTES, return_large_blocks
+from tandem_trainer.malloc import LARGE_BYTES, keep_freed_memory, return_large_blocks
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
@@ -48,6 +48,9 @@ class Fsdp(Strategy):
             ConfigurationError: that does not divide them.
         """
         super().__init__(loop, group)
+        if group.device.type == "cpu":
+            # Before the model is made: what it is made of is to return as well, once it is split.
+            return_large_blocks()
         self._options = loop.fsdp or tasks.Fsdp()
         self._degree = tensor_parallel
         if per_worker % tensor_parallel:
@@ -63,8 +66,8 @@ class Fsdp(Strategy):
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         weights = sum(one.numel() * one.element_size() for one in model.parameters())
-        if self.group.device.type == "cpu" and weights >= LARGE_BYTES:
-            return_large_blocks()
+        if self.group.device.type == "cpu" and weights < LARGE_BYTES:
+            keep_freed_memory()
         if self._degree > 1:
             self._split_matrices(model, task.tensor_plan(model, self._degree))
         if self.dp_size == 1:
