@@ -184,6 +184,8 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
+    # Before the model is made: it may decide what becomes of memory that is freed.
+    strategy = strategy_of(loop, group, job.spec.workers.processes)
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
     if not isinstance(model, nn.Module):
@@ -191,7 +193,6 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     draws = key_dropout(model)
     model = prepare(model, loop, group)
     average = averaged(model, loop.ema_decay)
-    strategy = strategy_of(loop, group, job.spec.workers.processes)
     examples = partial(examples_of, task, dataset, start, end)
     strategy.shard(model, task, examples)
     task.load_frozen(model)
