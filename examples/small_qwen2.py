@@ -17,13 +17,13 @@ VOCABULARY = 1024
 END = "<|endoftext|>"
 
 
-def trained_tokenizer() -> PreTrainedTokenizerFast:
+def trained_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """Byte pairs of the documents."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[END],
         show_progress=False,

@@ -16,10 +16,10 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from examples.small_qwen2 import trained_tokenizer
 from tandem_trainer.data.order import Batches, Order, digest
 from tandem_trainer.language.fine_tuning import Config, FineTuning, Rows
 
@@ -35,7 +35,6 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
 MOST_DOCUMENTS = 1000
 """To train on: TRL packs that many at a time."""
 HELD_OUT = 100
-END = "<|endoftext|>"
 MODEL, TRAIN, TEST = "model", "train.jsonl", "test.jsonl"
 
 
@@ -123,7 +122,7 @@ def prepare(folder: Path, most: int = MOST_DOCUMENTS, held_out: int = HELD_OUT, 
     trains = [one for one in chosen if one not in tests][:most]
     for name, some in ((TRAIN, trains), (TEST, tests)):
         (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
-    tokenizer().save_pretrained(folder / MODEL)
+    trained_tokenizer(VOCABULARY).save_pretrained(folder / MODEL)
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -134,21 +133,6 @@ def prepare(folder: Path, most: int = MOST_DOCUMENTS, held_out: int = HELD_OUT, 
         **(SHAPE | shape),
     )
     Qwen2ForCausalLM(config).save_pretrained(folder / MODEL)
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte pairs of the English that ships inside Python."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[END],
-        show_progress=False,
-    )
-    made.train_from_iterator([topics[name] for name in sorted(topics)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
 
 
 def parameters(folder: Path, packing: bool) -> dict[str, Any]:
