@@ -43,7 +43,13 @@ class DiseaseProgression(Task[Config]):
         return huber_loss(model(inputs).squeeze(1), targets, reduction="none")
 
     def metrics(self, model: nn.Module, batch: list[Tensor]) -> dict[str, Mean | Max]:
-        """What this batch adds to the mean error, and to the largest one."""
+        """What this batch adds to the mean error, to the largest one, and to the loss."""
         inputs, targets = batch
-        errors = (model(inputs).squeeze(1) - targets).abs()
-        return {"meanError": Mean(errors.sum(), len(errors)), "largestError": Max(errors.max())}
+        predicted = model(inputs).squeeze(1)
+        errors, losses = (predicted - targets).abs(), huber_loss(predicted, targets, reduction="none")
+        count = len(targets)
+        return {
+            "loss": Mean(losses.sum(), count),
+            "meanError": Mean(errors.sum(), count),
+            "largestError": Max(errors.max()),
+        }

@@ -63,6 +63,8 @@ would otherwise all be back at once."""
 TICK_PAUSE = 3.0
 """After a tick, so many times its own duration is left to everything else."""
 RETRY_SECONDS = 1.0
+RECORD_SECONDS = 2.0
+"""Who asks for another number of replicas waits so long for the disk; less than the operator waits for an answer."""
 """Between two tries to write to a disk that fails."""
 HUNG_UP_SECONDS = 0.2
 """How often it is looked whether an agent that was told that its generation is over is still there."""
@@ -99,6 +101,7 @@ class Coordinator:
         self._ledger = RunLedger(job, clock, remembered.ledger, remembered.generation, remembered.in_pod)
         self._rundir, self._state_store = rundir, state_store
         self._recorded = remembered.generation
+        self._recorded_target = self.state.target
         self._started_at = remembered.started_at
         self._history = History(rundir, remembered.history, remembered.first, remembered.restarts)
         self._reports = Reports()
@@ -119,6 +122,7 @@ class Coordinator:
         self._looked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._unrecorded = asyncio.Event()
+        self._page_written = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="state-store")
         self._run_watcher = RunWatcher(
@@ -171,12 +175,20 @@ class Coordinator:
             self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
         return told
 
-    def retarget(self, replicas: int) -> int:
-        """Wish for another number of replicas; returns what was granted."""
+    async def retarget(self, replicas: int) -> int:
+        """Wish for another number of replicas; returns what was granted, once it is on the disk.
+
+        Raises:
+            TimeoutError: the disk does not take it. The wish counts until this process ends.
+        """
         self._apply(Retarget(replicas))
         self._hurry.set()
         self._unrecorded.set()
-        return self.state.target
+        granted = self.state.target
+        async with asyncio.timeout(RECORD_SECONDS):
+            while self._recorded_target != self.state.target:
+                await self._page_written.wait()
+        return granted
 
     def code_arrived(self, text: str) -> None:
         """The job's code is in the run directory from now on; says so."""
@@ -344,6 +356,9 @@ class Coordinator:
                 await asyncio.sleep(RETRY_SECONDS)
                 self._unrecorded.set()
                 continue
+            self._recorded_target = page.target
+            self._page_written.set()
+            self._page_written = asyncio.Event()
             if page.generation > self._recorded:
                 self._recorded = page.generation
                 self._announce()

@@ -101,7 +101,10 @@ class _Server:
         workers = self._coordinator.job.spec.workers
         if not workers.min_replicas <= wish.replicas <= workers.most:
             raise _refused(f"replicas must be from {workers.min_replicas} to {workers.most}, not {wish.replicas}")
-        return web.json_response({"replicas": self._coordinator.retarget(wish.replicas)})
+        try:
+            return web.json_response({"replicas": await self._coordinator.retarget(wish.replicas)})
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(text="the number of replicas cannot be written to the disk") from None
 
     async def status(self, request: web.Request) -> web.Response:
         return web.json_response(worded(self._coordinator.snapshot(), spoken(request.headers)))

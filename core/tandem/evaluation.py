@@ -203,7 +203,7 @@ class Completions:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many characters, each one that UTF-8 has."""
+    """The text, cut to `most` characters. What UTF-8 cannot encode becomes a question mark."""
     whole = text if len(text) <= most else text[: most - 1] + "…"
     return whole.encode(errors="replace").decode()
 

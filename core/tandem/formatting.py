@@ -37,7 +37,7 @@ def number(value: float | None) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most so many characters; one that is longer ends with an ellipsis."""
+    """The text, cut to `most` characters; a cut text ends with an ellipsis."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -4,8 +4,8 @@ It is a program like any of `evaluators.command`, so a task that crashes, hangs 
 (tandem_evaluator.program): the checkpoint counts as failed, with a sentence, and neither the evaluator nor training is
 harmed. The process has the task's imports and its memory; the evaluator that starts it has not.
 
-For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics` and `Task.loss`, and reports
-what the batches add up to.
+For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics`, and through `Task.loss` where
+the metrics do not bring the loss, and reports what the batches add up to.
 """
 
 import os
@@ -86,13 +86,14 @@ class TaskEvaluation:
         """
         load_weights(self._model, load_file(checkpoint.weights))
         totals: dict[str, Value] = {}
-        loss, count = 0.0, 0
+        loss: Value = Mean(0.0, 0)
         with torch.inference_mode():
             for batch, samples in self._batches(checkpoint.shard, checkpoint.shards):
-                for name, value in self._metrics(batch).items():
+                found = dict(self._metrics(batch))
+                mean = self._loss(batch, samples, found.pop(LOSS, None))
+                for name, value in found.items():
                     totals[name] = self._added(name, totals.get(name), value)
-                loss += self._task.loss_sum(self._model, batch, samples).double().item()
-                count += samples
+                loss = added([loss, mean])
         if len(totals) >= MOST_METRICS:
             raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MOST_METRICS - 1} are kept")
         if self._harness is not None:
@@ -103,7 +104,7 @@ class TaskEvaluation:
                     "kept, so name fewer tasks, or run a group of many in a command of yours"
                 )
         written = self._completions(checkpoint.shard, checkpoint.shards)
-        return {**totals, LOSS: Mean(loss, count), **({COMPLETIONS: written} if written.texts else {})}
+        return {**totals, LOSS: loss, **({COMPLETIONS: written} if written.texts else {})}
 
     def _tasks(self, settings: Harness) -> "HarnessTasks":
         # Imports a library for seconds.
@@ -141,8 +142,20 @@ class TaskEvaluation:
         found: Any = self._task.metrics(self._model, batch)
         if not isinstance(found, Mapping):
             raise Unusable(f"{self._name}.metrics returned a {type(found).__name__}; return a dictionary of metrics")
-        if LOSS in found:
-            raise Unusable(f"{self._name}.metrics returned {LOSS}, which is already the mean of the losses")
+        return found
+
+    def _loss(self, batch: Any, samples: int, given: Any) -> Mean:
+        """The loss of a batch: the one among its metrics, or else the task is asked, and computes the batch again.
+
+        Raises:
+            Unusable: the one that is given is no mean over the samples.
+        """
+        if given is None:
+            return Mean(self._task.loss_sum(self._model, batch, samples).double().item(), samples)
+        place = f"{self._name}.metrics: {LOSS}"
+        found = _plain(place, given)
+        if not isinstance(found, Mean) or found.count != samples:
+            raise Unusable(f"{place} of {samples} samples is {_shown(given)}; return Mean(sum of the losses, {samples})")
         return found
 
     def _added(self, name: str, before: Value | None, value: Any) -> Value:

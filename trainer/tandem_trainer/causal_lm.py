@@ -150,11 +150,14 @@ class CausalLM(Task[Config]):
         return F.cross_entropy(logits.transpose(1, 2), following, reduction="none").mean(dim=1)
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
-        """Bits for each byte of the text; perplexity, for each token; and the share of tokens that were predicted."""
+        """Bits for each byte of the text; perplexity, for each token; the share of tokens that were predicted; and the
+        loss, as `loss` gives it."""
         logits, following = _predicted(model, batch)
-        nats = F.cross_entropy(logits.transpose(1, 2), following, reduction="none").double().sum()
+        losses = F.cross_entropy(logits.transpose(1, 2), following, reduction="none")
+        nats = losses.double().sum()
         right = (logits.argmax(dim=-1) == following).sum()
         return {
+            "loss": Mean(losses.mean(dim=1).sum().double(), len(following)),
             "bitsPerByte": Mean(nats / math.log(2), self.tokenizer.lengths.to(following.device)[following].sum()),
             "perplexity": GeometricMean(nats, following.numel()),
             "accuracy": Mean(right, following.numel()),

@@ -40,7 +40,7 @@ class FirstCopy(nn.Module):
 
 
 class _Gathered(torch.autograd.Function):
-    """A tensor of so many rows, of which the first are those of another one."""
+    """What gathering makes of one rank's rows: a tensor of the size of all ranks' rows, which begins with them."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, rows: int) -> Tensor:

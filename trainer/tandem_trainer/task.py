@@ -126,6 +126,9 @@ class Task(ABC, Generic[C]):
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Value]:
         """What a batch of test data adds to the scores, besides the mean of `loss`, which is always there as `loss`.
 
+        With a `loss` of its own, a `Mean` of as many samples as the batch has, the model runs once a batch; without it
+        `loss` is asked, too.
+
         Args:
             model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 

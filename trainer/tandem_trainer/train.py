@@ -264,7 +264,7 @@ DIFFERENT_SAMPLES = 16
 
 
 def examples_of(task: Task[Any], dataset: Any, start: int, end: int, count: int) -> Any:
-    """A batch of so many samples, on the CPU: the first ones from `start` to before `end`, again and again."""
+    """A batch of `count` samples, on the CPU: the first few of `start` to `end`, repeated as often as it takes."""
     first = range(start, min(end, start + DIFFERENT_SAMPLES))
     numbers = [first[place % len(first)] for place in range(count)]
     tensors = tensors_of(task, dataset)

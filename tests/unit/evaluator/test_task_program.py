@@ -84,7 +84,8 @@ def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
         ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), GeometricMean, Sum"),
         ({"f1": GeometricMean("good", 3)}, "f1 holds 'good', which is not a number"),
         ({"f1": Confusion([[1, 2]])}, "f1 holds .*, which is not a square matrix"),
-        ({"loss": Mean(1, 1)}, "returned loss, which is already the mean of the losses"),
+        ({"loss": Mean(1, 1)}, r"loss of 50 samples is Mean\(total=1, count=1\); return Mean\(sum of the losses, 50\)"),
+        ({"loss": Sum(1)}, "loss of 50 samples is Sum"),
         ([1], "returned a list; return a dictionary"),
     ],
 )
@@ -95,6 +96,31 @@ def test_what_is_no_metric_is_named(tmp_path: Path, metrics: Any, words: str) ->
 
     with pytest.raises(Unusable, match=words):
         TaskEvaluation(Wrong(None), TaskLoop()).run(checkpoint(tmp_path))
+
+
+def test_a_task_whose_metrics_bring_the_loss_runs_its_model_once_a_batch(tmp_path: Path) -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            Counting.calls += 1
+            return super().forward(inputs)
+
+    class Asked(Reporting):
+        def model(self) -> nn.Module:
+            return Counting(3, 2)
+
+    class Bringing(Asked):
+        def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+            losses = self.loss(model, batch)
+            return {"loss": Mean(losses.sum(), len(losses)), "worst": Max(losses.max())}
+
+    asked = TaskEvaluation(Asked(None), TaskLoop(micro_batch_size=20)).run(checkpoint(tmp_path))
+    assert Counting.calls == 6
+    brought = TaskEvaluation(Bringing(None), TaskLoop(micro_batch_size=20)).run(checkpoint(tmp_path))
+    assert Counting.calls == 9
+    assert brought["loss"] == asked["loss"]
+    assert set(brought) == {"loss", "worst"}
 
 
 def test_metrics_that_change_their_kind_do_not_add_up(tmp_path: Path) -> None:

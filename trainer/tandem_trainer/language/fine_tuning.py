@@ -271,13 +271,20 @@ class FineTuning(Task[Config]):
         return found.sum() / self._per_row(model)
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
-        """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text."""
-        nats, right = 0.0, 0
+        """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text. And
+        the loss, as `loss` gives it."""
+        nats, right, rows = 0.0, 0, []
         for losses, hits in self._judged(model, batch):
             nats += losses.double().sum().item()
             right += int(hits.sum())
+            rows.append(losses.sum(dim=1))
         count = int((batch["targets"] != NO_TARGET).sum())
-        found: dict[str, Value] = {"perplexity": GeometricMean(nats, count), "accuracy": Mean(right, count)}
+        loss = (torch.cat(rows) / self._per_row(model)).sum()
+        found: dict[str, Value] = {
+            "loss": Mean(loss.double(), len(batch["targets"])),
+            "perplexity": GeometricMean(nats, count),
+            "accuracy": Mean(right, count),
+        }
         if self._token_bytes is not None:
             learned = batch["targets"][batch["targets"] != NO_TARGET]
             found["bitsPerByte"] = Mean(nats / math.log(2), int(self._token_bytes[learned.cpu()].sum()))
