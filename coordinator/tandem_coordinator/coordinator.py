@@ -61,10 +61,10 @@ LEAST_HOLD = 0.8
 """A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
 would otherwise all be back at once."""
 TICK_PAUSE = 3.0
-"""After a tick, so many times its own duration is left to everything else."""
+"""After a tick this many times its duration is left to everything else."""
 RETRY_SECONDS = 1.0
 RECORD_SECONDS = 2.0
-"""Who asks for another number of replicas waits so long for the disk; less than the operator waits for an answer."""
+"""How long a request for another number of replicas waits for the disk; less than the operator waits for an answer."""
 """Between two tries to write to a disk that fails."""
 HUNG_UP_SECONDS = 0.2
 """How often it is looked whether an agent that was told that its generation is over is still there."""
@@ -204,15 +204,15 @@ class Coordinator:
 
         Args:
             observed: what stands in the run directory, if somebody knows it better.
-            most: of so many members alone, those that need attention first.
+            most: how many members to list, those that need attention first; None: all.
         """
         clock, seen, told = Instant(time.time(), time.monotonic()), observed or self._observed, self._history
         now = self._status(clock, seen)
         return snapshot(self.job, now, self.state, clock, self._reports, seen, told.generations, told.events, most=most)
 
     def glance(self, most: int, observed: Observed | None = None) -> tuple[Snapshot, int]:
-        """A snapshot with so many members at most, and how many there are: for who looks every second, whatever the
-        size of the job."""
+        """A snapshot with at most `most` members, and how many there are: for viewers that look every second, whatever
+        the size of the job."""
         return self.snapshot(observed, most), len(self.state.agents)
 
     def figures(self) -> Figures:

@@ -41,7 +41,7 @@ STACKS_SECONDS = 2.0
 """So much longer after a hang, because the ranks write their stacks first."""
 START_MOST = 5
 """The first generation waits for `startAfterSeconds` after the last arrival for the full target, because agents started
-together arrive apart; at most so many times that long after the first one."""
+together arrive apart; at most this many times that long after the first one."""
 GRACE_SECONDS = 0.3
 """Newcomers that arrive within so short a time of each other join together."""
 

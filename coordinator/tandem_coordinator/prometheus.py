@@ -36,7 +36,7 @@ REASONS = (
 FRESH_SECONDS = 0.4
 """For so long an answer is given again …"""
 PAUSE = 9.0
-"""… and for so many times as long as it took to make."""
+"""… and for this many times as long as it took to make."""
 
 MOST_METRICS = 16
 """Of one checkpoint: each is a series."""

@@ -57,7 +57,7 @@ def snapshot(
     """Everything that is known of the job at one moment.
 
     Args:
-        most: of so many members alone, those that do not run first.
+        most: how many members to list, those that do not run first; None: all.
     """
     if most is None:
         agents = sorted(state.agents.items())

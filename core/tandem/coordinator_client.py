@@ -68,7 +68,7 @@ _SYNC = "/v1/sync"
 
 Until = Callable[[socket.socket, float], bool]
 """Waits until the socket has something to read (True) or the request shall be given up (False); raises TimeoutError
-after so many seconds."""
+after that number of seconds."""
 
 
 class CoordinatorClient:
@@ -180,7 +180,7 @@ class CoordinatorClient:
         self.close()
 
     def _request(self, method: str, path: str, most: int, body: object = None, until: Until | None = None) -> Any:
-        """What is answered, of so many bytes at most."""
+        """The answer, which may have at most `most` bytes."""
         try:
             status, content = self._exchange(method, path, most, body, until)
         except _Unreadable as error:

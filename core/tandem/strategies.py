@@ -23,7 +23,8 @@ def _stages(loop: Loop | None) -> int:
 
 
 CHUNKS_PER_RANK = 4
-"""With so many micro-batches the time in which ranks wait is small (https://arxiv.org/abs/1811.06965, section 2.3)."""
+"""Micro-batches for each rank of a pipeline. With at least this many, ranks wait little
+(https://arxiv.org/abs/1811.06965, section 2.3)."""
 
 
 def micro_batches(loop: Loop, copies: int) -> tuple[int, int]:

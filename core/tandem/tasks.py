@@ -121,7 +121,7 @@ class Data(Model):
         return {"digits": DIGITS, "synthetic": self.samples or SYNTHETIC}.get(self.name)
 
     def held_out(self, samples: int) -> int:
-        """How many of so many training samples are validation data."""
+        """How many of the training samples are held out as validation data."""
         return round(self.validation * samples)
 
 

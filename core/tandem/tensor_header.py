@@ -47,7 +47,7 @@ def tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, Tensor]:
     """All tensors of a file by name, in the order in which it holds them.
 
     Args:
-        read: so many bytes from a place on.
+        read: called with an offset and a number of bytes.
         size: of the file, in bytes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`python -m tandem_evaluator --index I`: one evaluator process. `--processes N`: so many, for a pod.
+"""`python -m tandem_evaluator --index I`: one evaluator process. `--processes N`: N of them, for a pod.
 
 Exit codes: DONE when training is over and everything is merged. PREEMPTED on SIGTERM and INTERRUPTED on SIGINT, not
 DONE: the operator would take a drained node's 0 for an evaluator that has finished, and nobody would evaluate the
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tandem_evaluator", description="Evaluate a run's checkpoints.")
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--index", type=int, help="number of this process within its replica, from 0")
-    which.add_argument("--processes", type=int, help="start so many, with the indices from 0")
+    which.add_argument("--processes", type=int, help="start this many, with the indices from 0")
     given = parser.parse_args(arguments)
     if given.processes is not None:
         return run_crew(given.processes)

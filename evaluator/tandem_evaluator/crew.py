@@ -25,7 +25,7 @@ class _Member:
 
 
 def run_crew(processes: int) -> int:
-    """Run so many evaluator processes until all are done, or until SIGTERM or SIGINT. Returns the exit code."""
+    """Run this many evaluator processes until all are done, or until SIGTERM or SIGINT. Returns the exit code."""
     members = [_Member(index) for index in range(processes)]
     asked: list[int] = []
 

@@ -33,8 +33,8 @@ from tandem_trainer.failure import ConfigurationError
 
 MOST_SAMPLES = 256
 MOST_NUMBERS = 2**20
-"""A batch has at most so many samples, and so many input numbers: activations stay within tens of megabytes for every
-image size, and a request to stop is heard within about a second."""
+"""A batch has at most this many samples, and this many input numbers: activations stay within tens of megabytes for
+every image size, and a request to stop is heard within about a second."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def prepare() -> None:
 MOST_REMEMBERED = 1_000
 """Versions of objects that were told of, so as not to tell of them at each sweep."""
 MOST_LINES, SECONDS = 20, 60.0
-"""Lines in the log in so many seconds; what comes on top is counted alone."""
+"""At most this many lines in the log in this many seconds; further ones are only counted."""
 MOST_WORDS = 200
 
 log = logging.getLogger("tandem.operator")

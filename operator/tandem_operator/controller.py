@@ -35,10 +35,10 @@ from tandem_operator.workqueue import WorkQueue
 AT_ONCE = 96
 """Jobs that are looked at side by side. Most of a look is waiting for an answer, and where nodes were lost, in vain."""
 SLOW_AT_ONCE = 48
-"""Of those, so many whose coordinator takes long to answer, or does not: the others do not wait for them. One namespace
+"""How many of those may be jobs whose coordinator answers late or never: the others do not wait for them. One namespace
 has a quarter of these at most."""
 OF_A_NAMESPACE = 72
-"""Of those, so many of one namespace."""
+"""How many of those may be of one namespace."""
 LEAST_SECONDS = 0.2
 """Between two looks at one job."""
 LEFT_SECONDS = 10.0

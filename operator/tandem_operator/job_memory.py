@@ -25,7 +25,7 @@ from tandem_operator.observed import Object
 from tandem_operator.reporting import Want
 
 MANY = 8
-"""Pods of a job that are made side by side. Where a quota or a webhook refuses so many of a role, it would refuse the
+"""Pods of a job that are made side by side. Where a quota or a webhook refuses this many of a role, it would refuse the
 rest as well, which may be thousands: no other one of that role is tried until one of these may be tried again."""
 LONGEST_SECONDS = 60.0
 """Who makes room in a quota sees the job go on within a minute."""

@@ -27,12 +27,12 @@ after 3 to 4 seconds, and then its kubelet restarts it."""
 LEAST_QUESTIONS = 2
 """One may have lasted because we were stopped ourselves."""
 GONE_SECONDS, LEAST_KNOCKS = 2.0, 2
-"""From the first question of which nobody took the connection, and so many of those. Each knocks twice."""
+"""Seconds since the first refused connection, and how many were refused. Each attempt knocks twice."""
 DOUBT_SECONDS = 2 * SILENT_SECONDS
 """After so long it is either given up, or not known to be gone at all."""
 FEW = 3
-"""Of so many silent coordinators at most, it does not matter that they are most of those there are: they may share one
-node."""
+"""For at most this many silent coordinators it does not matter that they are most of those there are: they may share
+one node."""
 
 K = TypeVar("K", bound=Hashable)
 

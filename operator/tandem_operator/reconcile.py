@@ -428,14 +428,14 @@ def _expires(job: DistributedTrainingJob, new: Status) -> float | None:
 
 
 def steady(jobs: int) -> float:
-    """Seconds between two looks at each of so many jobs that train. The sooner a coordinator is asked, the sooner it is
+    """Seconds between two looks at each of `jobs` jobs that train. The sooner a coordinator is asked, the sooner it is
     known that it went with its node."""
     least, most = STEADY_SECONDS
     return min(most, max(least, jobs / LOOKS_PER_SECOND))
 
 
 def lively(jobs: int) -> float:
-    """Seconds between two writes of what changes all the time, of each of so many jobs."""
+    """Seconds between two writes of what changes all the time, for each of `jobs` jobs."""
     least, most = LIVELY_SECONDS
     return min(most, max(least, jobs / WRITES_PER_SECOND))
 

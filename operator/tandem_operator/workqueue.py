@@ -20,7 +20,7 @@ QUICK_LOOKS = 10
 SLOW = object()
 """The lane of those that take long; a group's lane is the group, and its lane of those that take long is both."""
 SHARE = 4
-"""A group has one of so many parts of the lane of those that take long, and at least one place."""
+"""A group has one part in this many of the lane for keys that take long, and at least one place."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -30,8 +30,8 @@ class WorkQueue(Generic[K]):
 
     Args:
         least: seconds between two times that a key is given out, so that a burst of news is looked at once.
-        most_slow: so many keys that take long are given out at a time, a quarter of them of a group; None: any number.
-        most_of_group: so many keys of one group; None likewise.
+        most_slow: how many keys that take long are given out at a time, a quarter of them of one group; None: any.
+        most_of_group: how many keys of one group are given out at a time; None likewise.
         group: the group of a key.
     """
 
@@ -63,7 +63,7 @@ class WorkQueue(Generic[K]):
         return sum(1 for key, (due, _) in self._due.items() if due <= now and key not in self._busy)
 
     def add(self, key: K, seconds: float = 0.0) -> None:
-        """Have a key given out in so many seconds, or earlier if it is due earlier already."""
+        """Have a key given out in `seconds`, or earlier if it is due earlier already."""
         now = asyncio.get_running_loop().time()
         due = max(now + seconds, self._given.get(key, -self._least) + self._least)
         if key in self._due and self._due[key][0] <= due:
@@ -102,7 +102,7 @@ class WorkQueue(Generic[K]):
                 continue
 
     def done(self, key: K, again_in: float | None = None, failed: bool = False, slow: bool = False) -> None:
-        """It was looked at, and wants to be again in so many seconds, or soon because that failed.
+        """It was looked at, and is due again in `again_in` seconds, or soon because that failed.
 
         Args:
             slow: that took long.

@@ -53,7 +53,7 @@ CONSEQUENCES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
 
 
 def record(error: BaseException, frames: TracebackType | None, most_bytes: int) -> bytes:
-    """What is left for the agent: JSON of at most so many bytes.
+    """What is left for the agent: JSON of at most `most_bytes` bytes.
 
     Args:
         frames: the traceback, from the first frame that is worth showing.

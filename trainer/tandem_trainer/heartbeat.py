@@ -480,7 +480,7 @@ class Heartbeat(threading.Thread):
 
 
 def _devices(processes: int) -> dict[str, object]:
-    """The CPUs and GPUs of so many ranks, for the ledger."""
+    """The CPUs and GPUs of a worker with this many ranks, for the ledger."""
     gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
     seen = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

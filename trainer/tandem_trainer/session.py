@@ -426,7 +426,7 @@ class Session:
             global_batch_size: samples of one step over all ranks together; None with an order that gives batches.
             order: a function of seed and epoch that gives the sample ids of an epoch in their order, or its batches:
                 `Weighted`, `Bucketed`, or your own (tandem_trainer.data.sampling). The same on every rank.
-            max_steps: end after so many steps, if that comes first.
+            max_steps: the number of steps after which training ends, if that comes first.
             drop_last: leave out the last batch of an epoch where it is smaller than the others.
             loader_workers: processes of this rank that read ahead; 0: samples are read when their step begins.
             collate: makes a batch of a list of samples.

@@ -160,7 +160,7 @@ class Task(ABC, Generic[C]):
             ranks: how many split them.
 
         Raises:
-            ConfigurationError: they cannot be split among so many.
+            ConfigurationError: they cannot be split among that many ranks.
         """
         plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
         return plan
@@ -213,7 +213,7 @@ def checked(task: Task[Any], losses: object, samples: int) -> Tensor:
     """What a task's `loss` returned.
 
     Raises:
-        ConfigurationError: it is no number for each of so many samples.
+        ConfigurationError: it is not one number for each of the `samples`.
     """
     if not isinstance(losses, Tensor) or losses.shape != (samples,):
         found = f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"

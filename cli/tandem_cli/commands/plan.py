@@ -32,7 +32,7 @@ def plan(
     ] = None,
     overrides: OverridesOption = None,
     parameters: Annotated[
-        float | None, typer.Option(help="Without a job: the state of a model with so many parameters, such as 7e9.")
+        float | None, typer.Option(help="Without a job: the state of a model with this many parameters, such as 7e9.")
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
     device: Annotated[

@@ -44,7 +44,7 @@ class Row:
     """None where no job is planned."""
     memory: Memory
     spare: int
-    """Bytes that are left on the device; negative where so many lack."""
+    """Bytes left on the device; negative where it is too small."""
     time: StepTime | None
     """None where operations are not known."""
     cost: float | None

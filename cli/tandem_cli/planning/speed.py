@@ -109,7 +109,7 @@ def step_time(
 
 
 def steps_of(loop: Loop, samples: int) -> int:
-    """Optimizer steps of a whole run over so many samples."""
+    """Optimizer steps of a whole run over this many samples."""
     size = loop.global_batch_size
     epoch = samples // size if loop.drop_last else -(-samples // size)
     steps = loop.epochs * epoch
@@ -117,5 +117,5 @@ def steps_of(loop: Loop, samples: int) -> int:
 
 
 def cost(steps: int, step_seconds: float, world_size: int, price_per_hour: float) -> float:
-    """Of so many steps, in the currency of the price, which is that of one device."""
+    """Cost of the steps, in the currency of the price, which is that of one device."""
     return steps * step_seconds * world_size * price_per_hour / HOUR

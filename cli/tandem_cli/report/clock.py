@@ -51,7 +51,7 @@ class Clock:
         return float(np.interp(time, self.real, self.shown))
 
     def seen_from(self, time: float, seconds: float) -> "Clock":
-        """The same clock with its 0 at a time, in the unit that suits a window of so many seconds."""
+        """The same clock with its 0 at `time`, in the unit that suits a window of this length."""
         unit, unit_seconds = _unit(seconds)
         scale = self.unit_seconds / unit_seconds
         pauses = tuple(replace(pause, at=(pause.at - self.at(time)) * scale) for pause in self.pauses)

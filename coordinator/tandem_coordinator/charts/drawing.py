@@ -23,8 +23,8 @@ STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 LOGARITHMIC_FROM = 30.0
 """A factor between the lowest and the highest value."""
 MOSTLY, DECADES = 0.9, 8
-"""So many of the values have to be above 0: a loss that is 0 now and then stands at the foot. And no more than so many
-powers of ten are shown."""
+"""The share of values that must be above 0, as a loss may be 0 now and then, which is drawn at the foot; and the most
+powers of ten that are shown."""
 LARGEST = 1e300
 """Of larger values the range would be no number."""
 MARGIN = 0.07
@@ -66,7 +66,7 @@ class Scale:
         return math.log10(inside) if self.logarithmic else inside
 
     def ticks(self, most: int, whole: bool = False) -> list[float]:
-        """Round values inside the scale, at most so many."""
+        """At most `most` round values inside the scale."""
         if not self.logarithmic:
             return ticks(self.low, self.high, most, whole)
         factors = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0))

@@ -33,7 +33,7 @@ class Bucket:
 
 
 class Series:
-    """Values over something that ascends, at most so many buckets of them."""
+    """Values over something that ascends, in at most `most` buckets."""
 
     def __init__(self, most: int = MOST_BUCKETS) -> None:
         self._most, self._width = most, 1
@@ -117,7 +117,7 @@ class Series:
 
 
 def shorten(points: Iterable[Point], most: int) -> list[Point]:
-    """At most about so many points, the lowest and the highest of each stretch among them."""
+    """At most about `most` points, the lowest and the highest of each stretch among them."""
     points = list(points)
     if len(points) <= most:
         return points

@@ -37,12 +37,12 @@ Key = tuple[str, int]
 BITE = 32 * 2**10
 """Bytes that are read and parsed in one go: a millisecond or so, as heartbeats share the interpreter."""
 REST = 3.0
-"""After a bite, so many times its own duration is left to everything else."""
+"""After a bite this many times its duration is left to everything else."""
 PAUSE_SECONDS = 120.0
 """The coordinator writes every second: so long without a line, and nothing ran. Such a time is cut out of the axis."""
 MOST_GENERATIONS, MOST_SAVES, MOST_EVENTS, MOST_PAUSES = 300, 1000, 200, 50
 MOST_PROCESSES = 32
-"""Of a kind, the processor use of so many is kept, each in so many stretches:"""
+"""Of each kind, the processor use of this many processes is kept, in this many stretches:"""
 STRETCHES = 240
 MOST_REDONE = 20
 SAME_SECONDS = 0.1

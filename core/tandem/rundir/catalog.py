@@ -133,7 +133,7 @@ class Results:
     """Follows the results of a run. For one thread.
 
     Args:
-        most: read the newest so many folders of evaluations alone.
+        most: how many folders of evaluations to read, the newest first; None: all.
     """
 
     def __init__(self, rundir: RunDir, most: int | None = None) -> None:

@@ -175,7 +175,7 @@ class Manifest(Model):
 
 
 def chunks(size: int) -> int:
-    """How many chunks so many bytes have."""
+    """The number of chunks in a file of `size` bytes."""
     return -(-size // CHUNK)
 
 

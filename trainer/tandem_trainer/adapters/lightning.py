@@ -155,7 +155,7 @@ class Elastic(Callback):
             self._count_from(trainer, session.step)
 
     def _count_from(self, trainer: Trainer, step: int) -> None:
-        """Have Lightning count as after so many optimizer steps."""
+        """Set Lightning's counters to those after `step` optimizer steps."""
         epoch, steps = divmod(step, self._per_epoch)
         loop = trainer.fit_loop
         inside = loop.epoch_loop

@@ -39,12 +39,12 @@ class MicroBatch:
 
 
 def number_of(global_batch: int, world_size: int, most: int) -> int:
-    """Micro-batches of a step on each rank, of at most so many samples."""
+    """The number of micro-batches of a step on each rank, with at most `most` samples each."""
     return math.ceil(math.ceil(global_batch / world_size) / most)
 
 
 def cuts(count: int, parts: int) -> list[tuple[int, int]]:
-    """Start and end of each micro-batch in a share of so many samples."""
+    """Start and end of each of `parts` micro-batches among `count` samples."""
     return [(part * count // parts, (part + 1) * count // parts) for part in range(parts)]
 
 

@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, files: Files, world_size: int) -> "Layout":
-        """The layout of such files in a group of so many ranks; the same on every rank."""
+        """The layout of such files in a group of `world_size` ranks; the same on every rank."""
         headers = {path: header(tensors) for path, tensors in files.items()}
         sizes = {
             path: len(headers[path]) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -424,7 +424,7 @@ def _size(folder: Path) -> int:
 
 
 def _set_aside_long_ago(rundir: RunDir, kept: int) -> list[str]:
-    """What was set aside, but for so many of the latest steps; lowest step first."""
+    """What was set aside, without the `kept` latest steps; lowest step first."""
     names = sorted(rundir.set_aside_names())
     return names[: max(0, len(names) - kept)]
 

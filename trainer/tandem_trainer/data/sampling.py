@@ -42,7 +42,8 @@ EpochOrder = Callable[[int, int], Any]
 """(seed, epoch) → ids, [N] (a sequence, an array or a tensor of whole numbers), or a sequence of such, the batches."""
 
 BATCHES_IN_A_POOL = 100
-"""Samples of so many batches are sorted by length together: enough to find neighbours, few enough to stay random."""
+"""The samples of this many batches are sorted by length together: enough for batches of even length, few enough to stay
+random."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -208,7 +208,7 @@ class FineTuning(Task[Config]):
         return found
 
     def _mixture(self, counts: Sequence[int]) -> Mixture | None:
-        """What an epoch takes of sources with so many rows; None: each row once."""
+        """What an epoch takes of sources with these numbers of rows; None: each row once."""
         sources = (self.config.data and self.config.data.mixture) or []
         weights = [one.weight for one in sources if one.weight is not None]
         if not weights:

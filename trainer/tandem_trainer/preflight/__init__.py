@@ -31,7 +31,7 @@ SUM_SECONDS = 20.0
 ROUNDS = 8
 """So many pairs of each replica are tried at most: in a world of thousands, what is slow or cut off shows in eight."""
 GIVE_UP = 2
-"""Who did not reach so many others tries no more: the rest would wait for it."""
+"""After this many failed connections a member stops trying: the rest would wait for it."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ WINDOW_SECONDS = 0.25
 """Products are timed in windows that are longer than the period of a processor quota (0.1 s), so that a throttled
 process is seen to be one."""
 WINDOWS = 3
-"""The best of so many counts: a hiccup of the machine is no slow node."""
+"""The best of this many measurements counts: a short disturbance does not make a node slow."""
 TERMS = 2**20
 """Of the sum."""
 BLOCK_BYTES = 4 * 2**20

@@ -106,7 +106,7 @@ def _traced(
 
 
 def evenly(costs: Sequence[float], count: int) -> list[int]:
-    """Where to cut parts into so many runs that the dearest is as cheap as can be: the first part of each."""
+    """The first part of each of `count` stages, cut so that the most expensive stage is as cheap as possible."""
     sums = [0.0, *accumulate(costs)]
     # By the number of parts: the cost of the dearest run, the squares of all, and their beginnings.
     best: list[tuple[float, float, list[int]] | None] = [(0.0, 0.0, []), *[None] * len(costs)]

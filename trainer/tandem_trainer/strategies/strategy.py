@@ -27,7 +27,7 @@ Plan = Mapping[str, str]
 Runner = Callable[[int, Share], Tensor]
 """Runs forward and backward pass of this rank's share in a step. Returns its part of the mean loss, a scalar."""
 Examples = Callable[[int], Any]
-"""A batch of so many samples."""
+"""Makes a batch of a given number of samples."""
 
 
 class Strategy:
@@ -152,7 +152,8 @@ def blocks_of(model: nn.Module, least: int | None = None) -> list[nn.Module]:
     parameters in more than one member, in order.
 
     Args:
-        least: instead, each module with at least so many parameters that are in no block within it, innermost first.
+        least: instead, each module that has at least this many parameters outside of the blocks within it, innermost
+            first.
     """
     return list(_members(model)) if least is None else _of_size(model, least)
 
