@@ -57,15 +57,17 @@ from tandem_coordinator.straggler import StragglerWatch
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
+CALM_SECONDS = 0.25
+"""The same while time alone decides nothing. Each tick takes processor time from the ranks of this machine."""
 LEAST_HOLD = 0.8
 """A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
 would otherwise all be back at once."""
 TICK_PAUSE = 3.0
 """After a tick this many times its duration is left to everything else."""
 RETRY_SECONDS = 1.0
+"""Between two tries to write to a disk that fails."""
 RECORD_SECONDS = 2.0
 """How long a request for another number of replicas waits for the disk; less than the operator waits for an answer."""
-"""Between two tries to write to a disk that fails."""
 HUNG_UP_SECONDS = 0.2
 """How often it is looked whether an agent that was told that its generation is over is still there."""
 LEAVING_SECONDS = 1.0
@@ -170,6 +172,7 @@ class Coordinator:
             if self._requests.get(sync.replica) is request:
                 self._ledger.gone(sync.replica, time.monotonic())
                 self._apply(Disconnected(sync.replica, sync.incarnation))
+                self._hurry.set()
             raise
         if told.order == "rejoin":
             self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
@@ -338,8 +341,9 @@ class Coordinator:
                 self._history.say(idle, "warning")
             # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
             await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * (time.monotonic() - began)))
+            calm = min(CALM_SECONDS, membership.calm_seconds(self.state, time.monotonic()))
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
+                async with asyncio.timeout(max(TICK_SECONDS, calm)):
                     await self._hurry.wait()
 
     async def _record(self) -> None:

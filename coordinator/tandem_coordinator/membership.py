@@ -129,6 +129,17 @@ def step(state: State, event: Event, now: float) -> Next:
             return _over(state, cause)
 
 
+def calm_seconds(state: State, now: float) -> float:
+    """For how long ticks decide nothing unless somebody speaks; 0 if the next one may."""
+    if not state.open or state.latest is None or len(state.latest.members) != state.target:
+        return 0.0
+    if state.saving or state.preflight or state.blind or state.finished or state.completing or state.failing:
+        return 0.0
+    if not state.agents or any(agent.waits or agent.leaves for agent in state.agents.values()):
+        return 0.0
+    return max(0.0, min(agent.heard for agent in state.agents.values()) + state.rules.lost_after - now)
+
+
 def answer(state: State, sync: Sync, recorded: int) -> Answer:
     """What an agent that has spoken so is told. Generations above `recorded` are not durable yet and stay secret."""
     if _is_retired(state, sync.replica, sync.incarnation):

@@ -4,8 +4,8 @@ It is a program like any of `evaluators.command`, so a task that crashes, hangs 
 (tandem_evaluator.program): the checkpoint counts as failed, with a sentence, and neither the evaluator nor training is
 harmed. The process has the task's imports and its memory; the evaluator that starts it has not.
 
-For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics`, and through `Task.loss` where
-the metrics do not bring the loss, and reports what the batches add up to.
+For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics`, and through `Task.loss`
+where the metrics do not bring the loss, and reports what the batches add up to.
 """
 
 import os
@@ -155,7 +155,7 @@ class TaskEvaluation:
         place = f"{self._name}.metrics: {LOSS}"
         found = _plain(place, given)
         if not isinstance(found, Mean) or found.count != samples:
-            raise Unusable(f"{place} of {samples} samples is {_shown(given)}; return Mean(sum of the losses, {samples})")
+            raise Unusable(f"{place} of {samples} samples is {_shown(given)}; return Mean(sum of losses, {samples})")
         return found
 
     def _added(self, name: str, before: Value | None, value: Any) -> Value:

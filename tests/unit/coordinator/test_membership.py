@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tandem_coordinator.group_state import Cause, Disconnected, Open, Over, Say, Synced, Tick
-from tandem_coordinator.membership import answer, says_nothing_new
+from tandem_coordinator.group_state import Cause, Disconnected, Open, Over, Retarget, Say, Synced, Tick
+from tandem_coordinator.membership import answer, calm_seconds, says_nothing_new
 from tests.support.worlds.membership_job import RULES, Job, message
 
 
@@ -448,3 +448,30 @@ def test_a_quiet_heartbeat_is_recognised_and_keeps_its_sender_alive() -> None:
         job.tell(Synced(message("worker-0", "running", generation=first)))
         job.tell(Tick(heard={"worker-1": job.now}))
     assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_time_decides_nothing_in_a_whole_group_that_runs_until_somebody_may_be_lost() -> None:
+    job = Job(target=2)
+    assert calm_seconds(job.state, job.now) == 0
+    job.forms("worker-0", "worker-1")
+    job.tick()
+    assert RULES.lost_after - 1 <= calm_seconds(job.state, job.now) <= RULES.lost_after
+    job.falls_silent("worker-1")
+    job.tell(Disconnected("worker-1", "worker-1-a"))
+    assert calm_seconds(job.state, job.now) <= 1
+    job.passes(1.4)
+    assert job.members() == ["worker-0"]
+    assert calm_seconds(job.state, job.now) == 0, "one is missing"
+
+
+def test_time_may_decide_something_while_a_newcomer_waits_or_the_group_saves() -> None:
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    assert calm_seconds(job.state, job.now) > 0
+    job.tell(Retarget(3))
+    job.joins("worker-2")
+    assert calm_seconds(job.state, job.now) == 0
+    job = Job(target=2)
+    job.forms("worker-0", "worker-1")
+    job.tell(Retarget(1))
+    assert calm_seconds(job.state, job.now) == 0

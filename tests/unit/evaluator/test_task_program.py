@@ -84,7 +84,7 @@ def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
         ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), GeometricMean, Sum"),
         ({"f1": GeometricMean("good", 3)}, "f1 holds 'good', which is not a number"),
         ({"f1": Confusion([[1, 2]])}, "f1 holds .*, which is not a square matrix"),
-        ({"loss": Mean(1, 1)}, r"loss of 50 samples is Mean\(total=1, count=1\); return Mean\(sum of the losses, 50\)"),
+        ({"loss": Mean(1, 1)}, r"loss of 50 samples is Mean\(total=1, count=1\); return Mean\(sum of losses, 50\)"),
         ({"loss": Sum(1)}, "loss of 50 samples is Sum"),
         ([1], "returned a list; return a dictionary"),
     ],
