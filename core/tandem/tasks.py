@@ -276,7 +276,7 @@ class Loop(Model):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
-    """Run the model through torch.compile."""
+    """Run the model through torch.compile; under `pipeline` each of its stages."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initial weights, data order and dropout."""
     deterministic: bool = False
@@ -315,11 +315,19 @@ class Loop(Model):
             "pipeline",
         ),
         Rule(
-            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.compile or c.sync_batch_norm),
+            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.sync_batch_norm),
             "!has(self.strategy) || self.strategy != 'pipeline' || !((has(self.precision) && self.precision =="
-            " 'float16') || (has(self.compile) && self.compile) || (has(self.syncBatchNorm) && self.syncBatchNorm))",
-            "strategy: pipeline does not go together with precision: float16, compile or syncBatchNorm",
+            " 'float16') || (has(self.syncBatchNorm) && self.syncBatchNorm))",
+            "strategy: pipeline does not go together with precision: float16 (take bfloat16) or syncBatchNorm",
             "strategy",
+        ),
+        Rule(
+            lambda c: not c.compile or c.pipeline is None or c.pipeline.schedule != "zeroBubble",
+            "!has(self.compile) || !self.compile || !has(self.pipeline) || !has(self.pipeline.schedule)"
+            " || self.pipeline.schedule != 'zeroBubble'",
+            "compile does not go together with the schedule zeroBubble, which computes gradients of inputs and of "
+            "weights apart: compiled code computes them together",
+            "compile",
         ),
     )
 
