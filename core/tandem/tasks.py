@@ -194,6 +194,10 @@ class Fsdp(Model):
     """Blocks whose weights are on their way while one computes."""
     shard_within: Literal["Group", "Worker"] = "Group"
     """`Worker`: split the state over the ranks of one worker only, and keep a copy in each worker."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and the optimizer's state in the memory of the machine, and copy a block's weights to
+    the GPU while it computes: less memory of the GPU, much slower. Without a GPU, or with one rank, ignored with a
+    warning."""
 
 
 class Pipeline(Model):
@@ -294,6 +298,13 @@ class Loop(Model):
             "!has(self.fsdp) || (has(self.strategy) && self.strategy == 'fsdp')",
             "fsdp has options of the strategy fsdp; choose it with strategy: fsdp",
             "fsdp",
+        ),
+        Rule(
+            lambda c: c.precision != "float16" or c.fsdp is None or not c.fsdp.cpu_offload,
+            "!has(self.precision) || self.precision != 'float16' || !has(self.fsdp) || !has(self.fsdp.cpuOffload)"
+            " || !self.fsdp.cpuOffload",
+            "fsdp.cpuOffload does not go together with precision: float16; take bfloat16",
+            "precision",
         ),
         Rule(
             lambda c: not c.compile or c.strategy not in ("dp", "model"),

@@ -75,7 +75,7 @@ def alone_tied(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 FULL = pytest.mark.full("trainer")
-SIZED = {"wrapParameters": 3000, "reshardAfterForward": False, "prefetch": 2}
+SIZED = {"wrapParameters": 3000, "reshardAfterForward": False, "prefetch": 2, "cpuOffload": True}
 HYBRID = FSDP | {"fsdp": {"shardWithin": "Worker"}}
 REPEATED = {"activationCheckpointing": True}
 TENSOR = FSDP | {"tensorParallel": 2}
@@ -122,7 +122,9 @@ def test_it_learns_what_one_rank_alone_learns(
     tmp_path: Path, alone: RunDir, loop: dict[str, Any], ranks: int, processes: int, mesh: dict[str, int]
 ) -> None:
     rundir = job(tmp_path / "run", loop, processes)
-    run(rundir, ranks)
+    output = run(rundir, ranks)
+    ignored = output.count("setting=fsdp.cpuOffload ignored: there is no GPU")
+    assert ignored == (1 if loop.get("fsdp", {}).get("cpuOffload") else 0)
     assert sample_ids(rundir) == sample_ids(alone)
     assert losses(rundir) == pytest.approx(losses(alone), abs=1e-4)
     assert rundir.committed()[-1].mesh == mesh
