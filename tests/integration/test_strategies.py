@@ -153,12 +153,15 @@ def test_stages_that_share_a_weight_learn_what_one_rank_alone_learns(
 
 @pytest.mark.full("trainer")
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b"])
-def test_stages_in_bfloat16_learn_what_one_rank_learns_in_it(tmp_path: Path, schedule: str) -> None:
+def test_stages_in_bfloat16_learn_what_one_rank_learns_in_it(tmp_path: Path, alone: RunDir, schedule: str) -> None:
+    """Up to how its few digits are rounded, which is not up to those of float32."""
     runs = [job(tmp_path / "alone", {"precision": "bfloat16"})]
     runs.append(job(tmp_path / "stages", {"precision": "bfloat16", **pipeline(schedule)}, 2))
     for ranks, rundir in enumerate(runs, start=1):
         run(rundir, ranks)
-    assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=2e-3)
+    assert losses(runs[1])[1] == pytest.approx(losses(runs[0])[1], abs=1e-3)
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=3e-2)
+    assert losses(runs[1]) != pytest.approx(losses(alone), abs=1e-4)
 
 
 @pytest.mark.full("trainer")
