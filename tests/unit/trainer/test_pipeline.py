@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import _Action
 
 from tandem_trainer.checkpoint.sharding import StageTensor, here, is_sharded, place_of
 from tandem_trainer.data.feeding import padded
@@ -13,7 +12,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
-from tandem_trainer.strategies.pipeline import holders, received_early
+from tandem_trainer.strategies.pipeline import holders
 from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
 from tandem_trainer.task import Task
 
@@ -150,28 +149,6 @@ def test_a_weight_is_held_by_each_rank_with_a_stage_that_uses_it() -> None:
 def test_a_stage_with_nothing_to_learn_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="stage 1 of the pipeline has no parameters that learn"):
         holders([[nn.Linear(2, 2)], [nn.ReLU()]], 2)
-
-
-def actions(words: str) -> list[Any]:
-    return [_Action.from_str(word) for word in words.split()]
-
-
-def told(found: list[Any]) -> str:
-    return " ".join(str(one) for one in found)
-
-
-def test_receives_are_posted_some_passes_before_torch_posts_them() -> None:
-    order = actions("1F0 1SEND_F0 1F1 3RECV_F0 1SEND_F1 3F0 3RECV_F1 3F1")
-    assert told(received_early(order, 0)) == told(order)
-    assert told(received_early(order, 1)) == "1F0 1SEND_F0 3RECV_F0 1F1 1SEND_F1 3RECV_F1 3F0 3F1"
-    assert told(received_early(order, 9)) == "3RECV_F0 3RECV_F1 1F0 1SEND_F0 1F1 1SEND_F1 3F0 3F1"
-
-
-def test_receives_stay_in_the_order_in_which_the_other_rank_sends() -> None:
-    order = actions("2B0 0RECV_B0 0RECV_B1 0B0 2F1 0RECV_B2 0B1 0B2")
-    for ahead in range(5):
-        found = [str(one) for one in received_early(order, ahead) if "RECV" in str(one)]
-        assert found == ["0RECV_B0", "0RECV_B1", "0RECV_B2"]
 
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:

@@ -56,10 +56,6 @@ SCHEDULES = {
 }
 
 
-AHEAD = 2
-"""Passes before which a receive is posted, over gloo: see `received_early`."""
-
-
 class Pipelined(Strategy):
     """Stages with the options of the job."""
 
@@ -194,33 +190,6 @@ def holders(stages: Sequence[Sequence[nn.Module]], ranks: int) -> dict[int, tupl
     return {one: tuple(sorted(places)) for one, places in found.items()}
 
 
-def received_early(actions: Sequence[Any], ahead: int) -> list[Any]:
-    """The actions of a rank, with each receive before so many more passes; receives stay in their order.
-
-    gloo sends when the receiver has said that it is ready. Where torch posts a receive, the rank computes at the moment
-    in which it could say so, and says it after that pass: then the sender's thread and the receiver's each have to be
-    woken up before what the next pass needs is here. NCCL has no such question and answer, and runs what one rank
-    sends and receives in one order: it would wait for the receive first.
-
-    Args:
-        actions: of torch.distributed.pipelining's schedules with several stages on each rank.
-        ahead: passes.
-    """
-    found: list[Any] = []
-    earliest = 0
-    for action in actions:
-        if not action.computation_type.name.startswith("RECV"):
-            found.append(action)
-            continue
-        place, passed = len(found), 0
-        while place > earliest and passed < ahead:
-            place -= 1
-            passed += found[place].is_compute_op
-        found.insert(place, action)
-        earliest = place + 1
-    return found
-
-
 class _Runner:
     """Runs the share of a step through the schedule."""
 
@@ -253,9 +222,6 @@ class _Runner:
         settings: dict[str, Any] = {"loss_fn": lambda output, number: output, "scale_grads": False}
         held: Any = self.stages[0] if options.schedule in SINGLE else self.stages
         self._schedule: Any = SCHEDULES[options.schedule](held, strategy._chunks, **settings)
-        if options.schedule not in SINGLE and device.type == "cpu":
-            orders = self._schedule.pipeline_order_with_comms
-            orders[strategy._place] = received_early(orders[strategy._place], AHEAD)
         parameters = {id(one): one for stage in self.stages for one in stage.submod.parameters() if one.requires_grad}
         self._parameters = [*parameters.values()]
         # In one order on all ranks.
