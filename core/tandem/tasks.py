@@ -194,6 +194,10 @@ class Fsdp(Model):
     """Blocks whose weights are on their way while one computes."""
     shard_within: Literal["Group", "Worker"] = "Group"
     """`Worker`: split the state over the ranks of one worker only, and keep a copy in each worker."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and the optimizer's state in the memory of the machine, and copy a block's weights to
+    the GPU while it computes: less memory of the GPU, much slower. Without a GPU, or with one rank, ignored with a
+    warning."""
 
 
 class Pipeline(Model):
@@ -276,7 +280,7 @@ class Loop(Model):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
-    """Run the model through torch.compile."""
+    """Run the model through torch.compile; under `pipeline` each of its stages."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of initial weights, data order and dropout."""
     deterministic: bool = False
@@ -294,6 +298,13 @@ class Loop(Model):
             "!has(self.fsdp) || (has(self.strategy) && self.strategy == 'fsdp')",
             "fsdp has options of the strategy fsdp; choose it with strategy: fsdp",
             "fsdp",
+        ),
+        Rule(
+            lambda c: c.precision != "float16" or c.fsdp is None or not c.fsdp.cpu_offload,
+            "!has(self.precision) || self.precision != 'float16' || !has(self.fsdp) || !has(self.fsdp.cpuOffload)"
+            " || !self.fsdp.cpuOffload",
+            "fsdp.cpuOffload does not go together with precision: float16; take bfloat16",
+            "precision",
         ),
         Rule(
             lambda c: not c.compile or c.strategy not in ("dp", "model"),
@@ -315,11 +326,19 @@ class Loop(Model):
             "pipeline",
         ),
         Rule(
-            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.compile or c.sync_batch_norm),
+            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.sync_batch_norm),
             "!has(self.strategy) || self.strategy != 'pipeline' || !((has(self.precision) && self.precision =="
-            " 'float16') || (has(self.compile) && self.compile) || (has(self.syncBatchNorm) && self.syncBatchNorm))",
-            "strategy: pipeline does not go together with precision: float16, compile or syncBatchNorm",
+            " 'float16') || (has(self.syncBatchNorm) && self.syncBatchNorm))",
+            "strategy: pipeline does not go together with precision: float16 (take bfloat16) or syncBatchNorm",
             "strategy",
+        ),
+        Rule(
+            lambda c: not c.compile or c.pipeline is None or c.pipeline.schedule != "zeroBubble",
+            "!has(self.compile) || !self.compile || !has(self.pipeline) || !has(self.pipeline.schedule)"
+            " || self.pipeline.schedule != 'zeroBubble'",
+            "compile does not go together with the schedule zeroBubble, which computes gradients of inputs and of "
+            "weights apart: compiled code computes them together",
+            "compile",
         ),
     )
 

@@ -15,7 +15,7 @@ from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.paused_lm import PARTS, UNTIL
-from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,24 +54,35 @@ def unpaused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """What one rank alone learns."""
-    rundir = job(tmp_path_factory.mktemp("alone") / "run", {})
+def learned_alone(path: Path, tied: bool) -> RunDir:
+    """A run of one rank."""
+    rundir = job(path, {}, tied=tied)
     run(rundir)
     assert losses(rundir)[STEPS] < 0.8 * losses(rundir)[1]
     return rundir
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """What one rank alone learns."""
+    return learned_alone(tmp_path_factory.mktemp("alone") / "run", tied=False)
+
+
+@pytest.fixture(scope="module")
+def alone_tied(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """What one rank alone learns with one weight for the first and the last layer."""
+    return learned_alone(tmp_path_factory.mktemp("alone-tied") / "run", tied=True)
+
+
 FULL = pytest.mark.full("trainer")
-SIZED = {"wrapParameters": 3000, "reshardAfterForward": False, "prefetch": 2}
+SIZED = {"wrapParameters": 3000, "reshardAfterForward": False, "prefetch": 2, "cpuOffload": True}
 HYBRID = FSDP | {"fsdp": {"shardWithin": "Worker"}}
 REPEATED = {"activationCheckpointing": True}
 TENSOR = FSDP | {"tensorParallel": 2}
 
 
 def pipeline(schedule: str, **options: Any) -> dict[str, Any]:
-    """A loop with two ranks in a pipeline."""
+    """A loop with a pipeline, of two ranks by default."""
     return {"strategy": "pipeline", "pipeline": {"schedule": schedule, "stages": 2, **options}}
 
 
@@ -103,16 +114,77 @@ REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
         pytest.param(INTERLEAVED, 2, 2, {"pipe": 2}, id="interleaved", marks=FULL),
         pytest.param(INTERLEAVED | REPEATED, 4, 2, {"data": 2, "pipe": 2}, id="interleaved-and-data", marks=FULL),
         pytest.param(pipeline("zeroBubble"), 2, 2, {"pipe": 2}, id="zero-bubble", marks=FULL),
+        pytest.param(pipeline("1f1b", splitAt=["blocks.2"]), 2, 2, {"pipe": 2}, id="split-at", marks=FULL),
     ],
 )
 def test_it_learns_what_one_rank_alone_learns(
     tmp_path: Path, alone: RunDir, loop: dict[str, Any], ranks: int, processes: int, mesh: dict[str, int]
 ) -> None:
     rundir = job(tmp_path / "run", loop, processes)
-    run(rundir, ranks)
+    output = run(rundir, ranks)
+    ignored = output.count("setting=fsdp.cpuOffload ignored: there is no GPU")
+    assert ignored == (1 if loop.get("fsdp", {}).get("cpuOffload") else 0)
     assert sample_ids(rundir) == sample_ids(alone)
     assert losses(rundir) == pytest.approx(losses(alone), abs=1e-4)
     assert rundir.committed()[-1].mesh == mesh
+
+
+@pytest.mark.parametrize(
+    ("loop", "ranks", "stages"),
+    [
+        pytest.param(pipeline("1f1b"), 2, 2, id="1f1b", marks=FULL),
+        pytest.param(pipeline("1f1b", chunks=3), 4, 2, id="1f1b-and-data"),
+        pytest.param(pipeline("1f1b", stages=3), 3, 3, id="a-stage-between", marks=FULL),
+        pytest.param(pipeline("zeroBubble"), 2, 2, id="zero-bubble", marks=FULL),
+    ],
+)
+def test_stages_that_share_a_weight_learn_what_one_rank_alone_learns(
+    tmp_path: Path, alone_tied: RunDir, loop: dict[str, Any], ranks: int, stages: int
+) -> None:
+    """The embedding is that of the first stage and of the last one."""
+    rundir = job(tmp_path / "run", loop, stages, tied=True)
+    run(rundir, ranks)
+    assert losses(rundir) == pytest.approx(losses(alone_tied), abs=1e-4)
+    found, wanted = (load_file(of.checkpoint(of.checkpoint_names()[-1]) / WEIGHTS) for of in (rundir, alone_tied))
+    assert found.keys() == wanted.keys()
+    assert torch.allclose(found["embedding.weight"], wanted["embedding.weight"], atol=1e-4)
+
+
+@pytest.mark.full("trainer")
+@pytest.mark.timeout(700)
+def test_compiled_stages_learn_what_one_rank_alone_learns(tmp_path: Path, alone: RunDir) -> None:
+    """For a few steps: the compiler takes most of the time, and several times as much on a busy machine."""
+    rundir = job(tmp_path / "run", pipeline("1f1b", chunks=2) | {"compile": True, "maxSteps": 3}, 2)
+    with Ranks(rundir, 2) as ranks:
+        codes, output = ranks.finish(600)
+    assert codes == [0, 0], output
+    assert losses(rundir) == pytest.approx({step: losses(alone)[step] for step in (1, 2, 3)}, abs=1e-4)
+
+
+@pytest.mark.full("trainer")
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b"])
+def test_stages_in_bfloat16_learn_what_one_rank_learns_in_it(tmp_path: Path, alone: RunDir, schedule: str) -> None:
+    """Up to how its few digits are rounded, which is not up to those of float32."""
+    runs = [job(tmp_path / "alone", {"precision": "bfloat16"})]
+    runs.append(job(tmp_path / "stages", {"precision": "bfloat16", **pipeline(schedule)}, 2))
+    for ranks, rundir in enumerate(runs, start=1):
+        run(rundir, ranks)
+    assert losses(runs[1])[1] == pytest.approx(losses(runs[0])[1], abs=1e-3)
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=3e-2)
+    assert losses(runs[1]) != pytest.approx(losses(alone), abs=1e-4)
+
+
+@pytest.mark.full("trainer")
+def test_stages_of_an_image_model_learn_what_one_rank_alone_learns(tmp_path: Path) -> None:
+    config = {"model": "cnn", "data": {"name": "digits"}, "globalBatchSize": 96, "maxSteps": STEPS, "epochs": 50}
+    config |= {"optimizer": {"name": "sgd", "learningRate": 0.05}}
+    runs = [make_rundir(tmp_path / "alone", config)]
+    workers = {"processesPerReplica": 2}
+    runs.append(make_rundir(tmp_path / "stages", config | pipeline("1f1b", splitAt=["classifier.0"]), workers=workers))
+    for ranks, rundir in enumerate(runs, start=1):
+        run(rundir, ranks)
+    assert sample_ids(runs[1]) == sample_ids(runs[0])
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-4)
 
 
 def kill_after_checkpoints(rundir: RunDir, ranks: int, unpaused: Path) -> None:
@@ -149,20 +221,27 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path, unpa
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=2e-3)
 
 
-@pytest.mark.parametrize("other", [pytest.param(FSDP, id="fsdp"), pytest.param({}, id="ddp", marks=FULL)])
+@pytest.mark.parametrize(
+    ("other", "tied"),
+    [
+        pytest.param(FSDP, False, id="fsdp"),
+        pytest.param({}, False, id="ddp", marks=FULL),
+        pytest.param({}, True, id="ddp-with-a-shared-weight", marks=FULL),
+    ],
+)
 def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(
-    tmp_path: Path, unpaused: Path, other: dict[str, Any]
+    tmp_path: Path, unpaused: Path, other: dict[str, Any], tied: bool
 ) -> None:
     """Killed in between. Over so few steps Adam does not let the last digits grow."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "emaDecay": 0.9, "maxSteps": 60}
-    undisturbed = job(tmp_path / "undisturbed", adam)
+    undisturbed = job(tmp_path / "undisturbed", adam, tied=tied)
     run(undisturbed)
     path = tmp_path / "killed"
     parts: list[tuple[dict[str, Any], int, int]] = [(other, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
     for loop, ranks, processes in parts:
-        rundir = job(path, adam | loop, processes, checkpoint={"everySteps": 2, "keepLast": 100})
+        rundir = job(path, adam | loop, processes, tied=tied, checkpoint={"everySteps": 2, "keepLast": 100})
         kill_after_checkpoints(rundir, ranks, unpaused)
-    run(job(path, adam | other, checkpoint={"everySteps": 2, "keepLast": 100}), 3)
+    run(job(path, adam | other, tied=tied, checkpoint={"everySteps": 2, "keepLast": 100}), 3)
     assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 3]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
     assert sample_ids(rundir) == sample_ids(undisturbed)

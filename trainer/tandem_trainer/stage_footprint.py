@@ -60,16 +60,22 @@ class Stages:
             values, named = tuple(one.detach() for one in outputs), {}
 
     def found(self) -> tuple[Stage, ...]:
-        """All that was traced."""
-        return tuple(
-            Stage(
-                parameters=_size(parameters := _each(cut, "parameters")),
-                gradients=_size(one for one in parameters if one.requires_grad),
-                buffers=_size(_each(cut, "buffers")),
-                passes=tuple(passes),
+        """All that was traced. A tensor that several stages use is counted for the first one of each rank."""
+        ranks = (self._loop.pipeline or Pipeline()).stages
+        stages = []
+        for number, (cut, passes) in enumerate(zip(self._cuts, self._passes, strict=True)):
+            before = {id(one) for other in self._cuts[number % ranks : number : ranks] for one in _tensors(other)}
+            mine = [one for one in _tensors(cut) if id(one) not in before]
+            parameters = [one for one in mine if isinstance(one, nn.Parameter)]
+            stages.append(
+                Stage(
+                    parameters=_size(parameters),
+                    gradients=_size(one for one in parameters if one.requires_grad),
+                    buffers=_size(one for one in mine if not isinstance(one, nn.Parameter)),
+                    passes=tuple(passes),
+                )
             )
-            for cut, passes in zip(self._cuts, self._passes, strict=True)
-        )
+        return tuple(stages)
 
     def _traced(
         self, run: "_Run", values: tuple[Any, ...], named: dict[str, Any], samples: int
@@ -132,9 +138,9 @@ def _total(tracker: Any, kind: str) -> int:
     )
 
 
-def _each(cut: stages.Stage, kind: str) -> list[Tensor]:
-    """The parameters or buffers of a stage, each once."""
-    return list({id(one): one for part in cut.parts for one in getattr(part, kind)()}.values())
+def _tensors(cut: stages.Stage) -> list[Tensor]:
+    """The parameters and buffers of a stage, each once."""
+    return list({id(one): one for part in cut.parts for one in (*part.parameters(), *part.buffers())}.values())
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

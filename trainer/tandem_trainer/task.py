@@ -226,7 +226,9 @@ def checked(task: Task[Any], losses: object, samples: int) -> Tensor:
 
 def _members(model: nn.Sequential, prefix: str) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
-    for name, child in model.named_children():
+    # Not named_children: a member that is there twice is called twice.
+    for name, child in model._modules.items():
+        assert child is not None
         inside = type(child) is nn.Sequential
         found |= _members(child, f"{prefix}{name}.") if inside else {f"{prefix}{name}": child}  # type: ignore[arg-type]
     return found

@@ -1,12 +1,15 @@
 """The schedule of a pipeline, from what its ranks recorded: how much of the time they wait, and a picture.
 
 The bubble is the share of a step's time in which ranks compute nothing, from the first pass of any rank to the end of
-the last. In theory it is that of the same passes in the same order where all passes of a kind take equally long, and
-what they pass on takes no time. For GPipe and 1F1B with p ranks and m micro-batches that is (p - 1) / (m + p - 1)
-(https://arxiv.org/abs/1811.06965, section 2.3).
+the last. In theory it is that of the same passes in the same order where all passes of a kind through a stage take
+equally long, and what they pass on takes no time. For GPipe and 1F1B with p ranks and m micro-batches and equal stages
+that is (p - 1) / (m + p - 1) (https://arxiv.org/abs/1811.06965, section 2.3).
+
+By stage, and not by kind alone: with zero bubble the first stage has no inputs whose gradients anybody wants, so torch
+computes all of its gradients in the pass for those of weights, and nothing in the other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -70,13 +73,22 @@ class Schedule(Model):
     @cached_property
     def predicted(self) -> float:
         """The bubble in theory, with the mean times of passes that were measured."""
-        return bubble(replayed(self.steps[0], self._costs), self.ranks)
+        costs = self._costs
+        return bubble(replayed(self.steps[0], lambda one: costs[one.kind, one.stage]), self.ranks)
+
+    @cached_property
+    def unsent(self) -> float:
+        """The bubble if each pass took as long as it did, and what passes pass on took no time: the median over the
+        steps. What was measured beyond that is sending; what this is beyond theory is passes that took unequally
+        long."""
+        return median(bubble(replayed(step, lambda one: one.end - one.begin), self.ranks) for step in self.steps)
 
     @property
     def words(self) -> str:
         """For people."""
         size = f"{several(self.ranks, 'rank')}, {several(self.micro_batches, 'micro-batch', 'micro-batches')}"
-        return f"{self.schedule}, {size}: bubble {share(self.measured)}, in theory {share(self.predicted)}"
+        found = f"bubble {share(self.measured)}, in theory {share(self.predicted)}"
+        return f"{self.schedule}, {size}: {found}; {share(self.unsent)} if sending took no time"
 
     @cached_property
     def typical(self) -> list[Pass]:
@@ -84,12 +96,12 @@ class Schedule(Model):
         return min(self.steps, key=lambda step: abs(bubble(step, self.ranks) - self.measured))
 
     @cached_property
-    def _costs(self) -> dict[Kind, float]:
-        times: dict[Kind, list[float]] = {}
+    def _costs(self) -> dict[tuple[Kind, int], float]:
+        times: dict[tuple[Kind, int], list[float]] = {}
         for step in self.steps:
             for one in step:
-                times.setdefault(one.kind, []).append(one.end - one.begin)
-        return {kind: fmean(found) for kind, found in times.items()}
+                times.setdefault((one.kind, one.stage), []).append(one.end - one.begin)
+        return {key: fmean(found) for key, found in times.items()}
 
 
 def bubble(passes: Iterable[Pass], ranks: int) -> float:
@@ -100,11 +112,11 @@ def bubble(passes: Iterable[Pass], ranks: int) -> float:
     return 1.0 - busy / (ranks * length) if length > 0 else 0.0
 
 
-def replayed(passes: Iterable[Pass], costs: Mapping[Kind, float]) -> list[Pass]:
+def replayed(passes: Iterable[Pass], cost: Callable[[Pass], float]) -> list[Pass]:
     """The same passes of each rank in the same order, each as early as what it needs is there.
 
     Args:
-        costs: seconds of a pass, by kind.
+        cost: seconds of a pass.
 
     Raises:
         ValueError: what some pass needs is computed by none before it.
@@ -123,7 +135,7 @@ def replayed(passes: Iterable[Pass], costs: Mapping[Kind, float]) -> list[Pass]:
         for rank in ready:
             one = waiting[rank].pop(0)
             begin = max([free[rank], *(done[key] for key in _needs(one, last))])
-            free[rank] = begin + costs[one.kind]
+            free[rank] = begin + cost(one)
             # The stage before needs only the gradients of the inputs.
             kind: Kind = "backward" if one.kind == "input" else one.kind
             done[_Key(kind, one.stage, one.micro_batch)] = free[rank]

@@ -7,6 +7,7 @@ With P, G and O for the bytes of parameters, gradients and optimizer state, and 
     fsdp      (P + G + O) / N + activations + what is gathered: the parts outside of any block, the block that is
               computed, those that are prefetched, and the gradients of one block, before they are reduced and while
               they are sent. Copies in each worker (shardWithin): N is the ranks of a worker
+              With cpuOffload P, G and O are in the memory of the machine, and the device has what is gathered
     tensor    as fsdp, with the P, G, O and activations of a rank that holds its part of each split matrix
     hogwild   P + N (G + O + activations)    all ranks of the worker together, which share the weights alone
     dp        P + O + the larger of          the first of N devices, which adds up the gradients of all of them:
@@ -153,14 +154,18 @@ def memory(
         whole = _computing(whole, footprint, traced) if is_fresh else _accumulating(whole, footprint, traced)
     if strategy not in (Strategy.FSDP, Strategy.TENSOR) or shards == 1:
         return whole
-    return replace(
+    options = options or Fsdp()
+    split = replace(
         whole,
         parameters=-(-footprint.parameters // shards),
         gradients=-(-footprint.gradients // shards),
         optimizer=-(-footprint.optimizer // shards),
         buffers=footprint.buffers + -(-footprint.average // shards),
-        gathered=gathered(footprint, options or Fsdp()),
+        gathered=gathered(footprint, options),
     )
+    if not options.cpu_offload:
+        return split
+    return replace(split, parameters=0, gradients=0, optimizer=0, buffers=footprint.buffers)
 
 
 def of_worker(ranks: int, footprint: Footprint, traced: Pass | None, passes: int) -> Memory:

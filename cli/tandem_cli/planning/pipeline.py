@@ -6,7 +6,7 @@ follow with 1F1B (https://arxiv.org/abs/2006.09503), and some more where each ra
 
     step    operations of the slowest rank / (peak of the device × utilization) / (1 - bubble)
             + what does not hide behind it of activations and their gradients between stages
-            + gradients between pipelines, which are added up once all is computed
+            + gradients between pipelines, and of weights that stages share, which are added up once all is computed
     bubble  (S - 1) / (v M + S - 1) for S ranks, M micro-batches and v stages on each rank; with zeroBubble, where
             gradients of weights fill the time, a third of the waiting is left (https://arxiv.org/abs/2401.10241)
 """
@@ -134,7 +134,8 @@ def step_time(
         waiting /= 3
     sent = max(2 * chunks * sum(_pass(one, samples).sent for one in stages) for stages in ranks) / speed.bandwidth
     gradients = max(sum(one.gradients for one in stages) for stages in ranks)
-    added_up = 2 * (copies - 1) / copies * gradients / speed.bandwidth
+    shared = max(0, sum(one.gradients for stages in ranks for one in stages) - footprint.gradients)
+    added_up = (2 * (copies - 1) / copies * gradients + shared) / speed.bandwidth
     step = compute * (1 + waiting) + max(0.0, sent - compute) + added_up
     return StepTime(compute, sent + added_up, step)
 

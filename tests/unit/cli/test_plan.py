@@ -111,6 +111,12 @@ def test_what_fsdp_gathers_follows_from_blocks_and_options(options: Fsdp, blocks
     assert gathered(MODEL.model_copy(update={"blocks": blocks}), options) == whole
 
 
+def test_with_the_state_in_the_memory_of_the_machine_a_device_has_what_is_gathered() -> None:
+    usual, offloaded = (memory(Strategy.FSDP, 4, MODEL, PASS, options=Fsdp(cpu_offload=on)) for on in (False, True))
+    assert (offloaded.parameters, offloaded.gradients, offloaded.optimizer, offloaded.buffers) == (0, 0, 0, 7)
+    assert (offloaded.gathered, offloaded.activations) == (usual.gathered, usual.activations)
+
+
 def test_the_size_of_a_model_alone_tells_nothing_of_what_is_gathered() -> None:
     assert gathered(state_of(25), Fsdp()) == 0
 

@@ -94,7 +94,7 @@ def test_the_rank_that_has_most_counts() -> None:
 
 
 def test_a_step_takes_what_the_slowest_rank_computes_and_the_bubble() -> None:
-    footprint = MODEL.model_copy(update={"stages": (stage(), stage(flops=200.0))})
+    footprint = MODEL.model_copy(update={"gradients": 100, "stages": (stage(), stage(flops=200.0))})
     fast = Speed(1000.0, 0.5, 1e9)
     compute = 200 * 4 / 500
     assert step_time(footprint, options("1f1b"), 4, 2, 1, fast).step == pytest.approx(compute * (1 + 1 / 4))
@@ -103,6 +103,15 @@ def test_a_step_takes_what_the_slowest_rank_computes_and_the_bubble() -> None:
     assert step_time(two, options("zeroBubble"), 4, 2, 1, fast).step == pytest.approx(compute * (1 + 1 / 24))
     slow = step_time(footprint, options("1f1b"), 4, 2, 3, SPEED)
     assert slow.communication == pytest.approx((2 * 4 * 5 + 2 * 2 / 3 * 50) / 100)
+
+
+def test_gradients_of_a_weight_that_two_ranks_hold_are_sent_once_more() -> None:
+    """Of 80 bytes of gradients the two ranks hold 50 each, so 20 are on both."""
+    apart = MODEL.model_copy(update={"gradients": 100, "stages": (stage(), stage())})
+    shared = apart.model_copy(update={"gradients": 80})
+    times = [step_time(one, options("1f1b"), 4, 2, 1, SPEED) for one in (apart, shared)]
+    assert times[1].communication - times[0].communication == pytest.approx(20 / 100)
+    assert times[1].step > times[0].step
 
 
 def made(footprint: Footprint = MODEL, **loop: object) -> Plan:

@@ -28,6 +28,7 @@ from tandem_trainer.checkpoint.restoring import (
     weighted_sum,
 )
 from tandem_trainer.checkpoint.saving import Author, Saver
+from tandem_trainer.checkpoint.sharding import StageTensor
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import TrainState
@@ -174,6 +175,23 @@ def test_replicas_that_differ_do_not_go_on(rundir: RunDir) -> None:
     found = on_ranks(RANKS, lambda group: compare(group, ranks[group.rank].kept.replicated()))
     assert [type(one) for one in found] == [ReplicasDiffer] * RANKS
     assert "ranks [2] hold another state than the others: 1 tensors, the first the moments of bias" in str(found[0])
+
+
+def test_a_weight_that_stages_share_is_compared_where_ranks_have_nothing_else_in_common() -> None:
+    """A pipeline of three stages, of which the first and the last have the embedding."""
+
+    def held(rank: int, embedding: float) -> dict[str, torch.Tensor]:
+        cpu = torch.device("cpu")
+        found = {f"weights of block {rank}": StageTensor.of(torch.full((4,), float(rank)), rank, cpu)}
+        if rank != 1:
+            found["weights of embedding"] = StageTensor.of(torch.full((4,), embedding), 0, cpu, stages_share=True)
+        return dict(found)
+
+    assert on_ranks(3, lambda group: compare(group, held(group.rank, 1.0))) == [None] * 3
+    found = on_ranks(3, lambda group: compare(group, held(group.rank, 1.0 + group.rank)))
+    assert [type(one) for one in found] == [ReplicasDiffer] * 3
+    why = "ranks [2] hold another state than the others: 1 tensors, the first the weights of embedding"
+    assert why in str(found[0])
 
 
 def test_a_checkpoint_of_another_version_is_not_passed_over(rundir: RunDir) -> None:

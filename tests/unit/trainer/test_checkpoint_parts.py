@@ -19,6 +19,7 @@ from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunk
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import saving, staging
+from tandem_trainer.checkpoint.exchange import runs
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
@@ -316,6 +317,21 @@ def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: py
     content = bytearray(staged._memory[region.offset : region.offset + region.size])
     found = parse(memoryview(content))
     assert all(torch.equal(found[name], tensor) for name, tensor in files["f"].items())
+
+
+def test_each_element_is_written_by_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK", 64)
+    monkeypatch.setattr(staging, "chunks", lambda size: -(-size // 64))
+    monkeypatch.setattr(staging, "LEAST_PART", 64)
+    files = {"f": {"a": torch.zeros(5, 9), "b": torch.zeros(3), "none": torch.zeros(0)}, "g": {"c": torch.zeros(100)}}
+    layout = Layout.of(files, 6)
+    found = runs(files, layout, 6)
+    for path, tensors in files.items():
+        for name, tensor in tensors.items():
+            numbers = [number for run in found[path, name] for number in range(run.first, run.end)]
+            assert numbers == list(range(tensor.numel())), name
+    assert {run.rank for one in found.values() for run in one} <= {*layout.writers(6)}
+    assert len(found["g", "c"]) > 1, "one tensor in several parts"
 
 
 def test_one_rank_alone_writes_where_it_saves_for_all(rundir: RunDir) -> None:

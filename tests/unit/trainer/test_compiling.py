@@ -1,6 +1,7 @@
 """What `compile: true` hands to torch's compiler: the whole model, on one rank and on several."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tandem.tasks import ImageClassification
+from tandem.tasks import ImageClassification, TaskLoop
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.ddp import Ddp
+from tandem_trainer.strategies.pipeline import _Stage
 from tandem_trainer.strategies.strategy import Strategy
 
 
@@ -22,11 +24,8 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many operations each graph has that the compiler is given while a model takes two steps.
-
-    The process group has one rank, whatever the model is told: what is around the model does not depend on it.
-    """
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many operations each graph has that the compiler is given from here on."""
     import torch._inductor.compile_fx as inductor
 
     found: list[int] = []
@@ -37,6 +36,15 @@ def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> lis
 
     monkeypatch.setattr(inductor, "compile_fx", count)
     torch.compiler.reset()
+    return found
+
+
+def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many operations each graph has that the compiler is given while a model takes two steps.
+
+    The process group has one rank, whatever the model is told: what is around the model does not depend on it.
+    """
+    found = counted(monkeypatch)
     group = Group(0, 1, 0, torch.device("cpu"))
     group.world_size = world_size
     model = build("baby-cnn", 1, 8, 10)
@@ -55,3 +63,15 @@ def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> lis
 def test_the_whole_model_is_one_graph(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (operations,) = compiled_operations(world_size, monkeypatch)
     assert operations >= 8, "four convolutions and poolings, two activations, the flattening, the linear layer"
+
+
+def test_a_stage_of_a_pipeline_is_one_graph_for_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = counted(monkeypatch)
+    runner: Any = SimpleNamespace(strategy=SimpleNamespace(loop=TaskLoop(strategy="pipeline", compile=True)))
+    parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)]
+    stage = _Stage(runner, 1, parts, is_last=False)
+    for _ in range(3):
+        values = stage.chain((torch.ones(5, 4, requires_grad=True),), {})
+        values[0].sum().backward()
+    (operations,) = found
+    assert operations >= len(parts)

@@ -313,6 +313,26 @@ def test_stages_keep_their_inputs_and_what_they_pass_on() -> None:
     assert found.kept >= 3 * values
 
 
+class Again(Tall):
+    """Four layers, of which the third is the first one again."""
+
+    def model(self) -> nn.Module:
+        """[N, 64] → [N, 1]."""
+        first, second, last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        return nn.Sequential(first, second, first, last)
+
+
+def test_a_weight_that_stages_share_is_counted_once_on_each_rank() -> None:
+    layer = 4 * WIDTH * WIDTH
+    answer = staged(Again, 8)
+    assert answer.footprint is not None, answer.mistakes
+    assert answer.footprint.parameters == 3 * layer
+    assert [one.parameters for one in answer.footprint.stages] == [2 * layer] * 2
+    answer = staged(Again, 8, pipeline={"schedule": "interleaved1f1b"})
+    assert answer.footprint is not None, answer.mistakes
+    assert [one.gradients for one in answer.footprint.stages] == [layer, layer, 0, layer]
+
+
 def test_what_cannot_be_cut_is_told() -> None:
     (mistake,) = staged(Layers, 8, pipeline={"stages": 5, "chunks": 5}).mistakes
     assert mistake.message == "the model has 4 parts, which do not make 5 stages"

@@ -12,6 +12,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
+from tandem_trainer.strategies.pipeline import holders
 from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
 from tandem_trainer.task import Task
 
@@ -101,6 +102,9 @@ def test_a_sequential_is_cut_between_its_members() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), nn.Linear(3, 1))
     task = Learned(None)
     assert list(task.pipeline_parts(model)) == ["0.0", "0.1", "1"]
+    layer = nn.Linear(2, 2)
+    twice = task.pipeline_parts(nn.Sequential(layer, nn.ReLU(), layer))
+    assert [twice[name] is layer for name in ("0", "1", "2")] == [True, False, True]
     with pytest.raises(ConfigurationError, match="pipeline_parts"):
         task.pipeline_parts(nn.Linear(2, 2))
 
@@ -128,6 +132,23 @@ def test_the_norm_of_one_stage_is_not_told() -> None:
     mine.grad = torch.ones(2)
     optimizer.step()
     assert norm.take() is None
+
+
+def test_a_weight_is_held_by_each_rank_with_a_stage_that_uses_it() -> None:
+    shape = Shape(vocabulary=11, length=6, layers=2, heads=2, width=8, tied=True)
+    model = MiniGPT(shape)
+    stages = [[part] for part in model.parts().values()]
+    assert len(stages) == 4
+    found = holders(stages, 3)
+    assert found[id(model.embedding.weight)] == (0,), "the first and the last stage are on one rank"
+    found = holders(stages, 2)
+    assert found[id(model.embedding.weight)] == (0, 1)
+    assert found[id(model.norm.weight)] == (1,)
+
+
+def test_a_stage_with_nothing_to_learn_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="stage 1 of the pipeline has no parameters that learn"):
+        holders([[nn.Linear(2, 2)], [nn.ReLU()]], 2)
 
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:

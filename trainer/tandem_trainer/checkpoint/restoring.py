@@ -45,7 +45,7 @@ from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import GenerationRecord, Origin
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
-from tandem_trainer.checkpoint.sharding import here, place_of
+from tandem_trainer.checkpoint.sharding import here, is_shared, place_of
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
@@ -295,7 +295,7 @@ def digests(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def compare(group: Group, tensors: dict[str, Tensor]) -> None:
     """See that all ranks hold the same tensors, and of those that are split the same where they hold the same part.
-    Collective.
+    Weights that several stages of a pipeline share are the same on all ranks that hold them. Collective.
 
     Raises:
         ReplicasDiffer: they do not.
@@ -307,10 +307,17 @@ def compare(group: Group, tensors: dict[str, Tensor]) -> None:
         "common": _of_all(sorted(common.items())),
         "place": _of_all(sorted((name, place) for name, place in places.items() if place)),
         "parts": _of_all(sorted((name, number) for name, number in mine.items() if places[name])),
+        "shared": {name: f"{number:x}" for name, number in mine.items() if is_shared(tensors[name])},
     }
     told = group.gather(view)
     same_parts = {one["place"]: one["parts"] for one in told}
-    if all(one["common"] == view["common"] and one["parts"] == same_parts[one["place"]] for one in told):
+    same_shared = {name: number for one in told for name, number in one["shared"].items()}
+    if all(
+        one["common"] == view["common"]
+        and one["parts"] == same_parts[one["place"]]
+        and one["shared"].items() <= same_shared.items()
+        for one in told
+    ):
         return
     each = group.gather({f"{name} {places[name] or ''}".strip(): f"{number:x}" for name, number in mine.items()})
     values = {name: {one[name] for one in each if name in one} for one in each for name in one}
@@ -326,11 +333,17 @@ def _of_all(facts: list[Any]) -> str:
 
 
 def _is_usual(view: dict[str, Any], told: list[dict[str, Any]]) -> bool:
-    """Whether a rank holds what most others hold: of what all have, and of the part that it has."""
+    """Whether a rank holds what most others hold: of what all have, of the part that it has, and of what it shares."""
     common = [one["common"] for one in told]
     parts = [one["parts"] for one in told if one["place"] == view["place"]]
     usual = max(common, key=common.count), max(parts, key=parts.count)
-    return (view["common"], view["parts"]) == usual
+    if (view["common"], view["parts"]) != usual:
+        return False
+    for name, number in view["shared"].items():
+        numbers = [one["shared"][name] for one in told if name in one["shared"]]
+        if number != max(numbers, key=numbers.count):
+            return False
+    return True
 
 
 def _digest(tensor: Tensor) -> int:

@@ -24,7 +24,8 @@ import tandem
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
-from tandem_trainer.checkpoint.staging import Layout, Staging, put_together, shared_memory, signature
+from tandem_trainer.checkpoint.exchange import Exchange
+from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory, signature
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
 
@@ -74,6 +75,7 @@ class Saver:
         self._layout: Layout | None = None
         self._part: int | None = None
         self._staging: Staging | None = None
+        self._exchange: Exchange | None = None
         self._process: subprocess.Popen[str] | None = None
         self._signature: tuple[object, ...] | None = None
         self._saves = 0
@@ -99,6 +101,7 @@ class Saver:
         laid_out = files | {WEIGHTS: contents.rounded()} if self._author.rounds_weights else files
         self._layout = Layout.of(laid_out, self._author.parts or self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
+        self._exchange = Exchange(laid_out, self._layout, self._author.rank, self._author.world_size)
         if self._part is not None:
             self._staging = Staging(self._descriptor, laid_out, self._layout, self._part)
             if self._process is None:
@@ -117,13 +120,14 @@ class Saver:
         self.prepare(contents)
         self._saves += 1
         files = contents.files(self._author.rounds_weights)
+        assert self._exchange is not None
         if self._part is None:
-            for _ in put_together(files):
+            for _ in self._exchange.bring(files):
                 pass  # the others need our share
             return time.perf_counter() - started
         assert self._layout is not None
         assert self._staging is not None
-        self._staging.copy(files)
+        self._staging.copy(files, self._exchange.bring(files))
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
             "name": reference.name,

@@ -9,7 +9,7 @@ torch.distributed.tensor takes its time to be imported, and is imported only whe
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,48 +31,64 @@ class Stages:
     """Where this rank computes."""
     gather: Callable[[dict[str, Any]], list[dict[str, Any]]]
     """Every rank's small JSON value, in rank order. Collective."""
+    shared: frozenset[str] = frozenset()
+    """Names of the weights that more than one place of a pipeline holds."""
 
     def placed(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int] | None = None) -> dict[str, Tensor]:
         """Tensors by name, each with the rank that gives it to the others."""
         owners = self.owners if owners is None else owners
-        return {name: StageTensor.of(tensor, owners[name], self.device) for name, tensor in tensors.items()}
+        return {
+            name: StageTensor.of(tensor, owners[name], self.device, name in self.shared)
+            for name, tensor in tensors.items()
+        }
+
+    def moments_here(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's tensors of an optimizer, by `<weight>/<key>`, with the places of their weights."""
+        found: dict[str, Tensor] = {}
+        for path, tensor in mine.items():
+            weight = path.rpartition("/")[0]
+            owner = self.owners.get(weight, self.place)
+            found[path] = StageTensor.of(tensor, owner, self.device, weight in self.shared)
+        return found
 
     def moments(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's tensors of an optimizer, and placeholders for those of other ranks. Collective."""
         told = self.gather({path: [list(one.shape), str(one.dtype)] for path, one in mine.items()})
-        found, owners = {}, {}
+        found: dict[str, Tensor] = {}
+        owners: dict[str, int] = {}
         for rank, facts in enumerate(told[: self.ranks]):
             for path, (shape, dtype) in facts.items():
-                owners[path] = rank
+                owners.setdefault(path, rank)
                 found[path] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
         return self.placed({**found, **mine}, owners)
 
 
 class StageTensor(Tensor):
-    """A tensor that the ranks of one place in the pipelines hold. What is computed of it is a plain tensor."""
+    """A tensor that the ranks of one place in the pipelines hold, or of several places if stages share it. What is
+    computed of it is a plain tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     owner: int
     """The first rank that holds it."""
     device_here: torch.device
     """Where this rank wants it."""
+    stages_share: bool
+    """Whether ranks of several places hold it."""
 
     @staticmethod
-    def of(tensor: Tensor, owner: int, device: torch.device) -> "StageTensor":
+    def of(tensor: Tensor, owner: int, device: torch.device, stages_share: bool = False) -> "StageTensor":
         """The same memory."""
         made = tensor.detach().as_subclass(StageTensor)
-        made.owner, made.device_here = owner, device
+        made.owner, made.device_here, made.stages_share = owner, device, stages_share
         return made
 
-    def whole(self) -> Tensor:
-        """The values, sent by their owner. Collective."""
-        if self.is_meta:
-            full = torch.empty(self.shape, dtype=self.dtype, device=self.device_here)
-        else:
-            full = self.detach().to(self.device_here).contiguous()
-        if full.numel():
-            dist.broadcast(full.reshape(-1).view(torch.uint8), self.owner)
-        return full
+    def rows(self) -> "Rows":
+        """All of them are the owner's."""
+        group, is_here = dist.group.WORLD, dist.get_rank() == self.owner
+        assert group is not None
+        local = self.detach() if is_here else torch.empty(0, dtype=self.dtype)
+        begins = [0 if rank <= self.owner else self.numel() for rank in range(dist.get_world_size() + 1)]
+        return Rows(group, local.to(self.device_here).contiguous().reshape(-1), begins)
 
 
 def is_sharded(tensor: object) -> bool:
@@ -82,11 +98,9 @@ def is_sharded(tensor: object) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on the device. Collective where it is split, and then new memory."""
-    if isinstance(tensor, StageTensor):
-        return tensor.whole()
     if not is_sharded(tensor):
         return tensor.detach()
-    full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
+    full: Tensor = _sent(tensor.detach()).full_tensor()
     return full
 
 
@@ -96,6 +110,43 @@ def here(tensor: Tensor) -> Tensor:
         return tensor.detach()
     local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return local
+
+
+class Rows(NamedTuple):
+    """A tensor of which each rank of a group holds consecutive rows, in the order of the group."""
+
+    group: dist.ProcessGroup
+    local: Tensor
+    """The elements that this rank holds, flat."""
+    begins: list[int]
+    """Number of the first element of each rank, and of the one after the last."""
+
+
+def rows_of(tensor: Tensor) -> Rows | None:
+    """How the rows of a tensor lie on ranks; None if it is not split like that."""
+    if isinstance(tensor, StageTensor):
+        return tensor.rows()
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert isinstance(tensor, DTensor)
+    split = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if len(split) != 1:
+        return None
+    placement = tensor.placements[split[0]]
+    # Not `is_shard`: see place_of.
+    if type(placement) is not Shard or placement.dim != 0:
+        return None
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
+    count = mesh.size(split[0])
+    each, width = -(-rows // count), tensor.numel() // max(1, rows)
+    begins = [min(number * each, rows) * width for number in range(count + 1)]
+    return Rows(mesh.get_group(split[0]), here(_sent(tensor.detach())).contiguous().reshape(-1), begins)
+
+
+def _sent(tensor: Any) -> Any:
+    """A split tensor where its ranks send from: one whose parts are in the memory of the machine is copied there."""
+    local, kind = tensor.to_local(), tensor.device_mesh.device_type
+    return tensor if local.device.type == kind else tensor.to(kind)
 
 
 def split_like(live: Tensor, full: Tensor) -> Tensor:
@@ -108,9 +159,11 @@ def split_like(live: Tensor, full: Tensor) -> Tensor:
     sizes, offsets = compute_local_shape_and_global_offset(full.shape, live.device_mesh, live.placements)
     part = full[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
     own = torch.empty(part.shape, dtype=full.dtype, device=live.to_local().device).copy_(part)
-    return DTensor.from_local(
+    made = DTensor.from_local(
         own, live.device_mesh, live.placements, run_check=False, shape=full.shape, stride=full.stride()
     )
+    # torch has moved it to the GPU if the live one is not there.
+    return made if made.to_local().device == own.device else made.to(own.device)
 
 
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
@@ -123,6 +176,11 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
     placements = tensor.placements  # type: ignore[attr-defined]
     # Not `is_shard`: a dimension that is split on two meshes has a placement of another class on one of them.
     return tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether ranks hold the same values of a tensor although their places in a pipeline are different."""
+    return isinstance(tensor, StageTensor) and tensor.stages_share
 
 
 def copies_of(tensor: Tensor, world_size: int) -> int:

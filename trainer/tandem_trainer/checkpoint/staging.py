@@ -13,24 +13,23 @@ Rejected: whole tensors to ranks (one embedding may outweigh the rest), a file p
 would have to be put together afterwards), torch.distributed.checkpoint (it stages everything before it removes what is
 there twice).
 
-A tensor that is split over the ranks (FSDP, tensor parallelism) is put together first, by all of them, one at a time:
-no rank ever holds more of the state than its own share and one tensor. Each part then stages what is its own, as
-always. Rejected: that each rank writes its own rows, with no collective at all, because checksums are of whole chunks
-of a file, and rows of two ranks may share one.
+Of a tensor that is split over the ranks (FSDP, tensor parallelism), ranks first send each other what they stage
+(tandem_trainer.checkpoint.exchange).
 """
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tandem.rundir.checkpoint import CHUNK, chunks
 from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.sharding import is_sharded, whole
+from tandem_trainer.checkpoint.sharding import is_sharded
 from tandem_trainer.checkpoint.writer import BLOCK
 
 LEAST_PART = 2 * CHUNK
@@ -75,8 +74,12 @@ class Layout:
 
     def part_of(self, rank: int, world_size: int) -> int | None:
         """Which part a rank writes; None if it writes nothing. Parts are spread over the ranks, so over the nodes."""
-        writers = [part * world_size // self.parts for part in range(self.parts)]
+        writers = self.writers(world_size)
         return writers.index(rank) if rank in writers else None
+
+    def writers(self, world_size: int) -> list[int]:
+        """The rank that writes each part."""
+        return [part * world_size // self.parts for part in range(self.parts)]
 
     def pieces(self, part: int) -> list[Piece]:
         """What belongs to a part, in order."""
@@ -93,6 +96,18 @@ class Layout:
             else:
                 merged.append(piece)
         return merged
+
+
+class Elements(NamedTuple):
+    """Consecutive elements of a tensor."""
+
+    path: str
+    """The file that the tensor is in."""
+    name: str
+    first: int
+    """Number of the first one."""
+    values: Tensor
+    """[elements]."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +159,23 @@ class Staging:
         self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)
         self._flat.zero_()  # touch every page now, not during the first save
         self._slices = [slice_ for region in self.regions for slice_ in self._lay_out(region, files, layout)]
+        self._by_name = {(one.path, one.name): one for one in self._slices}
 
-    def copy(self, files: Files) -> None:
-        """Copy the tensors' values in, in the types that were laid out; their shapes must be those. Collective where
-        some are split over the ranks (`put_together` is the same for a rank that stages nothing)."""
+    def copy(self, files: Files, brought: Iterable[Elements] = ()) -> None:
+        """Copy the tensors' values in, in the types that were laid out; their shapes must be those.
+
+        Args:
+            brought: what belongs here of those that are split over the ranks, and maybe more.
+        """
         self._copy([(one, live) for one in self._slices if not is_sharded(live := files[one.path][one.name])])
-        for path, name, tensor in put_together(files):
-            self._copy([(one, tensor) for one in self._slices if (one.path, one.name) == (path, name)])
+        for found in brought:
+            one = self._by_name.get((found.path, found.name))
+            if one is None:
+                continue
+            first, last = max(one.first, found.first), min(one.last, found.first + len(found.values))
+            if first < last:
+                values = found.values[first - found.first : last - found.first]
+                one.place[first - one.first : last - one.first].copy_(values)
 
     def _copy(self, given: list[tuple[_Slice, Tensor]]) -> None:
         places, values = [], []
@@ -183,15 +208,6 @@ class Staging:
                 found.append(_Slice(region.path, name, first, last, place.view(tensor.dtype)))
             begin = end
         return found
-
-
-def put_together(files: Files) -> Iterator[tuple[str, str, Tensor]]:
-    """Each tensor that is split over the ranks as a whole, with its file and name, one after the other. Collective:
-    to be gone through by every rank."""
-    for path, tensors in files.items():
-        for name, tensor in ordered(tensors).items():
-            if is_sharded(tensor):
-                yield path, name, whole(tensor)
 
 
 def signature(files: Files) -> tuple[object, ...]:

@@ -227,7 +227,7 @@ class TrainState:
         for one in self._optimizers:
             moments: Tensors = one.state().tensors
             if self._stages is not None:
-                moments = self._stages.placed(moments, dict.fromkeys(moments, self._stages.place))
+                moments = self._stages.moments_here(moments)
             found |= {f"moments of {name}": tensor for name, tensor in moments.items()}
         if self._average is not None:
             found |= {f"average of {name}": tensor for name, tensor in self._weights(self._average).items()}

@@ -6,10 +6,14 @@ restored; whether a backward pass communicates; and to clip. One that runs many 
 share from it (`runner`).
 """
 
+import logging
+
 from tandem.tasks import Loop, TaskLoop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
+
+log = logging.getLogger(__name__)
 
 
 def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
@@ -36,6 +40,8 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
 
         return LayerSplit(loop, group)
     if group.world_size == 1:
+        if loop.fsdp is not None and loop.fsdp.cpu_offload:
+            log.warning("setting=fsdp.cpuOffload ignored: one rank splits nothing")
         return Strategy(loop, group)
     if loop.strategy == "hogwild":
         from tandem_trainer.strategies.hogwild import Hogwild

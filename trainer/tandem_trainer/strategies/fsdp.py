@@ -10,16 +10,20 @@ go back as parts that are averaged already (https://arxiv.org/abs/2304.11277, in
 With micro-batches that is done for each of them: memory is what this strategy is chosen for, and whole gradients would
 cost what it saves.
 
+With `cpuOffload` the parts of a rank are in the memory of the machine, where the optimizer's step is computed. A
+block's part is copied to the GPU before it is gathered, and its gradient is copied back.
+
 Rejected: DistributedDataParallel around a model with split matrices (torch 2.15 refuses it).
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from tandem import tasks
@@ -31,6 +35,8 @@ from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
 from tandem_trainer.task import Task
+
+log = logging.getLogger(__name__)
 
 STYLES: dict[str, type[ParallelStyle]] = {COLWISE: ColwiseParallel, ROWWISE: RowwiseParallel}
 
@@ -62,6 +68,9 @@ class Fsdp(Strategy):
         sizes = {"replicate": self.dp_size // split, "shard": split, "tensor": tensor_parallel}
         self.mesh = {name: size for name, size in sizes.items() if size > 1}
         self._copies = sizes["replicate"]
+        if self._options.cpu_offload and not self._offloads and group.rank == 0:
+            why = "there is no GPU" if group.device.type == "cpu" else "no more ranks than tensorParallel says"
+            log.warning("setting=fsdp.cpuOffload ignored: %s", why)
         self._mesh: DeviceMesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
@@ -84,10 +93,14 @@ class Fsdp(Strategy):
             settings["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
+        if self._offloads:
+            settings["offload_policy"] = CPUOffloadPolicy()
         for block in blocks:
             fully_shard(block, **settings)
         fully_shard(model, **settings)
-        model.to(self.group.device)
+        if not self._offloads:
+            # Otherwise parameters stay where they are, and fully_shard has moved the buffers.
+            model.to(self.group.device)
         self._prefetch([block for block in blocks if isinstance(block, FSDPModule)])
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -100,6 +113,10 @@ class Fsdp(Strategy):
         gradients = [(one, here(one.grad)) for one in parameters if one.grad is not None]
         copies = [copies_of(one, self.group.world_size) for one, _ in gradients]
         return clip_parts([mine for _, mine in gradients], copies, most, self.group.device)
+
+    @property
+    def _offloads(self) -> bool:
+        return self._options.cpu_offload and self.group.device.type != "cpu" and self.dp_size > 1
 
     def _prefetch(self, blocks: list[FSDPModule]) -> None:
         """Have more than one block under way. One is what torch does by itself."""

@@ -2,7 +2,8 @@
 
 The ranks of a generation are numbered worker by worker, and the ranks of one pipeline follow each other. Those with the
 same place in it hold the same stages, and their gradients are added up after the schedule, which is one of
-`torch.distributed.pipelining`.
+`torch.distributed.pipelining`. A weight that stages on several ranks use, such as a tied embedding, lies on each of
+them. Its gradients are then added up over these as well: in this order, so that all of them get the same bits.
 
 The schedules pass on nothing but the numbers of micro-batches: inputs, targets and the keys of dropout are looked up by
 them, so torch cuts no batch. All micro-batches have one size, because buffers are made once; where samples do not
@@ -14,7 +15,7 @@ Rejected: to trace the model with torch.export (dropout that is keyed by sample 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -76,20 +77,29 @@ class Pipelined(Strategy):
         self._place = group.rank % ranks
         self._chunks, self._chunk = micro_batches(loop, self.dp_size)
         self._cuts: list[Stage] = []
+        self._held: dict[str, tuple[int, ...]] = {}
+        """By the name of a tensor, the places that hold it; one that is missing is on all ranks."""
+        self._sharers: dict[int, tuple[int, ...]] = {}
+        """By the id of a parameter that several places hold and learn: which."""
+        self._groups: dict[tuple[int, ...], Any] = {}
+        """Of this rank's pipeline, by places: the process group of those that share a weight."""
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         if self.stages is None:
             self._cut(model, task, examples)
-        assert self.stages is not None
+        # A tensor with two names stays one tensor, also where it is a placeholder.
+        moved: dict[int, Tensor] = {}
         for name, module in model.named_modules():
             prefix = f"{name}." if name else ""
             for own, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 if tensor is None:
                     continue
-                is_here = self.stages.owners.get(prefix + own, self._place) == self._place
+                is_here = self._place in self._held.get(prefix + own, (self._place,))
                 device = self.group.device if is_here else torch.device("meta")
                 if isinstance(tensor, nn.Parameter):
-                    module._parameters[own] = self._moved(tensor, device)
+                    found = moved.setdefault(id(tensor), self._moved(tensor, device))
+                    assert isinstance(found, nn.Parameter)
+                    module._parameters[own] = found
                 else:
                     module._buffers[own] = tensor.to(device)
 
@@ -97,8 +107,9 @@ class Pipelined(Strategy):
         return _Runner(self, task, draws, busy).run
 
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
-        gradients = [one.grad for one in parameters if one.grad is not None]
-        return clip_parts(gradients, [self.dp_size] * len(gradients), most, self.group.device)
+        held = [one for one in parameters if one.grad is not None]
+        copies = [self.dp_size * len(self._sharers.get(id(one), (self._place,))) for one in held]
+        return clip_parts([one.grad for one in held if one.grad is not None], copies, most, self.group.device)
 
     def _moved(self, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
         if device.type != "meta":
@@ -114,32 +125,69 @@ class Pipelined(Strategy):
         """
         mode, precision = FakeTensorMode(allow_non_fake_inputs=True), _precision(self.loop, self.group)
         self._cuts = cut(model, task, self._options, examples(self._chunk), mode, precision)
-        owners = self._owners(model)
-        self.stages = Stages(owners, self._place, self._options.stages, self.group.device, self.group.gather)
-
-    def _owners(self, model: nn.Module) -> dict[str, int]:
-        """For each tensor of the model the place of its stage.
-
-        Raises:
-            ConfigurationError: stages on different ranks share one, or a stage has nothing to learn.
-        """
-        places: dict[int, int] = {}
-        names = {id(one): name for name, one in [*model.named_parameters(), *model.named_buffers()]}
-        for number, members in enumerate(one.parts for one in self._cuts):
-            place, held = number % self._options.stages, [*(one for part in members for one in part.parameters())]
-            if not any(one.requires_grad for one in held):
-                raise ConfigurationError(f"stage {number} of the pipeline has no parameters that learn")
-            for one in [*held, *(one for part in members for one in part.buffers())]:
-                if id(one) in names and places.setdefault(id(one), place) != place:
-                    raise ConfigurationError(
-                        f"{names[id(one)]} is used by stages of a pipeline on different ranks; give each its own "
-                        "weights (tied: false for causal-lm), or choose where to cut with pipeline.splitAt"
-                    )
         extra = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
         if extra:
             raise ConfigurationError(f"{extra[0]} is a state beside tensors, which strategy: pipeline does not collect")
         state = model.state_dict(keep_vars=True)
-        return {name: places.get(id(value), 0) for name, value in state.items()}
+        places = holders([one.parts for one in self._cuts], self._options.stages)
+        kept = {id(value): places.get(id(value), (0,)) for value in state.values()}
+        named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+        for name, tensor in chain(*named):
+            if id(tensor) not in kept:
+                continue
+            self._held[name] = found = kept[id(tensor)]
+            if len(found) == 1:
+                continue
+            if not isinstance(tensor, nn.Parameter):
+                raise ConfigurationError(
+                    f"{name} is used by stages of a pipeline on different ranks and is no weight, so each would change "
+                    "its own copy of it; choose where to cut with pipeline.splitAt"
+                )
+            if tensor.requires_grad:
+                self._sharers[id(tensor)] = found
+        self._groups = self._made_groups({*self._sharers.values()})
+        self.stages = Stages(
+            {name: kept[id(value)][0] for name, value in state.items()},
+            self._place,
+            self._options.stages,
+            self.group.device,
+            self.group.gather,
+            frozenset(name for name, value in state.items() if len(kept[id(value)]) > 1),
+        )
+
+    def _made_groups(self, sets: set[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+        """Process groups of the ranks of this pipeline that hold the same weights. Collective."""
+        ranks = self._options.stages
+        found: dict[tuple[int, ...], Any] = {}
+        for places in sorted(sets):
+            if len(places) == ranks:
+                found[places] = self._pipe
+                continue
+            for pipeline in range(self.dp_size):
+                made = dist.new_group([pipeline * ranks + place for place in places])
+                if pipeline == self.dp_rank:
+                    found[places] = made
+        return found
+
+
+def holders(stages: Sequence[Sequence[nn.Module]], ranks: int) -> dict[int, tuple[int, ...]]:
+    """The places in a pipeline that use each tensor of a model, by its id, in order.
+
+    Args:
+        stages: the parts of each.
+        ranks: of the pipeline.
+
+    Raises:
+        ConfigurationError: a stage has nothing to learn.
+    """
+    found: dict[int, set[int]] = {}
+    for number, parts in enumerate(stages):
+        held = [*(one for part in parts for one in part.parameters())]
+        if not any(one.requires_grad for one in held):
+            raise ConfigurationError(f"stage {number} of the pipeline has no parameters that learn")
+        for one in [*held, *(one for part in parts for one in part.buffers())]:
+            found.setdefault(id(one), set()).add(number % ranks)
+    return {one: tuple(sorted(places)) for one, places in found.items()}
 
 
 class _Runner:
@@ -174,7 +222,11 @@ class _Runner:
         settings: dict[str, Any] = {"loss_fn": lambda output, number: output, "scale_grads": False}
         held: Any = self.stages[0] if options.schedule in SINGLE else self.stages
         self._schedule: Any = SCHEDULES[options.schedule](held, strategy._chunks, **settings)
-        self._parameters = [one for stage in self.stages for one in stage.submod.parameters() if one.requires_grad]
+        parameters = {id(one): one for stage in self.stages for one in stage.submod.parameters() if one.requires_grad}
+        self._parameters = [*parameters.values()]
+        # In one order on all ranks.
+        sharers = strategy._sharers.items()
+        self._shared = [(parameters[key], strategy._groups[places]) for key, places in sharers if key in parameters]
 
     def run(self, step: int, share: Share) -> Tensor:
         """As strategy.Runner.
@@ -218,6 +270,12 @@ class _Runner:
             raise
         if strategy.dp_size > 1:
             self._add_up()
+        for one, sharers in self._shared:
+            used = torch.tensor([one.grad is not None], dtype=torch.float32, device=one.device)
+            dist.all_reduce(used, group=sharers)
+            if used.item():
+                one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+                dist.all_reduce(one.grad, group=sharers)
         total = torch.zeros((), device=strategy.group.device)
         return torch.stack([one.detach() for one in losses]).sum() if is_last else total
 
@@ -246,7 +304,10 @@ class _Stage(nn.Module):
     def __init__(self, runner: _Runner, index: int, parts: Sequence[nn.Module], is_last: bool) -> None:
         super().__init__()
         self._runner, self._index, self._is_last = runner, index, is_last
-        self.parts = nn.ModuleList(parts)
+        self.chain = _Chain(parts)
+        if runner.strategy.loop.compile:
+            # Without what looks up a micro-batch by its number, of which the compiler would make a graph each.
+            self.chain.compile()
 
     def forward(self, *values: Any, chunk: Tensor) -> Any:
         """What the stage before computed → what the next one takes; of the last one the loss."""
@@ -257,7 +318,7 @@ class _Stage(nn.Module):
         if self._index == 0:
             values, named = runner.inputs[number]
         with runner.busy, _precision(strategy.loop, strategy.group):
-            values = run([*self.parts], values, named)
+            values = self.chain(values, named)
             if not self._is_last:
                 return values if len(values) > 1 else values[0]
             runner.seed(number)
@@ -265,6 +326,18 @@ class _Stage(nn.Module):
             batch, size = runner.batches[number], len(runner.keys[number])
             losses = checked(runner.task, runner.task.loss(Answer(runner.task, output), batch), size)
             return losses[: runner.samples[number]].float().sum() * runner.scale
+
+
+class _Chain(nn.Module):
+    """Parts of a model, one after the other."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """As stages.run."""
+        return run([*self.parts], values, named)
 
 
 def _precision(loop: Loop, group: Group) -> torch.autocast:

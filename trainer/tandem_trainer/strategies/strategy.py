@@ -111,12 +111,13 @@ def clip_parts(gradients: Sequence[Tensor], copies: Sequence[int], most: float, 
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
     if gradients:
-        norms = torch._foreach_norm(list(gradients), dtype=torch.float32)
-        total = (torch.stack(norms).square() / torch.tensor(copies, dtype=torch.float32).to(device)).sum()
+        # Where they are: with cpuOffload that is not the device on which ranks add up.
+        norms = torch.stack(torch._foreach_norm(list(gradients), dtype=torch.float32)).square()
+        total = (norms / torch.tensor(copies, dtype=torch.float32).to(norms.device)).sum().to(device)
     dist.all_reduce(total)
     norm = total.sqrt()
     if gradients:
-        torch._foreach_mul_(list(gradients), (most / (norm + EPSILON)).clamp(max=1.0))
+        torch._foreach_mul_(list(gradients), (most / (norm + EPSILON)).clamp(max=1.0).to(gradients[0].device))
     return norm
 
 
