@@ -40,6 +40,7 @@ from tandem.footprint import Answer, Footprint, Mistake, Pass, Portion, Question
 from tandem.formatting import one_line
 from tandem.rundir.durable import may_pass
 from tandem.tasks import Fsdp, Loop
+from tandem_trainer.checkpoint.state import InParts
 from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
@@ -226,6 +227,8 @@ class _Step:
         """Leave of each matrix that a plan splits what the first rank holds."""
         check(plan, self._model, ranks)
         for module, style in split_modules(plan, self._model):
+            if isinstance(module, SampleDropout):
+                continue  # It has no matrix.
             if not isinstance(module, nn.Linear | nn.Embedding):
                 raise ConfigurationError(
                     f"the plan for tensorParallel splits a {type(module).__name__}; only Linear and Embedding can be"
@@ -358,8 +361,9 @@ class _Step:
         optimizer = self._optimizer_size()
         if not passes:
             # Without a step there is no state yet.
-            numbers = {"adam": 2, "adamw": 2, "sgd": 1 if self._loop.optimizer.momentum else 0}
-            optimizer = self._gradients() * numbers[self._loop.optimizer.name]
+            momentum = 1 if self._loop.optimizer.momentum else 0
+            numbers = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": momentum}
+            optimizer = int(self._gradients() * numbers[self._loop.optimizer.name])
         blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters)))
         by_device = list(zip(*passes, strict=True))
         is_spread = len(self._places) > 1
@@ -396,8 +400,9 @@ class _Step:
         return _size(self._learning, place)
 
     def _optimizer_size(self, place: torch.device | None = None) -> int:
-        states = (one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
-        return _size(states, place)
+        told, states = self._optimizer, self._optimizer.state.items()
+        kept = [told.parts(one, state) if isinstance(told, InParts) else state for one, state in states]
+        return _size((tensor for state in kept for tensor in state.values() if _is_tensor(tensor)), place)
 
     def _state_size(self, place: torch.device) -> int:
         tensors = itertools.chain(self._model.parameters(), self._model.buffers())

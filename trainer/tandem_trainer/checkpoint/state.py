@@ -55,6 +55,17 @@ class Selective(Protocol):
         """Why it does not take its part of a state; empty if it does."""
 
 
+@runtime_checkable
+class InParts(Protocol):
+    """An optimizer whose state holds more than plain tensors, and that says which ones stand for it in a checkpoint."""
+
+    def parts(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter as a checkpoint holds it; tensors alias the live ones."""
+
+    def whole(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter, of what a checkpoint holds of it."""
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that the user wrote, out of what parallelism and the compiler have put around it."""
     while True:
@@ -145,12 +156,16 @@ def own(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
 
 
-def moment(tensor: Tensor, parameter: Tensor | None) -> Tensor:
-    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is."""
+def moment(tensor: Tensor, parameter: Tensor | None, is_by_row: bool = False) -> Tensor:
+    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is.
+
+    Args:
+        is_by_row: whether it has a row for each row of the parameter, of another length.
+    """
     # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
     if parameter is None or tensor.ndim == 0:
         return own(tensor, CPU)
-    if is_sharded(parameter) and parameter.shape == tensor.shape:
+    if is_sharded(parameter) and (is_by_row or parameter.shape == tensor.shape):
         return split_like(parameter, tensor)
     return own(tensor, parameter.device)
 
@@ -285,6 +300,9 @@ PARAMETERS = "params"
 NOBODY = ""
 """In the place of a parameter's name: entries of an optimizer's state that belong to none."""
 
+BY_ROW = ".scale"
+"""Ends the names of tensors that have a row for each row of their parameter."""
+
 Rest = dict[str, dict[str, Any]]
 """By parameter and key what is no plain tensor."""
 
@@ -346,7 +364,8 @@ class NamedOptimizer:
                 found.rest.setdefault(NOBODY, {})[owner] = entries
                 continue
             name = self._name(owner)
-            for key, value in entries.items():
+            kept = self.optimizer.parts(owner, entries) if isinstance(self.optimizer, InParts) else entries
+            for key, value in kept.items():
                 if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
                     found.tensors[f"{self._prefix}{name}/{key}"] = value
                 else:
@@ -364,6 +383,8 @@ class NamedOptimizer:
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
             refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
+        if not isinstance(self.optimizer, InParts) and any(path.endswith(BY_ROW) for path in state.tensors):
+            raise DoesNotFit(f"{what} has moments of 8 bits, as adamw8bit keeps them, and the script's is another one")
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
         for group in self.optimizer.param_groups:
@@ -399,6 +420,8 @@ class NamedOptimizer:
                 for key, tensor in tensors.get(name, {}).items():
                     entries[key] = tensor
                     exact.append((parameter, key, tensor))
+                if isinstance(self.optimizer, InParts):
+                    entries = self.optimizer.whole(parameter, entries)
                 if entries:
                     states[number] = entries
                 number += 1
