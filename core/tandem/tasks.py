@@ -129,9 +129,9 @@ class Optimizer(Model):
     """The optimizer and its settings."""
 
     name: Literal["adam", "adamw", "adamw8bit", "muon", "sgd"] = "adam"
-    """The torch.optim class. `adamw8bit` is AdamW with moments of 8 bits, a quarter of the memory; it needs the package
-    `torchao`. `muon` is for the matrices of hidden layers alone; embeddings, the first and the last layer, and whatever
-    is no matrix are trained by AdamW."""
+    """The torch.optim class. `adamw8bit` is AdamW with moments of 8 bits, a quarter of the memory. `muon` is for the
+    matrices of hidden layers alone; embeddings, the first and the last layer, and whatever is no matrix are trained by
+    AdamW."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate. That of `muon` means the same as that of `adamw`."""
     adamw_learning_rate: Annotated[float, Field(gt=0)] | None = None

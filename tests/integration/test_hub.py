@@ -54,8 +54,7 @@ def test_a_run_reads_both_though_the_hub_is_busy_and_keeps_to_the_commit_it_has_
     repository = hub.repositories[MODEL]
     repository.remember()
     (commit,) = repository.history
-    # More often than its client repeats a request.
-    hub.failures += [("resolve/main/config.json", 503)] * 6
+    hub.failures += [(f"/api/models/{MODEL}", 503), ("config.json", 503), ("train.jsonl", 503)]
     rundir = job(tmp_path / "run", 3)
     codes, output = trained(rundir, 2)
     assert codes == [0, 0], output

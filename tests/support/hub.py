@@ -178,7 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         if rest[0] == "tree":
             inside = "/".join(rest[2:])
             listed = self._listed(files, inside)
-            return self._answer(200 if listed else 404, listed, {} if listed else {"X-Error-Code": "EntryNotFound"})
+            if not listed:
+                return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+            return self._answer(200, listed)
         content = files.get("/".join(rest[2:]))
         if content is None:
             return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})

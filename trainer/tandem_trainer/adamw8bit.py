@@ -1,21 +1,19 @@
-"""AdamW with moments of 8 bits (https://arxiv.org/abs/2110.02861), of the package torchao.
+"""AdamW with moments of 8 bits (https://arxiv.org/abs/2110.02861).
 
-A moment is kept as codes, one byte a number, and a scale for each block of numbers. torchao cuts the numbers that a
-rank holds into blocks of 256. Here a block is a part of one row of the whole tensor, so the blocks of a tensor are the
-same however its rows are spread over ranks. A checkpoint holds codes and scales as they are, under names such as
-`<parameter>/exp_avg.codes`, and is resumed exactly on any number of ranks (docs/decisions/0051-quantization.md).
+A moment is kept as codes, one byte a number, and a scale for each block of numbers. A block is a part of one row of the
+whole tensor, so the blocks of a tensor are the same however its rows are spread over ranks. Codes and scales are plain
+tensors of the optimizer's state, `exp_avg.codes` and `exp_avg.scale`: a checkpoint holds them as they are, and is
+resumed exactly on any number of ranks (docs/decisions/0051-quantization.md).
 
 Small tensors, vectors and matrices with short rows have moments in full precision.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchao.optim import AdamW8bit as Torchao8bit
-from torchao.optim.subclass_8bit import OptimState8bit
 
 from tandem_trainer.checkpoint.sharding import here, is_sharded
 from tandem_trainer.checkpoint.state import BY_ROW
@@ -26,61 +24,114 @@ LEAST_BLOCK = 32
 """Fewer are not worth a scale of four bytes."""
 LEAST_NUMBERS = 4096
 """A smaller tensor is not worth it, as bitsandbytes and torchao have it."""
+DECADES = 7
+"""Powers of ten that the levels span."""
+LEAST_SCALE = 1e-12
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 """The moments, and whether they can be negative."""
 CODES, SCALE = ".codes", BY_ROW
 """Ends of the names under which the parts of a moment are kept."""
 
 
-class AdamW8bit(Torchao8bit):
-    """torchao's, with blocks that do not depend on the number of ranks.
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW whose moments are rounded after each step. The step itself takes them as they were before."""
 
-    Its step is compiled for GPUs. On other devices it runs as it is: no compiler is needed there.
-    """
+    has_scales = True
+    """Whether its state has tensors with a row for each row of their parameter."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
+        self._tables: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take a step. Returns what the closure does."""
-        for group in self.param_groups:
-            if not isinstance(group["lr"], Tensor):
-                # A number would be compiled in. A schedule sets one for each step.
-                group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
-            for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self.state[parameter] = fresh(parameter)
-        on_gpu = any(one.is_cuda for group in self.param_groups for one in group["params"])
-        with torch.compiler.set_stance("default" if on_gpu else "force_eager"):
-            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._take(parameter, group)
+        return loss
 
-    def parts(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter as a checkpoint holds it: plain tensors, which alias the live ones."""
-        found = dict(entries)
-        if block_of(parameter.shape) is None:
-            return found
-        for key in SIGNED.keys() & found.keys():
-            codes, scale = _parts(here(found.pop(key)), parameter.shape)
-            found |= {f"{key}{CODES}": _spread(codes, parameter), f"{key}{SCALE}": _spread(scale, parameter)}
-        return found
+    def _take(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+        state["step"] += 1
+        assert parameter.grad is not None
+        weights, gradient = here(parameter), here(parameter.grad).float()
+        (beta1, beta2), rate = group["betas"], group["lr"]
+        first, second = (self._moment(parameter, key) for key in SIGNED)
+        first.lerp_(gradient, 1 - beta1)
+        second.lerp_(gradient.square(), 1 - beta2)
+        self._keep(parameter, "exp_avg", first)
+        self._keep(parameter, "exp_avg_sq", second)
+        size = second.sqrt() / (1 - beta2 ** state["step"]).sqrt() + group["eps"]
+        change = first / (1 - beta1 ** state["step"]) / size
+        weights.copy_(weights.float() * (1 - rate * group["weight_decay"]) - rate * change)
 
-    def whole(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter, of what a checkpoint holds of it. Moments in full precision are rounded."""
-        found = dict(entries)
-        block = block_of(parameter.shape)
+    def _moment(self, parameter: Tensor, key: str) -> Tensor:
+        """What this rank holds of a moment, in memory of its own. float32."""
+        state, local = self.state[parameter], here(parameter)
+        if f"{key}{CODES}" in state:
+            codes, scale = here(state[f"{key}{CODES}"]), here(state[f"{key}{SCALE}"])
+            if not codes.numel():
+                return codes.float()
+            table, _ = self._table(SIGNED[key], local.device)
+            return (table[codes.int()].view(*scale.shape, -1) * scale.unsqueeze(-1)).view(codes.shape)
+        # Of a checkpoint of adamw they are rounded from here on.
+        if key in state:
+            return here(state[key]).float().clone()
+        return torch.zeros_like(local, dtype=torch.float32)
+
+    def _keep(self, parameter: Tensor, key: str, moment: Tensor) -> None:
+        state, block = self.state[parameter], block_of(parameter.shape)
         if block is None:
-            return found
-        for key, signed in SIGNED.items():
-            if f"{key}{CODES}" in found:
-                codes, scale = here(found.pop(f"{key}{CODES}")), here(found.pop(f"{key}{SCALE}"))
-                if codes.numel():
-                    table = _zeros((1, block), signed, block, parameter).qmap
-                    found[key] = OptimState8bit(codes, scale.reshape(-1), table, signed, dtype=parameter.dtype)
-                else:
-                    found[key] = codes.to(parameter.dtype)
-                found[key] = _like(found[key], parameter)
-            elif isinstance(found.get(key), Tensor):
-                given = here(found[key])
-                found[key] = _moment(parameter, signed)
-                here(found[key]).copy_(given)
+            kept = {key: moment.clone()}
+        else:
+            state.pop(key, None)
+            rows = len(moment)
+            blocks = math.prod(parameter.shape[1:]) // block
+            parts = moment.view(rows, blocks, block)
+            scale = parts.abs().amax(dim=-1).clamp(min=LEAST_SCALE)
+            _, borders = self._table(SIGNED[key], moment.device)
+            codes = torch.bucketize(parts / scale.unsqueeze(-1), borders, out_int32=True).to(torch.uint8)
+            kept = {f"{key}{CODES}": codes.view(moment.shape), f"{key}{SCALE}": scale}
+        for name, tensor in kept.items():
+            if name in state:
+                here(state[name]).copy_(tensor)
+            else:
+                state[name] = _spread(tensor, parameter)
+
+    def _table(self, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The level of each code, and the borders between them."""
+        if (found := self._tables.get((signed, device))) is None:
+            table = torch.tensor(levels(signed), dtype=torch.float32, device=device)
+            found = self._tables[signed, device] = table, (table[1:] + table[:-1]) / 2
         return found
+
+
+def levels(signed: bool) -> list[float]:
+    """The 256 levels of dynamic quantization, of −1 or 0 to 1: in each power of ten as many again as in the one below,
+    so that small numbers have about the relative error of large ones."""
+    found = [0.0, 1.0]
+    for decade in range(DECADES):
+        count = 2**decade if signed else 2 ** (decade + 1)
+        width = 0.9 / count
+        # The middles of equal parts from a tenth to the whole.
+        middles = [(0.1 + width * (part + 0.5)) * 10.0 ** (decade - DECADES + 1) for part in range(count)]
+        found += middles + ([-one for one in middles] if signed else [])
+    return sorted(found)
 
 
 def block_of(shape: Sequence[int]) -> int | None:
@@ -93,60 +144,15 @@ def block_of(shape: Sequence[int]) -> int | None:
     return block if block >= LEAST_BLOCK else None
 
 
-def fresh(parameter: Tensor) -> dict[str, Tensor]:
-    """The state of a parameter before the first step."""
-    return {"step": torch.tensor(0.0), **{key: _moment(parameter, signed) for key, signed in SIGNED.items()}}
-
-
-def _moment(parameter: Tensor, signed: bool) -> Tensor:
-    local, block = here(parameter), block_of(parameter.shape)
-    if block is None or not local.numel():
-        return _like(torch.zeros_like(local), parameter)
-    return _like(_zeros(local.shape, signed, block, parameter), parameter)
-
-
-def _zeros(shape: Sequence[int], signed: bool, block: int, parameter: Tensor) -> OptimState8bit:
-    return OptimState8bit.zeros(tuple(shape), signed, block, parameter.device, dtype=parameter.dtype)
-
-
-def _parts(moment: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Codes, [rows, …], and scales, [rows, blocks], of what a rank holds of a moment.
-
-    Args:
-        shape: of the whole parameter.
-    """
-    block = block_of(shape)
-    assert block is not None
-    blocks = math.prod(shape[1:]) // block
-    if not isinstance(moment, OptimState8bit):
-        # A rank that holds no row.
-        return moment.new_empty(moment.shape, dtype=torch.uint8), moment.new_empty((0, blocks), dtype=torch.float32)
-    return moment.codes, moment.scale.view(-1, blocks)
-
-
 def _spread(local: Tensor, parameter: Tensor) -> Tensor:
     """What a rank holds, as a part of a tensor whose rows are spread as those of a parameter are."""
     if not is_sharded(parameter):
         return local
-    shape = (parameter.shape[0], *local.shape[1:])
-    return _of_mesh(local, parameter, shape)
-
-
-def _like(local: Tensor, parameter: Tensor) -> Tensor:
-    """What a rank holds, as a part of a tensor of the shape of a parameter."""
-    return _of_mesh(local, parameter, tuple(parameter.shape)) if is_sharded(parameter) else local
-
-
-def _of_mesh(local: Tensor, parameter: Tensor, shape: Sequence[int]) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     assert isinstance(parameter, DTensor)
-    stride = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    shape = torch.Size((parameter.shape[0], *local.shape[1:]))
+    stride = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
     return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=tuple(stride),
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
     )

@@ -40,7 +40,6 @@ from tandem.footprint import Answer, Footprint, Mistake, Pass, Portion, Question
 from tandem.formatting import one_line
 from tandem.rundir.durable import may_pass
 from tandem.tasks import Fsdp, Loop
-from tandem_trainer.checkpoint.state import InParts
 from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
@@ -400,9 +399,8 @@ class _Step:
         return _size(self._learning, place)
 
     def _optimizer_size(self, place: torch.device | None = None) -> int:
-        told, states = self._optimizer, self._optimizer.state.items()
-        kept = [told.parts(one, state) if isinstance(told, InParts) else state for one, state in states]
-        return _size((tensor for state in kept for tensor in state.values() if _is_tensor(tensor)), place)
+        states = (one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
+        return _size(states, place)
 
     def _state_size(self, place: torch.device) -> int:
         tensors = itertools.chain(self._model.parameters(), self._model.buffers())

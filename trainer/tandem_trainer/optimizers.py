@@ -1,7 +1,6 @@
 """The optimizers that a job can name, over the parameters of a model that learn."""
 
 from collections.abc import Callable, Iterable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -33,28 +32,14 @@ def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
         case "muon":
             return muon(model, settings)
         case "adamw8bit":
-            return adamw8bit(groups, settings)
+            from tandem_trainer.adamw8bit import AdamW8bit
+
+            return AdamW8bit(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         case "adamw":
             kind: type[torch.optim.Adam] = torch.optim.AdamW
         case "adam":
             kind = torch.optim.Adam
     return kind(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
-
-
-def adamw8bit(groups: list[dict[str, Any]], settings: Optimizer) -> torch.optim.Optimizer:
-    """AdamW with moments of 8 bits.
-
-    Raises:
-        ConfigurationError: the package that it is from is not installed.
-    """
-    if find_spec("torchao") is None:
-        raise ConfigurationError(
-            "optimizer.name: adamw8bit needs the package torchao, which is not installed (pip install "
-            "'tandem[quantization]')"
-        )
-    from tandem_trainer.adamw8bit import AdamW8bit
-
-    return AdamW8bit(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -236,16 +236,3 @@ def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     is_local = uri is not None and database(uri) is not None
     if find_spec("mlflow") is None or (is_local and find_spec("sqlalchemy") is None):
         yield Unmet(("spec", "tracking", "mlflow"), "mlflow is not installed here (pip install 'tandem[mlflow]')")
-
-
-def optimizer(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """Whether the ranks find the package that a job's optimizer is from."""
-    trainer = job.spec.trainer
-    if trainer.task is None or trainer.settings_of_loop.optimizer.name != "adamw8bit":
-        return
-    if site.is_here and not site.installs and find_spec("torchao") is None:
-        field = (*(CONFIG if trainer.is_built_in else LOOP), "optimizer", "name")
-        message = (
-            "adamw8bit needs the package torchao, which is not installed here (pip install 'tandem[quantization]')"
-        )
-        yield Unmet(field, message)

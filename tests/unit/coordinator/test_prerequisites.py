@@ -92,16 +92,6 @@ def test_tasks_of_the_harness_need_their_library(
     assert [one.field for one in found(of)] == [("spec", "evaluators", "harness")] * lacks
 
 
-@pytest.mark.parametrize(("installed", "lacks"), [(False, True), (True, False)])
-def test_an_optimizer_of_8_bits_needs_its_package(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, lacks: bool
-) -> None:
-    module = sys.modules["tandem_coordinator.prerequisites.machine"]
-    monkeypatch.setattr(module, "find_spec", lambda name: name if installed else None)
-    of = trains(optimizer={"name": "adamw8bit"})
-    assert [one.field for one in found(of)] == [("spec", "trainer", "config", "optimizer", "name")] * lacks
-
-
 @pytest.mark.parametrize(
     ("has_gpu", "installed", "words"),
     [(False, True, "for GPUs"), (True, False, "liger-kernel is not installed"), (True, True, ""), (None, True, "")],

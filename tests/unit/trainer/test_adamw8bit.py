@@ -1,7 +1,7 @@
 """AdamW with moments of 8 bits: about the curve of AdamW, a quarter of the memory, and exact checkpoints."""
 
 import copy
-import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from tandem.footprint import Question
 from tandem.job import Trainer
 from tandem.tasks import Optimizer
-from tandem_trainer.adamw8bit import block_of
+from tandem_trainer.adamw8bit import block_of, levels
 from tandem_trainer.causal_lm import CausalLM, Config
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.models.minigpt import MiniGPT
 from tandem_trainer.optimizers import torch_optimizer
@@ -64,8 +63,8 @@ def test_it_learns_about_what_adamw_learns() -> None:
         torch.manual_seed(0)
         model = language_model()
         optimizer = torch_optimizer(model, SETTINGS.model_copy(update={"name": name}))
-        curves.append(take(model, optimizer, range(40)))
-    assert curves[0][-1] < 0.8 * curves[0][0]
+        curves.append(take(model, optimizer, range(20)))
+    assert curves[0][-1] < 0.9 * curves[0][0]
     assert curves[1] == pytest.approx(curves[0], rel=0.03)
     assert curves[1] != curves[0]
 
@@ -109,22 +108,34 @@ def test_a_checkpoint_holds_codes_and_scales_by_name() -> None:
     assert whole < 0.3 * 2 * sum(one.nbytes for one in model.parameters())
 
 
-def test_moments_of_adamw_are_rounded_and_its_own_are_nothing_for_adamw() -> None:
+def test_levels_are_dense_where_numbers_are_small() -> None:
+    for signed in (True, False):
+        found = levels(signed)
+        assert len(set(found)) == 256
+        assert (found[0], found[-1]) == (-0.99296875 if signed else 0.0, 1.0)
+        assert 0.0 in found
+        # Between a hundredth and 1 the next level is never further than a fifth.
+        assert max(1 - one / two for one, two in pairwise(found) if one > 0.01) < 1 / 5
+
+
+def test_moments_of_adamw_are_rounded_with_the_next_step_and_its_own_are_nothing_for_adamw() -> None:
     torch.manual_seed(0)
     model = language_model()
     plain = torch_optimizer(model, SETTINGS.model_copy(update={"name": "adamw"}))
     take(model, plain, range(4))
     before = copy.deepcopy(TrainState(model, plain).contents({}))
-    rounded = torch_optimizer(model, SETTINGS)
-    TrainState(model, rounded).load(before)
-    contents = TrainState(model, rounded).contents({})
+    other = copy.deepcopy(model)
+    rounded = torch_optimizer(other, SETTINGS)
+    TrainState(other, rounded).load(before)
+    take(other, rounded, range(4, 5))
+    take(model, plain, range(4, 5))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+    contents = TrainState(other, rounded).contents({})
     assert "blocks.0.mlp.gate.weight/exp_avg_sq.codes" in contents.optimizer
-    parameter = dict(model.named_parameters())["blocks.0.mlp.gate.weight"]
-    live = rounded.state[parameter]["exp_avg"].dequantize()
-    there = before.optimizer["blocks.0.mlp.gate.weight/exp_avg"]
-    torch.testing.assert_close(live, there, rtol=0.1, atol=0.01 * there.abs().max().item())
+    assert "blocks.0.mlp.gate.weight/exp_avg_sq" not in contents.optimizer
     with pytest.raises(DoesNotFit, match="8 bits"):
-        TrainState(model, torch_optimizer(model, SETTINGS.model_copy(update={"name": "adamw"}))).check(contents)
+        TrainState(model, plain).check(contents)
 
 
 def test_tandem_plan_counts_bytes() -> None:
@@ -134,10 +145,3 @@ def test_tandem_plan_counts_bytes() -> None:
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": SHAPE, "loop": loop})
         sizes[name] = footprint(Question(trainer=trainer, micro_batches=(2,)), lambda words: None).optimizer
     assert 0.25 < sizes["adamw8bit"] / sizes["adamw"] < 0.3
-
-
-def test_without_its_package_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["tandem_trainer.optimizers"]
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs the package torchao.*tandem\[quantization\]"):
-        torch_optimizer(language_model(), SETTINGS)

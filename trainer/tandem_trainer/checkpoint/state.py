@@ -55,17 +55,6 @@ class Selective(Protocol):
         """Why it does not take its part of a state; empty if it does."""
 
 
-@runtime_checkable
-class InParts(Protocol):
-    """An optimizer whose state holds more than plain tensors, and that says which ones stand for it in a checkpoint."""
-
-    def parts(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter as a checkpoint holds it; tensors alias the live ones."""
-
-    def whole(self, parameter: Tensor, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter, of what a checkpoint holds of it."""
-
-
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that the user wrote, out of what parallelism and the compiler have put around it."""
     while True:
@@ -364,8 +353,7 @@ class NamedOptimizer:
                 found.rest.setdefault(NOBODY, {})[owner] = entries
                 continue
             name = self._name(owner)
-            kept = self.optimizer.parts(owner, entries) if isinstance(self.optimizer, InParts) else entries
-            for key, value in kept.items():
+            for key, value in entries.items():
                 if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
                     found.tensors[f"{self._prefix}{name}/{key}"] = value
                 else:
@@ -383,7 +371,7 @@ class NamedOptimizer:
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
             refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
-        if not isinstance(self.optimizer, InParts) and any(path.endswith(BY_ROW) for path in state.tensors):
+        if any(path.endswith(BY_ROW) for path in state.tensors) and not getattr(self.optimizer, "has_scales", False):
             raise DoesNotFit(f"{what} has moments of 8 bits, as adamw8bit keeps them, and the script's is another one")
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
@@ -420,8 +408,6 @@ class NamedOptimizer:
                 for key, tensor in tensors.get(name, {}).items():
                     entries[key] = tensor
                     exact.append((parameter, key, tensor))
-                if isinstance(self.optimizer, InParts):
-                    entries = self.optimizer.whole(parameter, entries)
                 if entries:
                     states[number] = entries
                 number += 1

@@ -114,10 +114,9 @@ class FineTuning(Task[Config]):
         Raises:
             ConfigurationError: the rows do not suit it.
         """
+        # What else this process reads is of the same commit.
+        self._source = self._source.pinned()
         found, length = self._source.config(), self.config.length
-        if commit := self._source.origin(found).revision:
-            # What else this process reads is of the same commit.
-            self._source = replace(self._source, revision=commit)
         most = getattr(found, "max_position_embeddings", None)
         if most is not None and length > most:
             raise ConfigurationError(f"{PARAMETERS}.length: {length} is more than the {most} positions of the model")
@@ -168,7 +167,7 @@ class FineTuning(Task[Config]):
 
     def origin(self) -> Origin:
         """The folder, or the id on the hub with the commit."""
-        return self._source.origin(self.shape)
+        return self._source.origin()
 
     def pin(self, origin: Origin) -> None:
         """The same commit, where the branch has another one meanwhile."""

@@ -6,8 +6,9 @@ never read those. Ranks that begin read them from memory-mapped safetensors file
 Code that comes with a model is never run (`trust_remote_code`), and nothing is unpickled.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,15 +61,24 @@ class Pretrained:
             raise ConfigurationError(f"{FIELD}: {self.name} is quantized, and such weights cannot be trained")
         return config
 
-    def origin(self, config: "PretrainedConfig") -> Origin:
-        """Where its weights come from.
+    def pinned(self) -> "Pretrained":
+        """The same at the commit that its branch has now. As it is where nobody tells: `config` then says what is
+        wrong, or finds it in the cache."""
+        if self._is_folder() or _is_path(self.name) or self._is_commit():
+            return self
+        from huggingface_hub import HfApi
 
-        Args:
-            config: as `config` returned it.
-        """
+        try:
+            found = asked(self.name, lambda: HfApi().model_info(self.name, revision=self.revision))
+        except Exception:  # of a library, which has no common one
+            return self
+        return replace(self, revision=found.sha)
+
+    def origin(self) -> Origin:
+        """Where its weights come from."""
         if self._is_folder():
             return Origin(path=str(Path(self.name).expanduser().absolute()))
-        return Origin(path=self.name, revision=getattr(config, "_commit_hash", None))
+        return Origin(path=self.name, revision=self.revision if self._is_commit() else None)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer.
@@ -184,6 +194,9 @@ class Pretrained:
 
     def _is_folder(self) -> bool:
         return Path(self.name).expanduser().is_dir()
+
+    def _is_commit(self) -> bool:
+        return re.fullmatch("[0-9a-f]{40}", self.revision or "") is not None
 
     def _quiet(self) -> None:
         from transformers.utils import logging
