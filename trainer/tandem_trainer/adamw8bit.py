@@ -50,7 +50,7 @@ class AdamW8bit(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
         self._tables: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step. Returns what the closure does."""
         loss = None
         if closure is not None:

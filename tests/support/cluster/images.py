@@ -49,13 +49,6 @@ ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "default-timeout", "cert")
 PROGRESS_SECONDS = 15.0
 BUILD_SECONDS = 1800.0
-SERVER = """FROM {base}
-COPY constraints.txt /constraints.txt
-RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf python3 -m venv /opt/mlflow \\
-    && PIP_CONFIG_FILE=/run/pip.conf /opt/mlflow/bin/pip install --no-cache-dir -c /constraints.txt mlflow=={version}
-ENV PATH=/opt/mlflow/bin:$PATH
-USER 65532:65532
-"""
 KEPT = 3
 """Tags of one image that stay; older ones are removed when a new one is built."""
 
@@ -96,37 +89,6 @@ def build_all() -> Images:
     """
     with _alone():
         return Images(**{name: build(name) for name in ROOMS})
-
-
-def mlflow() -> str:
-    """Have the nodes find an image with MLflow's server, as the chart wants one: MLflow's own is in a registry that no
-    test asks. Returns its name.
-
-    Raises:
-        ClusterError: it cannot be built.
-    """
-    if given := os.environ.get(GIVEN):
-        return given.format(name="mlflow")
-    (version,) = re.findall(r"^mlflow==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    with _alone():
-        prerequisites.prepare()
-        text = SERVER.format(base=_base(), version=version)
-        image = f"{REGISTRY}/mlflow:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        if not _is_there(image):
-            with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / "Dockerfile").write_text(text)
-                shutil.copy(ROOT / "constraints.txt", folder)
-                (Path(folder) / "pip.conf").write_text(_pip_configuration())
-                command = ["buildah", "bud", "--layers", "--force-rm", f"--tag={image}"]
-                command += [
-                    f"--secret=id=pip.conf,src={folder}/pip.conf",
-                    f"--volume={CERTIFICATES}:{CERTIFICATES}:ro",
-                    folder,
-                ]
-                _watched(command, "mlflow", ISOLATION)
-            _forget_old(f"{REGISTRY}/mlflow")
-    registry.load(image)
-    return image
 
 
 def build(name: str) -> str:

@@ -125,7 +125,7 @@ class Nf4Linear(nn.Module):
             inputs = inputs.to(torch.get_autocast_dtype(kind))
         if self.training or torch.is_grad_enabled():
             self._weight = None
-            found: Tensor = _Product.apply(inputs, self.packed, self._table(), self.in_features)  # type: ignore[no-untyped-call]
+            found: Tensor = _Product.apply(inputs, self.packed, self._table(), self.in_features)
         else:
             if self._weight is None or self._weight.dtype != inputs.dtype:
                 self._weight = self.weight(inputs.dtype)
