@@ -21,13 +21,14 @@ PASSING = {408, 429, 500, 502, 503, 504}
 """Answers that may be others later."""
 MOST_WHY = 300
 """Characters of a library's error that a message quotes."""
+REFUSED = {401, 403}
 NETWORK = ("ConnectionError", "TimeoutError", "TransportError", "ConnectTimeout", "ReadTimeout")
 """Names of errors of transports, and of their bases."""
 ABSENT = ("RepositoryNotFoundError", "GatedRepoError", "RevisionNotFoundError", "DatasetNotFoundError")
 
 
 def asked(what: str, ask: Callable[[], T]) -> T:
-    """What a client returns. Asks again if the hub was out of reach, or busy.
+    """What a client returns. Asks again if the hub is busy: the clients do so by themselves for single files alone.
 
     Args:
         what: is asked for, for the log.
@@ -46,14 +47,13 @@ def asked(what: str, ask: Callable[[], T]) -> T:
 def why(error: BaseException) -> str:
     """What kept a hub from giving something, in words; empty if it is something else, such as what it gave."""
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
-    if not kinds.isdisjoint(ABSENT):
-        rights = (
-            "the token in HF_TOKEN may not read it" if os.environ.get("HF_TOKEN") else "it needs a token, in HF_TOKEN"
-        )
-        return f"the hub does not have it, not at this revision, or {rights}"
     status = next((found for one in _chain(error) if (found := _status(one)) is not None), None)
+    if not kinds.isdisjoint(ABSENT) or status in REFUSED:
+        token = os.environ.get("HF_TOKEN")
+        rights = "the token in HF_TOKEN may not read it" if token else "it needs a token, in HF_TOKEN"
+        return f"the hub does not have it, not at this revision, or {rights}"
     if status in PASSING:
-        return f"the hub answered {status}, {len(WAITS) + 1} times"
+        return f"the hub answered {status}, again and again"
     return "the hub could not be asked for it" if _is_out_of_reach(error) else ""
 
 
@@ -64,11 +64,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    if _is_offline(error):
-        return False
-    if any(_status(one) in PASSING for one in _chain(error)):
-        return True
-    return any(kind.__name__ in NETWORK for one in _chain(error) for kind in type(one).__mro__)
+    return any(_status(one) in PASSING for one in _chain(error))
 
 
 def _is_out_of_reach(error: BaseException) -> bool:

@@ -180,7 +180,7 @@ class Pretrained:
             raise UnusableInput(f"{FIELD}: {self.name} is no folder")
         name = str(Path(self.name).expanduser()) if is_folder else self.name
         try:
-            return asked(self.name, lambda: ask(name, revision=self.revision, **SAFE, **options))
+            return ask(name, revision=self.revision, **SAFE, **options)
         except Exception as error:  # of a library, which has no common one
             told = "" if is_folder else why(error)
             if not told and not isinstance(error, OSError | ValueError | KeyError | ImportError):
