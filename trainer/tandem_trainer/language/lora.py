@@ -275,9 +275,10 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: in
             found[name] = style
             continue
         if style != COLWISE and lora.dropout:
-            if module.in_features % ranks:
+            inputs: Any = module.in_features
+            if inputs % ranks:
                 raise ConfigurationError(
-                    f"{FIELD}.dropout: tensorParallel: {ranks} does not divide the {module.in_features} inputs of "
+                    f"{FIELD}.dropout: tensorParallel: {ranks} does not divide the {inputs} inputs of "
                     f"{name}; say dropout: 0"
                 )
             found[f"{name}.lora_dropout.{NAME}"] = style
