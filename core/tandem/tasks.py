@@ -128,15 +128,16 @@ class Data(Model):
 class Optimizer(Model):
     """The optimizer and its settings."""
 
-    name: Literal["adam", "adamw", "muon", "sgd"] = "adam"
-    """The torch.optim class. `muon` is for the matrices of hidden layers alone; embeddings, the first and the last
-    layer, and whatever is no matrix are trained by AdamW."""
+    name: Literal["adam", "adamw", "adamw8bit", "muon", "sgd"] = "adam"
+    """The torch.optim class. `adamw8bit` is AdamW with moments of 8 bits, a quarter of the memory. `muon` is for the
+    matrices of hidden layers alone; embeddings, the first and the last layer, and whatever is no matrix are trained by
+    AdamW."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate. That of `muon` means the same as that of `adamw`."""
     adamw_learning_rate: Annotated[float, Field(gt=0)] | None = None
     """`muon` only: peak learning rate of AdamW's part. Default: `learningRate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`, `muon`)."""
+    """L2 penalty (`adam`, `sgd`) or decoupled decay (`adamw`, `adamw8bit`, `muon`)."""
     momentum: Fraction = 0.9
     """`sgd` and `muon` only; 0.95 is usual for `muon`."""
 
@@ -159,6 +160,9 @@ class Schedule(Model):
     """Steps over which the rate rises linearly from 0."""
     final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where `cosine` and `linear` end, as a fraction of the peak."""
+    total_steps: Positive | None = None
+    """Step at which `cosine` and `linear` end. Default: the last one of the run. With `initialOptimizer:
+    MomentsAndSchedule` it counts the steps of the runs before, too."""
 
 
 RewindOn = Literal["Spikes", "NotFinite", "Never"]
@@ -251,6 +255,10 @@ class Loop(Model):
     """Weights to begin with, for instance of a run on another slice of the data: a run directory, whose newest
     checkpoint is taken; a checkpoint in it; a folder with `model.safetensors`; a safetensors file; or a state_dict of
     torch.save. Default: random ones, or those of `pretrained`."""
+    initial_optimizer: Literal["Fresh", "Moments", "MomentsAndSchedule"] = "Fresh"
+    """What is taken over beside the weights of `initialWeights`, where that is a run or a checkpoint. `Fresh`: nothing.
+    `Moments`: the state of its optimizer. `MomentsAndSchedule`: the position in the schedule, too; the learning rate
+    goes on as if the steps of the run before had been steps of this one."""
     epochs: Positive = 5
     """Passes over the training data."""
     max_steps: Positive | None = None
@@ -307,6 +315,12 @@ class Loop(Model):
             "precision",
         ),
         Rule(
+            lambda c: c.initial_weights is not None or c.initial_optimizer == "Fresh",
+            "has(self.initialWeights) || !has(self.initialOptimizer) || self.initialOptimizer == 'Fresh'",
+            "initialOptimizer says what is taken over beside initialWeights, which is not given",
+            "initialOptimizer",
+        ),
+        Rule(
             lambda c: not c.compile or c.strategy not in ("dp", "model"),
             "!has(self.compile) || !self.compile || !has(self.strategy) || !(self.strategy in ['dp', 'model'])",
             "compile is for a model on one device; strategy: dp and strategy: model use several, so take ddp or fsdp",
@@ -340,6 +354,14 @@ class Loop(Model):
             "weights apart: compiled code computes them together",
             "compile",
         ),
+        Rule(
+            lambda c: c.strategy != "hogwild" or c.optimizer.name != "adamw8bit",
+            "!has(self.strategy) || self.strategy != 'hogwild' || !has(self.optimizer) || !has(self.optimizer.name)"
+            " || self.optimizer.name != 'adamw8bit'",
+            "adamw8bit writes whole tensors back, and what other ranks of strategy: hogwild have written meanwhile"
+            " would be lost; take adamw",
+            "optimizer",
+        ),
     )
 
 
@@ -364,6 +386,13 @@ class TaskLoop(Loop):
             "!has(self.tensorParallel) || self.tensorParallel == 1 || (has(self.strategy) && self.strategy == 'fsdp')",
             "tensorParallel needs strategy: fsdp",
             "tensorParallel",
+        ),
+        Rule(
+            lambda c: c.tensor_parallel == 1 or c.optimizer.name != "adamw8bit",
+            "!has(self.tensorParallel) || self.tensorParallel == 1 || !has(self.optimizer) || !has(self.optimizer.name)"
+            " || self.optimizer.name != 'adamw8bit'",
+            "optimizer.name: adamw8bit has a scale for each part of a row, and tensorParallel cuts rows; take adamw",
+            "optimizer",
         ),
     )
 

@@ -138,11 +138,11 @@ def _entry(path: Path) -> FileEntry:
 def main() -> int:
     """Write the weights. Returns the exit code; the last line printed says what is wrong."""
     from tandem_trainer.failure import ConfigurationError
-    from tandem_trainer.task import task_of
+    from tandem_trainer.task import task_in
 
     rundir = RunDir(os.environ[RUN_DIR])
     try:
-        write(rundir, task_of(rundir.read_job().spec.trainer))
+        write(rundir, task_in(rundir))
     except (ConfigurationError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return 1

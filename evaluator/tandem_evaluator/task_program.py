@@ -42,7 +42,7 @@ from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language.completing import Completer, prompts_of
-from tandem_trainer.task import Task, name_of, task_of, tensors_of
+from tandem_trainer.task import Task, name_of, task_in, tensors_of
 
 if TYPE_CHECKING:
     from tandem_evaluator.harness import HarnessTasks
@@ -219,8 +219,9 @@ def _shown(value: Any) -> str:
 def main() -> int:
     """Evaluate shards until there are no more. Returns the exit code; the last line printed says what is wrong."""
     try:
-        job = RunDir(os.environ[RUN_DIR]).read_job()
-        evaluation = TaskEvaluation(task_of(job.spec.trainer), job.spec.trainer.settings_of_loop, job.spec.evaluation)
+        rundir = RunDir(os.environ[RUN_DIR])
+        job = rundir.read_job()
+        evaluation = TaskEvaluation(task_in(rundir), job.spec.trainer.settings_of_loop, job.spec.evaluation)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (Unusable, ConfigurationError, DoesNotFit) as error:

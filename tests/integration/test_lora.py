@@ -84,3 +84,17 @@ def test_they_are_evaluated_over_their_base_merged_and_refused_over_another(tmp_
     with LocalRun(tmp_path, "--set", "trainer.loop.maxSteps=30", manifest=path) as again:
         assert again.ends(200) != 0
     assert "adapters belong to other pretrained weights" in again.output
+
+
+def test_ranks_that_split_matrices_drop_what_one_rank_alone_drops(tmp_path: Path) -> None:
+    model = pretrained(tmp_path / "model")
+
+    def job(path: Path, processes: int = 1, **loop: Any) -> RunDir:
+        workers = {"processesPerReplica": processes}
+        of = manifests.job("test", trainer=trainer(model, maxSteps=12, **loop), workers=workers)
+        return manifests.run_directory(path, of)
+
+    alone, split = job(tmp_path / "alone"), job(tmp_path / "split", 2, strategy="fsdp", tensorParallel=2)
+    run(alone)
+    run(split, 2)
+    assert losses(split) == pytest.approx(losses(alone), abs=1e-3)

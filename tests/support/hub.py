@@ -1,5 +1,5 @@
-"""A hub on this machine that speaks as much of its protocol as huggingface_hub needs to make a repository, push a
-commit with small and large files, and download it again."""
+"""A hub on this machine that speaks as much of its protocol as huggingface_hub, transformers and datasets need to make
+a repository, push a commit with small and large files, and read models and data sets of any commit."""
 
 import base64
 import hashlib
@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_of_this_test"
 
@@ -20,6 +21,16 @@ class Repository:
     private: bool
     branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
     messages: list[str] = field(default_factory=list)
+    history: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files by commit."""
+
+    def remember(self) -> None:
+        """Keep what branches have now as commits."""
+        self.history |= {_commit_of(files): dict(files) for files in self.branches.values()}
+
+    def at(self, revision: str) -> dict[str, bytes] | None:
+        """The files of a branch or a commit."""
+        return self.branches.get(revision, self.history.get(revision))
 
 
 class Hub:
@@ -27,6 +38,7 @@ class Hub:
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
+        """By id; those of data sets behind `datasets/`."""
         self.objects: dict[str, bytes] = {}
         """Large files by digest."""
         self.failures: list[tuple[str, int]] = []
@@ -102,15 +114,25 @@ class _Handler(BaseHTTPRequestHandler):
         if path.endswith(".git/info/lfs/objects/batch"):
             objects = [self._object(one) for one in json.loads(body)["objects"]]
             return self._answer(200, {"transfer": "basic", "objects": objects})
-        at = 2 if words[0] == "api" else 0
-        repo, rest = "/".join(words[at : at + 2]), words[at + 2 :]
+        words = words[1:] if words[0] == "api" else words
+        kind = f"{words[0]}/" if words[0] == "datasets" else ""
+        words = words[1:] if words[0] in ("models", "datasets") else words
+        repo, rest = kind + "/".join(words[:2]), words[2:]
         found = hub.repositories.get(repo)
         if found is None:
             return self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        found.remember()
         if not rest or rest[0] == "revision":
-            files = found.branches[rest[1] if rest else "main"]
+            files = found.at(rest[1] if rest else "main")
+            if files is None:
+                return self._answer(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
             siblings = [{"rfilename": name} for name in files]
-            known = {"id": repo, "private": found.private, "sha": _commit_of(files), "siblings": siblings}
+            known = {
+                "id": repo.removeprefix(kind),
+                "private": found.private,
+                "sha": _commit_of(files),
+                "siblings": siblings,
+            }
             return self._answer(200, known)
         if rest[0] == "branch":
             if rest[1] in found.branches:
@@ -143,19 +165,26 @@ class _Handler(BaseHTTPRequestHandler):
             oid = _commit_of(files)
             url = f"{hub.url}/{repo}/commit/{oid}"
             return self._answer(200, {"commitUrl": url, "commitOid": oid, "pullRequestUrl": None})
-        assert rest[0] in ("resolve", "tree"), path
-        by_name = found.branches | {_commit_of(files): files for files in found.branches.values()}
-        if rest[0] == "tree" and len(rest) == 2:
-            files = by_name[rest[1]]
-            listed = [
-                {"type": "file", "path": name, "size": len(files[name]), "oid": self._oid(name, files)}
-                for name in sorted(files)
-            ]
+        assert rest[0] in ("resolve", "tree", "paths-info"), path
+        known_files = found.at(rest[1])
+        if known_files is None:
+            return self._answer(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+        files = known_files
+        if rest[0] == "paths-info":
+            wanted = parse_qs(body.decode())["paths"]
+            return self._answer(
+                200, [one for name in wanted for one in self._listed(files, name) if one["path"] == name]
+            )
+        if rest[0] == "tree":
+            inside = "/".join(rest[2:])
+            listed = self._listed(files, inside)
+            if not listed:
+                return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
             return self._answer(200, listed)
-        content = by_name[rest[1]].get("/".join(rest[2:])) if rest[0] == "resolve" else None
+        content = files.get("/".join(rest[2:]))
         if content is None:
             return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
-        headers = {"X-Repo-Commit": _commit_of(by_name[rest[1]]), "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        headers = {"X-Repo-Commit": _commit_of(files), "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         return self._send(200, content, headers)
 
     def _object(self, one: dict[str, Any]) -> dict[str, Any]:
@@ -163,6 +192,21 @@ class _Handler(BaseHTTPRequestHandler):
         if one["oid"] in self.hub.objects:
             return known
         return known | {"actions": {"upload": {"href": f"{self.hub.url}/objects/{one['oid']}"}}}
+
+    def _listed(self, files: dict[str, bytes], inside: str) -> list[dict[str, Any]]:
+        """Files and folders at a path or below it."""
+        folders = {str(one) for name in files for one in PurePosixPath(name).parents if str(one) != "."}
+        found: list[dict[str, Any]] = [
+            {"type": "file", "path": name, "size": len(files[name]), "oid": self._oid(name, files)} for name in files
+        ]
+        found += [
+            {"type": "directory", "path": name, "oid": hashlib.sha1(name.encode()).hexdigest()} for name in folders
+        ]
+        below = f"{inside}/" if inside else ""
+        return sorted(
+            (one for one in found if one["path"] == inside or one["path"].startswith(below)),
+            key=lambda one: one["path"],
+        )
 
     def _oid(self, name: str, files: dict[str, bytes]) -> str | None:
         content = files.get(name)
@@ -182,6 +226,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What a repository holds that was made of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @contextmanager

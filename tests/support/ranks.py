@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
 class Ranks:
     """The ranks of one generation; killed when the test ends."""
 
-    def __init__(self, rundir: RunDir, world_size: int, *command: str) -> None:
-        """By default those of the job's built-in task."""
+    def __init__(self, rundir: RunDir, world_size: int, *command: str, cold: bool = False) -> None:
+        """By default those of the job's task.
+
+        Args:
+            cold: imports nothing beforehand, for libraries that look at the environment when they are imported.
+        """
+        arguments = command or ("-m", "tandem_trainer")
         self.processes = []
         port = reserved_port()
         for rank in range(world_size):
@@ -39,8 +45,8 @@ class Ranks:
             }
             self.processes.append(
                 subprocess.Popen(
-                    warm_command(*(command or ("-m", "tandem_trainer"))),
-                    env=environment | warm_environment(),
+                    [sys.executable, *arguments] if cold else warm_command(*arguments),
+                    env=environment if cold else environment | warm_environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

@@ -123,10 +123,10 @@ def task_of_run(run: Path) -> "FineTuning":
         CannotExport: the pretrained model is not there any more.
     """
     from tandem_trainer.language.fine_tuning import FineTuning
-    from tandem_trainer.task import task_of
+    from tandem_trainer.task import task_in
 
     with _told("the job of the run cannot be read"):
-        task = task_of(RunDir(run).read_job().spec.trainer)
+        task = task_in(RunDir(run))
     assert isinstance(task, FineTuning)
     return task
 

@@ -226,6 +226,8 @@ class _Step:
         """Leave of each matrix that a plan splits what the first rank holds."""
         check(plan, self._model, ranks)
         for module, style in split_modules(plan, self._model):
+            if isinstance(module, SampleDropout):
+                continue  # It has no matrix.
             if not isinstance(module, nn.Linear | nn.Embedding):
                 raise ConfigurationError(
                     f"the plan for tensorParallel splits a {type(module).__name__}; only Linear and Embedding can be"
@@ -358,8 +360,9 @@ class _Step:
         optimizer = self._optimizer_size()
         if not passes:
             # Without a step there is no state yet.
-            numbers = {"adam": 2, "adamw": 2, "sgd": 1 if self._loop.optimizer.momentum else 0}
-            optimizer = self._gradients() * numbers[self._loop.optimizer.name]
+            momentum = 1 if self._loop.optimizer.momentum else 0
+            numbers = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": momentum}
+            optimizer = int(self._gradients() * numbers[self._loop.optimizer.name])
         blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters)))
         by_device = list(zip(*passes, strict=True))
         is_spread = len(self._places) > 1

@@ -1,25 +1,27 @@
 """The weights that a run begins with, of another run, a checkpoint, a model's folder or a file (`loop.initialWeights`).
 
-Weights alone: the optimizer, the schedule, the steps and the data begin anew. A file of torch.save is read with
+By default weights alone: the optimizer, the schedule, the steps and the data begin anew. `loop.initialOptimizer` takes
+the state of a checkpoint's optimizer over, too, and the position in the schedule. A file of torch.save is read with
 `weights_only=True`, which makes tensors and runs no code.
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 import xxhash
 from torch import Tensor, nn
 
-from tandem.rundir.checkpoint import Broken
+from tandem.rundir.checkpoint import Broken, Manifest
 from tandem.rundir.durable import may_pass
 from tandem.rundir.initial_weights import TORCH, Located, locate
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Origin
 from tandem_trainer.checkpoint.format import parse
-from tandem_trainer.checkpoint.reader import read_full_weights
+from tandem_trainer.checkpoint.reader import read_contents, read_full_weights
 from tandem_trainer.checkpoint.state import DoesNotFit, load_weights
+from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.process_group import Group
 
@@ -30,8 +32,14 @@ WRAPPED = "module."
 """What DistributedDataParallel puts before each name."""
 
 
-def load_initial(model: nn.Module, path: Path, group: Group) -> Origin:
+def load_initial(
+    model: nn.Module, path: Path, group: Group, take_over: Callable[[Contents, Manifest], None] | None = None
+) -> Origin:
     """Put weights from elsewhere into a model. Collective: the first rank says which checkpoint of a run it is.
+
+    Args:
+        take_over: takes more of the checkpoint than weights, which are those that were trained then, and not their
+            average.
 
     Returns:
         Where they come from.
@@ -43,7 +51,7 @@ def load_initial(model: nn.Module, path: Path, group: Group) -> Origin:
     """
     try:
         found = locate(Path(group.tell({"path": str(_chosen(path))})["path"]))
-        weights, digest = _read(found)
+        weights, digest, contents = _read(found, is_whole=take_over is not None)
     except FileNotFoundError as error:
         raise UnusableInput(f"{FIELD} {path} cannot be read: {error.strerror}: {error.filename}") from error
     except OSError as error:
@@ -54,6 +62,8 @@ def load_initial(model: nn.Module, path: Path, group: Group) -> Origin:
         raise UnusableInput(f"{FIELD} {path}: {error}") from error
     try:
         load_weights(model, _as_named(model, weights))
+        if take_over is not None and contents is not None and found.checkpoint is not None:
+            take_over(contents, found.checkpoint)
     except DoesNotFit as error:
         raise ConfigurationError(f"{FIELD} {path}: {error}") from error
     manifest = found.checkpoint
@@ -73,21 +83,26 @@ def _chosen(path: Path) -> Path:
         return path
 
 
-def _read(found: Located) -> tuple[dict[str, Tensor], str | None]:
-    """Tensors by name, and a digest of the file where there is one.
+def _read(found: Located, is_whole: bool) -> tuple[dict[str, Tensor], str | None, Contents | None]:
+    """Tensors by name, a digest of the file where there is one, and all of a checkpoint if it is asked for.
 
     Raises:
         ValueError, Broken: the files are damaged, or are something else.
     """
+    if is_whole:
+        if found.checkpoint is None:
+            raise ValueError("this is no checkpoint, so there is no optimizer for initialOptimizer to take over")
+        contents = read_contents(found.path, found.checkpoint)
+        return dict(contents.weights), None, contents
     if found.checkpoint is not None:
-        return read_full_weights(found.path, found.checkpoint), None
+        return read_full_weights(found.path, found.checkpoint), None, None
     tensors: dict[str, Tensor] = {}
     digest = xxhash.xxh3_128()
     for file in found.files:
         content = bytearray(file.read_bytes())
         digest.update(content)
         tensors |= _of_torch(file) if content.startswith(TORCH) else parse(memoryview(content))
-    return tensors, f"xxh3:{digest.hexdigest()}"
+    return tensors, f"xxh3:{digest.hexdigest()}", None
 
 
 def _of_torch(file: Path) -> dict[str, Tensor]:

@@ -31,6 +31,10 @@ def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
             )
         case "muon":
             return muon(model, settings)
+        case "adamw8bit":
+            from tandem_trainer.adamw8bit import AdamW8bit
+
+            return AdamW8bit(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         case "adamw":
             kind: type[torch.optim.Adam] = torch.optim.AdamW
         case "adam":

@@ -44,6 +44,8 @@ from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Mi
 from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import Origin, origin_of
 from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.optimizers import torch_optimizer
@@ -91,6 +93,29 @@ class Task(ABC, Generic[C]):
 
         Args:
             model: on its device, and split as it will be trained.
+        """
+        return
+
+    def origin(self) -> Origin | None:
+        """Where the weights come from that `initialize` puts in, for the lineage; None: nowhere else."""
+        return None
+
+    def pin(self, origin: Origin) -> None:
+        """Keep to the weights that the run has begun with, where what they were taken from may have changed since.
+
+        Args:
+            origin: as `origin` told it then, or where `initialWeights` came from.
+        """
+        return
+
+    def settle(self, model: nn.Module) -> None:
+        """Exchange parts of a model for others that are for its device. Asked by every rank, never by an evaluator.
+
+        Args:
+            model: on its device, and split as it will be trained.
+
+        Raises:
+            ConfigurationError: they are not for this device.
         """
         return
 
@@ -261,6 +286,18 @@ def task_of(trainer: Trainer) -> Task[Any]:
         if may_pass(error):
             raise
         raise ConfigurationError(f"spec.trainer.task: {trainer.task} cannot be made: {told(error)}") from error
+
+
+def task_in(rundir: RunDir) -> Task[Any]:
+    """The task of a run, which keeps to the weights that the run has begun with. Errors are those of `task_of`."""
+    return pinned(task_of(rundir.read_job().spec.trainer), rundir)
+
+
+def pinned(task: Task[Any], rundir: RunDir) -> Task[Any]:
+    """The task, which keeps to the weights that a run has begun with, if it has."""
+    if (origin := origin_of(rundir.newest_generation(), rundir.generation_records())) is not None:
+        task.pin(origin)
+    return task
 
 
 def class_of(trainer: Trainer) -> type[Task[Any]]:

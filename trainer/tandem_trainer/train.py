@@ -25,9 +25,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
+from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import Origin
 from tandem.tasks import Loop, Schedule, TaskLoop
-from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.mixture import Mixture
@@ -43,9 +44,11 @@ from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.strategy import Strategy, prepare
-from tandem_trainer.task import Task, name_of, task_of, tensors_of
+from tandem_trainer.task import Task, name_of, pinned, task_of, tensors_of
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+SCHEDULE = "schedule"
+"""Among the others of a checkpoint: how many steps the runs before it have taken of the schedule."""
 
 
 class Stepper:
@@ -154,7 +157,7 @@ def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
         return (step + 1) / (schedule.warmup_steps + 1)
     if schedule.name == "constant":
         return 1.0
-    span = max(1, total_steps - schedule.warmup_steps)
+    span = max(1, (schedule.total_steps or total_steps) - schedule.warmup_steps)
     progress = min(1.0, (step - schedule.warmup_steps) / span)
     shape = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1 - progress
     return schedule.final_fraction + (1 - schedule.final_fraction) * shape
@@ -176,7 +179,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
 
     # Data and model
     torch.use_deterministic_algorithms(loop.deterministic)
-    task = task_of(job.spec.trainer)
+    task = pinned(task_of(job.spec.trainer), context.rundir)
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
@@ -195,6 +198,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     average = averaged(model, loop.ema_decay)
     examples = partial(examples_of, task, dataset, start, end)
     strategy.shard(model, task, examples)
+    task.settle(model)
     task.load_frozen(model)
     if average is not None:
         strategy.shard(average.module, task, examples)
@@ -203,19 +207,31 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
 
+    before = {"steps": 0}
+
+    def take_over(found: Contents, of: Manifest) -> None:
+        kept.load_optimizer(found)
+        if loop.initial_optimizer == "MomentsAndSchedule":
+            known = kept.other(SCHEDULE, found) or {}
+            before["steps"] = of.step + int(known.get("steps", 0))
+
     def begin() -> Origin | None:
         origin = None
         if loop.initial_weights is not None:
-            origin = load_initial(model, Path(loop.initial_weights), group)
+            more = None if loop.initial_optimizer == "Fresh" else take_over
+            origin = load_initial(model, Path(loop.initial_weights), group, more)
         else:
             task.initialize(model)
+            origin = task.origin()
         if average is not None:
             average.module.load_state_dict(model.state_dict())
         return origin
 
     # Where to start
-    scaling = {"scaler": scaler} if scaler.is_enabled() else {}
-    kept = TrainState(model, optimizer, average, scaling, stages=strategy.stages)
+    others: dict[str, Any] = {"scaler": scaler} if scaler.is_enabled() else {}
+    if loop.initial_optimizer == "MomentsAndSchedule":
+        others[SCHEDULE] = before
+    kept = TrainState(model, optimizer, average, others, stages=strategy.stages)
     elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared)
     forward = strategy.wrap(model)
     stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
@@ -226,7 +242,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     assert elastic.total_steps is not None
     for step in elastic.steps(stepper.busy.take):
         share = supply.read(elastic.data_step)
-        factor = rate_factor(loop.schedule, step, elastic.total_steps)
+        factor = rate_factor(loop.schedule, before["steps"] + step, before["steps"] + elastic.total_steps)
         rates = [peak * factor for peak in peaks]
         elastic.meter.data_ready()
         try:
@@ -295,7 +311,14 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     """An exponential moving average of the weights; None without a decay."""
     if decay is None:
         return None
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+    lerp = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def update(mine: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
+        """Of tensors of one type. Frozen codes of quantized weights are no numbers."""
+        if mine[0].is_floating_point():
+            lerp(mine, current, count)
+
+    average = AveragedModel(model, multi_avg_fn=update)
     # It begins as a copy, and goes on as what a checkpoint held: its first update is one like all others.
     average.n_averaged.fill_(1)
     return average

@@ -80,7 +80,8 @@ def _beginning(origin: Origin | None) -> str:
     if origin is None:
         return "the beginning"
     if origin.checkpoint is None:
-        return f"the weights of {printable(origin.path)}"
+        at = f" at commit {printable(origin.revision)}" if origin.revision else ""
+        return f"the weights of {printable(origin.path)}{at}"
     of = f"step {origin.checkpoint.step:,}{f' of {origin.job}' if origin.job else ''}"
     return f"the weights of {of} ({printable(origin.path)})"
 

@@ -259,7 +259,8 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     if text is None or path is None:
         return
     try:
-        files = locate(path).files
+        found = locate(path)
+        files = found.files
         for file in files:
             fault, near = fault_of_file(file, text if file == path else str(file))
             if fault:
@@ -272,6 +273,10 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         if may_pass(error):
             raise
         yield Unmet(field, f"{text} cannot be read: {error.strerror}")
+        return
+    if trainer.settings_of_loop.initial_optimizer != "Fresh" and found.checkpoint is None:
+        message = f"{text} is no run and no checkpoint, so it has no optimizer for initialOptimizer to take over"
+        yield Unmet((*field[:-1], "initialOptimizer"), message)
         return
     if is_of_torch(files[0]):
         return  # Only torch can look into it.

@@ -185,8 +185,8 @@ def _cores(there: Machine) -> str:
     return f"{there.cores} core" + ("s" if there.cores > 1 else "")
 
 
-STATES = {"adam": 2, "adamw": 2, "muon": 1, "sgd": 1}
-"""Numbers that an optimizer keeps for each parameter, at least."""
+STATES = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": 1}
+"""Numbers of four bytes that an optimizer keeps for each parameter, at least."""
 
 
 def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
@@ -224,7 +224,7 @@ def checkpoint_bytes(settings: ImageClassification, image_size: int, halves: boo
     count = elements(shapes(settings.model, 1, image_size, CLASSES))
     states = STATES[settings.optimizer.name] if settings.optimizer.name != "sgd" or settings.optimizer.momentum else 0
     averages = 1 if settings.ema_decay is not None else 0
-    return count * (FLOAT * (1 + states + averages) + (FLOAT // 2 if halves else 0))
+    return int(count * (FLOAT * (1 + states + averages) + (FLOAT // 2 if halves else 0)))
 
 
 def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:

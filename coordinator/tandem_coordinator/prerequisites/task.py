@@ -55,3 +55,15 @@ def harness(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     is_run = evaluators.harness is not None and evaluators.processes > 0
     if is_run and site.is_here and not site.installs and find_spec("lm_eval") is None:
         yield Unmet(("spec", "evaluators", "harness"), "lm_eval is not installed here (pip install 'tandem[lm-eval]')")
+
+
+def kernels(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
+    """Whether the ranks can use the kernels that a fine-tuning asks for."""
+    trainer = job.spec.trainer
+    if not trainer.is_fine_tuning or (trainer.parameters or {}).get("kernels") != "liger" or site.machine is None:
+        return
+    field = ("spec", "trainer", "parameters", "kernels")
+    if site.machine.has_gpu is False:
+        yield Unmet(field, "kernels: liger is for GPUs, and the ranks train on processors here; leave it out")
+    elif not site.installs and find_spec("liger_kernel") is None:
+        yield Unmet(field, "liger-kernel is not installed here (pip install 'tandem[kernels]')")

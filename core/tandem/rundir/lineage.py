@@ -24,7 +24,7 @@ from tandem.status import CheckpointRef
 
 
 class Origin(Model):
-    """Where the weights come from that a run began with (`initialWeights`)."""
+    """Where the weights come from that a run began with (`initialWeights`, `pretrained`)."""
 
     path: str
     """The file or folder; of a checkpoint its folder."""
@@ -34,6 +34,8 @@ class Origin(Model):
     """The job that had written it, as far as that is known."""
     digest: str | None = None
     """That of the checkpoint's manifest, or of the files."""
+    revision: str | None = None
+    """The commit, of a model on a hub, whose id is the path."""
 
 
 class GenerationRecord(Model):

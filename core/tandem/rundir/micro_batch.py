@@ -19,7 +19,16 @@ from tandem.model import Model, Whole, Words
 
 MOST_BYTES = 2**16
 """Of a record."""
-INDIFFERENT = ("epochs", "maxSteps", "schedule", "seed", "rewindOn", "initialWeights", "loaderWorkers")
+INDIFFERENT = (
+    "epochs",
+    "maxSteps",
+    "schedule",
+    "seed",
+    "rewindOn",
+    "initialWeights",
+    "initialOptimizer",
+    "loaderWorkers",
+)
 """Settings of the loop that change nothing about the memory of a step."""
 
 

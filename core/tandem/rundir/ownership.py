@@ -69,6 +69,7 @@ def _saved_with(spec: Spec) -> dict[str, Any]:
     return {
         **(ours if spec.trainer.is_built_in else {}),
         "initialWeights": config.initial_weights,
+        "initialOptimizer": config.initial_optimizer,
         "globalBatchSize": config.global_batch_size,
         "dropLast": config.drop_last,
         "seed": config.seed,

@@ -92,6 +92,31 @@ def test_tasks_of_the_harness_need_their_library(
     assert [one.field for one in found(of)] == [("spec", "evaluators", "harness")] * lacks
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "installed", "words"),
+    [(False, True, "for GPUs"), (True, False, "liger-kernel is not installed"), (True, True, ""), (None, True, "")],
+)
+def test_kernels_for_gpus_need_a_gpu_and_their_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool | None, installed: bool, words: str
+) -> None:
+    module = sys.modules["tandem_coordinator.prerequisites.task"]
+    monkeypatch.setattr(module, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(module.subprocess, "run", lambda *given, **named: SimpleNamespace(returncode=1))
+    parameters = {"pretrained": "model", "kernels": "liger"}
+    of = job(trainer={"task": "causal-lm", "parameters": parameters}, evaluators={"replicas": 0})
+    told = [one.message for one in found(of, replace(LAPTOP, has_gpu=has_gpu)) if one.field[-1:] == ("kernels",)]
+    assert len(told) == bool(words)
+    assert all(words in one for one in told)
+
+
+def test_what_is_no_checkpoint_has_no_optimizer_to_take_over(folder: Path) -> None:
+    of = trains(initialWeights="digits.safetensors", initialOptimizer="Moments")
+    (folder / "digits.safetensors").write_bytes(weights())
+    (told,) = found(of)
+    assert told.field == ("spec", "trainer", "config", "initialOptimizer")
+    assert "no run and no checkpoint" in told.message
+
+
 def the_problem(case: BadSurroundings, folder: Path) -> Problem:
     text = yaml.safe_dump(case.job(folder), sort_keys=False)
     source = parse(text.encode(), "job.yaml")

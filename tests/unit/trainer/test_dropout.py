@@ -262,3 +262,16 @@ def test_what_is_compiled_and_computed_again_draws_what_it_drew(inside: bool) ->
         draws.set(0, 0, IDS[:16])
         compiled().square().sum().backward()
         torch.testing.assert_close(gradient(model), expected)
+
+
+def test_parts_of_activations_that_are_split_over_ranks_drop_what_the_whole_would() -> None:
+    whole = SampleDropout(0.4, 3, Draws())
+    activations = torch.ones(5, 6, 8)
+    whole.draws.set(0, 7, torch.arange(5))
+    expected = whole(activations)
+    found = []
+    for place in range(4):
+        part = SampleDropout(0.4, 3, whole.draws)
+        part.part = (place, 4)
+        found.append(part(activations[..., 2 * place : 2 * place + 2]))
+    assert torch.equal(torch.cat(found, dim=-1), expected)

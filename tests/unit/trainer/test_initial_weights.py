@@ -142,3 +142,9 @@ def test_numbers_alone_are_no_state(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "weights.pt")
     with pytest.raises(UnusableInput, match="holds no state_dict"):
         loaded(tmp_path / "weights.pt")
+
+
+def test_an_optimizer_is_taken_over_from_a_checkpoint_alone(tmp_path: Path) -> None:
+    save_file(WEIGHTS, tmp_path / "weights.safetensors")
+    with pytest.raises(UnusableInput, match="no checkpoint, so there is no optimizer for initialOptimizer"):
+        load_initial(Net(), tmp_path / "weights.safetensors", ALONE, lambda contents, manifest: None)

@@ -162,13 +162,15 @@ def test_the_layers_of_gpt_2_have_adapters_too_and_merge() -> None:
     torch.testing.assert_close(logits(model), applied, rtol=1e-5, atol=1e-5)
 
 
-def test_inputs_that_are_dropped_do_not_go_together_with_matrices_that_are_split(base: Path) -> None:
+def test_what_is_dropped_of_inputs_is_split_as_the_inputs_are(base: Path) -> None:
     made = task(base, {"rank": 4, "dropout": 0.1})
-    with pytest.raises(ConfigurationError, match="dropout does not go together with tensorParallel"):
-        made.tensor_plan(made.model(), 2)
+    plan = made.tensor_plan(made.model(), 2)
+    assert plan["model.layers.0.self_attn.o_proj.lora_dropout.default"] == "rowwise"
+    assert "model.layers.0.self_attn.q_proj.lora_dropout.default" not in plan
     plan = task(base).tensor_plan(task(base).model(), 2)
     assert plan["model.layers.0.self_attn.q_proj.lora_B.default"] == "colwise"
     assert plan["model.layers.0.self_attn.o_proj.lora_A.default"] == "rowwise"
+    assert not any("dropout" in name for name in plan)
     assert "model.layers.0.self_attn.q_proj.lora_A.default" not in plan
 
 

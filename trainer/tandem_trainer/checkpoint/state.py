@@ -145,12 +145,16 @@ def own(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
 
 
-def moment(tensor: Tensor, parameter: Tensor | None) -> Tensor:
-    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is."""
+def moment(tensor: Tensor, parameter: Tensor | None, is_by_row: bool = False) -> Tensor:
+    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is.
+
+    Args:
+        is_by_row: whether it has a row for each row of the parameter, of another length.
+    """
     # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
     if parameter is None or tensor.ndim == 0:
         return own(tensor, CPU)
-    if is_sharded(parameter) and parameter.shape == tensor.shape:
+    if is_sharded(parameter) and (is_by_row or parameter.shape == tensor.shape):
         return split_like(parameter, tensor)
     return own(tensor, parameter.device)
 
@@ -285,6 +289,9 @@ PARAMETERS = "params"
 NOBODY = ""
 """In the place of a parameter's name: entries of an optimizer's state that belong to none."""
 
+BY_ROW = ".scale"
+"""Ends the names of tensors that have a row for each row of their parameter."""
+
 Rest = dict[str, dict[str, Any]]
 """By parameter and key what is no plain tensor."""
 
@@ -364,6 +371,8 @@ class NamedOptimizer:
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
             refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
+        if any(path.endswith(BY_ROW) for path in state.tensors) and not getattr(self.optimizer, "has_scales", False):
+            raise DoesNotFit(f"{what} has moments of 8 bits, as adamw8bit keeps them, and the script's is another one")
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
         for group in self.optimizer.param_groups:

@@ -31,6 +31,7 @@ from tandem_trainer.checkpoint.file_names import (
 from tandem_trainer.checkpoint.format import header, ordered
 from tandem_trainer.checkpoint.sharding import Stages
 from tandem_trainer.checkpoint.state import (
+    BY_ROW,
     CPU,
     DoesNotFit,
     NamedOptimizer,
@@ -274,15 +275,7 @@ class TrainState:
             load_weights(self._average, averaged, extra_state(self._average))
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
-        parameters = {name: parameter for one in self._optimizers for name, parameter in one.parameters().items()}
-        moments = {}
-        for path, tensor in ordered(contents.optimizer).items():
-            parameter = parameters.get(plain(path.rpartition("/")[0]))
-            if self._stages is None or parameter is None or not parameter.is_meta:
-                moments[path] = moment(tensor, parameter)
-            contents.let_go(tensor)
-        for one, state in self._optimizer_states(contents, moments):
-            one.load(state)
+        self._load_moments(contents)
         trees = contents.loop.get(OTHER_STATES, {})
         for name, other in self._others.items():
             # A schedule or a scaler that has come since, or had nothing to keep, begins afresh.
@@ -292,6 +285,32 @@ class TrainState:
             count = self._joined(trees[UPDATES], contents) if UPDATES in trees else torch.ones(())
             self._updates.copy_(count)
         contents.let_go_all(contents.others)
+
+    def load_optimizer(self, contents: Contents) -> None:
+        """Put back the state of the optimizer alone, of another run.
+
+        Raises:
+            DoesNotFit: it is of other parameters.
+        """
+        for one, state in self._optimizer_states(contents, contents.optimizer):
+            one.check(state)
+        self._load_moments(contents)
+
+    def other(self, name: str, contents: Contents) -> Any:
+        """What a checkpoint has under a name among the others; None if nothing."""
+        trees = contents.loop.get(OTHER_STATES, {})
+        return self._joined(trees[name], contents) if name in trees else None
+
+    def _load_moments(self, contents: Contents) -> None:
+        parameters = {name: parameter for one in self._optimizers for name, parameter in one.parameters().items()}
+        moments = {}
+        for path, tensor in ordered(contents.optimizer).items():
+            parameter = parameters.get(plain(path.rpartition("/")[0]))
+            if self._stages is None or parameter is None or not parameter.is_meta:
+                moments[path] = moment(tensor, parameter, path.endswith(BY_ROW))
+            contents.let_go(tensor)
+        for one, state in self._optimizer_states(contents, moments):
+            one.load(state)
 
     def _optimizer_states(self, contents: Contents, moments: Tensors) -> list[tuple[NamedOptimizer, OptimizerState]]:
         """For each optimizer what the checkpoint has of it.

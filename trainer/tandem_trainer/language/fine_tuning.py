@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
 from tandem.model import Model
+from tandem.rundir.lineage import Origin
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
@@ -32,6 +33,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
 from tandem_trainer.language.completing import complete
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
+from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
@@ -69,6 +71,9 @@ class Config(Model):
     """Put several samples into a row. Otherwise each is a row of its own, padded to the longest of its batch."""
     lora: Lora | None = None
     """Train adapters instead of the weights themselves."""
+    kernels: Literal["liger"] | None = None
+    """Compute norms, rotary positions and gated layers with the kernels of the package `liger-kernel`, on GPUs alone.
+    Default: with torch's."""
     loss_chunk: Annotated[int, Field(ge=0)] | None = None
     """Tokens whose logits are in memory at once. 0: those of a whole micro-batch. Default: as many as take 256 MiB."""
 
@@ -109,6 +114,8 @@ class FineTuning(Task[Config]):
         Raises:
             ConfigurationError: the rows do not suit it.
         """
+        # What else this process reads is of the same commit.
+        self._source = self._source.pinned()
         found, length = self._source.config(), self.config.length
         most = getattr(found, "max_position_embeddings", None)
         if most is not None and length > most:
@@ -131,6 +138,7 @@ class FineTuning(Task[Config]):
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
+        _ = self.shape  # It finds out which commit.
         return self._source.tokenizer()
 
     def model(self) -> "PreTrainedModel":
@@ -156,6 +164,20 @@ class FineTuning(Task[Config]):
             self._source.load(model)
         else:
             self.load_frozen(model)
+
+    def origin(self) -> Origin:
+        """The folder, or the id on the hub with the commit."""
+        return self._source.origin()
+
+    def pin(self, origin: Origin) -> None:
+        """The same commit, where the branch has another one meanwhile."""
+        if origin.revision is not None and origin.path == self.config.pretrained:
+            self._source = replace(self._source, revision=origin.revision)
+
+    def settle(self, model: nn.Module) -> None:
+        """Kernels for a GPU."""
+        if self.config.kernels is not None:
+            liger(model, self.shape.model_type)
 
     def load_frozen(self, model: nn.Module) -> None:
         """The pretrained weights, where adapters are trained beside them."""
@@ -321,7 +343,7 @@ class FineTuning(Task[Config]):
                 raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {count} heads of the model")
         plan = super().tensor_plan(model, ranks)
         plan = {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
-        return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan)
+        return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan, ranks)
 
     def flops_per_sample(self) -> float | None:
         """Of a whole row, where rows are packed."""

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import xxhash
@@ -23,6 +23,7 @@ from tandem.model import Model
 from tandem_trainer.checkpoint.sharding import here, is_sharded, split_like
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.language.nf4 import Nf4Linear, block_of, quantized
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -53,6 +54,9 @@ class Lora(Model):
     targets: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
     """Names of the layers that have adapters, or the ends of names, such as `q_proj`. Default: all linear layers but
     the last one."""
+    quantize_base: Literal["nf4"] | None = None
+    """Round the weights of linear layers, all but the last one, to four bits (QLoRA). Default: they stay what they
+    are."""
 
     @model_validator(mode="after")
     def _is_there(self) -> "Lora":
@@ -133,12 +137,34 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
                 f"{FIELD}.targets: {name} is no linear layer inside of the model; only those can have adapters"
             )
         _begin(*(getattr(layer, part)[NAME] for part in PARTS))
+    if lora.quantize_base is not None:
+        _quantize(model, head)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_learns(name))
     model.add_module(BASE, Base())
     # Tied weights have several names.
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     _leave_out(model, [name for name, _ in named if not (_learns(name) or name.startswith(f"{BASE}."))])
+
+
+def _quantize(model: nn.Module, head: nn.Module | None) -> None:
+    """Put layers with weights of four bits in the place of linear ones; they have no values yet.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if type(module) is nn.Linear and module is not head and not _learns(f"{path}.") and block_of(module.in_features)
+    ]
+    if not found:
+        raise ConfigurationError(
+            f"{FIELD}.quantizeBase is for linear layers, and {type(model).__name__} has none inside"
+        )
+    for path, module in found:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, Nf4Linear(module))
 
 
 def _begin(first: nn.Linear, second: nn.Linear) -> None:
@@ -172,9 +198,10 @@ def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         weights: by the names that they have without adapters, as they were stored.
     """
     live = {_plain(name): one for name, one in [*model.named_parameters(), *model.named_buffers()]}
+    rounded = {_plain(f"{path}.weight"): layer for path, layer in _of_four_bits(model)}
     with torch.no_grad():
-        for name, tensor in weights.items():
-            mine = live[name]
+        for name, given in weights.items():
+            mine, tensor = (rounded[name].packed, quantized(given)) if name in rounded else (live[name], given)
             here(mine).copy_(here(split_like(mine, tensor)) if is_sharded(mine) else tensor)
         base = model.get_submodule(BASE)
         assert isinstance(base, Base)
@@ -203,6 +230,9 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
     Args:
         model: with base and adapters; it is changed.
     """
+    for path, rounded in list(_of_four_bits(model)):
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, rounded.plain())
     for layer in _layers(model):
         layer.merge()
     with_buffers = [*model.named_parameters(), *_persistent(model)]
@@ -221,14 +251,19 @@ def as_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": one for name, one in weights.items() if _learns(name)}
 
 
-def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str]) -> dict[str, str]:
+def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: int) -> dict[str, str]:
     """A plan for tensor parallelism of a model without adapters, for the layers in them.
 
-    Where outputs are split, those of the second matrix are; where inputs are, those of the first one.
+    Where outputs are split, those of the second matrix are; where inputs are, those of the first one, and what is
+    dropped of them.
 
     Raises:
-        ConfigurationError: ranks would drop other inputs than one rank alone.
+        ConfigurationError: inputs that are dropped cannot be split evenly, or weights have four bits.
     """
+    if lora.quantize_base is not None:
+        raise ConfigurationError(
+            f"{FIELD}.quantizeBase does not go together with tensorParallel; fsdp alone splits such weights, by rows"
+        )
     # Imported by those alone that split matrices.
     from tandem_trainer.strategies.tensor import COLWISE, split_modules
 
@@ -240,10 +275,13 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str]) -> dict[s
             found[name] = style
             continue
         if style != COLWISE and lora.dropout:
-            raise ConfigurationError(
-                f"{FIELD}.dropout does not go together with tensorParallel, which splits the inputs of {name}; say "
-                "dropout: 0, or leave tensorParallel out"
-            )
+            inputs: Any = module.in_features
+            if inputs % ranks:
+                raise ConfigurationError(
+                    f"{FIELD}.dropout: tensorParallel: {ranks} does not divide the {inputs} inputs of "
+                    f"{name}; say dropout: 0"
+                )
+            found[f"{name}.lora_dropout.{NAME}"] = style
         split = PARTS[1] if style == COLWISE else PARTS[0]
         found |= {f"{name}.base_layer": style, f"{name}.{split}.{NAME}": style}
     return found
@@ -254,6 +292,10 @@ def _layers(model: nn.Module) -> list[Any]:
     from peft.tuners.lora import LoraLayer
 
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def _of_four_bits(model: nn.Module) -> Iterable[tuple[str, Nf4Linear]]:
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, Nf4Linear))
 
 
 def _learns(name: str) -> bool:

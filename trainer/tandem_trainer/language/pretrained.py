@@ -6,8 +6,9 @@ never read those. Ranks that begin read them from memory-mapped safetensors file
 Code that comes with a model is never run (`trust_remote_code`), and nothing is unpickled.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from tandem.formatting import one_line
+from tandem.rundir.lineage import Origin
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.language.hub import MOST_WHY, asked, first_line, why
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 FIELD = "spec.trainer.parameters.pretrained"
 ATTENTION = "sdpa"
 """torch's scaled_dot_product_attention, which takes a mask of any shape."""
-MOST_WHY = 300
-"""Characters of a library's error that a message quotes."""
 SAFE = {"trust_remote_code": False}
 
 
@@ -59,6 +60,25 @@ class Pretrained:
         if getattr(config, "quantization_config", None) is not None:
             raise ConfigurationError(f"{FIELD}: {self.name} is quantized, and such weights cannot be trained")
         return config
+
+    def pinned(self) -> "Pretrained":
+        """The same at the commit that its branch has now. As it is where nobody tells: `config` then says what is
+        wrong, or finds it in the cache."""
+        if self._is_folder() or _is_path(self.name) or self._is_commit():
+            return self
+        from huggingface_hub import HfApi
+
+        try:
+            found = asked(self.name, lambda: HfApi().model_info(self.name, revision=self.revision))
+        except Exception:  # of a library, which has no common one
+            return self
+        return replace(self, revision=found.sha)
+
+    def origin(self) -> Origin:
+        """Where its weights come from."""
+        if self._is_folder():
+            return Origin(path=str(Path(self.name).expanduser().absolute()))
+        return Origin(path=self.name, revision=self.revision if self._is_commit() else None)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer.
@@ -155,20 +175,28 @@ class Pretrained:
         Args:
             lacks: what to say of the model where it fails.
         """
-        is_folder = Path(self.name).expanduser().is_dir()
+        is_folder = self._is_folder()
         if not is_folder and _is_path(self.name):
             raise UnusableInput(f"{FIELD}: {self.name} is no folder")
         name = str(Path(self.name).expanduser()) if is_folder else self.name
         try:
             return ask(name, revision=self.revision, **SAFE, **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            why = one_line(next(iter(str(error).splitlines()), ""))[:MOST_WHY]
-            if is_folder or not _is_out_of_reach(error):
-                raise UnusableInput(f"{FIELD}: {self.name} {lacks}: {why}") from error
+        except Exception as error:  # of a library, which has no common one
+            told = "" if is_folder else why(error)
+            if not told and not isinstance(error, OSError | ValueError | KeyError | ImportError):
+                raise
+            if not told:
+                raise UnusableInput(f"{FIELD}: {self.name} {lacks}: {first_line(error)}") from error
             raise UnusableInput(
-                f"{FIELD}: {self.name} is no folder here, and the hub could not be asked for it ({why}). Without a "
-                "network, give a folder with the model, or download it before to the cache that HF_HOME names"
+                f"{FIELD}: {self.name} is no folder here, and {told} ({first_line(error)}). Without a network, give a "
+                "folder with the model, or download it before to the cache that HF_HOME names"
             ) from error
+
+    def _is_folder(self) -> bool:
+        return Path(self.name).expanduser().is_dir()
+
+    def _is_commit(self) -> bool:
+        return re.fullmatch("[0-9a-f]{40}", self.revision or "") is not None
 
     def _quiet(self) -> None:
         from transformers.utils import logging
@@ -225,16 +253,6 @@ def write_beside(pretrained: Pretrained, folder: Path, dtype: str | None) -> lis
 def _is_path(name: str) -> bool:
     """Whether it can only be meant as a folder: an id is one word, or two with a slash between them."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
-
-
-def _is_out_of_reach(error: BaseException | None) -> bool:
-    """Whether the hub could not be asked, and nothing of the model is in the cache."""
-    names = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError"}
-    while error is not None:
-        if any(kind.__name__ in names for kind in type(error).__mro__) or "couldn't connect" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _why_not(error: ValueError) -> str:

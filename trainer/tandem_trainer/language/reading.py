@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tandem.formatting import one_line
 from tandem.model import Model
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.language.hub import asked, first_line, why
 
 FIELD = "spec.trainer.parameters.data"
 FORMATS = {
@@ -29,7 +29,6 @@ FORMATS = {
 }
 BATCH = 1024
 """Rows of Parquet that are in memory at once."""
-MOST_WHY = 300
 
 
 class HubDataset(Model):
@@ -255,7 +254,7 @@ def _of_parquet(path: str) -> Iterator[Row]:
     except OSError as error:
         raise _unreadable(path, error) from error
     except ArrowException as error:
-        raise UnusableInput(f"{FIELD}: {path} is no Parquet file that can be read: {_told(error)}") from error
+        raise UnusableInput(f"{FIELD}: {path} is no Parquet file that can be read: {first_line(error)}") from error
 
 
 def _of_hub(source: HubDataset, split: str, start: int, end: int | None) -> Iterator[Row]:
@@ -266,9 +265,16 @@ def _of_hub(source: HubDataset, split: str, start: int, end: int | None) -> Iter
             f"{FIELD}.dataset: to load {source.id}, install datasets (pip install datasets)"
         ) from error
     try:
-        table = datasets.load_dataset(source.id, source.config, split=split, revision=source.revision)
+        # Bars of progress of many ranks in one log tell nobody anything.
+        datasets.disable_progress_bars()
+        table = asked(
+            source.id,
+            lambda: datasets.load_dataset(source.id, source.config, split=split, revision=source.revision),
+        )
     except Exception as error:  # of the network, of the hub, of the data: the library has no common one
-        raise UnusableInput(f"{FIELD}.dataset: {source.id} ({split}) cannot be loaded: {_told(error)}") from error
+        told = f"{reason}: " if (reason := why(error)) else ""
+        message = f"{FIELD}.dataset: {source.id} ({split}) cannot be loaded: {told}{first_line(error)}"
+        raise UnusableInput(message) from error
     for number in range(start, min(end or len(table), len(table))):
         yield Row(f"{source.id} ({split}), sample {number}", table[number])
 
@@ -277,7 +283,3 @@ def _unreadable(path: str, error: OSError) -> Exception:
     if may_pass(error):
         return error
     return UnusableInput(f"{FIELD}: {path} cannot be read: {error.strerror or error}")
-
-
-def _told(error: BaseException) -> str:
-    return one_line(next(iter(str(error).splitlines()), type(error).__name__))[:MOST_WHY]

@@ -116,6 +116,9 @@ class SampleDropout(nn.Module):
         self.p, self._layer = p, layer
         self.draws: Draws = draws
         self._salt = mixed(layer) & LOWER
+        self.part = (0, 1)
+        """Where each activation is split over ranks, by its last dimension: which part it is given, and of how many
+        equal ones. Together the parts drop what one rank alone would drop."""
         self._units = torch.empty(0, dtype=torch.int32)
 
     def forward(self, activations: Tensor) -> Tensor:
@@ -131,6 +134,10 @@ class SampleDropout(nn.Module):
         count = activations[0].numel()
         if len(self._units) != count or self._units.device != keys.device:
             units = torch.arange(count, dtype=torch.int64, device=keys.device)
+            place, parts = self.part
+            if parts > 1:
+                width = activations.shape[-1]
+                units = units // width * (width * parts) + place * width + units % width
             self._units = wrapped(units * _ODD + self._salt)
         hashed = hash_in_place(keys.unsqueeze(1) ^ self._units)
         # A hash is any 32-bit number with the same chance; p of them lie below this one.

@@ -31,6 +31,7 @@ from tandem.tasks import Loop
 from tandem_trainer.checkpoint.sharding import copies_of, here
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.malloc import LARGE_BYTES, keep_freed_memory, return_large_blocks
+from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
@@ -129,5 +130,9 @@ class Fsdp(Strategy):
 
     def _split_matrices(self, model: nn.Module, plan: Plan) -> None:
         check(plan, model, self._degree)
-        styles: dict[str, ParallelStyle] = {pattern: STYLES[style]() for pattern, style in plan.items()}
-        parallelize_module(model, self._mesh["tensor"], styles)
+        mesh = self._mesh["tensor"]
+        dropouts = {name: one for name, one in model.named_modules() if isinstance(one, SampleDropout) and name in plan}
+        for dropout in dropouts.values():
+            dropout.part = (mesh.get_local_rank(), self._degree)
+        styles = {pattern: STYLES[style]() for pattern, style in plan.items() if pattern not in dropouts}
+        parallelize_module(model, mesh, styles)
