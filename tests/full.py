@@ -40,6 +40,7 @@ SOAK = (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS))
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PARTS = (
     Part("processes", (*PYTEST, "tests/unit", "tests/integration", "-m", "full", *WORKERS, "--tier=full")),
+    Part("slurm", (*PYTEST, "tests/slurm", "-m", "full", *WORKERS, "--tier=full-slurm")),
     Part("cluster", (sys.executable, "-m", "tests.cluster", "--full")),
     Part(
         "random examples",

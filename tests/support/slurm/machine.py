@@ -1,5 +1,5 @@
 """slurmctld and three slurmd on this machine: the nodes n0 and n1 of the partitions `main` and `urgent`, which takes
-nodes from jobs of the first, and n2 of the partition `cpu`.
+nodes from jobs of the first; n2 of the partition `cpu`; and all three of the partition `all`, which takes n2 last.
 
 Everything is on the loopback address. The daemons stay in the foreground, as children that are ended by their number;
 what they have started carries SLURM_CONF, the path of this cluster's configuration.
@@ -8,21 +8,22 @@ what they have started carries SLURM_CONF, the path of this cluster's configurat
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from tandem_cli.slurm import scheduler
 from tests.support.ports import reserved_port
-from tests.support.slurm.packages import LIBRARIES, unpacked
+from tests.support.slurm.accounting import Accounting
+from tests.support.slurm.packages import ACCOUNTING, LIBRARIES, unpacked
 from tests.support.waiting import until
 
 NODES = ("n0", "n1", "n2")
 PROGRAMS = {
-    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd"),
-    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"),
+    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd", "slurmdbd"),
+    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr"),
 }
 CONFIGURATION = """\
 ClusterName=tandem
@@ -49,22 +50,32 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=2,batch_sched_delay=1
 SlurmdTimeout=6
 ReturnToService=2
-AccountingStorageType=accounting_storage/none
+{accounting}
 JobAcctGatherType=jobacct_gather/none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=n0,n1 Default=YES State=UP PriorityTier=1
 PartitionName=urgent Nodes=n0,n1 State=UP PriorityTier=10
 PartitionName=cpu Nodes=n2 State=UP
+PartitionName=all Nodes=n0,n1,n2 State=UP PriorityTier=1
 """
 
 
-class Slurm:
-    """One cluster, until it is closed."""
+NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
 
-    def __init__(self, folder: Path) -> None:
+
+class Slurm:
+    """One cluster, until it is closed.
+
+    Args:
+        accounts: of this user; a cluster that has some enforces them and their limits. None: all may do everything.
+    """
+
+    def __init__(self, folder: Path, accounts: Sequence[str] = ()) -> None:
         self.folder = folder
-        self._root = unpacked()
+        self._accounts = accounts
+        self._root = unpacked(*(ACCOUNTING if accounts else ()))
+        self._accounting = Accounting(folder, self._root) if accounts else None
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
@@ -82,6 +93,12 @@ class Slurm:
 
     def __enter__(self) -> "Slurm":
         try:
+            if self._accounting is not None:
+                self._accounting.start(self.bin / "slurmdbd")
+                self.account("add", "cluster", "tandem")
+                for name in self._accounts:
+                    self.account("add", "account", name)
+                    self.account("add", "user", "root", f"account={name}")
             self.start("slurmctld")
             for node in NODES:
                 self.start(node)
@@ -109,6 +126,12 @@ class Slurm:
             self.ask("scancel", "--user=root", "--full", "--signal=KILL")
         for name in list(self._daemons):
             self.kill(name)
+        if self._accounting is not None:
+            self._accounting.close()
+
+    def account(self, *words: str) -> None:
+        """sacctmgr, which asks for no confirmation."""
+        self.ask("sacctmgr", "--immediate", *words)
 
     def clear(self) -> None:
         """End all jobs, and have all nodes there."""
@@ -167,18 +190,29 @@ class Slurm:
         """scontrol update, of a job."""
         self.ask("scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in fields.items()))
 
+    @contextmanager
+    def closed(self, partition: str) -> Iterator[None]:
+        """Have a partition take no jobs from this machine, which is both login node and compute node."""
+        self.ask("scontrol", "update", f"PartitionName={partition}", "AllocNodes=elsewhere")
+        try:
+            yield
+        finally:
+            self.ask("scontrol", "update", f"PartitionName={partition}", "AllocNodes=ALL")
+
     def _configure(self) -> None:
         (self.folder / "state").mkdir()
         text = CONFIGURATION.format(
             host=os.uname().nodename,
             port=reserved_port(),
+            accounting=NO_ACCOUNTING if self._accounting is None else self._accounting.enforced,
             plugins=self._root / LIBRARIES / "slurm-wlm",
             folder=self.folder,
         )
         for node in NODES:
             (self.folder / f"spool-{node}").mkdir()
             text += (
-                f"NodeName={node} NodeHostname={os.uname().nodename} NodeAddr=127.0.0.1 Port={reserved_port()} CPUs=4\n"
+                f"NodeName={node} NodeHostname={os.uname().nodename} NodeAddr=127.0.0.1 Port={reserved_port()} CPUs=4"
+                f" Weight={NODES.index(node) + 1}\n"
             )
         self.configuration.write_text(text)
 
