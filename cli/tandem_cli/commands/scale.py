@@ -1,4 +1,4 @@
-"""`tandem scale NAME REPLICAS`: changes the number of workers of a job while it runs."""
+"""`tandem scale NAME N`: changes the number of workers of a job while it runs."""
 
 from typing import Annotated
 
@@ -11,12 +11,12 @@ from tandem_cli.runs import TargetArgument, found
 
 def scale(
     name: TargetArgument,
-    replicas: Annotated[int, typer.Argument(metavar="REPLICAS", min=1, help="Workers from now on.")],
+    replicas: Annotated[int, typer.Argument(metavar="N", min=1, help="Workers from now on.")],
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
     """Change the number of workers of a job on SLURM or Kubernetes while it runs.
 
-    REPLICAS is from `workers.minReplicas` to `workers.maxReplicas`. The group saves, and goes on with the others.
+    N is from `workers.minReplicas` to `workers.maxReplicas`. The group saves, and goes on with the others.
     """
     echo(found(name, namespace, context).scale(replicas))

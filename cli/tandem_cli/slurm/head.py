@@ -219,7 +219,7 @@ class Crew:
         words, inherited = [*self.srun, f"--nodelist={place.node}", f"--job-name={name}"], dict(os.environ)
         if place.job != self.job_id:
             words, inherited = [*words, f"--jobid={place.job}"], outside(os.environ)
-        return Step(name, [*words, *self._step(name, command)], inherited | variables, self.log(name), place.node)
+        return Step(name, [*words, *self._step(name, command)], {**inherited, **variables}, self.log(name), place.node)
 
     def _here(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
         return Step(name, self._step(name, command), os.environ | variables, self.log(name))
@@ -429,7 +429,7 @@ class Head:
                 self._places[name] = place
                 self._add(name, "agent")
                 log.info("event=node name=%s node=%s job=%s", name, place.node, place.job)
-        if self._snapshot is not None:
+        if self._snapshot is not None and self._snapshot.status.workers is not None:
             wished = self._snapshot.status.workers.desired
             if self._wished not in (None, wished):
                 # A number that was just given counts whole.

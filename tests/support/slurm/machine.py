@@ -8,7 +8,7 @@ what they have started carries SLURM_CONF, the path of this cluster's configurat
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,14 +16,13 @@ import psutil
 
 from tandem_cli.slurm import scheduler
 from tests.support.ports import reserved_port
-from tests.support.slurm.accounting import Accounting
-from tests.support.slurm.packages import ACCOUNTING, LIBRARIES, unpacked
+from tests.support.slurm.packages import LIBRARIES, unpacked
 from tests.support.waiting import until
 
 NODES = ("n0", "n1", "n2")
 PROGRAMS = {
-    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd", "slurmdbd"),
-    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr"),
+    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd"),
+    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"),
 }
 CONFIGURATION = """\
 ClusterName=tandem
@@ -50,7 +49,7 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=2,batch_sched_delay=1
 SlurmdTimeout=6
 ReturnToService=2
-{accounting}
+AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -61,21 +60,12 @@ PartitionName=all Nodes=n0,n1,n2 State=UP PriorityTier=1
 """
 
 
-NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
-
-
 class Slurm:
-    """One cluster, until it is closed.
+    """One cluster, until it is closed."""
 
-    Args:
-        accounts: of this user; a cluster that has some enforces them and their limits. None: all may do everything.
-    """
-
-    def __init__(self, folder: Path, accounts: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._accounts = accounts
-        self._root = unpacked(*(ACCOUNTING if accounts else ()))
-        self._accounting = Accounting(folder, self._root) if accounts else None
+        self._root = unpacked()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
@@ -93,12 +83,6 @@ class Slurm:
 
     def __enter__(self) -> "Slurm":
         try:
-            if self._accounting is not None:
-                self._accounting.start(self.bin / "slurmdbd")
-                self.account("add", "cluster", "tandem")
-                for name in self._accounts:
-                    self.account("add", "account", name)
-                    self.account("add", "user", "root", f"account={name}")
             self.start("slurmctld")
             for node in NODES:
                 self.start(node)
@@ -126,12 +110,6 @@ class Slurm:
             self.ask("scancel", "--user=root", "--full", "--signal=KILL")
         for name in list(self._daemons):
             self.kill(name)
-        if self._accounting is not None:
-            self._accounting.close()
-
-    def account(self, *words: str) -> None:
-        """sacctmgr, which asks for no confirmation."""
-        self.ask("sacctmgr", "--immediate", *words)
 
     def clear(self) -> None:
         """End all jobs, and have all nodes there."""
@@ -204,7 +182,6 @@ class Slurm:
         text = CONFIGURATION.format(
             host=os.uname().nodename,
             port=reserved_port(),
-            accounting=NO_ACCOUNTING if self._accounting is None else self._accounting.enforced,
             plugins=self._root / LIBRARIES / "slurm-wlm",
             folder=self.folder,
         )

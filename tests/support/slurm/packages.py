@@ -22,15 +22,8 @@ class NoSlurm(Exception):  # noqa: N818 - it is what is the case
     """SLURM cannot be had here, and why."""
 
 
-ACCOUNTING = ("slurmdbd", "mariadb-server")
-"""For accounts and their limits, besides."""
-
-
-def unpacked(*more: str) -> Path:
+def unpacked() -> Path:
     """The folder with SLURM's files, as they would lie below `/`.
-
-    Args:
-        more: further packages.
 
     Raises:
         NoSlurm: this is no Debian, nobody's root, or apt cannot reach its archive.
@@ -43,22 +36,22 @@ def unpacked(*more: str) -> Path:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # What is unpacked depends on what is installed, and that changes with the image of the machine.
-        packages = _packages((*WANTED, *more))
+        packages = _packages()
         folder = CACHE / hashlib.sha256(repr(packages).encode()).hexdigest()[:16]
         if not folder.exists():
             _unpack(packages, folder)
         return folder
 
 
-def _packages(wanted: tuple[str, ...]) -> list[str]:
+def _packages() -> list[str]:
     """What apt would install, as `name=version`."""
-    words = ["apt-get", "install", "--simulate", "--no-install-recommends", "--quiet", *wanted]
+    words = ["apt-get", "install", "--simulate", "--no-install-recommends", "--quiet", *WANTED]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         _run(["apt-get", "update", "--quiet"])
         done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
-        raise NoSlurm(f"apt has no {' '.join(wanted)}: {done.stderr.strip()[-300:]}")
+        raise NoSlurm(f"apt has no {' '.join(WANTED)}: {done.stderr.strip()[-300:]}")
     return sorted(
         "=".join(found) for found in re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+)", done.stdout, re.MULTILINE)
     )
