@@ -28,6 +28,7 @@ PROFILES: dict[str, Any] = {
             "time": "60",
             "env": {"GLOO_SOCKET_IFNAME": "lo"},
             "evaluators": {"partition": "cpu"},
+            "replaceNodes": False,
         },
         "away": {"partition": "away"},
         "beside": {"partition": "main", "time": "60", "env": {"GLOO_SOCKET_IFNAME": "lo"}},
