@@ -91,8 +91,8 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
     ]
     head = [
         "The head starts the coordinator on this node and, with the command after --, one agent on each node.",
-        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the",
-        "queue again. At SIGINT it has them save, and ends.",
+        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and requeues the job.",
+        "At SIGINT it has them save, and ends.",
     ]
     words = ["tandem_cli.slurm.head", "train", *what, *_container(profile)]
     return _script(about, options, profile, places, head, words, step)
@@ -150,11 +150,11 @@ def _script(
 ) -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in about), *(f"#SBATCH {option}" for option in options), ""]
     lines += list(_environment(profile))
-    command = [_python(profile, places), "-m", *words, "--run-dir", str(places.run_dir)]
+    command = [[_python(profile, places), "-m", *words], ["--run-dir", str(places.run_dir)]]
     if places.manifest is not None:
-        command += ["--manifest", str(places.manifest)]
-        command += [word for one in places.overrides for word in ("--set", one)]
-    parts = [shlex.join(command), *([f"-- {shlex.join(step)}"] if step else [])]
+        command.append(["--manifest", str(places.manifest)])
+        command += [["--set", one] for one in places.overrides]
+    parts = [*map(shlex.join, command), *([f"-- {shlex.join(step)}"] if step else [])]
     lines += ["", *(f"# {line}" for line in head), "exec " + " \\\n    ".join(parts)]
     return "\n".join(lines) + "\n"
 

@@ -103,7 +103,7 @@ def test_one_more_node_is_like_the_others_and_a_job_that_is_not_requeued() -> No
     own = {"--job-name=digits-node", "--output=logs/digits-node_%j.out", "--nodes=1", "--no-requeue"}
     assert set(options(node)) - own == set(options(training)) - of_the_run - survives
     assert own <= set(options(node))
-    assert node.endswith("-m tandem_cli.slurm.extension --run-dir /shared/runs/digits\n")
+    assert node.endswith("-m tandem_cli.slurm.extension \\\n    --run-dir /shared/runs/digits\n")
     assert " --replace-nodes " in training
     assert "--replace-nodes" not in script.training(job, profile.model_copy(update={"replace_nodes": False}), PLACES)
 
