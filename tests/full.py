@@ -4,9 +4,9 @@
     python -m tests.full --only cluster    this part alone, or several
     python -m tests.full --touched         only what has to run again for the changes since the result of each part
 
-The parts: tests of real processes and of the cluster that are marked `full`, Hypothesis tests with random examples,
-and a soak. Without a result of a part in docs/development/testing.md, or with one of a commit that this clone does not
-know, every test of it is touched.
+The parts: tests of real processes, of SLURM and of the cluster that are marked `full`, Hypothesis tests with random
+examples, and a soak. Without a result of a part in docs/development/testing.md, or with one of a commit that this clone
+does not know, every test of it is touched.
 """
 
 import argparse
@@ -40,6 +40,7 @@ SOAK = (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS))
 WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PARTS = (
     Part("processes", (*PYTEST, "tests/unit", "tests/integration", "-m", "full", *WORKERS, "--tier=full")),
+    Part("slurm", (*PYTEST, "tests/slurm", "-m", "full", *WORKERS, "--tier=full-slurm")),
     Part("cluster", (sys.executable, "-m", "tests.cluster", "--full")),
     Part(
         "random examples",

@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
     "ls": "List the runs on this machine.",
     "stop": "Have a run on this machine save and stop.",
+    "scale": "Change the number of workers of a job on SLURM or Kubernetes while it runs.",
     "validate": "Check manifests; report what is wrong, and where.",
     "open": "Open the live page of a run or of a job on a cluster.",
     "report": "Write an HTML report about a run.",

@@ -92,6 +92,10 @@ class Run(ABC):
         """A shell beside one of its processes, on this terminal; returns its exit code."""
 
     @abstractmethod
+    def scale(self, replicas: int) -> str:
+        """Have it go on with so many workers; returns what was asked of it."""
+
+    @abstractmethod
     def stop(self, at_once: bool) -> str:
         """Have it save and leave, or end it at once; returns what became of it, once it has."""
 

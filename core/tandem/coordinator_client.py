@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Self, TypeVar
 from pydantic import ValidationError
 
 from tandem.model import Model
-from tandem.protocol import CODE, FIRST, OURS, Answer, Sync, spoken, worded
+from tandem.protocol import CODE, FIRST, OURS, Answer, Sync, Target, spoken, worded
 from tandem.status import Snapshot
 
 CONNECT_SECONDS = 1.0
@@ -111,6 +111,15 @@ class CoordinatorClient:
             Unreachable, Refused: see there.
         """
         return _read(Snapshot, self._request("GET", "/status", MOST_STATUS_BYTES))
+
+    def wish(self, replicas: int) -> None:
+        """Say how many replicas are wished for from now on.
+
+        Raises:
+            Unreachable: see there.
+            Refused: see there; also if the job allows fewer or more only.
+        """
+        self._request("POST", "/v1/target", MOST_WORD_BYTES, Target(replicas=replicas).dump())
 
     def invitation(self) -> str:
         """A word that opens the job's live page in a browser, once.

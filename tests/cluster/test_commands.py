@@ -8,13 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.manifest.reading import read_job
-from tandem_trainer.data.loading import load
-from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import ROOT
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import Job, Operator, sample_digests
 from tests.support.cluster.pods import Namespace
+from tests.support.planned import planned_samples
 from tests.support.processes import TANDEM, tandem
 from tests.support.waiting import until
 
@@ -141,14 +139,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert len(lines) == len(set(lines)), "a line was shown twice"
     assert "evaluator-0 │" in said(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
     assert "Succeeded" in said(namespace, "status")
-    assert sample_digests(job, images) == undisturbed(steps=job.status["progress"]["totalSteps"])
-
-
-def undisturbed(steps: int) -> dict[int, str]:
-    """The digest of the samples of each step of the example, in a run to which nothing happens."""
-    config = read_job(ROOT / DIGITS).spec.trainer.settings
-    batches = Batches(Order(len(load(config.data, "train")), config.global_batch_size, config.seed))
-    return {step + 1: digest(batches.ids(step)) for step in range(steps)}
+    assert sample_digests(job, images) == planned_samples(job.status["progress"]["totalSteps"])
 
 
 def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:

@@ -19,8 +19,10 @@ from tandem.wrong_samples import gallery
 from tandem_coordinator.charts.gallery import tiles
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, Lifetimes, LocalRun, evaluations
+from tests.support.planned import planned_samples
 from tests.support.ports import reserved_port
 from tests.support.processes import TANDEM, tandem
+from tests.support.ranks import sample_ids
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -93,6 +95,9 @@ class TestFromBeginningToEnd:
         assert complete.process.returncode == 0, complete.output
         assert complete.run_dir.done() is not None
         assert f"digits is complete: {SHORT_STEPS} steps in " in complete.output
+
+    def test_its_samples_are_those_that_the_same_manifest_has_everywhere(self, complete: LocalRun) -> None:
+        assert sample_ids(complete.run_dir) == planned_samples(SHORT_STEPS)
 
     def test_the_final_checkpoint_is_evaluated_and_the_best_one_named(self, complete: LocalRun) -> None:
         merged = {result["step"]: result["metrics"]["accuracy"] for result in evaluations(complete.path)}

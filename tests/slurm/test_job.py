@@ -8,8 +8,9 @@ import pytest
 
 from tandem.rundir.ownership import ENDPOINT
 from tests.support import EXAMPLES
+from tests.support.planned import planned_samples
 from tests.support.ranks import sample_ids
-from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved, undisturbed
+from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,7 +27,7 @@ def test_a_job_on_two_nodes_is_trained_and_evaluated_to_its_end(run: SlurmRun) -
     assert run.run_dir.done() is not None, run.output()
     until(lambda: (run.path / "best.json").exists() and not run.queue(), "the end of the evaluators")
     steps = max(sample_ids(run.run_dir))
-    assert sample_ids(run.run_dir) == undisturbed(steps)
+    assert sample_ids(run.run_dir) == planned_samples(steps)
     evaluated = {path.name for path in (run.path / "evaluations").iterdir()}
     assert f"step-{steps:09}" in evaluated
     assert (run.folder / "logs" / f"digits_{job}.out").exists()
@@ -97,4 +98,4 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run
     assert run.tandem("stop", "digits", "--now").returncode == 0
     assert "CANCELLED" in run.tandem("status", "digits").stdout
     digests = sample_ids(run.run_dir)
-    assert digests == undisturbed(max(digests))
+    assert digests == planned_samples(max(digests))

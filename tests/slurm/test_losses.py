@@ -10,9 +10,10 @@ import yaml
 
 from tandem.status import lasting
 from tests.support.cluster.prometheus import configured, program
+from tests.support.planned import planned_samples
 from tests.support.processes import TANDEM
 from tests.support.ranks import sample_ids
-from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved, undisturbed
+from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved
 from tests.support.small_disk import BALLAST, fill, small_disk
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
     assert not run.queue()
     assert saved(run) >= step
     digests = sample_ids(run.run_dir)
-    assert digests == undisturbed(max(digests))
+    assert digests == planned_samples(max(digests))
     # What the lost node did since the save at the time limit was made again, and nothing before.
     assert all(step > first for step in repeated(run))
 
@@ -139,4 +140,4 @@ def its_first_node_is_lost(run: SlurmRun, job: str) -> None:
     run.trains(2, after=first)
     assert all(step > first for step in repeated(run))
     digests = sample_ids(run.run_dir)
-    assert digests == undisturbed(max(digests))
+    assert digests == planned_samples(max(digests))

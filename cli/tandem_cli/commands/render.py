@@ -33,6 +33,9 @@ def slurm(
     evaluators: Annotated[
         bool, typer.Option("--evaluators", help="The script of the evaluators, where they are a job of their own.")
     ] = False,
+    node: Annotated[
+        bool, typer.Option("--node", help="The script of a job that gives the running training one more node.")
+    ] = False,
 ) -> None:
     """Print the sbatch script of a job, to read, change and submit by hand.
 
@@ -47,6 +50,9 @@ def slurm(
     job = job_of(source, settings)
     path = (run_dir or Path("runs") / job.metadata.name).resolve()
     places = Places(path, sys.executable, Path(file).resolve(), settings)
+    if node:
+        typer.echo(script.extension(job, chosen, Places(path, sys.executable)), nl=False)
+        return
     if not evaluators:
         typer.echo(script.training(job, chosen, places), nl=False)
         return

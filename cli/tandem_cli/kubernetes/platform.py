@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tandem.errors import UserError
+from tandem.formatting import several
 from tandem.labels import WORKER
 from tandem.stacks import Inspection, RankStacks
 from tandem_cli.kubernetes import execution, forwarding, job_view
@@ -114,6 +115,14 @@ class OnKubernetes(Run):
             why = next((pod.why or pod.state for pod in reversed(pods) if who in (pod.name, pod.pod)), "it has no pod")
             raise UserError(f"{who} of {self.name} is not running now: {why}")
         return interact(self._kubectl, running[-1])
+
+    def scale(self, replicas: int) -> str:
+        with self._asked():
+            job = ask_job(self._kubectl, self.name)
+        if job.ended:
+            raise UserError(f"{self.name} has ended ({job.status.phase})")
+        self._kubectl.ask("scale", f"{RESOURCE}/{self.name}", f"--replicas={replicas}")
+        return f"{self.name} goes on with {several(replicas, 'worker')}, as far as the cluster has room"
 
     def stop(self, at_once: bool) -> str:
         """Suspend it, as `runPolicy.suspend` does: what the operator then does, and what goes on later, is the same."""

@@ -71,6 +71,10 @@ class OnThisMachine(Run):
             echo(f"{self.path} is not running: this is a shell in its run directory; `exit` leaves it", err=True)
         return become(found)
 
+    def scale(self, replicas: int) -> str:
+        again = f"tandem stop {shlex.quote(str(self.path))}, then tandem run with --set workers.replicas={replicas}"
+        raise UserError(f"a run of this machine keeps the workers that it began with; {again}, goes on with {replicas}")
+
     def stop(self, at_once: bool) -> str:
         if not is_alive(self.path):
             raise UserError(f"{self.path} is not running")

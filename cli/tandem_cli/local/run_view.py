@@ -81,7 +81,9 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
         namespace=str(path),
         uid="",
         made=_made(path),
-        status=snapshot.status if snapshot is not None else _with_slurm(path, _read_status(path, alive)),
+        status=_waits_for_nodes(path, snapshot.status)
+        if snapshot is not None
+        else _with_slurm(path, _read_status(path, alive)),
         taken_up=True,
         leaving=False,
     )
@@ -102,6 +104,17 @@ def _with_slurm(path: Path, status: Status) -> Status:
         return status.model_copy(update={"phase": "Suspended", "message": message})
     changed = {"message": words, **({"phase": "Pending"} if phase == "Pending" else {})}
     return status.model_copy(update=changed)
+
+
+def _waits_for_nodes(path: Path, status: Status) -> Status:
+    """With what keeps SLURM from giving a running training the nodes that it has asked for."""
+    try:
+        words = jobs.extension_words(path)
+    except SlurmError:
+        words = ""
+    if not words:
+        return status
+    return status.model_copy(update={"message": f"{status.message}; {words}" if status.message else words})
 
 
 def _made(path: Path) -> float:

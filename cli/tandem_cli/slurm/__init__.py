@@ -8,6 +8,7 @@
     submission  gives a job to SLURM
     execution   commands on the nodes of a run: stacks of ranks, a debugger, a shell
     shell       what srun starts on a node for `tandem shell`
+    extension   a job of one node that a running training has besides its own
     head        the process in the batch script: coordinator, one agent on each node, evaluators
     step        what srun starts on a node: one process, which leaves when its head asks
 

@@ -4,7 +4,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,18 +13,11 @@ from tandem.formatting import printable
 from tandem.stacks import Attachment, Inspection, RankStacks
 from tandem_cli.local.processes import ATTACH_SECONDS
 from tandem_cli.slurm import jobs, scheduler
+from tandem_cli.slurm.jobs import Place
 from tandem_cli.slurm.scheduler import SlurmError
 
 AT_ONCE = 8
 """Nodes that are asked at the same time."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a process of a run is."""
-
-    job: str
-    node: str
 
 
 def places(path: Path) -> dict[str, Place]:
@@ -35,8 +27,9 @@ def places(path: Path) -> dict[str, Place]:
         UserError: it is another user's, or SLURM does not say.
     """
     submission = jobs.own(path)
-    steps = scheduler.steps(submission.training)
-    found = {name: Place(submission.training, node) for name, node in steps.items()}
+    found: dict[str, Place] = {}
+    for job in [*jobs.running_extensions(path), submission.training]:
+        found |= {name: Place(job, node) for name, node in scheduler.steps(job).items()}
     for index, (job, node) in scheduler.elements(submission.evaluation or "").items():
         found[f"evaluator-{index}"] = Place(job, node)
     if host := scheduler.batch_host(submission.training):

@@ -7,7 +7,8 @@ The coordinator runs beside it, on the first node. On every node of the job, a s
 agent; with `--evaluators` further steps run the evaluators on the same nodes. Which to start, stop or give up on is
 decided by tandem.supervision, as on a laptop. What differs: nodes come and go. A node that fails is taken from the job
 by SLURM, and its agent with it; the coordinator then forms a smaller group. A step that could not be started, or was
-lost with its node, is no failure of its agent, and is tried again later.
+lost with its node, is no failure of its agent, and is tried again later. For a node that failed, and for replicas that
+are wished for later, it asks SLURM for nodes by jobs of their own (tandem_cli.slurm.extension).
 
 SIGTERM comes before the time limit and before a preemption: everything saves and leaves, and the job goes back into the
 queue under the same number. At SIGINT, which `tandem stop` sends, it ends instead. Both reach this process alone
@@ -58,7 +59,8 @@ from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_wo
 from tandem_cli.local.prepare import need_space, publish
 from tandem_cli.local.processes import user_name
 from tandem_cli.slurm import jobs, scheduler, submission
-from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.extension import Extensions, outside
+from tandem_cli.slurm.jobs import Place, Submission
 from tandem_cli.slurm.scheduler import SlurmError, Throttle
 from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
 
@@ -157,6 +159,7 @@ class Crew:
         container: words before the Python of agents and evaluators.
         token: the secret that all but the evaluators know.
         scratch: a private folder of this node.
+        job_id: the number of the job of SLURM.
     """
 
     job: DistributedTrainingJob
@@ -165,6 +168,7 @@ class Crew:
     container: Sequence[str]
     token: str
     scratch: Path
+    job_id: str
 
     @property
     def python(self) -> str:
@@ -186,69 +190,82 @@ class Crew:
         variables = launch.environment(self.job, self.run_dir.path, COORDINATOR, self.token, endpoint)
         return self._here(COORDINATOR, command, variables)
 
-    def agent(self, name: str, node: str, address: str, endpoint: str) -> Step:
+    def agent(self, name: str, place: Place, address: str, endpoint: str) -> Step:
         """One replica."""
         command = launch.agent_command(self.job, endpoint, address, python=self.python)
         variables = launch.environment(self.job, self.run_dir.path, name, self.token, endpoint)
-        variables[launch.NODE] = node
+        variables[launch.NODE] = place.node
         if cores := os.environ.get("SLURM_CPUS_PER_TASK", ""):
             variables.setdefault("OMP_NUM_THREADS", str(max(1, int(cores) // self.job.spec.workers.processes)))
-        return self._on(node, name, [*self.container, *command], variables)
+        return self._on(place, name, [*self.container, *command], variables)
 
-    def evaluators(self, name: str, node: str) -> Step:
+    def evaluators(self, name: str, place: Place | None) -> Step:
         """The processes of one evaluator replica."""
         count = self.job.spec.evaluation.processes_per_replica
         # On the GPUs of its node others train; SLURM gives a step those of its job.
         own = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, self.python, "-m", "tandem_evaluator"]
         command = [*own, "--processes", str(count)]
         variables = launch.evaluator_environment(self.job, self.run_dir.path, name)
-        if not node:
+        if place is None:
             return self._here(name, command, variables)
         # Beside the ranks they run on what those leave free.
-        return self._on(node, name, ["nice", "-n", "19", *command], variables)
+        return self._on(place, name, ["nice", "-n", "19", *command], variables)
 
     def log(self, name: str) -> Path:
         """What a child prints."""
         return self.run_dir.log / f"{name}.txt"
 
-    def _on(self, node: str, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
-        words = [*self.srun, f"--nodelist={node}", f"--job-name={name}", *_step(name, command)]
-        return Step(name, words, os.environ | variables, self.log(name), node)
+    def _on(self, place: Place, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
+        words, inherited = [*self.srun, f"--nodelist={place.node}", f"--job-name={name}"], dict(os.environ)
+        if place.job != self.job_id:
+            words, inherited = [*words, f"--jobid={place.job}"], outside(os.environ)
+        return Step(name, [*words, *self._step(name, command)], {**inherited, **variables}, self.log(name), place.node)
 
     def _here(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
-        return Step(name, _step(name, command), os.environ | variables, self.log(name))
+        return Step(name, self._step(name, command), os.environ | variables, self.log(name))
 
-
-def _step(name: str, command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "tandem_cli.slurm.step", name, *command]
+    def _step(self, name: str, command: Sequence[str]) -> list[str]:
+        return [sys.executable, "-m", "tandem_cli.slurm.step", self.job_id, name, *command]
 
 
 class Head:
     """One life of a job on SLURM, or of one element of its evaluators' array.
 
     Args:
-        job_id: the number of the job of SLURM.
         array: the place in the array of evaluators; None: this is the training.
         beside: whether evaluators run as steps of the training.
         metrics_targets: the folder in which Prometheus looks for targets; None: it is not told.
+        replace_nodes: whether it asks for nodes that it lacks.
     """
 
     def __init__(
-        self, crew: Crew, job_id: str, array: int | None, beside: bool, metrics_targets: Path | None = None
+        self,
+        crew: Crew,
+        array: int | None,
+        beside: bool,
+        metrics_targets: Path | None = None,
+        replace_nodes: bool = False,
     ) -> None:
-        self.crew, self._job_id = crew, job_id
+        self.crew = crew
         self.leaving: Literal["", "requeue", "stop"] = ""
         """Whether somebody asked to leave, and what for."""
         self.steps: dict[str, Step] = {}
-        self._nodes: dict[str, str] = {}
-        """The node of each agent that the job has now."""
+        self._places: dict[str, Place] = {}
+        """Of each agent: a node that the job, or an extension of it, has now."""
+        self._extensions = Extensions(crew.run_dir.path, replace_nodes)
+        self._declined: int | None = None
+        """Nodes that the user does not want of those that the manifest names; None: not known yet."""
+        self._wished: int | None = None
+        """Replicas that were wished for at the last look."""
+        self._leaves: set[str] = set()
+        """Agents whose nodes are given back."""
         self.children: dict[str, Child] = {}
         self._not_before: dict[str, float] = {}
         self._address = ""
         self._port = 0
         self._metrics_port = None if metrics_targets is None else 0
         # Over a requeue the number of the job stays, and so does the name of its file.
-        self._target = None if metrics_targets is None else metrics_targets / f"tandem-{job_id}.json"
+        self._target = None if metrics_targets is None else metrics_targets / f"tandem-{crew.job_id}.json"
         self._watch: Watch | None = None
         self._publish_at: float | None = 0.0
         """When the coordinator's address is published, for the first time or again; None: it was."""
@@ -300,7 +317,7 @@ class Head:
         return any(isinstance(action, Finish) for action in actions)
 
     def _may_start(self, child: Child, now: float) -> bool:
-        return now >= self._not_before.get(child.name, 0.0)
+        return child.name not in self._leaves and now >= self._not_before.get(child.name, 0.0)
 
     # What is so
 
@@ -311,7 +328,7 @@ class Head:
         if self._trains:
             self._look_at_coordinator(now)
             if not self.leaving and self.ask_nodes.is_due():
-                self._look_at_nodes()
+                self._look_at_nodes(now)
         elif not self.leaving and self._ask_training.is_due() and self._has_no_training():
             log.info("event=no-training")
             self.leaving = "stop"
@@ -325,6 +342,8 @@ class Head:
             self._not_before[child.name] = now + AGAIN_SECONDS
             self.ask_nodes.hurry()
             return replace(child, running=False, ended_at=now, code=None)
+        if child.name in self._leaves:
+            self.ask_nodes.hurry()
         if child.role == "coordinator" and outcome == ExitCode.SUPERSEDED:
             # Another coordinator has this run now.
             self.leaving = "stop"
@@ -370,7 +389,7 @@ class Head:
         run_dir = self.crew.run_dir.path
         labels = {"job": self.crew.job.metadata.name, "run": str(run_dir), "user": user_name(os.geteuid())}
         try:
-            replace_json(file, [{"targets": [address], "labels": labels | {"slurm_job_id": self._job_id}}])
+            replace_json(file, [{"targets": [address], "labels": labels | {"slurm_job_id": self.crew.job_id}}])
         except OSError as error:
             log.warning("event=metrics-not-published file=%s why=%r", file, error.strerror)
 
@@ -382,27 +401,64 @@ class Head:
     def _snapshot(self) -> Snapshot | None:
         return self._watch.newest if self._watch else None
 
-    def _look_at_nodes(self) -> None:
+    def _look_at_nodes(self, now: float) -> None:
         try:
-            there = scheduler.nodes(self._job_id)
+            own = [Place(self.crew.job_id, node) for node in scheduler.nodes(self.crew.job_id)]
+            there = [*own, *self._extensions.look()]
             if not self._address:
-                self._address = scheduler.node(os.environ.get("SLURMD_NODENAME") or there[0]).address
+                self._address = scheduler.node(os.environ.get("SLURMD_NODENAME") or own[0].node).address
         except (SlurmError, IndexError) as error:
             log.warning("event=nodes-unknown why=%r", str(error))
             return
-        for name, node in list(self._nodes.items()):
-            if node not in there:
-                log.warning("event=node-gone name=%s node=%s", name, node)
+        if self._declined is None:
+            # Somebody has changed the script.
+            self._declined = max(0, self.crew.job.spec.workers.replicas - len(own))
+        for name, place in list(self._places.items()):
+            if place not in there:
+                log.warning("event=node-gone name=%s node=%s", name, place.node)
+                if place.job == self.crew.job_id and self._is_up(place.node):
+                    # It did not fail: somebody has made the job smaller.
+                    self._declined += 1
                 self.children.pop(name)
                 if step := self.steps.pop(name, None):
                     step.close()
-                del self._nodes[name]
-        for node in there:
-            if node not in self._nodes.values():
-                name = next(f"worker-{i}" for i in range(len(there)) if f"worker-{i}" not in self._nodes)
-                self._nodes[name] = node
+                del self._places[name]
+        for place in there:
+            if place not in self._places.values():
+                name = next(f"worker-{i}" for i in range(len(there)) if f"worker-{i}" not in self._places)
+                self._places[name] = place
                 self._add(name, "agent")
-                log.info("event=node name=%s node=%s", name, node)
+                log.info("event=node name=%s node=%s job=%s", name, place.node, place.job)
+        if self._snapshot is not None and self._snapshot.status.workers is not None:
+            wished = self._snapshot.status.workers.desired
+            if self._wished not in (None, wished):
+                # A number that was just given counts whole.
+                self._declined = 0
+            self._wished = wished
+            self._extend(max(0, wished - self._declined - len(own)), now)
+
+    def _is_up(self, node: str) -> bool:
+        try:
+            return scheduler.node(node).responds
+        except SlurmError:
+            return False
+
+    def _extend(self, wanted: int, now: float) -> None:
+        """Ask for the nodes that are lacking besides the job's own, and give back those that are too many."""
+        done = self.crew.run_dir.done_file.exists()
+        if done:
+            wanted = 0
+        self._extensions.ask_for(wanted)
+        surplus = self._extensions.surplus(wanted)
+        self._leaves = {name for name, place in self._places.items() if place.job in surplus}
+        at_work = {name for name in self._leaves if self.children[name].running}
+        for name in at_work:
+            # Once training is complete, agents leave by themselves.
+            if not done and self.children[name].asked_at is None:
+                self._do(Ask(name), now)
+        for job in surplus:
+            if not any(self._places[name].job == job for name in at_work):
+                self._extensions.give_back(job)
 
     def _facts(self, now: float) -> Facts:
         run_dir, snapshot = self.crew.run_dir, self._snapshot
@@ -442,17 +498,18 @@ class Head:
 
     def _start(self, name: str, now: float) -> None:
         child = self.children[name]
-        node = self._place(child)
+        place = self._place(child)
+        node = "" if place is None else place.node
         try:
             state = scheduler.node(node) if node else None
             if state is not None and not state.responds:
                 raise SlurmError(f"{node} does not respond")
             if child.role == "coordinator":
                 step = self.crew.coordinator(self._endpoint if self._port else "", self._port, self._metrics_port)
-            elif child.role == "agent" and state is not None:
-                step = self.crew.agent(name, node, state.address, self._endpoint)
+            elif child.role == "agent" and state is not None and place is not None:
+                step = self.crew.agent(name, place, state.address, self._endpoint)
             else:
-                step = self.crew.evaluators(name, node)
+                step = self.crew.evaluators(name, place)
             step.start()
         except (SlurmError, OSError) as error:
             log.warning("event=not-started name=%s node=%s why=%r", name, node or "here", str(error))
@@ -462,14 +519,14 @@ class Head:
         self.children[name] = child.started(now)
         log.info("event=start name=%s node=%s", name, node or "here")
 
-    def _place(self, child: Child) -> str:
-        """The node of a child; empty: here."""
+    def _place(self, child: Child) -> Place | None:
+        """Where a child runs; None: here."""
         if child.role == "agent":
-            return self._nodes[child.name]
+            return self._places[child.name]
         if child.role == "evaluator" and self._trains:
-            nodes = sorted(self._nodes.values())
-            return nodes[int(child.name.rpartition("-")[2]) % len(nodes)] if nodes else ""
-        return ""
+            own = sorted(place.node for place in self._places.values() if place.job == self.crew.job_id)
+            return Place(self.crew.job_id, own[int(child.name.rpartition("-")[2]) % len(own)]) if own else None
+        return None
 
     def close(self) -> None:
         """End everything that it has started."""
@@ -478,6 +535,7 @@ class Head:
         if self._watch is not None:
             self._watch.close()
         if self._trains:
+            self._extensions.close()
             (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
         if self._target is not None:
             with suppress(OSError):
@@ -501,12 +559,12 @@ class Head:
     def _requeue(self) -> None:
         """Go back into the queue, unless SLURM is ending the job: it was cancelled, or SLURM requeues it."""
         try:
-            state = next((job.state for job in scheduler.queue([self._job_id])), "")
+            state = next((job.state for job in scheduler.queue([self.crew.job_id])), "")
             if state != "RUNNING":
                 log.info("event=leaves state=%s", state or "unknown")
                 return
-            log.info("event=requeue job=%s", self._job_id)
-            scheduler.ask("scontrol", "requeue", self._job_id)
+            log.info("event=requeue job=%s", self.crew.job_id)
+            scheduler.ask("scontrol", "requeue", self.crew.job_id)
         except SlurmError as error:
             log.error("event=not-requeued why=%r", f"{error}; the same tandem submit goes on")  # noqa: TRY400
 
@@ -520,6 +578,7 @@ def main() -> int:
     parser.add_argument("--manifest", help="the job, where it is not recorded in the run directory")
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="change a field of the manifest")
     parser.add_argument("--evaluators", action="store_true", help="start the evaluators on the training's nodes")
+    parser.add_argument("--replace-nodes", action="store_true", help="ask for a node in place of one that failed")
     parser.add_argument("--metrics-targets", type=Path, help="folder in which Prometheus looks for files with targets")
     parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
     own, srun = _split(sys.argv[1:])
@@ -537,9 +596,9 @@ def main() -> int:
         return ExitCode.USAGE
     with tempfile.TemporaryDirectory(prefix=f"tandem-{job_id}-") as scratch:
         token = secrets.token_urlsafe(32)
-        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch))
+        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch), job_id)
         array = None if args.what == "train" else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
-        return Head(crew, job_id, array, args.evaluators, args.metrics_targets).run()
+        return Head(crew, array, args.evaluators, args.metrics_targets, args.replace_nodes).run()
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

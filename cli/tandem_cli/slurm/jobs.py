@@ -1,4 +1,5 @@
-"""The jobs of SLURM that are a run's, as `slurm/submission.json` in its run directory names them.
+"""The jobs of SLURM that are a run's, as the folder `slurm` of its run directory names them: `submission.json`, and in
+`extensions` a file for each job that gives a running training one more node (tandem_cli.slurm.extension).
 
 So every command finds them from the run directory, on any machine that shares it.
 """
@@ -7,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,8 +22,20 @@ from tandem_cli.slurm import scheduler
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 
 FILE = "submission.json"
+EXTENSIONS = "extensions"
+"""Folder with an empty file for each extension, which is called like its job."""
+NO_EXTENSION = "no-extension.json"
+"""Why SLURM has not taken an extension."""
 REMEMBERED_SECONDS = 2.0
 """How long an answer of squeue counts for this process: sites ask their users not to poll."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of a run is."""
+
+    job: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,14 @@ def of(path: Path) -> Submission | None:
     python = content.get("python")
     words = tuple(map(str, python)) if isinstance(python, list) and python else (sys.executable,)
     return Submission(content["training"], evaluation if isinstance(evaluation, str) else None, words)
+
+
+def extensions(path: Path) -> list[str]:
+    """The jobs that give the training one more node each, the oldest first. Some may have ended."""
+    with suppress(OSError):
+        found = [file.name for file in (path / SLURM / EXTENSIONS).iterdir()]
+        return sorted((name for name in found if name.isdecimal()), key=int)
+    return []
 
 
 def own(path: Path) -> Submission:
@@ -89,9 +111,19 @@ def queued(path: Path) -> list[QueuedJob]:
         return []
     at, jobs = _seen.get(path, (0.0, []))
     if not at or time.monotonic() - at > REMEMBERED_SECONDS:
-        jobs = scheduler.queue(submission.ids)
+        jobs = scheduler.queue([*submission.ids, *extensions(path)])
         _seen[path] = time.monotonic(), jobs
     return jobs
+
+
+def running_extensions(path: Path) -> list[str]:
+    """Those that have a node now.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    lent = extensions(path)
+    return [job.id for job in queued(path) if job.id in lent and job.state == "RUNNING"] if lent else []
 
 
 def forget(path: Path) -> None:
@@ -135,10 +167,12 @@ def stop(path: Path, at_once: bool) -> None:
         SlurmError: SLURM refuses.
     """
     submission = of(path)
-    for job in scheduler.queue([] if submission is None else submission.ids):
+    lent = extensions(path)
+    for job in scheduler.queue([] if submission is None else [*submission.ids, *lent]):
         if at_once or job.waits:
             scheduler.cancel(job.id)
-        elif job.state == "RUNNING":
+        elif job.state == "RUNNING" and job.id not in lent:
+            # An extension ends with the training, which saves on its node first.
             scheduler.signal_batch(job.id, "INT")
     forget(path)
 
@@ -158,7 +192,8 @@ def state_words(path: Path) -> tuple[str, str]:
     if mine is not None and mine.waits:
         return "Pending", f"job {mine.id} waits in partition {mine.partition}: {scheduler.why(mine)}"
     if mine is not None:
-        return "Running", f"job {mine.id} is {mine.state.lower()} on {mine.nodes}"
+        more = extension_words(path)
+        return "Running", f"job {mine.id} is {mine.state.lower()} on {mine.nodes}{f'; {more}' if more else ''}"
     state = scheduler.ended(submission.training)
     words = f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
     try:
@@ -166,3 +201,20 @@ def state_words(path: Path) -> tuple[str, str]:
     except (UserError, OSError) as error:
         words = f"{words}; {str(error).rstrip('.')}"
     return "Ended", words
+
+
+def extension_words(path: Path) -> str:
+    """What becomes of the nodes that a running training has asked for, as a sentence; empty if it needs none.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    lent = extensions(path)
+    waiting = [job for job in queued(path) if job.id in lent and job.waits] if lent else []
+    if waiting:
+        first = waiting[0]
+        return f"job {first.id}, for one more node, waits in partition {first.partition}: {scheduler.why(first)}"
+    refused = read_json_or_none(path / SLURM / NO_EXTENSION)
+    if not isinstance(refused, dict) or "why" not in refused:
+        return ""
+    return f"no further node can be asked for: {refused['why']}"

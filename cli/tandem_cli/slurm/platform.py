@@ -5,11 +5,15 @@ Its run directory is on a disk that this machine shares, so most is as for a run
 
 import time
 
+from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
+from tandem.errors import UserError
+from tandem.formatting import several
 from tandem.stacks import Inspection, RankStacks
+from tandem_cli.local import run_view
 from tandem_cli.local.known import is_alive
 from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.output import echo
-from tandem_cli.platforms import ShowAttachment, ShowPage
+from tandem_cli.platforms import PlatformError, ShowAttachment, ShowPage
 from tandem_cli.slurm import execution, jobs
 
 
@@ -42,6 +46,21 @@ class OnSlurm(OnThisMachine):
         if not is_alive(self.path):
             return super().shell(who)
         return execution.shell(self.path, who)
+
+    def scale(self, replicas: int) -> str:
+        if not is_alive(self.path):
+            raise UserError(f"{self.path} is not running; submit it with --set workers.replicas={replicas}")
+        found = run_view.endpoint(self.path)
+        if found is None:
+            raise UserError(f"{self.path} has no coordinator yet, or is another user's; try again once it runs")
+        try:
+            with CoordinatorClient(*found) as coordinator:
+                coordinator.wish(replicas)
+        except Refused as error:
+            raise UserError(str(error)) from error
+        except Unreachable as error:
+            raise PlatformError(str(error)) from error
+        return f"{self.path} goes on with {several(replicas, 'worker')}; it asks SLURM for nodes that it lacks"
 
     def _stop(self, at_once: bool) -> None:
         jobs.stop(self.path, at_once)

@@ -91,6 +91,9 @@ class Profile(Model):
     metrics_targets: Line | None = None
     """Folder in which Prometheus looks for files with targets (`file_sd_configs`). While the job runs, it has one
     there, and its metrics are served without a token. Default: none."""
+    replace_nodes: bool = True
+    """Whether a running job asks for a node in place of one that failed, and for those that `tandem scale` adds: by a
+    job of its own with one node, which ends with it."""
     sbatch: Annotated[list[SbatchOption], Field(max_length=64)] = []
     """Further options of sbatch for the training, one each, for instance `--constraint=a100`."""
     evaluators: EvaluatorProfile = EvaluatorProfile()

@@ -198,6 +198,8 @@ def why(job: QueuedJob) -> str:
     """Why a job waits, as a sentence's end."""
     word = job.reason.partition(",")[0].strip("() ")
     known = REASONS.get(word)
+    if known is None and re.match(r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*Minutes", word):
+        known = "its account has no hours left, so it starts only if more are granted"
     if known is None and re.match(r"(Assoc|QOS|MaxCpuPer|MaxMemPer)", word):
         known = "a limit of its account or quality of service is reached"
     said = f"{known} ({job.reason})" if known else job.reason
@@ -266,6 +268,24 @@ def batch_host(job: str) -> str:
     """
     found = re.search(r"BatchHost=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
     return found[1] if found else ""
+
+
+def life(job: str) -> str:
+    """Which life of a job it is, over all requeues; empty if it does not run.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    try:
+        shown = ask("scontrol", "--oneliner", "show", "job", job)
+    except SlurmError as error:
+        if "invalid job id" in str(error).lower():
+            return ""
+        raise
+    state, restarts = re.search(r"JobState=(\S+)", shown), re.search(r"Restarts=(\d+)", shown)
+    if state is None or state[1] not in ("RUNNING", "SUSPENDED"):
+        return ""
+    return restarts[1] if restarts else "0"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from tandem_cli.slurm.profile import Profile
 
 LOGS = "logs"
 """Folder for what the batch scripts print, below the one that the job is submitted from. SLURM does not make it."""
+EXTEND = "extend.sh"
+"""The script, in the folder `slurm` of the run directory, that a running training submits for one more node."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -37,10 +39,25 @@ class Places:
 
 def fitted(job: DistributedTrainingJob, profile: Profile) -> list[str]:
     """The overrides by which a job uses the GPUs of the profile, where its manifest requests none."""
-    workers = job.spec.workers
-    if not profile.gpus or workers.gpus or workers.processes_per_replica:
+    workers, strategy = job.spec.workers, job.spec.trainer.settings_of_loop.strategy
+    # One process uses all GPUs, or none uses any.
+    is_for_ranks = strategy not in ("dp", "model", "hogwild")
+    if not profile.gpus or workers.gpus or workers.processes_per_replica or not is_for_ranks:
         return []
     return [f"workers.processesPerReplica={profile.gpus}"]
+
+
+def idle_gpus(job: DistributedTrainingJob, profile: Profile) -> str:
+    """What to say of GPUs that the job is given and does not use; empty if it uses all. What a script uses is its own
+    business."""
+    strategy, ranks = job.spec.trainer.settings_of_loop.strategy, job.spec.workers.processes
+    given = _gpus_of_node(job, profile)
+    if given <= ranks or strategy in ("dp", "model") or job.spec.trainer.command is not None:
+        return ""
+    return (
+        f"each node has {several(given, 'GPU')} and {several(ranks, 'rank')}, so {given - ranks} of its GPUs "
+        f"stay idle; set workers.processesPerReplica to {given}, or take a profile with fewer gpus"
+    )
 
 
 def evaluates_apart(job: DistributedTrainingJob, profile: Profile) -> bool:
@@ -52,38 +69,52 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
     """The script of the training: the head on the first node, and what it starts on all of them."""
     workers, name = job.spec.workers, job.metadata.name
     apart = evaluates_apart(job, profile)
-    gpus = workers.gpus or profile.gpus or 0
-    cpus = profile.cpus or _cores(job) or _least_cores(job, apart)
-    memory = profile.memory or _memory(job)
     options = [
         f"--job-name={name}",
         f"--output={LOGS}/{name}_%j.out",
         "--open-mode=append",
         f"--nodes={workers.replicas}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus}",
-        *([f"--mem={memory}"] if memory else []),
-        *([f"--gpus-per-node={_gpus(gpus, profile)}"] if gpus else []),
-        *_common(profile.partition, profile.account, profile.qos, profile.time),
+        *_node(job, profile),
         "--requeue",
         "--no-kill",
         f"--signal=B:TERM@{profile.warn_seconds}",
         *profile.sbatch,
     ]
-    step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus}", "--overlap", "--unbuffered"]
-    step += [f"--gpus-per-node={_gpus(gpus, profile)}"] if gpus else []
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={_node_cores(job, profile)}"]
+    step += ["--overlap", "--unbuffered", *_node_gpus(job, profile)]
     what = [] if apart or not job.spec.evaluation.processes else ["--evaluators"]
     what += [f"--metrics-targets={Path(profile.metrics_targets).expanduser()}"] if profile.metrics_targets else []
+    what += ["--replace-nodes"] if profile.replace_nodes else []
     about = [
         f"Tandem: {name}, {several(workers.replicas, 'node')}.",
         f"SLURM does not make the folder {LOGS}; `tandem submit --slurm` does.",
     ]
     head = [
         "The head starts the coordinator on this node and, with the command after --, one agent on each node.",
-        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and puts the job into the",
-        "queue again. At SIGINT it has them save, and ends.",
+        f"At SIGTERM, {profile.warn_seconds} s before the time limit, it has them save, and requeues the job.",
+        "At SIGINT it has them save, and ends.",
     ]
-    return _script(about, options, profile, places, head, ["train", *what], step)
+    words = ["tandem_cli.slurm.head", "train", *what, *_container(profile)]
+    return _script(about, options, profile, places, head, words, step)
+
+
+def extension(job: DistributedTrainingJob, profile: Profile, places: Places) -> str:
+    """The script of a job that gives the running training one more node."""
+    name = job.metadata.name
+    options = [
+        f"--job-name={name}-node",
+        f"--output={LOGS}/{name}-node_%j.out",
+        "--nodes=1",
+        *_node(job, profile),
+        "--no-requeue",
+        *profile.sbatch,
+    ]
+    about = [
+        f"Tandem: one more node for {name} while it runs: for one that it lost, or after `tandem scale`.",
+        "The training submits it. Where SLURM takes no jobs from compute nodes, submit it from a login node.",
+    ]
+    what = ["This keeps the node, on which the training starts an agent, and ends when the training does."]
+    return _script(about, options, profile, places, what, ["tandem_cli.slurm.extension"], [])
 
 
 def evaluation(job: DistributedTrainingJob, profile: Profile, places: Places) -> str:
@@ -104,7 +135,8 @@ def evaluation(job: DistributedTrainingJob, profile: Profile, places: Places) ->
     ]
     about = [f"Tandem: evaluators of {name}."]
     head = ["The head starts the evaluators on this node. They end when training is over and all is evaluated."]
-    return _script(about, options, profile, places, head, ["evaluate"], [])
+    words = ["tandem_cli.slurm.head", "evaluate", *_container(profile)]
+    return _script(about, options, profile, places, head, words, [])
 
 
 def _script(
@@ -118,12 +150,11 @@ def _script(
 ) -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in about), *(f"#SBATCH {option}" for option in options), ""]
     lines += list(_environment(profile))
-    command = [_python(profile, places), "-m", "tandem_cli.slurm.head", *words, "--run-dir", str(places.run_dir)]
+    command = [[_python(profile, places), "-m", *words], ["--run-dir", str(places.run_dir)]]
     if places.manifest is not None:
-        command += ["--manifest", str(places.manifest)]
-        command += [word for one in places.overrides for word in ("--set", one)]
-    command += [f"--container={word}" for word in profile.container]
-    parts = [shlex.join(command), *([f"-- {shlex.join(step)}"] if step else [])]
+        command.append(["--manifest", str(places.manifest)])
+        command += [["--set", one] for one in places.overrides]
+    parts = [*map(shlex.join, command), *([f"-- {shlex.join(step)}"] if step else [])]
     lines += ["", *(f"# {line}" for line in head), "exec " + " \\\n    ".join(parts)]
     return "\n".join(lines) + "\n"
 
@@ -133,6 +164,10 @@ def python_on_a_node(profile: Profile, places: Places) -> list[str]:
     lines, python = list(_environment(profile)), _python(profile, places)
     words = [*profile.container, "python" if profile.container else python]
     return ["bash", "-c", "\n".join([*lines, 'exec "$@"']), "bash", *words] if lines else words
+
+
+def _container(profile: Profile) -> list[str]:
+    return [f"--container={word}" for word in profile.container]
 
 
 def _python(profile: Profile, places: Places) -> str:
@@ -147,6 +182,33 @@ def _environment(profile: Profile) -> Iterator[str]:
         yield f"source {shlex.quote(str(Path(profile.venv).expanduser() / 'bin' / 'activate'))}"
     for name, value in profile.env.items():
         yield f"export {name}={shlex.quote(value)}"
+
+
+def _node(job: DistributedTrainingJob, profile: Profile) -> list[str]:
+    """What a job with nodes of the training asks for."""
+    memory = profile.memory or _memory(job)
+    return [
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={_node_cores(job, profile)}",
+        *([f"--mem={memory}"] if memory else []),
+        *_node_gpus(job, profile),
+        *_common(profile.partition, profile.account, profile.qos, profile.time),
+    ]
+
+
+def _node_cores(job: DistributedTrainingJob, profile: Profile) -> int:
+    return profile.cpus or _cores(job) or _least_cores(job, evaluates_apart(job, profile))
+
+
+def _node_gpus(job: DistributedTrainingJob, profile: Profile) -> list[str]:
+    gpus = _gpus_of_node(job, profile)
+    return [f"--gpus-per-node={_gpus(gpus, profile)}"] if gpus else []
+
+
+def _gpus_of_node(job: DistributedTrainingJob, profile: Profile) -> int:
+    if job.spec.trainer.settings_of_loop.strategy == "hogwild":
+        return 0
+    return job.spec.workers.gpus or profile.gpus or 0
 
 
 def _common(partition: str | None, account: str | None, qos: str | None, time: str | None) -> list[str]:

@@ -1,6 +1,8 @@
 """What srun starts on a node: one process of a job, which is asked to leave through the standard input.
 
-    python -m tandem_cli.slurm.step NAME COMMAND…
+    python -m tandem_cli.slurm.step JOB NAME COMMAND…
+
+JOB is the head's, which may have this step on a node of another job (tandem_cli.slurm.extension).
 
 SLURM sends a signal to all processes of a step, so data loaders would die of the SIGTERM by which an agent is asked to
 save, and the save with them. srun itself ends its step at SIGTERM. The standard input, whose other end the head holds,
@@ -62,7 +64,7 @@ class _Input:
 
 def main() -> int:
     """Run the command; returns its exit code."""
-    name, *command = sys.argv[1:]
+    job, name, *command = sys.argv[1:]
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {name}, start on {os.uname().nodename}", flush=True)
     signalled = False
 
@@ -84,7 +86,7 @@ def main() -> int:
         now = time.monotonic()
         if head.is_lost and now >= look_at:
             look_at = now + LOOK_SECONDS
-            orphaned = orphaned or _is_orphan()
+            orphaned = orphaned or _is_orphan(job)
         if not asked_at and (head.said_leave or head.ended or orphaned):
             asked_at = now
             if not signalled:
@@ -94,24 +96,23 @@ def main() -> int:
     now_text, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
     print(f"{now_text},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
     if head.is_lost and not signalled:
-        _requeue_orphan()
+        _requeue_orphan(job)
     return code if code >= 0 else 128 - code
 
 
-def _requeue_orphan() -> None:
+def _requeue_orphan(job: str) -> None:
     """Wait until SLURM knows that the head's node is lost, and put the job into the queue again."""
     until = time.monotonic() + LOST_SECONDS
-    while os.environ.get("SLURM_JOB_ID") and time.monotonic() < until:
-        if _is_orphan():
-            _scontrol("requeue", os.environ["SLURM_JOB_ID"])
+    while time.monotonic() < until:
+        if _is_orphan(job):
+            _scontrol("requeue", job)
             return
         time.sleep(LOOK_SECONDS)
 
 
-def _is_orphan() -> bool:
+def _is_orphan(job: str) -> bool:
     """Whether SLURM has taken the node of the batch script from the job."""
-    job = os.environ.get("SLURM_JOB_ID")
-    shown = _scontrol("--oneliner", "show", "job", job) if job else ""
+    shown = _scontrol("--oneliner", "show", "job", job)
     host, nodes = re.search(r"BatchHost=(\S+)", shown), re.search(r"(?<!\w)NodeList=(\S+)", shown)
     if host is None or nodes is None or "JobState=RUNNING" not in shown:
         return False

@@ -26,6 +26,7 @@ from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
 from tandem_cli.slurm.jobs import Submission, awaited, forget, queued, record
 from tandem_cli.slurm.profile import Profile
+from tandem_cli.slurm.script import EXTEND
 from tandem_coordinator.prerequisites import on_shared_disk, unmet
 
 
@@ -87,6 +88,7 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
         with disk_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             Path(script.LOGS).mkdir(exist_ok=True)
+            (folder / EXTEND).write_text(script.extension(job, profile, places))
             text = script.training(job, profile, places)
             ids.append(_submitted(folder / "train.sh", text, waits, variables))
             given = Submission(ids[0], python=python)
@@ -136,6 +138,7 @@ class Slurm(Cluster):
             refuse(unmet_here, source, settings)
             again = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
             notes = [one.message for one in unmet_here]
+            notes += [idle] if (idle := script.idle_gpus(job, self._profile)) else []
             notes += prepare(path, job, self._fresh, again, pack)
             for note in notes:
                 echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)

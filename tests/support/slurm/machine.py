@@ -1,5 +1,5 @@
 """slurmctld and three slurmd on this machine: the nodes n0 and n1 of the partitions `main` and `urgent`, which takes
-nodes from jobs of the first, and n2 of the partition `cpu`.
+nodes from jobs of the first; n2 of the partition `cpu`; and all three of the partition `all`, which takes n2 last.
 
 Everything is on the loopback address. The daemons stay in the foreground, as children that are ended by their number;
 what they have started carries SLURM_CONF, the path of this cluster's configuration.
@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -56,6 +56,7 @@ PreemptMode=REQUEUE
 PartitionName=main Nodes=n0,n1 Default=YES State=UP PriorityTier=1
 PartitionName=urgent Nodes=n0,n1 State=UP PriorityTier=10
 PartitionName=cpu Nodes=n2 State=UP
+PartitionName=all Nodes=n0,n1,n2 State=UP PriorityTier=1
 """
 
 
@@ -167,6 +168,15 @@ class Slurm:
         """scontrol update, of a job."""
         self.ask("scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in fields.items()))
 
+    @contextmanager
+    def closed(self, partition: str) -> Iterator[None]:
+        """Have a partition take no jobs from this machine, which is both login node and compute node."""
+        self.ask("scontrol", "update", f"PartitionName={partition}", "AllocNodes=elsewhere")
+        try:
+            yield
+        finally:
+            self.ask("scontrol", "update", f"PartitionName={partition}", "AllocNodes=ALL")
+
     def _configure(self) -> None:
         (self.folder / "state").mkdir()
         text = CONFIGURATION.format(
@@ -178,7 +188,8 @@ class Slurm:
         for node in NODES:
             (self.folder / f"spool-{node}").mkdir()
             text += (
-                f"NodeName={node} NodeHostname={os.uname().nodename} NodeAddr=127.0.0.1 Port={reserved_port()} CPUs=4\n"
+                f"NodeName={node} NodeHostname={os.uname().nodename} NodeAddr=127.0.0.1 Port={reserved_port()} CPUs=4"
+                f" Weight={NODES.index(node) + 1}\n"
             )
         self.configuration.write_text(text)
 

@@ -10,12 +10,9 @@ from typing import Any
 import yaml
 
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.manifest.reading import read_job
 from tandem.rundir.layout import RunDir
 from tandem.status import Snapshot
 from tandem_cli.local.run_view import endpoint
-from tandem_trainer.data.loading import load
-from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import EXAMPLES
 from tests.support.processes import tandem
 from tests.support.ranks import records
@@ -31,9 +28,16 @@ PROFILES: dict[str, Any] = {
             "time": "60",
             "env": {"GLOO_SOCKET_IFNAME": "lo"},
             "evaluators": {"partition": "cpu"},
+            "replaceNodes": False,
         },
         "away": {"partition": "away"},
         "beside": {"partition": "main", "time": "60", "env": {"GLOO_SOCKET_IFNAME": "lo"}},
+        "whole": {
+            "partition": "all",
+            "time": "60",
+            "env": {"GLOO_SOCKET_IFNAME": "lo"},
+            "sbatch": ["--exclusive"],
+        },
     },
 }
 """As of a typical cluster; on this one all nodes share the loopback address."""
@@ -56,10 +60,14 @@ class SlurmRun:
         self._where = ["--run-dir", f"runs/{name}"] if name else []
         self.run_dir = RunDir(self.path)
         (folder / "config" / "tandem").mkdir(parents=True, exist_ok=True)
-        profiles = copy.deepcopy(PROFILES)
-        profiles["profiles"]["main"]["metricsTargets"] = str(self.targets)
-        (folder / "config" / "tandem" / "slurm.yaml").write_text(yaml.safe_dump(profiles))
+        self.profile("main", metricsTargets=str(self.targets))
         self.targets.mkdir(exist_ok=True)
+
+    def profile(self, name: str, **fields: Any) -> None:
+        """Write the user's profiles, one of them with these fields, too."""
+        profiles = copy.deepcopy(PROFILES)
+        profiles["profiles"][name].update(fields)
+        (self.folder / "config" / "tandem" / "slurm.yaml").write_text(yaml.safe_dump(profiles))
 
     @property
     def targets(self) -> Path:
@@ -118,6 +126,19 @@ class SlurmRun:
 
         return until(look, f"a step of {world} ranks after step {after}", otherwise=self.output)
 
+    def on(self, nodes: set[str], after: int = 0) -> int:
+        """Wait until a group on these nodes has made a step after that one; returns the step."""
+
+        def look() -> int | None:
+            found = self.snapshot()
+            progress = found.status.progress if found else None
+            if found is None or progress is None or progress.step <= after:
+                return None
+            there = {member.node for member in found.members if member.ranks}
+            return progress.step if found.status.world_size == len(nodes) and there == nodes else None
+
+        return until(look, f"a step on {nodes} after step {after}", otherwise=self.output)
+
     def gone(self) -> None:
         """Wait until the training has left the queue."""
         until(lambda: not self.state(), "the end of the job", otherwise=self.output)
@@ -125,13 +146,6 @@ class SlurmRun:
     def output(self) -> str:
         """What the batch scripts have printed."""
         return "\n".join(f"{file.name}:\n{file.read_text()}" for file in sorted((self.folder / "logs").glob("*.out")))
-
-
-def undisturbed(steps: int) -> dict[int, str]:
-    """The digest of the samples of each step of the example, in a run on a laptop to which nothing happens."""
-    config = read_job(DIGITS).spec.trainer.settings
-    batches = Batches(Order(len(load(config.data, "train")), config.global_batch_size, config.seed))
-    return {step + 1: digest(batches.ids(step)) for step in range(steps)}
 
 
 def repeated(run: SlurmRun) -> list[int]:

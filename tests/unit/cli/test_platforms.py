@@ -60,6 +60,25 @@ def test_a_job_on_kubernetes_always_saves(fake: FakeKubectl) -> None:
     assert not fake.asked
 
 
+def test_a_job_on_kubernetes_is_scaled_by_kubectl(fake: FakeKubectl) -> None:
+    fake.answers("get", JOBS, "digits", says=fakes.job(phase="Running"))
+    fake.answers("scale", says="scaled")
+    assert found("digits", "team").scale(3) == "digits goes on with 3 workers, as far as the cluster has room"
+    (scaled,) = [call.words for call in fake.asked if "scale" in call.words]
+    assert [f"{JOBS}/digits", "--replicas=3"] == [word for word in scaled if "digits" in word or "replicas" in word]
+    fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
+    with pytest.raises(UserError, match=r"digits has ended \(Succeeded\)"):
+        found("digits", "team").scale(3)
+
+
+def test_a_run_of_this_machine_says_how_it_gets_other_workers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tandem stop .*, then tandem run with --set workers.replicas=3, goes on"):
+        in_folder(tmp_path).scale(3)
+    jobs.record(tmp_path, Submission("4711"))
+    with pytest.raises(UserError, match="is not running; submit it with --set workers"):
+        in_folder(tmp_path).scale(3)
+
+
 def test_a_run_that_slurm_has_is_one_on_slurm(tmp_path: Path) -> None:
     assert not isinstance(in_folder(tmp_path), OnSlurm)
     jobs.record(tmp_path, Submission("4711"))

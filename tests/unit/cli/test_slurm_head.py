@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,11 +22,12 @@ from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem_cli.local import prepare
+from tandem_cli.local.display import Watch
+from tandem_cli.slurm import extension, jobs, scheduler
 from tandem_cli.slurm import head as head_module
-from tandem_cli.slurm import jobs, scheduler
 from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Crew, Head
 from tandem_cli.slurm.jobs import Submission
-from tandem_cli.slurm.scheduler import NodeState, QueuedJob
+from tandem_cli.slurm.scheduler import NodeState, QueuedJob, SlurmError
 from tests.support import manifests
 from tests.support.waiting import until
 
@@ -36,7 +39,8 @@ while os.getppid() == parent:
     time.sleep(0.05)
 """
 SLEEPS = [sys.executable, "-c", SLEEP]
-STARTS = ["sh", "-c", 'shift 3; exec "$@"', "srun", "--nodes=1"]
+SRUN = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+STARTS = ["sh", "-c", SRUN, "srun", "--nodes=1"]
 """srun as far as this machine needs it: it starts what follows the options."""
 
 
@@ -47,6 +51,28 @@ class Cluster:
         self.nodes = ["n0", "n1"]
         self.state = "RUNNING"
         self.requeued: list[str] = []
+        self.failed: set[str] = set()
+        self.extensions: dict[str, str] = {}
+        """The node of each job that came later, by its number; empty while it waits."""
+        self.refuses = ""
+
+    def queue(self, ids: Sequence[str]) -> list[QueuedJob]:
+        """What squeue says of these jobs."""
+        found = [QueuedJob("7", self.state, "None", "gpu", "n[0-1]", "")] if "7" in ids else []
+        for job, node in self.extensions.items():
+            if job in ids:
+                found.append(QueuedJob(job, "RUNNING" if node else "PENDING", "Resources", "gpu", node, "N/A"))
+        return found
+
+    def submit(self, script: Path, options: Sequence[str], environment: Mapping[str, str]) -> str:
+        """sbatch."""
+        assert script.read_text() == "of one node"
+        assert "SLURM_JOB_ID" not in environment
+        if self.refuses:
+            raise SlurmError(self.refuses)
+        job = str(10 + len(self.extensions))
+        self.extensions[job] = ""
+        return job
 
     def ask(self, *words: str) -> str:
         assert words[:2] == ("scontrol", "requeue")
@@ -58,8 +84,11 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     played = Cluster()
     monkeypatch.setattr(scheduler, "nodes", lambda job: list(played.nodes))
-    monkeypatch.setattr(scheduler, "node", lambda name: NodeState("127.0.0.1", True))
-    monkeypatch.setattr(scheduler, "queue", lambda ids: [QueuedJob(ids[0], played.state, "None", "gpu", "n[0-1]", "")])
+    monkeypatch.setattr(scheduler, "node", lambda name: NodeState("127.0.0.1", name not in played.failed))
+    monkeypatch.setattr(scheduler, "queue", played.queue)
+    monkeypatch.setattr(scheduler, "submit", played.submit)
+    monkeypatch.setattr(scheduler, "cancel", lambda job: played.extensions.pop(job, None))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(scheduler, "ask", played.ask)
     monkeypatch.setattr(launch, "agent_command", lambda *_, **__: SLEEPS)
     return played
@@ -82,12 +111,14 @@ def made(folder: Path) -> Head:
     (folder / "targets").mkdir()
     run_dir = manifests.run_directory(folder / "run", manifests.job(workers={"replicas": 2}))
     run_dir.create()
+    (run_dir.path / "slurm").mkdir()
+    (run_dir.path / "slurm" / "extend.sh").write_text("of one node")
     return Head(
-        Crew(run_dir.read_job(), run_dir, [*STARTS], (), "token-of-this-test", folder),
-        "7",
+        Crew(run_dir.read_job(), run_dir, [*STARTS], (), "token-of-this-test", folder, "7"),
         None,
         False,
         folder / "targets",
+        replace_nodes=True,
     )
 
 
@@ -116,6 +147,100 @@ def test_a_node_that_is_gone_takes_its_agent_with_it_and_a_new_one_gets_its_name
     cluster.nodes = ["n1", "n5"]
     head.ask_nodes.hurry()
     turns(head, now + 2 + NODES_SECONDS, {"worker-0": "n5", "worker-1": "n1"})
+
+
+def wishes(head: Head, replicas: int) -> None:
+    """Have the coordinator say so."""
+    members = SimpleNamespace(desired=replicas)
+    seen = SimpleNamespace(status=SimpleNamespace(workers=members), members=[], finished=None)
+    head._watch = cast("Watch", SimpleNamespace(newest=seen, close=lambda: None))
+
+
+def looks(head: Head, at: float) -> None:
+    """Have it ask SLURM."""
+    head.ask_nodes.hurry()
+    head.turn(at)
+
+
+@pytest.fixture
+def trains(head: Head) -> float:
+    """It trains on its two nodes; the moment."""
+    now = time.monotonic()
+    turns(head, now, {"worker-0": "n0", "worker-1": "n1"})
+    assert head._watch is not None
+    head._watch.close()
+    wishes(head, 2)
+    return now
+
+
+def test_a_node_that_failed_is_replaced_by_one_of_another_job(head: Head, cluster: Cluster, trains: float) -> None:
+    cluster.failed, cluster.nodes = {"n1"}, ["n0"]
+    looks(head, trains + 1)
+    assert cluster.extensions == {"10": ""}
+    looks(head, trains + 2)
+    assert cluster.extensions == {"10": ""}, "one that waits is enough"
+    cluster.extensions["10"] = "n5"
+    head.ask_nodes.hurry()
+    turns(head, trains + 3, {"worker-0": "n0", "worker-1": "n5"})
+    assert "--jobid=10" in head.steps["worker-1"].command
+    assert "SLURM_JOB_ID" not in head.steps["worker-1"].environment
+    assert "--jobid=10" not in head.steps["worker-0"].command
+    head.close()
+    assert not cluster.extensions
+    assert not jobs.extensions(head.crew.run_dir.path)
+
+
+def test_a_node_that_the_user_took_from_the_job_is_not_replaced(head: Head, cluster: Cluster, trains: float) -> None:
+    cluster.nodes = ["n0"]
+    looks(head, trains + 1)
+    looks(head, trains + 2)
+    assert not cluster.extensions
+    wishes(head, 3)
+    looks(head, trains + 3)
+    assert set(cluster.extensions) == {"10", "11"}, "what the user says later counts whole"
+
+
+def test_more_workers_get_nodes_and_fewer_give_them_back_once_their_agents_have_left(
+    head: Head, cluster: Cluster, trains: float
+) -> None:
+    wishes(head, 4)
+    looks(head, trains + 1)
+    assert set(cluster.extensions) == {"10", "11"}
+    cluster.extensions["10"] = "n5"
+    head.ask_nodes.hurry()
+    turns(head, trains + 2, {"worker-0": "n0", "worker-1": "n1", "worker-2": "n5"})
+    until(lambda: head.steps["worker-2"].log.read_bytes().startswith(b"--- "), "the start of the step")
+    wishes(head, 2)
+    looks(head, trains + 3)
+    assert set(cluster.extensions) == {"10"}, "the one that waits goes at once"
+    assert "worker-2" in running(head) or head.children["worker-2"].code == 75
+
+    def left() -> bool:
+        looks(head, trains + 4)
+        return "worker-2" not in head.children
+
+    until(left, "the agent's end", otherwise=lambda: f"{cluster.extensions}")
+    assert not cluster.extensions
+
+
+def test_a_refusal_is_in_the_status_and_asked_again_later(
+    head: Head, cluster: Cluster, trains: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = head.crew.run_dir.path
+    jobs.record(path, Submission("7"))
+    cluster.refuses = "you may not submit here"
+    wishes(head, 3)
+    looks(head, trains + 1)
+    words = jobs.state_words(path)[1]
+    assert words.endswith("; no further node can be asked for: you may not submit here")
+    cluster.refuses = ""
+    looks(head, trains + 2)
+    assert not cluster.extensions, "not asked again so soon"
+    # Somebody has submitted it from a login node.
+    cluster.extensions["12"] = "n7"
+    extension.enter(path, "12")
+    head.ask_nodes.hurry()
+    turns(head, trains + 3, {"worker-0": "n0", "worker-1": "n1", "worker-2": "n7"})
 
 
 def test_prometheus_has_a_target_without_a_secret_while_the_job_runs(tmp_path: Path, head: Head) -> None:

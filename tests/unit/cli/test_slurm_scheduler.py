@@ -11,9 +11,8 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.slurm import execution, jobs, scheduler, submission
-from tandem_cli.slurm.execution import Place
 from tandem_cli.slurm.head import Step
-from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.jobs import Place, Submission
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 from tests.support import manifests
@@ -61,6 +60,9 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("Resources", "all nodes that it could use are busy (Resources)"),
         ("ReqNodeNotAvail, UnavailableNodes:n0", "nodes that it needs are down, drained or reserved"),
         ("AssocGrpGRES", "a limit of its account or quality of service is reached (AssocGrpGRES)"),
+        ("AssocGrpCPUMinutesLimit", "its account has no hours left, so it starts only if more are granted"),
+        ("QOSGrpGRESMinutes", "its account has no hours left"),
+        ("AssocGrpCPURunMinutesLimit", "a limit of its account or quality of service is reached"),
         ("InvalidAccount", "its account is not valid or has expired, so it never starts"),
         ("SomethingNew", "SomethingNew"),
     ],
@@ -139,7 +141,7 @@ def test_what_cannot_be_recorded_is_taken_out_of_the_queue_again(
 
 
 def step(tmp_path: Path, *command: str) -> Step:
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-0", *command]
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-0", *command]
     return Step("worker-0", words, {}, tmp_path / "worker-0.txt")
 
 
@@ -157,7 +159,7 @@ def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_en
 def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: Path) -> None:
     counts = "import signal, sys, time; n = []; signal.signal(signal.SIGTERM, lambda *_: n.append(1))"
     waits = "print('up', flush=True)\nwhile not n: time.sleep(0.01)\ntime.sleep(1)\nsys.exit(10 + len(n))"
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -197,8 +199,8 @@ def test_a_step_requeues_the_job_whose_head_is_lost_and_not_one_whose_head_has_s
         "esac\n"
     )
     scontrol.chmod(0o755)
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "worker-1", "sleep", "60"]
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-1", "sleep", "60"]
     done = subprocess.run(words, input=last, capture_output=True, env=variables, timeout=60)
     assert done.returncode == 128 + signal.SIGTERM
     said = tmp_path / "requeued"

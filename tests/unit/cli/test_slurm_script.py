@@ -73,6 +73,41 @@ def test_a_profile_of_a_gpu_cluster_is_what_sbatch_is_told() -> None:
     assert "srun --nodes=1 --ntasks=1 --cpus-per-task=32 --overlap --unbuffered --gpus-per-node=a100:4" in text
 
 
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "asked", "note"),
+    [
+        ((), 4, "--gpus-per-node=4", ""),
+        (("trainer.config.strategy=dp", "workers.replicas=1"), 1, "--gpus-per-node=4", ""),
+        (("trainer.config.strategy=hogwild", "workers.replicas=1"), 1, "", ""),
+        (("workers.processesPerReplica=1",), 1, "--gpus-per-node=4", "so 3 of its GPUs stay idle"),
+    ],
+)
+def test_ranks_use_the_gpus_of_the_profile_as_their_strategy_does_and_idle_ones_are_named(
+    overrides: tuple[str, ...], ranks: int, asked: str, note: str
+) -> None:
+    profile = Profile.model_validate({"gpus": 4})
+    job = digits(*overrides, *script.fitted(digits(*overrides), profile))
+    assert job.spec.workers.processes == ranks
+    found = [one for one in options(script.training(job, profile, PLACES)) if one.startswith("--gpus")]
+    assert found == ([asked] if asked else [])
+    assert note in script.idle_gpus(job, profile)
+    assert bool(note) == bool(script.idle_gpus(job, profile))
+
+
+def test_one_more_node_is_like_the_others_and_a_job_that_is_not_requeued() -> None:
+    profile = Profile.model_validate({"partition": "gpu", "gpus": 4, "container": ["apptainer"], "sbatch": ["--x=1"]})
+    job = digits(*script.fitted(digits(), profile))
+    training, node = script.training(job, profile, PLACES), script.extension(job, profile, PLACES)
+    of_the_run = {"--job-name=digits", "--output=logs/digits_%j.out", "--open-mode=append", "--nodes=2"}
+    survives = {"--requeue", "--no-kill", "--signal=B:TERM@120"}
+    own = {"--job-name=digits-node", "--output=logs/digits-node_%j.out", "--nodes=1", "--no-requeue"}
+    assert set(options(node)) - own == set(options(training)) - of_the_run - survives
+    assert own <= set(options(node))
+    assert node.endswith("-m tandem_cli.slurm.extension \\\n    --run-dir /shared/runs/digits\n")
+    assert " --replace-nodes " in training
+    assert "--replace-nodes" not in script.training(job, profile.model_copy(update={"replace_nodes": False}), PLACES)
+
+
 def test_what_the_manifest_requests_of_a_node_is_requested_of_slurm() -> None:
     requests = "workers.resources={requests: {cpu: 7500m, memory: 10Gi, nvidia.com/gpu: 2}}"
     text = script.training(digits(requests), Profile(), PLACES)
@@ -185,8 +220,9 @@ def test_a_profile_is_chosen_by_name_by_default_or_because_it_is_the_only_one(
 
 def test_the_profiles_that_the_page_shows_are_profiles() -> None:
     page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
-    shown = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
-    found = profiles.Profiles.model_validate(shown)
+    smallest, typical = (yaml.safe_load(part.partition("```")[0]) for part in page.split("```yaml\n")[1:3])
+    assert profiles.Profiles.model_validate(smallest).profiles["gpu"].modules == ["python/3.11"]
+    found = profiles.Profiles.model_validate(typical)
     assert found.profiles["gpu"].evaluators.partition == "cpu"
     named = {field.alias for field in Profile.model_fields.values()}
     told = set(re.findall(r"`([a-zA-Z]+)`", page.partition("| field | meaning |")[2].partition("\n\n")[0]))

@@ -1,0 +1,22 @@
+"""`tandem scale NAME N`: changes the number of workers of a job while it runs."""
+
+from typing import Annotated
+
+import typer
+
+from tandem_cli.cluster import ContextOption, NamespaceOption
+from tandem_cli.output import echo
+from tandem_cli.runs import TargetArgument, found
+
+
+def scale(
+    name: TargetArgument,
+    replicas: Annotated[int, typer.Argument(metavar="N", min=1, help="Workers from now on.")],
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Change the number of workers of a job on SLURM or Kubernetes while it runs.
+
+    N is from `workers.minReplicas` to `workers.maxReplicas`. The group saves, and goes on with the others.
+    """
+    echo(found(name, namespace, context).scale(replicas))

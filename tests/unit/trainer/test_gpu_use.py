@@ -1,0 +1,91 @@
+"""Which GPU a rank measures, and how busy it says that one is; NVML and CUDA are played."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tandem_trainer.pulse import Gpu
+
+BUSY = {"GPU-a": 91, "GPU-b": 92, "GPU-c": 93, "GPU-d": 94}
+"""In the order in which NVML counts all GPUs of the machine."""
+
+
+class NVMLError(Exception):
+    """As pynvml has it."""
+
+
+class Nvml:
+    """NVML of a node with four GPUs."""
+
+    NVMLError = NVMLError
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return list(BUSY)[index]
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        if name not in BUSY:
+            raise NVMLError
+        return name
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        if handle in self.lost:
+            raise NVMLError
+        return SimpleNamespace(gpu=BUSY[handle])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=BUSY[handle] * 2**20)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """CUDA is in use."""
+    played = Nvml()
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 4)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "pynvml", played)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("visible", "rank", "busy"),
+    [
+        (None, "2", 0.93),
+        ("2,3", "0", 0.93),
+        ("2,3", "1", 0.94),
+        ("GPU-b, GPU-a", "1", 0.91),
+        ("GPU-d", "0", 0.94),
+    ],
+)
+def test_a_rank_measures_its_own_gpu(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, rank: str, busy: float
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: len(visible.split(",")))
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert Gpu().sample() == (busy, round(busy * 100) * 2**20)
+
+
+def test_a_gpu_that_is_lost_is_not_asked_again(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    gpu = Gpu()
+    assert gpu.sample()[0] == 0.91
+    nvml.lost.add("GPU-a")
+    assert gpu.sample() == (None, None)
+    nvml.lost.clear()
+    assert gpu.sample() == (None, None)
+
+
+def test_a_name_that_nvml_does_not_know_is_no_gpu(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert Gpu().sample() == (None, None)
