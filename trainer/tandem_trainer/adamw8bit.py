@@ -3,7 +3,7 @@
 A moment is kept as codes, one byte a number, and a scale for each block of numbers. A block is a part of one row of the
 whole tensor, so the blocks of a tensor are the same however its rows are spread over ranks. Codes and scales are plain
 tensors of the optimizer's state, `exp_avg.codes` and `exp_avg.scale`: a checkpoint holds them as they are, and is
-resumed exactly on any number of ranks (docs/decisions/0051-quantization.md).
+resumed exactly on any number of ranks (docs/decisions/0049-quantization.md).
 
 Small tensors, vectors and matrices with short rows have moments in full precision.
 """

@@ -3,7 +3,7 @@
 A weight is the number of one of sixteen levels, and neighbours in a row share a scale, which is the largest absolute
 value among them. Codes and scales of a row are one row of bytes. So a matrix is split over ranks by rows as others are,
 travels as it is in any precision, and each rank holds the same numbers as one rank alone. The weights of a layer exist
-in the type in which it computes only while it does (docs/decisions/0051-quantization.md).
+in the type in which it computes only while it does (docs/decisions/0049-quantization.md).
 """
 
 from typing import Any
