@@ -123,6 +123,7 @@ def main() -> None:
     if options.stop_at:
         trainer.add_callback(StopAt(options.stop_at))
     trainer.train()
+    assert not any("tandem" in name for name in trainer.model.state_dict()), "a script may save the model as it is"
     state = trainer.state
     print(f"after the loop: step={state.global_step} epoch={state.epoch:.3f} logs={len(state.log_history)}", flush=True)
 
