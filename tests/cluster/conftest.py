@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cluster import kueue
 from tests.support.cluster.helm import Helm, program
-from tests.support.cluster.images import Images, provide
+from tests.support.cluster.images import Images, provide, provide_libraries
 from tests.support.cluster.machine.places import CACHE
 from tests.support.cluster.operated import Operator, operated
 from tests.support.cluster.pods import Namespace, restricted
@@ -31,6 +31,13 @@ def images(request: pytest.FixtureRequest) -> Images:
     """Images of the present sources, where the nodes find them. Building takes minutes the first time, and says so."""
     with _aloud(request):
         return provide()
+
+
+@pytest.fixture(scope="session")
+def libraries(request: pytest.FixtureRequest, images: Images) -> str:
+    """The trainer's image with what a user has added: Hugging Face's Trainer, TRL, Lightning, accelerate, debugpy."""
+    with _aloud(request):
+        return provide_libraries(images)
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tandem.exitcode import ExitCode
+from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import EXAMPLES, SCRIPTS, manifests
 from tests.support.local_run import LocalRun, evaluations
@@ -39,8 +41,11 @@ def last_line(output: str) -> str:
         pytest.param((TRAINER, "--kind", "trainer"), id="trainer-loss-of-tokens"),
         pytest.param((TRAINER, "--kind", "mean"), id="trainer-loss-of-samples", marks=ALL),
         pytest.param((TRAINER, "--kind", "sft"), id="sft", marks=ALL),
+        pytest.param((TRAINER, "--kind", "lora"), id="trainer-of-peft", marks=ALL),
+        pytest.param((TRAINER, "--kind", "sft-lora"), id="sft-of-peft", marks=ALL),
         pytest.param((ACCELERATE,), id="accelerate", marks=ALL),
         pytest.param((ACCELERATE, "--accumulate", "2"), id="accelerate-that-accumulates", marks=ALL),
+        pytest.param((ACCELERATE, "--lora"), id="accelerate-of-peft", marks=ALL),
         pytest.param((LIGHTNING,), id="lightning", marks=ALL),
     ],
 )
@@ -68,6 +73,12 @@ def test_killed_and_resumed_on_other_numbers_of_ranks_it_is_the_undisturbed_run(
     assert rates(rundir) == pytest.approx(rates(undisturbed))
     assert last_line(output) == last_line(expected)
     assert rundir.done() is not None
+    # Of a model of peft, checkpoints have a digest in the place of what does not learn.
+    weights = load_file(rundir.checkpoint(rundir.committed()[0].name) / WEIGHTS)
+    is_of_peft = "lora" in " ".join(command)
+    assert ("tandem_base.digest" in weights) == is_of_peft
+    assert any("lora_A" in name for name in weights) == is_of_peft
+    assert not any("base_layer" in name for name in weights)
 
 
 @ALL

@@ -230,47 +230,52 @@ class Job:
         return "\n".join([json.dumps(self.status, indent=1), shown, *events, *logs])
 
 
-def kubeconfig(namespace: Namespace, folder: Path, server: str = "") -> Path:
-    """Access as the service account, at another address than the API server's own if one is given."""
+def kubeconfig(namespace: Namespace, folder: Path, server: str = "", account: str = ACCOUNT) -> Path:
+    """Access as a service account, at another address than the API server's own if one is given."""
     admin = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "-o", "yaml"))
     if server:
         admin["clusters"][0]["cluster"] = {"server": server}
-    token = namespace("create", "token", ACCOUNT, "--duration=4h").strip()
-    context = {"cluster": admin["clusters"][0]["name"], "user": ACCOUNT, "namespace": namespace.name}
+    token = namespace("create", "token", account, "--duration=4h").strip()
+    context = {"cluster": admin["clusters"][0]["name"], "user": account, "namespace": namespace.name}
     whole = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": admin["clusters"],
-        "users": [{"name": ACCOUNT, "user": {"token": token}}],
-        "contexts": [{"name": ACCOUNT, "context": context}],
-        "current-context": ACCOUNT,
+        "users": [{"name": account, "user": {"token": token}}],
+        "contexts": [{"name": account, "context": context}],
+        "current-context": account,
     }
-    path = folder / "operator.kubeconfig"
+    path = folder / f"{account}.kubeconfig"
     path.write_text(yaml.safe_dump(whole))
     return path
 
 
-READ_DIGESTS = """
+READ_RECORDS = """
 import json, pathlib, sys
-found = {}
-for log in sorted(pathlib.Path(sys.argv[1]).glob("log/train-g*.jsonl")):
-    for record in map(json.loads, log.read_text().splitlines()):
-        if record["kind"] == "step":
-            found[record["step"]] = record["ids"]
-print(json.dumps(found))
+run, kind = sys.argv[1:]
+for log in sorted(pathlib.Path(run).glob("log/train-g*.jsonl")):
+    for line in log.read_text().splitlines():
+        if json.loads(line)["kind"] == kind:
+            print(line)
 """
 
 
-def sample_digests(job: Job, images: Images) -> dict[int, str]:
-    """The digest of the samples of each step that counts, from the training logs on a job's volume."""
-    read = container("read", images.operator, "python3", "-c", READ_DIGESTS, f"{VOLUME}/{job.name}")
+def training_records(job: Job, images: Images, kind: str) -> list[Manifest]:
+    """Lines of the training logs on a job's volume of one kind, generation after generation."""
+    read = container("read", images.operator, "python3", "-c", READ_RECORDS, f"{VOLUME}/{job.name}", kind)
     read["volumeMounts"].append({"name": "checkpoints", "mountPath": VOLUME, "readOnly": True})
     volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": names.checkpoints(job.name)}}
-    job.namespace.create(named("Pod", "digests", spec=pod([read], [volume])))
-    code, said = job.namespace.result("digests")
-    job.namespace("delete", "pod", "digests", "--wait=false")
+    job.namespace.create(named("Pod", f"read-{kind}", spec=pod([read], [volume])))
+    code, said = job.namespace.result(f"read-{kind}")
+    # The next one may have the same name.
+    job.namespace("delete", "pod", f"read-{kind}", "--grace-period=0")
     assert code == 0, said
-    return {int(step): digest for step, digest in json.loads(said).items()}
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def sample_digests(job: Job, images: Images) -> dict[int, str]:
+    """The digest of the samples of each step that counts."""
+    return {record["step"]: record["ids"] for record in training_records(job, images, "step")}
 
 
 def secret(namespace: Namespace, name: str) -> str:

@@ -2,12 +2,12 @@
 
 import argparse
 import os
-import time
 import warnings
 from typing import Any
 
 import lightning
 import torch
+from slow_steps import pause
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +23,7 @@ class Module(lightning.LightningModule):
         self.pause = pause
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        time.sleep(self.pause)
+        pause(self.pause)
         inputs, targets = batch
         return mse_loss(self.net(inputs), targets)
 
@@ -45,7 +45,8 @@ def main() -> None:
     elastic = Elastic(loader)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=ranks,
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", ranks)),
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
         strategy="ddp" if ranks > 1 else "auto",
         max_epochs=options.epochs,
         logger=False,

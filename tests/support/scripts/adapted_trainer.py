@@ -1,16 +1,17 @@
 """A small model in Hugging Face's Trainer or TRL's SFTTrainer, with the adapter, for tests that kill it."""
 
 import argparse
-import time
 from typing import Any
 
 import torch
+from slow_steps import pause
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from tandem_trainer.adapters.transformers import elastic
 
 LENGTH, SAMPLES = 12, 42
+KINDS = ("trainer", "mean", "sft", "lora", "sft-lora")
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -45,7 +46,7 @@ class Pause(TrainerCallback):
         self._seconds = seconds
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        time.sleep(self._seconds)
+        pause(self._seconds)
 
 
 class StopAt(TrainerCallback):
@@ -76,7 +77,18 @@ def make(options: argparse.Namespace) -> Trainer:
     size = {"vocab_size": 32, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, pad_token_id=0, **size, **dropout))
-    if options.kind == "trainer":
+    lora = None
+    if "lora" in options.kind:
+        from peft import LoraConfig
+
+        lora = LoraConfig(
+            r=4, lora_alpha=8, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM"
+        )
+    if options.kind in ("trainer", "lora"):
+        if lora is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, lora)
         return Trainer(model=model, args=TrainingArguments(**settings), train_dataset=Rows())
     import datasets
     from tokenizers import Tokenizer, models
@@ -91,6 +103,7 @@ def make(options: argparse.Namespace) -> Trainer:
         args=SFTConfig(**settings, max_length=LENGTH, gradient_checkpointing=False, bf16=False),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
+        peft_config=lora,
     )
 
 
@@ -100,7 +113,7 @@ def list_of(rows: Rows) -> list[dict[str, Tensor]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=("trainer", "mean", "sft"), default="trainer")
+    parser.add_argument("--kind", choices=KINDS, default="trainer")
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--stop-at", type=int)
@@ -110,6 +123,7 @@ def main() -> None:
     if options.stop_at:
         trainer.add_callback(StopAt(options.stop_at))
     trainer.train()
+    assert not any("tandem" in name for name in trainer.model.state_dict()), "a script may save the model as it is"
     state = trainer.state
     print(f"after the loop: step={state.global_step} epoch={state.epoch:.3f} logs={len(state.log_history)}", flush=True)
 

@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader
 from tandem.job import Checkpoint
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
+from tandem_trainer.adapters.peft import leave_base_out
 from tandem_trainer.checkpoint.train_state import Stateful
 from tandem_trainer.data.sampling import EpochOrder
 from tandem_trainer.failure import ConfigurationError
@@ -50,12 +51,19 @@ KEPT_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MUL
 class Run:
     """The steps that are left; made by `elastic`."""
 
-    def __init__(self, accelerator: Accelerator, session: Session, batches: Iterator[Any]) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        session: Session,
+        batches: Iterator[Any],
+        put_base_back: Callable[[], None],
+    ) -> None:
         self.session = session
         """Everything that a session can do: `pausing`, `step`, `rank`."""
         self.epoch = 0
         """Passes over the data completed before the batch that is in use."""
         self._accelerator, self._batches = accelerator, batches
+        self._put_base_back = put_base_back
         self._now: MicroBatch | None = None
         self._backward: Callable[..., None] = accelerator.backward
 
@@ -101,6 +109,7 @@ class Run:
         self._accelerator.backward = self._backward
         cast("Any", self._batches).close()
         self._guard.__exit__(kind, error, frames)
+        self._put_base_back()
 
 
 def elastic(
@@ -156,6 +165,7 @@ def elastic(
 
     for one in model.values() if isinstance(model, Mapping) else (model,):
         session.follow(accelerator.unwrap_model(one))
+    put_base_back = leave_base_out(nn.ModuleDict() if isinstance(model, Mapping) else accelerator.unwrap_model(model))
     kept = dict(others)
     for name, other in others.items():
         if isinstance(other, AcceleratedScheduler):
@@ -182,7 +192,7 @@ def elastic(
         loader_workers=loader.num_workers,
         collate=CollateParts(cast("Any", loader.collate_fn), parts),
     )
-    return Run(accelerator, session, batches)
+    return Run(accelerator, session, batches, put_base_back)
 
 
 def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

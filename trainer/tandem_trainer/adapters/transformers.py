@@ -29,7 +29,7 @@ import logging
 import re
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -46,6 +46,7 @@ from tandem.job import Checkpoint
 from tandem.script import MOST_VALUES, is_name
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
+from tandem_trainer.adapters.peft import leave_base_out
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.session import Batch, Session
@@ -194,6 +195,7 @@ class _Run:
         self._batches: Iterator[Batch] = iter(())
         self._schedule: _Schedule | None = None
         self._names: set[str] = set()
+        self.put_base_back: Callable[[], None] = lambda: None
 
     def begin(self, own: DataLoader[Any]) -> str:
         """Find out where to start, and put the state there. Collective.
@@ -223,6 +225,7 @@ class _Run:
         model = cast("torch.nn.Module", trainer.model)
         session.share(model)
         session.follow(model)
+        self.put_base_back = leave_base_out(model)
         optimizer = trainer.create_optimizer()
         state, self._schedule = _TrainerState(trainer), _Schedule(trainer)
         scaler = {} if trainer.accelerator.scaler is None else {"scaler": trainer.accelerator.scaler}
@@ -356,7 +359,9 @@ class _Elastic(_Whatever):
         assert run.session is not None
         with run.session.running(), tempfile.TemporaryDirectory(prefix="tandem-") as folder:
             (Path(folder) / STATE_FILE).write_text(text)
-            return super().train(folder if text else None, *others, **options)
+            found = super().train(folder if text else None, *others, **options)
+        run.put_base_back()
+        return found
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """What the Trainer counts the steps of an epoch by."""

@@ -17,6 +17,7 @@ import xxhash
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.hooks import RemovableHandle
 
 from tandem.formatting import one_line
 from tandem.model import Model
@@ -84,13 +85,22 @@ class Lora(Model):
 
 
 class Base(nn.Module):
-    """Knows which weights lie under the adapters."""
+    """Knows which weights lie under the adapters.
+
+    Args:
+        advice: what a user does who has others, without a full stop.
+    """
 
     digest: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, advice: str) -> None:
         super().__init__()
+        self._advice = advice
         self.register_buffer("digest", torch.zeros(WIDTH, dtype=torch.uint8))
+
+    def learn(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the digest of the weights."""
+        self.digest.copy_(torch.frombuffer(bytearray(digest(weights)), dtype=torch.uint8))
 
     @property
     def is_there(self) -> bool:
@@ -108,7 +118,7 @@ class Base(nn.Module):
             return ""
         return (
             f"its adapters belong to other pretrained weights (digest {theirs}) than those that are here now (digest "
-            f"{ours}); give {FIELD.rpartition('.')[0]}.pretrained the model with which the run began"
+            f"{ours}); {self._advice}"
         )
 
 
@@ -141,10 +151,11 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
         _quantize(model, head)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_learns(name))
-    model.add_module(BASE, Base())
+    field = f"{FIELD.rpartition('.')[0]}.pretrained"
+    model.add_module(BASE, Base(f"give {field} the model with which the run began"))
     # Tied weights have several names.
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    _leave_out(model, [name for name, _ in named if not (_learns(name) or name.startswith(f"{BASE}."))])
+    leave_out(model, [name for name, _ in named if not (_learns(name) or name.startswith(f"{BASE}."))])
 
 
 def _quantize(model: nn.Module, head: nn.Module | None) -> None:
@@ -175,8 +186,8 @@ def _begin(first: nn.Linear, second: nn.Linear) -> None:
     nn.init.kaiming_uniform_(first.weight, a=math.sqrt(5))
 
 
-def _leave_out(model: nn.Module, names: Iterable[str]) -> None:
-    """Have the state of a model be without these tensors."""
+def leave_out(model: nn.Module, names: Iterable[str]) -> list[RemovableHandle]:
+    """Have the state of a model be without these tensors, until the hooks that are returned are removed."""
     left_out = frozenset(names)
 
     def drop(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -186,8 +197,10 @@ def _leave_out(model: nn.Module, names: Iterable[str]) -> None:
     def forgive(module: nn.Module, incompatible: Any) -> None:
         incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in left_out]
 
-    model.register_state_dict_post_hook(drop)  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_post_hook(forgive)  # type: ignore[no-untyped-call]
+    return [
+        model.register_state_dict_post_hook(drop),  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_post_hook(forgive),  # type: ignore[no-untyped-call]
+    ]
 
 
 def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -205,7 +218,7 @@ def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             here(mine).copy_(here(split_like(mine, tensor)) if is_sharded(mine) else tensor)
         base = model.get_submodule(BASE)
         assert isinstance(base, Base)
-        base.digest.copy_(torch.frombuffer(bytearray(digest(weights)), dtype=torch.uint8))
+        base.learn(weights)
 
 
 def has_base(model: nn.Module) -> bool:
@@ -220,7 +233,7 @@ def digest(weights: Mapping[str, Tensor]) -> bytes:
     found = xxhash.xxh3_128()
     for name, tensor in sorted(weights.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.digest()
 
 
