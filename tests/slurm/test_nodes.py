@@ -1,5 +1,7 @@
 """A running job on a real SLURM gets a node in place of one that failed, and more or fewer when its user says so."""
 
+import subprocess
+
 import pytest
 
 from tests.support.planned import planned_samples
@@ -72,7 +74,8 @@ def test_where_compute_nodes_may_submit_nothing_the_status_says_so_and_the_user_
             return "no further node can be asked for: " in run.tandem("status", "digits").stdout
 
         until(told, "the reason", pause=1.0, otherwise=run.output)
-    run.slurm.ask("sbatch", f"--chdir={run.folder}", str(run.path / "slurm" / "extend.sh"))
+    words = ["sbatch", f"--chdir={run.folder}", str(run.path / "slurm" / "extend.sh")]
+    subprocess.run(["env", *(f"{name}={value}" for name, value in run.variables().items()), *words], check=True)
     run.on({"n0", "n1", "n2"}, after=step)
     run.slurm.ask("scancel", job)
     until(lambda: not run.queue(), "an empty queue", otherwise=run.queue)

@@ -129,7 +129,7 @@ def hold(path: Path, job: str) -> str:
     training = "" if submission is None else submission.training
     life = ""
     while True:
-        with suppress(SlurmError):
+        try:
             now = scheduler.life(training) if training else ""
             if not now:
                 return f"job {training or 'of this run'} does not run"
@@ -138,6 +138,8 @@ def hold(path: Path, job: str) -> str:
             if not life:
                 enter(path, job)
             life = now
+        except SlurmError as error:
+            log.warning("event=training-unknown why=%r", str(error))
         time.sleep(LOOK_SECONDS)
 
 
