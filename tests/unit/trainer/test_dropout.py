@@ -273,5 +273,7 @@ def test_parts_of_activations_that_are_split_over_ranks_drop_what_the_whole_woul
     for place in range(4):
         part = SampleDropout(0.4, 3, whole.draws)
         part.part = (place, 4)
+        # Each rank has draws of its own; these count the calls of a layer.
+        whole.draws.set(0, 7, torch.arange(5))
         found.append(part(activations[..., 2 * place : 2 * place + 2]))
     assert torch.equal(torch.cat(found, dim=-1), expected)

@@ -90,13 +90,16 @@ def test_a_layer_computes_and_passes_gradients_on_as_one_with_the_rounded_weight
     inputs = [torch.randn(3, 5, 96).to(dtype).requires_grad_() for _ in range(2)]
     inputs[1].data.copy_(inputs[0].data)
     outputs = [module(one) for module, one in zip((made, plain), inputs, strict=True)]
-    torch.testing.assert_close(outputs[0], outputs[1])
     for one in outputs:
         one.float().square().sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
     assert made.packed.grad is None
     with torch.no_grad():
-        torch.testing.assert_close(made.eval()(inputs[0]), outputs[1])
+        evaluated = made.eval()(inputs[0])
+    assert torch.equal(made.weight(dtype), plain.weight)
+    # Products of 16 bits are added up in an order that depends on how memory is aligned.
+    rounding = {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+    for found, expected in ((outputs[0], outputs[1]), (inputs[0].grad, inputs[1].grad), (evaluated, outputs[1])):
+        assert (found - expected).norm() <= rounding * expected.norm()
 
 
 def test_adapters_learn_over_it_and_are_all_that_a_checkpoint_holds(base: Path) -> None:
