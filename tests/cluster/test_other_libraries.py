@@ -1,5 +1,6 @@
-"""Scripts of torch and of four libraries on a real cluster, with and without an adapter: they are killed, resume on
-other numbers of workers, and are evaluated meanwhile."""
+"""Scripts of torch and of four libraries on a real cluster, each with or without an adapter: they are killed, resume on
+other numbers of workers, and are evaluated meanwhile. All of them without, and all with, run on one machine
+(tests/integration)."""
 
 import json
 import shutil
@@ -92,8 +93,6 @@ def executed(job: Job, pod: str, *words: str) -> None:
     [
         ("ddp", "state-*.pt"),
         ("trainer", "checkpoint-*"),
-        ("sft", "checkpoint-*"),
-        ("lightning", "saved/*.ckpt"),
         ("accelerate", "state-*"),
     ],
 )
@@ -111,10 +110,8 @@ def test_an_unchanged_script_is_killed_and_resumes_with_other_numbers_of_workers
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("adapted-trainer", ["adapted_trainer.py", "--kind", "trainer"]),
         ("adapted-sft", ["adapted_trainer.py", "--kind", "sft-lora"]),
         ("adapted-lightning", ["adapted_lightning.py"]),
-        ("adapted-accelerate", ["adapted_accelerate.py"]),
     ],
 )
 def test_with_an_adapter_it_takes_the_samples_of_the_undisturbed_run(
