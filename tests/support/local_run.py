@@ -162,7 +162,7 @@ class LocalRun:
         found = []
         for process in psutil.process_iter():
             try:
-                if self.mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                if self.mark and self.mark in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
