@@ -39,10 +39,10 @@ COUNTING = """
     RANK = int(os.environ["RANK"])
     copy = Staging.copy
 
-    def slow_copy(self, files):
+    def slow_copy(self, *what):
         # A rank that did not wait would take steps meanwhile.
         time.sleep(0.2)
-        copy(self, files)
+        copy(self, *what)
 
     Staging.copy = slow_copy
 

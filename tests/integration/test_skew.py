@@ -146,7 +146,7 @@ def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_pat
             connection.close()
             assert answer.getheader(HEADER) == known
             # What is answered to somebody who does not ask, the previous version reads.
-            code = "import sys; from tandem.snapshot import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
+            code = "import sys; from tandem.status import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
 
 
