@@ -42,7 +42,6 @@ def last_line(output: str) -> str:
         pytest.param((TRAINER, "--kind", "mean"), id="trainer-loss-of-samples", marks=ALL),
         pytest.param((TRAINER, "--kind", "sft"), id="sft", marks=ALL),
         pytest.param((TRAINER, "--kind", "lora"), id="trainer-of-peft", marks=ALL),
-        pytest.param((TRAINER, "--kind", "sft-lora"), id="sft-of-peft", marks=ALL),
         pytest.param((ACCELERATE,), id="accelerate", marks=ALL),
         pytest.param((ACCELERATE, "--accumulate", "2"), id="accelerate-that-accumulates", marks=ALL),
         pytest.param((ACCELERATE, "--lora"), id="accelerate-of-peft", marks=ALL),
