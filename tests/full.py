@@ -116,7 +116,7 @@ def _write(passed: Sequence[tuple[str, float]]) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
-    tier = {"processes": "full", "cluster": "e2e-full", "random examples": "random"}
+    tier = {"processes": "full", "slurm": "full-slurm", "cluster": "e2e-full", "random examples": "random"}
     runs = {name: tiers.newest(tier[name]) for name in tier}
     counts = {name: run.passed for name, run in runs.items() if run}
     day = time.strftime("%Y-%m-%d", time.gmtime())

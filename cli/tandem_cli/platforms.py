@@ -93,7 +93,7 @@ class Run(ABC):
 
     @abstractmethod
     def scale(self, replicas: int) -> str:
-        """Have it go on with so many workers; returns what was asked of it."""
+        """Change its number of workers while it runs; returns a sentence on what was requested."""
 
     @abstractmethod
     def stop(self, at_once: bool) -> str:

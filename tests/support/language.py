@@ -6,6 +6,10 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+from tandem.tasks import Optimizer
+from tandem_trainer.language.fine_tuning import FineTuning
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\n{% endfor %}"
@@ -71,3 +75,24 @@ def pretrained(folder: Path, kind: str = "qwen2", chat: bool = True, **more: Any
     model.save_pretrained(folder)
     tokenizer(chat).save_pretrained(folder)
     return folder
+
+
+def tuned(made: FineTuning, steps: int = 3) -> nn.Module:
+    """Its model after some steps."""
+    torch.manual_seed(0)
+    model = made.model().train()
+    made.initialize(model)
+    optimizer = made.optimizer(model, Optimizer(learning_rate=0.01))
+    rows = made.data("train")
+    for step in range(steps):
+        made.loss_sum(model, made.collate([rows[step]]), 1).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def logits(model: nn.Module) -> Tensor:
+    """Of forty tokens, by a model in evaluation mode."""
+    tokens = torch.arange(5, 45).view(1, 40)
+    with torch.inference_mode():
+        return model.eval()(input_ids=tokens).logits  # type: ignore[no-any-return]

@@ -7,8 +7,8 @@ The coordinator runs beside it, on the first node. On every node of the job, a s
 agent; with `--evaluators` further steps run the evaluators on the same nodes. Which to start, stop or give up on is
 decided by tandem.supervision, as on a laptop. What differs: nodes come and go. A node that fails is taken from the job
 by SLURM, and its agent with it; the coordinator then forms a smaller group. A step that could not be started, or was
-lost with its node, is no failure of its agent, and is tried again later. For a node that failed, and for replicas that
-are wished for later, it asks SLURM for nodes by jobs of their own (tandem_cli.slurm.extension).
+lost with its node, is no failure of its agent, and is tried again later. For a node that failed, or for workers that
+`tandem scale` adds, it submits one-node jobs (tandem_cli.slurm.extension).
 
 SIGTERM comes before the time limit and before a preemption: everything saves and leaves, and the job goes back into the
 queue under the same number. At SIGINT, which `tandem stop` sends, it ends instead. Both reach this process alone
@@ -256,7 +256,7 @@ class Head:
         self._declined: int | None = None
         """Nodes that the user does not want of those that the manifest names; None: not known yet."""
         self._wished: int | None = None
-        """Replicas that were wished for at the last look."""
+        """Desired number of replicas at the last look."""
         self._leaves: set[str] = set()
         """Agents whose nodes are given back."""
         self.children: dict[str, Child] = {}

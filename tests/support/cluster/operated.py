@@ -250,32 +250,27 @@ def kubeconfig(namespace: Namespace, folder: Path, server: str = "", account: st
     return path
 
 
-READ_RECORDS = """
+READ_DIGESTS = """
 import json, pathlib, sys
-run, kind = sys.argv[1:]
-for log in sorted(pathlib.Path(run).glob("log/train-g*.jsonl")):
-    for line in log.read_text().splitlines():
-        if json.loads(line)["kind"] == kind:
-            print(line)
+found = {}
+for log in sorted(pathlib.Path(sys.argv[1]).glob("log/train-g*.jsonl")):
+    for record in map(json.loads, log.read_text().splitlines()):
+        if record["kind"] == "step":
+            found[record["step"]] = record["ids"]
+print(json.dumps(found))
 """
 
 
-def training_records(job: Job, images: Images, kind: str) -> list[Manifest]:
-    """Lines of the training logs on a job's volume of one kind, generation after generation."""
-    read = container("read", images.operator, "python3", "-c", READ_RECORDS, f"{VOLUME}/{job.name}", kind)
+def sample_digests(job: Job, images: Images) -> dict[int, str]:
+    """The digest of the samples of each step that counts, from the training logs on a job's volume."""
+    read = container("read", images.operator, "python3", "-c", READ_DIGESTS, f"{VOLUME}/{job.name}")
     read["volumeMounts"].append({"name": "checkpoints", "mountPath": VOLUME, "readOnly": True})
     volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": names.checkpoints(job.name)}}
-    job.namespace.create(named("Pod", f"read-{kind}", spec=pod([read], [volume])))
-    code, said = job.namespace.result(f"read-{kind}")
-    # The next one may have the same name.
-    job.namespace("delete", "pod", f"read-{kind}", "--grace-period=0")
+    job.namespace.create(named("Pod", "digests", spec=pod([read], [volume])))
+    code, said = job.namespace.result("digests")
+    job.namespace("delete", "pod", "digests", "--wait=false")
     assert code == 0, said
-    return [json.loads(line) for line in said.splitlines()]
-
-
-def sample_digests(job: Job, images: Images) -> dict[int, str]:
-    """The digest of the samples of each step that counts."""
-    return {record["step"]: record["ids"] for record in training_records(job, images, "step")}
+    return {int(step): digest for step, digest in json.loads(said).items()}
 
 
 def secret(namespace: Namespace, name: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from tandem.footprint import Question
 from tandem.job import Trainer
@@ -21,7 +20,7 @@ from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
 from tandem_trainer.language.lora import Lora, adapt, digest, merged
 from tests.support import manifests
-from tests.support.language import pretrained
+from tests.support.language import logits, pretrained, tuned
 from tests.support.worlds.small_run import SmallRun
 
 LORA = {"rank": 4}
@@ -34,26 +33,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def task(model: Path, lora: dict[str, Any] = LORA, **given: Any) -> FineTuning:
     return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
-
-
-def tuned(made: FineTuning, steps: int = 3) -> nn.Module:
-    """A model after some steps."""
-    torch.manual_seed(0)
-    model = made.model().train()
-    made.initialize(model)
-    optimizer = made.optimizer(model, Optimizer(learning_rate=0.01))
-    rows = made.data("train")
-    for step in range(steps):
-        made.loss_sum(model, made.collate([rows[step]]), 1).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def logits(model: nn.Module) -> Tensor:
-    tokens = torch.arange(5, 45).view(1, 40)
-    with torch.inference_mode():
-        return model.eval()(input_ids=tokens).logits  # type: ignore[no-any-return]
 
 
 def test_adapters_alone_learn_and_are_all_that_the_optimizer_and_a_checkpoint_know(base: Path) -> None:

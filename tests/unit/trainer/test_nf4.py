@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tandem.footprint import Question
 from tandem.job import Trainer
-from tandem.tasks import Optimizer
 from tandem_trainer.checkpoint.state import load_weights, weights
 from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
@@ -20,7 +19,7 @@ from tandem_trainer.language.lora import Lora, adapt
 from tandem_trainer.language.nf4 import LEVELS, Nf4Linear, block_of, dequantized, level_pairs, quantized
 from tandem_trainer.train import averaged
 from tests.support import manifests
-from tests.support.language import pretrained
+from tests.support.language import logits, pretrained, tuned
 from tests.support.worlds.small_run import SmallRun
 
 LORA = {"rank": 4, "quantizeBase": "nf4"}
@@ -33,25 +32,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def task(model: Path, lora: dict[str, Any] = LORA, **given: Any) -> FineTuning:
     return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
-
-
-def tuned(made: FineTuning, steps: int = 3) -> nn.Module:
-    torch.manual_seed(0)
-    model = made.model().train()
-    made.initialize(model)
-    optimizer = made.optimizer(model, Optimizer(learning_rate=0.01))
-    rows = made.data("train")
-    for step in range(steps):
-        made.loss_sum(model, made.collate([rows[step]]), 1).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def logits(model: nn.Module) -> Tensor:
-    tokens = torch.arange(5, 45).view(1, 40)
-    with torch.inference_mode():
-        return model.eval()(input_ids=tokens).logits  # type: ignore[no-any-return]
 
 
 def restored(weight: Tensor) -> Tensor:

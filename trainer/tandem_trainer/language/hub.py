@@ -74,7 +74,7 @@ def _is_out_of_reach(error: BaseException) -> bool:
 
 
 def _is_offline(error: BaseException) -> bool:
-    """Whether the user has said that no hub is to be asked."""
+    """Whether offline mode is on (`HF_HUB_OFFLINE`)."""
     return any("Offline" in kind.__name__ for one in _chain(error) for kind in type(one).__mro__)
 
 
