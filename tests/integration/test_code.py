@@ -210,12 +210,10 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_made(tmp_path: Path
     (tmp_path / "job.json").write_text(json.dumps(coded.manifest("coded", steps=1)))
     with (folder / "data.bin").open("wb") as file:
         file.truncate(2 * 10**9)
-    began = time.monotonic()
     for command in ("run", "submit"):
         refused = tandem(command, str(tmp_path / "job.json"), "--code", str(folder), cwd=tmp_path)
         assert refused.returncode == 2
         assert "data.bin (2.0 GB)" in refused.stderr
-    assert time.monotonic() - began < 20
     (folder / "data.bin").unlink()
     (folder / ".gitignore").write_text("train.py\n")
     refused = tandem("run", str(tmp_path / "job.json"), "--code", str(folder), cwd=tmp_path)

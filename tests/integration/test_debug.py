@@ -91,10 +91,14 @@ def typed(run: LocalRun, text: str, *words: str, shell: str = "/bin/sh") -> tupl
 
 
 def test_each_rank_is_one_line_with_what_its_main_thread_is_in(run: LocalRun) -> None:
-    head, *lines = called(run, "debug", "sleepy").stdout.splitlines()
-    assert head.split() == ["RANK", "STEP", "WORKER", "PHASE", "MAIN", "THREAD"]
+    def asleep() -> list[str] | None:
+        head, *lines = called(run, "debug", "sleepy").stdout.splitlines()
+        assert head.split() == ["RANK", "STEP", "WORKER", "PHASE", "MAIN", "THREAD"]
+        # Between two naps they write a file, and are in pathlib.
+        return lines if all("train.py:" in line for line in lines) else None
+
+    lines = until(asleep, "both ranks in their script")
     assert [line.split()[:4] for line in lines] == [["0", "–", "worker-0", "script"], ["1", "–", "worker-1", "script"]]
-    assert all("train.py:" in line for line in lines)
 
 
 def test_the_stacks_of_all_threads_of_a_rank_are_told_and_training_goes_on(run: LocalRun) -> None:

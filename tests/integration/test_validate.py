@@ -1,8 +1,6 @@
 """`tandem validate` as a user calls it: what it prints where, how it ends, and that it does not keep one waiting."""
 
 import json
-import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -136,17 +134,6 @@ def test_version_and_help() -> None:
     help_text = tandem("--help").stdout
     assert all(name in help_text for name in ("run", "validate", "report"))
     assert tandem("validate", "-h").returncode == 0
-
-
-def test_validating_costs_little_more_than_starting_python() -> None:
-    """Aim: 0.4 s on an idle machine. Processor time, for other processes may share the machine."""
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        assert tandem("validate", EXAMPLES[0]).returncode == 0
-        after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert statistics.median(seconds) < 1.0
 
 
 def test_validating_imports_nothing_that_keeps_one_waiting() -> None:
