@@ -2,9 +2,9 @@
 
     python -m benchmarks.fine_tuning [--only unpacked packed evaluation kill] [--rounds 9] [--steps 60] [--seeds 0 1 2]
 
-The same model, documents, order, length, batch, AdamW and seeds on every side (`work`). Sides take turns, and every
-other round in reverse (A B C C B A …), rounds take the seeds in turn, and every measurement is in fresh processes, in
-float32, of one rank and one thread.
+The same model, documents, order, length, batch, AdamW and seeds on every side (`work`). The sides of a round live at
+once and take turns of seconds (benchmarks.turns), every other round in reverse order; rounds take the seeds in turn,
+and every measurement is in fresh processes, in float32, of one rank and one thread. Kills come one after the other.
 
   unpacked    each document is a row, padded to the longest of its batch: Tandem, TRL, a plain loop
   packed      each side packs by itself, Tandem and TRL. TRL makes one row of a whole batch
@@ -34,6 +34,7 @@ from benchmarks.fine_tuning.work import BATCH, LENGTH, plan, prepare
 from benchmarks.goals import Outcome, Verdict, at_most, exit_code
 from benchmarks.throughput.sides import Failure
 from benchmarks.throughput.verdict import clock_ratios, processor_ratios, shown
+from benchmarks.turns import in_turns
 
 PARTS = ("unpacked", "packed", "evaluation", "kill")
 EVERY = 50
@@ -152,8 +153,11 @@ def _in_turns(
     largest = 0.0
     for number in range(bench.rounds):
         one = case(number)
-        for side in measures if number % 2 == 0 else reversed(measures):
-            runs[side].append(_measured(partial(measures[side], one), f"{number + 1}/{bench.rounds} {side}"))
+        order = list(measures) if number % 2 == 0 else list(reversed(measures))
+        what = f"{number + 1}/{bench.rounds} "
+        found = in_turns({side: partial(_measured, partial(measures[side], one), what + side) for side in order})
+        for side, run in found.items():
+            runs[side].append(run)
         steps = {side: run.steps for side, some in runs.items() if (run := some[-1])}
         problems += [f"round {number + 1}: {words}" for words in verdict.admitted(one.plan, steps)]
         if OURS in steps:

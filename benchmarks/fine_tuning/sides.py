@@ -5,7 +5,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.fine_tuning.record import Score, Step, read
 from benchmarks.fine_tuning.work import MODEL, Plan, held_out_loss, loop, parameters
-from benchmarks.throughput.processors import Sample, per_step
-from benchmarks.throughput.sides import Failure, Measurement, watched
+from benchmarks.throughput.sides import Course, Failure, Measurement, watched
 from tandem.launch import RUN_DIR
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
@@ -96,8 +95,8 @@ def tandem(case: Case) -> Run:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
         command += ["-m", "tandem_trainer"]
         variables = OFFLINE | {RUN_DIR: str(run_dir.path)}
-        began, looks = watched(command, Path(name), _is_tandem, case.plan.steps, variables)
-        return _of_tandem(case, run_dir, began, looks)
+        course = watched(command, Path(name), _is_tandem, case.plan.steps, variables)
+        return _of_tandem(case, run_dir, course)
 
 
 def tandem_with_evaluators(case: Case) -> Run:
@@ -111,13 +110,13 @@ def tandem_with_evaluators(case: Case) -> Run:
         evaluators = {"metric": "perplexity", "policy": "Every"}
         manifest.write_text(json.dumps(manifests.manifest("bench", **tandem_spec(case, evaluators=evaluators))))
         command = [TANDEM, "run", str(manifest), "--run-dir", str(run_dir.path), "--pin"]
-        began, looks = watched(command, Path(name), _is_forked, case.plan.steps, OFFLINE)
+        course = watched(command, Path(name), _is_forked, case.plan.steps, OFFLINE)
         scores = [
             Score(found["step"], found["finishedAt"], math.log(found["metrics"]["perplexity"]))
             for path in sorted(run_dir.evaluations.glob("step-*/g000001.json"))
             for found in [json.loads(path.read_text())]
         ]
-        run = _of_tandem(case, run_dir, began, looks, scores)
+        run = _of_tandem(case, run_dir, course, scores)
     if len(scores) < case.plan.steps // case.every:
         raise Failure(f"{len(scores)} of {case.plan.steps // case.every} checkpoints were evaluated")
     return run
@@ -167,13 +166,13 @@ def tandem_spec(case: Case, **more: Any) -> dict[str, Any]:
     return {"trainer": trainer, "checkpoint": {"everySteps": case.save_every or NEVER}} | more
 
 
-def _of_tandem(case: Case, run_dir: RunDir, began: float, looks: Sequence[Sample], scores: Sequence[Score] = ()) -> Run:
+def _of_tandem(case: Case, run_dir: RunDir, course: Course, scores: Sequence[Score] = ()) -> Run:
     steps = [one for path in sorted(run_dir.log.glob("train-g*.jsonl")) for one in log_steps(path, case.plan)]
     committed = run_dir.committed()
     if not committed or committed[0].step != case.plan.steps:
         raise Failure("the last step was not saved")
     weights = run_dir.checkpoint(committed[0].name) / committed[0].entry(WEIGHTS).path
-    return _run(case, began, looks, steps, load_file(weights), scores)
+    return _run(case, course, steps, load_file(weights), scores)
 
 
 def _recorded(case: Case, module: str, options: Sequence[str]) -> Run:
@@ -183,17 +182,16 @@ def _recorded(case: Case, module: str, options: Sequence[str]) -> Run:
         command = [sys.executable, "-m", module, "--work", str(case.work), "--plan", str(case.plan_file)]
         command += ["--output", str(output), *options]
         variables = OFFLINE | {"HF_DATASETS_CACHE": str(case.work / "cache")}
-        began, looks = watched(command, Path(name), partial(_is_module, module), case.plan.steps, variables)
+        course = watched(command, Path(name), partial(_is_module, module), case.plan.steps, variables)
         (path,) = output.glob("record-*.jsonl")
         steps, scores = read(path)
         weights = load_file(output / "final" / "model.safetensors")
-    return _run(case, began, looks, steps, weights, scores)
+    return _run(case, course, steps, weights, scores)
 
 
 def _run(
     case: Case,
-    began: float,
-    looks: Sequence[Sample],
+    course: Course,
     steps: list[Step],
     weights: Mapping[str, torch.Tensor],
     scores: Sequence[Score],
@@ -202,22 +200,20 @@ def _run(
     if [one.step for one in steps] != list(range(1, plan.steps + 1)):
         raise Failure(f"{len(steps)} steps, and not each of {plan.steps} once")
     ends = [one.at for one in steps]
-    use = per_step(looks, ends, SKIP)
-    if use is None:
-        raise Failure(f"too short to be looked at twice after step {SKIP}: raise --steps")
-    tokens = sum(plan.tokens[SKIP:]) / (ends[-1] - ends[SKIP - 1])
+    own = [replace(one, at=course.running(one.at)) for one in steps]
+    tokens = sum(plan.tokens[SKIP:]) / (own[-1].at - own[SKIP - 1].at)
     model = AutoModelForCausalLM.from_pretrained(case.work / MODEL).eval()
     # The last layer is tied to the first.
     lacking = model.load_state_dict(dict(weights), strict=False)
     if lacking.unexpected_keys or set(lacking.missing_keys) - {"lm_head.weight"}:
         raise Failure(f"other weights than the model's: {lacking}")
     return Run(
-        measurement=Measurement(tokens, use, ends[0] - began),
-        steps=steps,
+        measurement=Measurement(tokens, course.use(ends, SKIP), own[0].at - course.began),
+        steps=own,
         padding=1 - sum(plan.tokens) / sum(one.width for one in steps),
-        peak=max(look.peak for look in looks),
+        peak=max(look.peak for look in course.looks),
         held_out=held_out_loss(case.work, model),
-        scores=list(scores),
+        scores=[replace(one, at=course.running(one.at)) for one in scores],
     )
 
 

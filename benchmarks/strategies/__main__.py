@@ -6,7 +6,8 @@ Two ranks of one thread each, over gloo, all of them started by torchrun; every 
 
   memory    peak memory of a rank under fsdp over that under ddp, 60 million parameters; `memory` says what is measured.
   overhead  Tandem's loop (`-m tandem_trainer` with its log, without a save before the end) beside the same with torch
-            alone and with accelerate, whose sides take turns (A B C C B A). Judged as `benchmarks.throughput` does.
+            alone and with accelerate; the sides of a round take turns of seconds (benchmarks.turns). Judged as
+            `benchmarks.throughput` does.
   save      the stall of a save under each strategy, from the training log. Without a goal.
   bubble    the share of a step in which the ranks of a pipeline wait, under each schedule, beside theory.
 
@@ -20,6 +21,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from benchmarks.strategies.launch import NEVER, TORCHRUN, in_time, run_directory
 from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES
 from benchmarks.throughput.sides import Failure, Measurement, measured, watched
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
+from benchmarks.turns import in_turns
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tests.support.lines import read_lines
@@ -120,13 +123,11 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
         print("  without accelerate: on CPUs it passes over its plugin for fully_shard (by_hand)", flush=True)
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
-        for side in sides if number % 2 == 0 else reversed(sides):
-            try:
-                found, said = sides[side](), ""
-            except Failure as failure:
-                found, said = None, f"FAILED: {failure}"
-            runs[side].append(found)
-            print(f"  {number + 1}/{rounds} {side}: {found or said}", flush=True)
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        for side, found in in_turns({side: partial(_measured, sides[side]) for side in order}).items():
+            failed = isinstance(found, Failure)
+            runs[side].append(None if isinstance(found, Failure) else found)
+            print(f"  {number + 1}/{rounds} {side}: {'FAILED: ' if failed else ''}{found}", flush=True)
     verdicts = []
     for reference, least in goals.items():
         ours, theirs = runs["Tandem"], runs[reference]
@@ -137,6 +138,13 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
     return verdicts
 
 
+def _measured(measure: Callable[[], Measurement]) -> Measurement | Failure:
+    try:
+        return measure()
+    except Failure as failure:
+        return failure
+
+
 def _tandem(strategy: str, steps: int) -> Measurement:
     """
     Raises:
@@ -145,9 +153,9 @@ def _tandem(strategy: str, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory() as name:
         run_dir = run_directory(Path(name, "run"), SMALL, strategy, steps, NEVER)
         command = [*TORCHRUN, "-m", "tandem_trainer"]
-        began, looks = watched(command, Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
+        course = watched(command, Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
         ends = [line["time"] for line in _records(run_dir, "step")]
-        return measured(began, looks, ends, steps, SMALL.batch_size, SKIP)
+        return measured(course, ends, steps, SMALL.batch_size, SKIP)
 
 
 def _reference(strategy: str, steps: int, *options: str) -> Measurement:
@@ -159,8 +167,8 @@ def _reference(strategy: str, steps: int, *options: str) -> Measurement:
         times = Path(name, "times.json")
         command = [*TORCHRUN, "-m", "benchmarks.strategies.by_hand", "--strategy", strategy, *options]
         command += ["--steps", str(steps), "--times", str(times)]
-        began, looks = watched(command, Path(name), _is_rank, steps)
-        return measured(began, looks, json.loads(times.read_text()), steps, SMALL.batch_size, SKIP)
+        course = watched(command, Path(name), _is_rank, steps)
+        return measured(course, json.loads(times.read_text()), steps, SMALL.batch_size, SKIP)
 
 
 def save(strategy: str) -> list[Verdict]:

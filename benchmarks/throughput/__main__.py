@@ -2,10 +2,11 @@
 
     python -m benchmarks.throughput [--rounds 9] [--steps 600] [--only loop|script|evaluators|trainer] [--model cnn]
 
-Every measurement is a fresh `tandem run` or `torchrun`; the sides take turns, and every other round in reverse
-(A B B A A B …), because the speed of a shared machine drifts. Of each run its throughput by the clock is taken, and the
-processor seconds of a step: of the ranks, and of all processes beside them. The first steps, in which memory and caches
-warm up, are left out on all sides. All run on the same two cores, whatever the machine has.
+Every measurement is a fresh `tandem run` or `torchrun`. Those of a round live at once and take turns of seconds
+(benchmarks.turns), every other round in reverse order, because the speed of a shared machine drifts. Of each run its
+throughput by the clock is taken, and the processor seconds of a step: of the ranks, and of all processes beside them.
+The first steps, in which memory and caches warm up, are left out on all sides. All run on the same two cores, whatever
+the machine has.
 
   loop        two ranks of one thread each: `tandem run` with its log, its coordinator and a checkpoint every 50 steps,
               beside a bare loop (bare_ddp.py) that has nothing of the kind. No core is free, so the processor seconds
@@ -33,6 +34,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TextIO
 
 from benchmarks.goals import Verdict, exit_code
@@ -49,6 +51,7 @@ from benchmarks.throughput.sides import (
     trainer,
 )
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown, start_ratios
+from benchmarks.turns import in_turns
 from tandem_cli.local.placement import usable_cores
 from tests.support import ROOT
 
@@ -146,8 +149,9 @@ def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:
     sides = list(comparison.sides)
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
-        for side in sides if number % 2 == 0 else reversed(sides):
-            found, problem = _measured(comparison.sides[side])
+        order = sides if number % 2 == 0 else sides[::-1]
+        results = in_turns({side: partial(_measured, comparison.sides[side]) for side in order})
+        for side, (found, problem) in results.items():
             runs[side].append(found)
             record = {"side": side, "round": number, "load": os.getloadavg()[0], "problem": problem}
             print(json.dumps(record | (asdict(found) if found else {})), file=file)

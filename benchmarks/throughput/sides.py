@@ -8,12 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from benchmarks.throughput.processors import IsRank, Sample, Use, look, per_step
+from benchmarks.turns import Pauses, Turn
 from tandem.rundir.layout import RunDir
 from tests.support.lines import read_lines
 from tests.support.processes import TANDEM
@@ -67,6 +68,37 @@ class Failure(Exception):  # noqa: N818 - it is what the table counts
 Measure = Callable[[], Measurement]
 
 
+@dataclass(frozen=True)
+class Course:
+    """What was seen of a run from outside."""
+
+    began: float
+    """Seconds since the epoch."""
+    looks: Sequence[Sample]
+    pauses: Pauses
+    """In which it was stopped, for another's turn."""
+
+    def running(self, at: float) -> float:
+        """A moment, seconds since the epoch, in the run's own time."""
+        return self.pauses.running(at)
+
+    def use(self, ends: Sequence[float], skip: int) -> Use:
+        """Processor seconds of a step.
+
+        Args:
+            ends: when each step ended, seconds since the epoch.
+            skip: first steps that do not count.
+
+        Raises:
+            Failure: it was too short.
+        """
+        looks = [replace(one, at=self.running(one.at)) for one in self.looks]
+        use = per_step(looks, [self.running(end) for end in ends], skip)
+        if use is None:
+            raise Failure(f"too short to be looked at twice after step {skip}: raise --steps")
+        return use
+
+
 def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
     """A whole `tandem run` with its log, its coordinator and a checkpoint every 50 steps.
 
@@ -98,12 +130,12 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
         for override in overrides:
             command += ["--set", f"spec.{override}"]
-        began, looks = watched(command, folder, _is_our_rank, work.steps)
+        course = watched(command, folder, _is_our_rank, work.steps)
         logs = sorted(run_dir.log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
             raise Failure(f"{len(logs)} generations, {len(ends)} of {work.steps} steps")
-    return measured(began, looks, ends, work.steps, work.batch_size)
+    return measured(course, ends, work.steps, work.batch_size)
 
 
 def script(work: Work) -> Measurement:
@@ -123,9 +155,9 @@ def script(work: Work) -> Measurement:
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
-        began, looks = watched(command, folder, _is_our_rank, work.steps)
+        course = watched(command, folder, _is_our_rank, work.steps)
         ends = json.loads(times.read_text())
-    return measured(began, looks, ends, work.steps, work.batch_size)
+    return measured(course, ends, work.steps, work.batch_size)
 
 
 def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measurement:
@@ -155,11 +187,11 @@ def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measureme
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
-        began, looks = watched(run, folder, _is_our_rank, work.steps)
+        course = watched(run, folder, _is_our_rank, work.steps)
         ends = json.loads(times.read_text())
         if beside and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
             raise Failure("not every state was evaluated")
-    return measured(began, looks, ends, work.steps, work.batch_size)
+    return measured(course, ends, work.steps, work.batch_size)
 
 
 def bare(work: Work, keep: bool = False) -> Measurement:
@@ -176,9 +208,9 @@ def bare(work: Work, keep: bool = False) -> Measurement:
         times = folder / "times.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command += [*_script(work, times), *(["--keep-memory"] if keep else [])]
-        began, looks = watched(command, folder, _is_bare_rank, work.steps)
+        course = watched(command, folder, _is_bare_rank, work.steps)
         ends = json.loads(times.read_text())
-    return measured(began, looks, ends, work.steps, work.batch_size)
+    return measured(course, ends, work.steps, work.batch_size)
 
 
 def _script(work: Work, times: Path) -> list[str]:
@@ -199,8 +231,8 @@ def _is_bare_rank(process: psutil.Process) -> bool:
 
 def watched(
     command: Sequence[str], folder: Path, is_rank: IsRank, steps: int, variables: Mapping[str, str] | None = None
-) -> tuple[float, list[Sample]]:
-    """Run a command to its end; when it began, and what its processes had taken, again and again.
+) -> Course:
+    """Run a command to its end, in turns with others where the caller does (`in_turns`).
 
     Args:
         folder: for what it prints.
@@ -222,9 +254,12 @@ def watched(
             stderr=subprocess.STDOUT,
         )
         try:
-            root, deadline = psutil.Process(process.pid), time.monotonic() + START_SECONDS + steps * STEP_SECONDS
-            while process.poll() is None and time.monotonic() < deadline:
+            root, limit = psutil.Process(process.pid), START_SECONDS + steps * STEP_SECONDS
+            turn = Turn(root)
+            while process.poll() is None and turn.pauses.running(time.time()) < began + limit:
                 looks.append(look(root, is_rank))
+                if turn.is_over:
+                    turn.pass_on()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_SECONDS)
         finally:
@@ -233,7 +268,7 @@ def watched(
     if early or process.returncode != 0:
         why = "took too long" if early else f"ended with {process.returncode}"
         raise Failure(f"{why}:\n{output.read_text(errors='replace')[-2000:]}")
-    return began, looks
+    return Course(began, looks, turn.pauses)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -246,10 +281,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def measured(
-    began: float, looks: Sequence[Sample], ends: Sequence[float], steps: int, batch_size: int, skip: int = SKIP
-) -> Measurement:
-    """What a run showed.
+def measured(course: Course, ends: Sequence[float], steps: int, batch_size: int, skip: int = SKIP) -> Measurement:
+    """What a run showed, in its own running time.
 
     Args:
         ends: when each step ended, seconds since the epoch.
@@ -261,8 +294,6 @@ def measured(
     """
     if len(ends) != steps:
         raise Failure(f"{len(ends)} of {steps} steps")
-    use = per_step(looks, ends, skip)
-    if use is None:
-        raise Failure(f"too short to be looked at twice after step {skip}: raise --steps")
-    throughput = (steps - skip) * batch_size / (ends[-1] - ends[skip - 1])
-    return Measurement(throughput, use, ends[0] - began)
+    own = [course.running(end) for end in ends]
+    throughput = (steps - skip) * batch_size / (own[-1] - own[skip - 1])
+    return Measurement(throughput, course.use(ends, skip), own[0] - course.began)
