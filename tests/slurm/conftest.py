@@ -13,8 +13,13 @@ from tests.support.slurm.run import SlurmRun
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A real SLURM; its packages are downloaded the first time."""
+    yield from started(tmp_path_factory.mktemp("slurm"))
+
+
+def started(folder: Path, has_accounts: bool = False) -> Iterator[Slurm]:
+    """A cluster in a folder, for a fixture. Where there is no SLURM, its tests are skipped."""
     try:
-        cluster = Slurm(tmp_path_factory.mktemp("slurm") / "cluster")
+        cluster = Slurm(folder / "cluster", has_accounts)
     except NoSlurm as error:
         pytest.skip(str(error))
     with cluster:
