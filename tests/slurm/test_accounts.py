@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem_cli.slurm.scheduler import SlurmError
-from tests.slurm.conftest import started
-from tests.support.slurm.machine import Slurm
+from tests.support.slurm.machine import Slurm, started
 from tests.support.slurm.run import DIGITS, SlurmRun
 from tests.support.waiting import until
 

@@ -17,11 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tandem_cli.slurm import scheduler
 from tests.support.ports import reserved_port
 from tests.support.slurm.accounting import Accounting
-from tests.support.slurm.packages import LIBRARIES, unpacked
+from tests.support.slurm.packages import LIBRARIES, NoSlurm, unpacked
 from tests.support.waiting import until
 
 NODES = ("n0", "n1", "n2")
@@ -233,3 +234,13 @@ class Slurm:
                     f"exec '{links / name}' \"$@\"\n"
                 )
                 file.chmod(0o755)
+
+
+def started(folder: Path, has_accounts: bool = False) -> Iterator[Slurm]:
+    """A cluster in a folder, for a fixture. Where there is no SLURM, its tests are skipped."""
+    try:
+        cluster = Slurm(folder / "cluster", has_accounts)
+    except NoSlurm as error:
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster
