@@ -5,20 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.slurm.machine import Slurm
-from tests.support.slurm.packages import NoSlurm
+from tests.support.slurm.machine import Slurm, started
 from tests.support.slurm.run import SlurmRun
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A real SLURM; its packages are downloaded the first time."""
-    try:
-        cluster = Slurm(tmp_path_factory.mktemp("slurm") / "cluster")
-    except NoSlurm as error:
-        pytest.skip(str(error))
-    with cluster:
-        yield cluster
+    yield from started(tmp_path_factory.mktemp("slurm"))
 
 
 @pytest.fixture

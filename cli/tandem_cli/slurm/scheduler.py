@@ -73,6 +73,11 @@ _ADVICE = tuple(
         ),
         (r"time limit is invalid|exceeds.*time limit", "the time limit is longer than the partition allows"),
         (
+            r"(assoc|qos)max\w+per(job|node)",
+            "the job asks for more than your account or quality of service allows one job; `sacctmgr show assoc "
+            "user=$USER` and `sacctmgr show qos` list what they allow",
+        ),
+        (
             r"accounting/qos policy|max\w*submit\w*limit|maxsubmit|policy \(job submit limit",
             "a limit of your account or quality of service is reached; wait until other jobs have ended",
         ),
@@ -200,11 +205,15 @@ def why(job: QueuedJob) -> str:
     known = REASONS.get(word)
     if known is None and re.match(r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*Minutes", word):
         known = "its account has no hours left, so it starts only if more are granted"
+    if known is None and re.match(r"(Assoc|QOS)Max\w+Per(Job|Node)", word):
+        known = "it asks for more than its account or quality of service allows one job, so it never starts"
     if known is None and re.match(r"(Assoc|QOS|MaxCpuPer|MaxMemPer)", word):
         known = "a limit of its account or quality of service is reached"
     said = f"{known} ({job.reason})" if known else job.reason
-    expected = f"; SLURM expects it to start at {job.start.replace('T', ' ')}" if job.start not in ("N/A", "") else ""
-    return f"{said}{expected}"
+    # SLURM expects a start of such jobs, too: what it expects is when nodes are free.
+    may_start = known is None or not re.search(r"never starts|only if", known)
+    expected = may_start and job.start not in ("N/A", "")
+    return f"{said}; SLURM expects it to start at {job.start.replace('T', ' ')}" if expected else said
 
 
 def ended(job: str) -> str:
@@ -222,7 +231,8 @@ def ended(job: str) -> str:
         text = ask("sacct", "--noheader", "--allocations", "--parsable2", "--jobs", job, "--format", "State")
     except SlurmError:
         return ""
-    return printable(text.strip().partition("\n")[0])
+    # It says who has cancelled a job, by number: `CANCELLED by 1000`.
+    return printable(next(iter(text.split()), ""))
 
 
 def nodes(job: str) -> list[str]:

@@ -3,6 +3,10 @@ nodes from jobs of the first; n2 of the partition `cpu`; and all three of the pa
 
 Everything is on the loopback address. The daemons stay in the foreground, as children that are ended by their number;
 what they have started carries SLURM_CONF, the path of this cluster's configuration.
+
+Debian's programs are called `slurmctld-wlm` and so on, which nobody may start them by: SLURM's libraries know by the
+name in `argv[0]` which daemon they are part of. A slurmctld of another name has no connection to slurmdbd, and crashes
+when it first uses it. So they are started by links.
 """
 
 import os
@@ -13,16 +17,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tandem_cli.slurm import scheduler
 from tests.support.ports import reserved_port
-from tests.support.slurm.packages import LIBRARIES, unpacked
+from tests.support.slurm.accounting import Accounting
+from tests.support.slurm.packages import LIBRARIES, NoSlurm, unpacked
 from tests.support.waiting import until
 
 NODES = ("n0", "n1", "n2")
 PROGRAMS = {
-    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd"),
-    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct"),
+    "usr/sbin": ("slurmctld", "slurmd", "slurmstepd", "slurmdbd"),
+    "usr/bin": ("srun", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr"),
 }
 CONFIGURATION = """\
 ClusterName=tandem
@@ -49,7 +55,6 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=2,batch_sched_delay=1
 SlurmdTimeout=6
 ReturnToService=2
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -58,17 +63,23 @@ PartitionName=urgent Nodes=n0,n1 State=UP PriorityTier=10
 PartitionName=cpu Nodes=n2 State=UP
 PartitionName=all Nodes=n0,n1,n2 State=UP PriorityTier=1
 """
+NO_ACCOUNTS = "AccountingStorageType=accounting_storage/none\n"
 
 
 class Slurm:
-    """One cluster, until it is closed."""
+    """One cluster, until it is closed.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        has_accounts: whether it has a slurmdbd, and takes jobs for accounts alone that its user is in.
+    """
+
+    def __init__(self, folder: Path, has_accounts: bool = False) -> None:
         self.folder = folder
         self._root = unpacked()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
+        self.accounting = Accounting(folder, self.bin, self._root) if has_accounts else None
         self._configure()
         self._programs()
 
@@ -83,6 +94,9 @@ class Slurm:
 
     def __enter__(self) -> "Slurm":
         try:
+            if self.accounting is not None:
+                self.accounting.__enter__()
+                self.accounting.change("add", "cluster", "tandem")
             self.start("slurmctld")
             for node in NODES:
                 self.start(node)
@@ -110,6 +124,8 @@ class Slurm:
             self.ask("scancel", "--user=root", "--full", "--signal=KILL")
         for name in list(self._daemons):
             self.kill(name)
+        if self.accounting is not None:
+            self.accounting.__exit__()
 
     def clear(self) -> None:
         """End all jobs, and have all nodes there."""
@@ -148,6 +164,14 @@ class Slurm:
         daemon.terminate()
         daemon.wait()
 
+    def forget(self) -> None:
+        """Have the controller lose its queue, as one does that starts anew after its disk was lost."""
+        self.stop_controller()
+        shutil.rmtree(self.folder / "state")
+        (self.folder / "state").mkdir()
+        self.start("slurmctld")
+        until(self._is_idle, "idle nodes")
+
     def _of(self, node: str) -> Iterator[psutil.Process]:
         """What a node runs: the steps' own daemons too, which have no variables, but children that do."""
         for process in psutil.process_iter():
@@ -185,6 +209,7 @@ class Slurm:
             plugins=self._root / LIBRARIES / "slurm-wlm",
             folder=self.folder,
         )
+        text += NO_ACCOUNTS if self.accounting is None else self.accounting.lines
         for node in NODES:
             (self.folder / f"spool-{node}").mkdir()
             text += (
@@ -195,14 +220,27 @@ class Slurm:
 
     def _programs(self) -> None:
         libraries = self._root / LIBRARIES
+        links = self.folder / "programs"
+        links.mkdir()
         for folder, names in PROGRAMS.items():
             for name in names:
                 program = self._root / folder / name
                 program = program if program.exists() else program.with_name(f"{name}-wlm")
+                (links / name).symlink_to(program)
                 file = self.bin / name
                 file.write_text(
                     "#!/bin/sh\n"
                     f"export LD_LIBRARY_PATH='{libraries}:{libraries}/slurm-wlm' SLURM_CONF='{self.configuration}'\n"
-                    f"exec '{program}' \"$@\"\n"
+                    f"exec '{links / name}' \"$@\"\n"
                 )
                 file.chmod(0o755)
+
+
+def started(folder: Path, has_accounts: bool = False) -> Iterator[Slurm]:
+    """A cluster in a folder, for a fixture. Where there is no SLURM, its tests are skipped."""
+    try:
+        cluster = Slurm(folder / "cluster", has_accounts)
+    except NoSlurm as error:
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster

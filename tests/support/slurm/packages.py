@@ -1,7 +1,7 @@
 """Debian's SLURM, unpacked into a folder of the cache: nothing is installed.
 
-What apt would install for the controller, the node daemon and the commands is downloaded with apt's own client and
-unpacked with dpkg-deb. Where apt has no lists yet, as in a new container, they are fetched first.
+What apt would install for the controller, the node daemon, the commands and the accounting is downloaded with apt's own
+client and unpacked with dpkg-deb. Where apt has no lists yet, as in a new container, they are fetched first.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tandem" / "slurm"
-WANTED = ("slurmctld", "slurmd", "slurm-client")
+WANTED = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "mariadb-server-core")
 LIBRARIES = Path("usr/lib/x86_64-linux-gnu")
 
 

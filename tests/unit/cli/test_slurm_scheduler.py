@@ -36,6 +36,10 @@ FAILED = "sbatch: error: Batch job submission failed: "
             f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}Job violates accounting/QOS policy",
             "a limit of your account",
         ),
+        (
+            f"sbatch: error: QOSMaxNodePerJobLimit\n{FAILED}Job violates accounting/QOS policy",
+            "the job asks for more than your account or quality of service allows one job",
+        ),
         ("Slurmctld(primary) at login is DOWN", "SLURM does not answer"),
         (f"{FAILED}Invalid generic resource (gres) specification", "the nodes have no such GPUs"),
         (f"{FAILED}I/O error writing script/environment to file", "the controller cannot store the job"),
@@ -60,10 +64,8 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("Resources", "all nodes that it could use are busy (Resources)"),
         ("ReqNodeNotAvail, UnavailableNodes:n0", "nodes that it needs are down, drained or reserved"),
         ("AssocGrpGRES", "a limit of its account or quality of service is reached (AssocGrpGRES)"),
-        ("AssocGrpCPUMinutesLimit", "its account has no hours left, so it starts only if more are granted"),
-        ("QOSGrpGRESMinutes", "its account has no hours left"),
         ("AssocGrpCPURunMinutesLimit", "a limit of its account or quality of service is reached"),
-        ("InvalidAccount", "its account is not valid or has expired, so it never starts"),
+        ("QOSMaxGRESPerUser", "a limit of its account or quality of service is reached"),
         ("SomethingNew", "SomethingNew"),
     ],
 )
@@ -71,7 +73,22 @@ def test_why_a_job_waits_is_said_in_words(reason: str, words: str) -> None:
     waiting = QueuedJob("7", "PENDING", reason, "gpu", "", "N/A")
     assert scheduler.why(waiting).startswith(words)
     expected = QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00")
-    assert scheduler.why(expected).endswith("; SLURM expects it to start at 2030-01-01 10:00:00")
+    assert scheduler.why(expected) == f"{scheduler.why(waiting)}; SLURM expects it to start at 2030-01-01 10:00:00"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("AssocGrpCPUMinutesLimit", "its account has no hours left, so it starts only if more are granted"),
+        ("QOSGrpGRESMinutes", "its account has no hours left, so it starts only if more are granted"),
+        ("AssocMaxWallDurationPerJobLimit", "it asks for more than its account or quality of service allows one job"),
+        ("InvalidAccount", "its account is not valid or has expired, so it never starts"),
+    ],
+)
+def test_a_job_that_cannot_start_has_no_time_at_which_it_does(reason: str, words: str) -> None:
+    said = scheduler.why(QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00"))
+    assert said.startswith(words)
+    assert said.endswith(f"({reason})")
 
 
 def test_a_run_directory_names_its_jobs(tmp_path: Path) -> None:
