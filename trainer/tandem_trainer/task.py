@@ -301,7 +301,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
 
 
 def task_in(rundir: RunDir) -> Task[Any]:
-    """The task of a run, which keeps to the weights and data that the run has begun with. Errors are those of `task_of`."""
+    """The task of a run, which keeps to the weights and data that it has begun with. Errors are those of `task_of`."""
     return pinned(task_of(rundir.read_job().spec.trainer), rundir)
 
 
