@@ -53,9 +53,9 @@ PROGRESS_SECONDS = 15.0
 BUILD_SECONDS = 1800.0
 SERVER = """FROM {base}
 COPY constraints.txt /
-RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf python3 -m venv /opt/mlflow \\
-    && PIP_CONFIG_FILE=/run/pip.conf /opt/mlflow/bin/pip install -q --no-cache-dir -c /constraints.txt mlflow
-ENV PATH=/opt/mlflow/bin:$PATH
+RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf python3 -m venv /venv \\
+    && PIP_CONFIG_FILE=/run/pip.conf /venv/bin/pip install -q --no-cache-dir -c /constraints.txt mlflow
+ENV PATH=/venv/bin:$PATH
 USER 65532:65532
 """
 """An image with MLflow's server. MLflow's own is in a registry that tests do not need to reach."""
