@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cluster import kueue
 from tests.support.cluster.helm import Helm, program
-from tests.support.cluster.images import Images, provide, provide_debuggable
+from tests.support.cluster.images import Images, provide, provide_debuggable, provide_mlflow
 from tests.support.cluster.machine.places import CACHE
 from tests.support.cluster.operated import Operator, operated
 from tests.support.cluster.pods import Namespace, restricted
@@ -38,6 +38,13 @@ def debuggable(request: pytest.FixtureRequest, images: Images) -> str:
     """The trainer's image with what a user has added, debugpy."""
     with _aloud(request):
         return provide_debuggable(images)
+
+
+@pytest.fixture(scope="session")
+def mlflow_image(request: pytest.FixtureRequest) -> str:
+    """An image with MLflow's server. Building takes minutes the first time, and says so."""
+    with _aloud(request):
+        return provide_mlflow()
 
 
 @pytest.fixture(scope="session")

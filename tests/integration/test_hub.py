@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import DatasetCommit
 from tests.support import manifests
 from tests.support.hub import Hub, Repository, environment, files_of, local_hub
 from tests.support.language import pretrained
@@ -63,20 +64,29 @@ def test_a_run_reads_both_though_the_hub_is_busy_and_keeps_to_the_commit_it_has_
     (record,) = rundir.generation_records()
     assert record.origin is not None
     assert (record.origin.path, record.origin.revision) == (MODEL, commit)
+    talk = hub.repositories[f"datasets/{DATA}"]
+    (of_data,) = talk.history
+    assert record.datasets == [DatasetCommit(id=DATA, commit=of_data)]
     shown = tandem("checkpoints", "show", str(rundir.path), "final")
-    assert f"from the weights of {MODEL} at commit {commit}" in " ".join(shown.stdout.split())
+    told = f"from the weights of {MODEL} at commit {commit}; data of {DATA} at commit {of_data}"
+    assert told in " ".join(shown.stdout.split())
 
-    # Somebody pushes another tokenizer, and the cache is another one.
+    # Somebody pushes another tokenizer and other data, and the cache is another one.
     repository.branches["main"] = repository.branches["main"] | {"tokenizer.json": b"{}"}
+    talk.branches["main"] = {"data/train.jsonl": b'{"text": "something else"}\n' * 90}
     hub.requests.clear()
     rundir = job(rundir.path, 5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(tmp_path / "another-cache"))
         codes, output = trained(rundir)
     assert codes == [0], output
-    asked = [one for one in hub.requests if f"/{MODEL}/resolve/" in one]
-    assert asked
-    assert all(f"/resolve/{commit}/" in one for one in asked)
+    for name, known in ((MODEL, commit), (DATA, of_data)):
+        asked = [one for one in hub.requests if f"/{name}/resolve/" in one]
+        assert asked
+        assert all(f"/resolve/{known}/" in one for one in asked), asked
+    assert rundir.generation_records()[-1].datasets == record.datasets
+    shown = tandem("checkpoints", "show", str(rundir.path), "final")
+    assert shown.stdout.count(of_data) == 1, "it is told where it begins"
 
 
 READ = """

@@ -27,7 +27,7 @@ from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.durable import lacks
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import Origin, Rewind, data_step, decide, steps_left_out, windows
+from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
 from tandem.tasks import RewindOn
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
@@ -186,6 +186,7 @@ class ElasticRun:
         cost: Cost = NO_COST,
         mesh: Mapping[str, int] | None = None,
         is_shared: bool = False,
+        datasets: Sequence[DatasetCommit] = (),
     ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
@@ -195,6 +196,7 @@ class ElasticRun:
             cost: of a sample, for the log (tandem_trainer.meter).
             mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
             is_shared: all ranks write into one copy of the weights. Rank 0 saves for all of them.
+            datasets: those of a hub that this rank has read.
 
         Raises:
             ConfigurationError: the checkpoint stands in other data.
@@ -215,7 +217,7 @@ class ElasticRun:
             kept.load(restored.loaded.contents)
             restored.loaded = None
         compare(group, kept.replicated())
-        record_start(context.rundir, group, context.generation, context.members, manifest, origin)
+        record_start(context.rundir, group, context.generation, context.members, manifest, origin, datasets)
         restored.release()
         self.step = manifest.step if manifest else 0
         self._loss_spikes = LossSpikes(manifest.loop.get("health") if manifest else None, self._rewind_on)

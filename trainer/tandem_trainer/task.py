@@ -31,7 +31,7 @@ import dataclasses
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
 
@@ -45,7 +45,7 @@ from tandem.formatting import one_line
 from tandem.job import Trainer
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import Origin, origin_of
+from tandem.rundir.lineage import DatasetCommit, Origin, origin_of
 from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.optimizers import torch_optimizer
@@ -105,6 +105,18 @@ class Task(ABC, Generic[C]):
 
         Args:
             origin: as `origin` told it then, or where `initialWeights` came from.
+        """
+        return
+
+    def dataset_commits(self) -> Sequence[DatasetCommit]:
+        """Data sets of a hub that `data` has read, for the record of the generation."""
+        return ()
+
+    def pin_datasets(self, commits: Sequence[DatasetCommit]) -> None:
+        """Keep to the data that the run has begun with, where the branches of a hub may have other data since.
+
+        Args:
+            commits: as `dataset_commits` told them to the newest generation.
         """
         return
 
@@ -289,14 +301,18 @@ def task_of(trainer: Trainer) -> Task[Any]:
 
 
 def task_in(rundir: RunDir) -> Task[Any]:
-    """The task of a run, which keeps to the weights that the run has begun with. Errors are those of `task_of`."""
+    """The task of a run, which keeps to the weights and data that it has begun with. Errors are those of `task_of`."""
     return pinned(task_of(rundir.read_job().spec.trainer), rundir)
 
 
 def pinned(task: Task[Any], rundir: RunDir) -> Task[Any]:
-    """The task, which keeps to the weights that a run has begun with, if it has."""
-    if (origin := origin_of(rundir.newest_generation(), rundir.generation_records())) is not None:
+    """The task, which keeps to the weights and data that a run has begun with, if it has."""
+    records = rundir.generation_records()
+    if not records:
+        return task
+    if (origin := origin_of(records[-1].generation, records)) is not None:
         task.pin(origin)
+    task.pin_datasets(records[-1].datasets)
     return task
 
 

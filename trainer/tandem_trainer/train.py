@@ -232,7 +232,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     if loop.initial_optimizer == "MomentsAndSchedule":
         others[SCHEDULE] = before
     kept = TrainState(model, optimizer, average, others, stages=strategy.stages)
-    elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared)
+    elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared, task.dataset_commits())
     forward = strategy.wrap(model)
     stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)

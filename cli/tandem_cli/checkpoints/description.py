@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tandem.formatting import metric_name, moment, printable, score, several, size
 from tandem.rundir.checkpoint import Manifest
-from tandem.rundir.lineage import GenerationRecord, Origin
+from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import STATES, Column, age, entry_json, paragraph, plain, state, table
 from tandem_cli.checkpoints.pruning import Doomed, Pruning
@@ -17,6 +17,8 @@ from tandem_cli.checkpoints.verification import Verification
 
 MOST_ANCESTORS = 12
 """Longer lineages are shown by their ends."""
+MOST_DATASETS = 8
+"""Of a mixture."""
 
 
 def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
@@ -70,7 +72,9 @@ def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str
         else:
             begin = f"{parent_ref.name} of generation {parent_ref.generation}"
         ranks = several(record.world_size, "rank")
-        found.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}")
+        before = known.get(parent_ref.generation) if parent_ref else None
+        data = _data([one for one in record.datasets if before is None or one not in before.datasets])
+        found.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}{data}")
         if parent_ref is None or parent_ref.generation >= generation:
             return found
         step, generation = parent_ref.step, parent_ref.generation
@@ -84,6 +88,13 @@ def _beginning(origin: Origin | None) -> str:
         return f"the weights of {printable(origin.path)}{at}"
     of = f"step {origin.checkpoint.step:,}{f' of {origin.job}' if origin.job else ''}"
     return f"the weights of {of} ({printable(origin.path)})"
+
+
+def _data(datasets: Sequence[DatasetCommit]) -> str:
+    """Data sets that a generation is the first to read."""
+    told = [f"{printable(one.id)} at commit {printable(one.commit)}" for one in datasets[:MOST_DATASETS]]
+    more = [f"{len(datasets) - MOST_DATASETS} more"] if len(datasets) > MOST_DATASETS else []
+    return f"; data of {', '.join([*told, *more])}" if told else ""
 
 
 def as_json(entry: Entry, inventory: Inventory) -> dict[str, Any]:

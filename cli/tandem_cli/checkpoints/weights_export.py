@@ -239,6 +239,8 @@ def config(
     found |= {"epoch": manifest.data.epoch} if manifest.data else {}
     origin = origin_of(manifest.generation, records)
     found |= {"initial_weights": origin.dump()} if origin else {}
+    datasets = [one.dump() for record in records if record.generation == manifest.generation for one in record.datasets]
+    found |= {"datasets": datasets} if datasets else {}
     if job is None:
         return found
     found["job"] = job.metadata.name

@@ -15,6 +15,8 @@ from tandem_cli.report.run import Run
 
 Table = tuple[tuple[str, ...], Iterable[Sequence[Any]]]
 """Names of columns, and rows."""
+BASE_MODEL = "base-model"
+"""Folder of its log."""
 Point = tuple[str, float, int, float]
 """Tag, value, step, time."""
 
@@ -32,15 +34,22 @@ def write_csv(run: Run, folder: Path) -> list[Path]:
 def write_tensorboard(run: Run, folder: Path) -> int:
     """Write a log that `tensorboard --logdir` reads; returns how many values are in it.
 
+    The base model is a run of its own beside it: TensorBoard draws the curves of all runs into one chart.
+
     Raises:
         OSError: the folder cannot be written to.
         ModuleNotFoundError: the library is not installed.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    count, base = _log(folder, _points(run)), list(_base_points(run))
+    return count + (_log(folder / BASE_MODEL, base) if base else 0)
+
+
+def _log(folder: Path, points: Iterable[Point]) -> int:
     from tensorboard.summary import Writer
 
-    folder.mkdir(parents=True, exist_ok=True)
     writer, count = Writer(str(folder)), 0
-    for tag, value, step, time in _points(run):
+    for tag, value, step, time in points:
         writer.add_scalar(tag, value, step, wall_time=time)
         count += 1
     writer.close()
@@ -49,7 +58,8 @@ def write_tensorboard(run: Run, folder: Path) -> int:
 
 def _tables(run: Run) -> dict[str, Table]:
     steps, rates = run.counted, run.rates
-    evaluated = [(one, one.evaluation) for one in run.checkpoints if one.evaluation is not None]
+    known = [*([run.base] if run.base is not None else []), *run.checkpoints]
+    evaluated = [(one, one.evaluation) for one in known if one.evaluation is not None]
     metrics = sorted({name for _, evaluation in evaluated for name in evaluation.metrics})
     names = sorted({name for _, evaluation in evaluated for name in evaluation.validation})
     held_out = {name: f"validation{name[:1].upper()}{name[1:]}" for name in names}
@@ -72,7 +82,7 @@ def _tables(run: Run) -> dict[str, Table]:
                     *(one.name, one.step, one.generation, found.finished_at, found.samples),
                     *(found.metrics.get(name) for name in metrics),
                     *(found.validation.get(name) for name in held_out),
-                    *(int(one.counts), int(one is run.best)),
+                    *(int(one.counts and one is not run.base), int(one is run.best)),
                 )
                 for one, found in evaluated
             ),
@@ -106,6 +116,18 @@ def _points(run: Run) -> Iterator[Point]:
                 yield from _known(f"evaluation/{name}", [value], [one.step], [at])
             for name, value in one.evaluation.validation.items():
                 yield from _known(f"validation/{name}", [value], [one.step], [at])
+
+
+def _base_points(run: Run) -> Iterator[Point]:
+    """The scores of the base model, as a line beside those of checkpoints."""
+    if run.base is None or run.base.evaluation is None:
+        return
+    found = [(one.step, one.evaluation) for one in run.checkpoints if one.counts and one.evaluation is not None]
+    places = [(0, run.base.evaluation.finished_at or run.started_at)]
+    places += [(step, evaluation.finished_at or run.started_at) for step, evaluation in found]
+    for name, value in run.base.evaluation.metrics.items():
+        for step, time in places:
+            yield from _known(f"evaluation/{name}", [value], [step], [time])
 
 
 def _known(tag: str, values: Iterable[float], steps: Iterable[int], times: Iterable[float]) -> Iterator[Point]:

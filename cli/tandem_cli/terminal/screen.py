@@ -142,6 +142,11 @@ class _Room:
         """Width of the column of labels."""
         return 10 if self.narrow else 14
 
+    @property
+    def values(self) -> int:
+        """Width of the column of values."""
+        return self.width - self.label
+
     def word(self, word: str) -> str:
         return SHORT.get(word, word) if self.narrow else word
 
@@ -240,7 +245,7 @@ def _script(scene: Scene) -> Text:
 def _facts(scene: Scene, status: Status, room: _Room) -> Table:
     rows = Table.grid(padding=(0, 0))
     rows.add_column(width=room.label, style="dim", no_wrap=True)
-    rows.add_column(width=room.width - room.label, no_wrap=True, overflow="ellipsis")
+    rows.add_column(width=room.values, no_wrap=True, overflow="ellipsis")
     if status.loss is not None:
         curve = sparkline(scene.trail.losses, min(SPARK, room.width - room.label - 12))
         rows.add_row(room.labelled("loss"), Text.assemble((number(status.loss), "bold"), "  ", (curve, "cyan")))
@@ -255,8 +260,7 @@ def _facts(scene: Scene, status: Status, room: _Room) -> Table:
         rows.add_row(room.labelled("trouble"), Text(f"✗ {one_line(trouble.text)}", "red"))
     if scene.evaluates:
         rows.add_row(room.labelled("evaluated"), _evaluated(status, room))
-        best = status.best_checkpoint
-        rows.add_row(room.labelled("best"), Text(_score(best, room), "green") if best else Text("none yet", "dim"))
+        rows.add_row(room.labelled("best"), _best(status, room))
     return rows
 
 
@@ -277,7 +281,34 @@ def _evaluated(status: Status, room: _Room) -> Text:
         return Text("none yet", "dim")
     lag = status.evaluation_lag_steps
     late = "" if lag is None else f" · {number(lag)}" + (" behind" if room.narrow else " steps behind")
-    return Text.assemble(_score(newest, room), (late if lag is None or lag > 0 else " · up to date", "dim"))
+    late = late if lag is None or lag > 0 else " · up to date"
+    score = _score(newest, room)
+    return Text.assemble(score, (_beside(newest, status, room.values - len(score + late)), "dim"), (late, "dim"))
+
+
+def _best(status: Status, room: _Room) -> Text:
+    best = status.best_checkpoint
+    if best is not None:
+        score = _score(best, room)
+        return Text.assemble((score, "green"), (_beside(best, status, room.values - len(score)), "dim"))
+    base = next(iter(status.against_base), None)
+    if base is None:
+        return Text("none yet", "dim")
+    metric = room.word(metric_name(base.metric))
+    return Text(f"none yet · base model {metric} {formatting.score(base.metric, base.base)}", "dim")
+
+
+def _beside(score: Score, status: Status, room: int) -> str:
+    """The base model's score, where there is one.
+
+    Args:
+        room: columns.
+    """
+    base = next((one.base for one in status.against_base if one.metric == score.metric), None)
+    if base is None:
+        return ""
+    value = formatting.score(score.metric, base)
+    return next((words for words in (f" · base model {value}", f" (base {value})") if len(words) <= room), "")
 
 
 def _score(score: Score, room: _Room) -> str:
@@ -407,6 +438,7 @@ def state_line(scene: Scene, now: float) -> str:
         **({_score_name(evaluated.metric): _short(evaluated.value)} if evaluated else {}),
         best=best.step if best else None,
         bestValue=_short(best.value) if best else None,
+        baseValue=_short(status.against_base[0].base) if status.against_base else None,
         trainerCpu=_short(use.trainer_cpu) if use else None,
         evaluatorCpu=_short(use.evaluator_cpu) if use else None,
         output=scene.output or None,

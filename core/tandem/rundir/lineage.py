@@ -38,6 +38,17 @@ class Origin(Model):
     """The commit, of a model on a hub, whose id is the path."""
 
 
+class DatasetCommit(Model):
+    """A data set of a hub, as a run reads it."""
+
+    id: str
+    """Its name on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit that the job names; None: the main branch."""
+    commit: str
+    """The commit that is read."""
+
+
 class GenerationRecord(Model):
     """Who trained from which checkpoint on. Written once, by the first rank, before the generation's first step."""
 
@@ -47,6 +58,8 @@ class GenerationRecord(Model):
     """The checkpoint it started from; None: from the beginning."""
     origin: Origin | None = None
     """Where the weights of the beginning come from, if not from the task."""
+    datasets: list[DatasetCommit] = []
+    """Data sets of a hub that it reads, as far as the hub told their commits."""
     world_size: int
     """Ranks in the group."""
     members: list[str] = []

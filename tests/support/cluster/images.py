@@ -51,6 +51,14 @@ ISOLATION = {"BUILDAH_ISOLATION": "chroot"}
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "default-timeout", "cert")
 PROGRESS_SECONDS = 15.0
 BUILD_SECONDS = 1800.0
+SERVER = """FROM {base}
+COPY constraints.txt /
+RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf python3 -m venv /venv \\
+    && PIP_CONFIG_FILE=/run/pip.conf /venv/bin/pip install -q --no-cache-dir -c /constraints.txt mlflow
+ENV PATH=/venv/bin:$PATH
+USER 65532:65532
+"""
+"""An image with MLflow's server. MLflow's own is in a registry that tests do not need to reach."""
 KEPT = 3
 """Tags of one image that stay; older ones are removed when a new one is built."""
 
@@ -160,6 +168,33 @@ def provide_debuggable(images: Images) -> str:
                 _buildah("commit", "-q", container, image)
             finally:
                 _buildah("rm", container)
+            _forget_old(repository)
+    registry.load(image)
+    return image
+
+
+def provide_mlflow() -> str:
+    """Have the nodes find an image with MLflow, in the version of `constraints.txt`. Returns its name.
+
+    Raises:
+        ClusterError: it cannot be built.
+        OSError: it cannot be pushed.
+    """
+    if given := os.environ.get(GIVEN):
+        return given.format(name="mlflow")
+    prerequisites.prepare()
+    repository, constraints = f"{REGISTRY}/mlflow", ROOT / "constraints.txt"
+    with _alone():
+        text = SERVER.format(base=_base())
+        image = f"{repository}:{hashlib.sha256(text.encode() + constraints.read_bytes()).hexdigest()[:16]}"
+        if not _is_there(image):
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copy(constraints, folder)
+                (Path(folder) / "Dockerfile").write_text(text)
+                (Path(folder) / "pip.conf").write_text(_pip_configuration())
+                secret = f"--secret=id=pip.conf,src={folder}/pip.conf"
+                certificates = f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"
+                _watched(["buildah", "bud", f"--tag={image}", secret, certificates, folder], "mlflow", ISOLATION)
             _forget_old(repository)
     registry.load(image)
     return image

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
+from tandem.rundir.lineage import DatasetCommit, GenerationRecord
 from tandem_cli.checkpoints import weights_export
 from tandem_cli.checkpoints.inventory import look
 from tandem_cli.checkpoints.selector import sound
@@ -219,6 +220,11 @@ def test_config_says_what_it_takes_to_find_and_build_it_again(run: SmallRun) -> 
     assert (found["checkpoint"], found["step"], found["epoch"], found["num_labels"]) == ("step-000000250", 250, 2, 2)
     assert found["metrics"]["accuracy"] == 0.98765
     assert json.dumps(config(entry, manifest, None, run.rundir.path))
+    assert "datasets" not in found
+    read = DatasetCommit(id="org/talk", revision="v1", commit="1" * 40)
+    record = GenerationRecord(generation=manifest.generation, world_size=2, started_at=1.0, datasets=[read])
+    found = config(entry, manifest, inventory.job, run.rundir.path, [record])
+    assert found["datasets"] == [{"id": "org/talk", "revision": "v1", "commit": "1" * 40}]
 
 
 PROGRAM = "import sys, json; sys.argv[0] = ''; to = sys.argv[sys.argv.index('--to') + 1]; "

@@ -10,7 +10,7 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
-from tandem.rundir.lineage import GenerationRecord, Origin, Rewind
+from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin, Rewind
 from tandem_cli.checkpoints import description, listing
 from tandem_cli.checkpoints.inventory import Entry, Inventory, look
 from tandem_cli.checkpoints.selector import choose, sound
@@ -330,6 +330,24 @@ class TestTheStory:
         ):
             record = GenerationRecord(generation=1, origin=origin, world_size=2, started_at=1.0)
             assert told in description.lineage(run.rundir.manifest(reference.name), [record])[0]
+
+    def test_the_lineage_tells_the_commits_of_data_sets_where_they_are_read_first(self, run: SmallRun) -> None:
+        reference = run.save(100)
+        run.begin(2, reference)
+        later = run.save(200, 2)
+        talk = DatasetCommit(id="org/talk", commit="1" * 40)
+        many = [DatasetCommit(id=f"org/part-{number}", revision="v1", commit="2" * 40) for number in range(9)]
+        first = GenerationRecord(generation=1, world_size=2, started_at=1.0, datasets=[talk])
+        records = [first, first.model_copy(update={"generation": 2, "resumed_from": reference})]
+        told = description.lineage(run.rundir.manifest(later.name), records)
+        assert told == [
+            "step 200 by generation 2 with 2 ranks, from step-000000100 of generation 1",
+            f"step 100 by generation 1 with 2 ranks, from the beginning; data of org/talk at commit {'1' * 40}",
+        ]
+        other = records[1].model_copy(update={"datasets": [talk, *many]})
+        (changed, _) = description.lineage(run.rundir.manifest(later.name), [first, other])
+        assert f"; data of org/part-0 at commit {'2' * 40}, " in changed
+        assert changed.endswith(", 1 more")
 
     def test_a_lost_record_ends_the_lineage_where_it_is_lost(self, tmp_path: Path) -> None:
         run = messy(tmp_path)

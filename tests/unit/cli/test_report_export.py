@@ -11,7 +11,7 @@ from tandem_cli.commands.export import TableFormat, export
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
 from tandem_cli.report.run_export import _points, write_csv, write_tensorboard
-from tests.support.worlds.simulated_run import make_run
+from tests.support.worlds.simulated_run import add_base, make_run
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,47 @@ def test_scores_on_validation_data_have_columns_of_their_own(tmp_path: Path) -> 
 def test_without_validation_data_there_are_none(run: Run, tmp_path: Path) -> None:
     write_csv(run, tmp_path / "csv")
     assert "validation" not in (tmp_path / "csv/evaluations.csv").read_text()
+
+
+@pytest.fixture
+def fine_tuned(tmp_path: Path) -> Run:
+    """A run with a base model."""
+    path = make_run(tmp_path / "run", steps=100, every=50)
+    add_base(path, {"accuracy": 0.25, "loss": 2.0})
+    return read(path)
+
+
+def test_the_base_model_is_a_row_before_the_checkpoints(fine_tuned: Run, tmp_path: Path) -> None:
+    write_csv(fine_tuned, tmp_path / "csv")
+    base, *others = rows(tmp_path / "csv/evaluations.csv")
+    assert {name: base[name] for name in ("checkpoint", "step", "counts", "best")} == {
+        "checkpoint": "base", "step": "0", "counts": "0", "best": "0"
+    }  # fmt: skip
+    assert (base["accuracy"], base["loss"]) == ("0.25", "2.0")
+    assert [(row["step"], row["counts"]) for row in others] == [("50", "1"), ("100", "1")]
+
+
+def test_tensorboard_draws_the_base_model_beside_the_checkpoints(fine_tuned: Run, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+    count = write_tensorboard(fine_tuned, tmp_path / "log")
+    found = EventMultiplexer(size_guidance={"tensors": 0}).AddRunsFromDirectory(str(tmp_path / "log")).Reload()
+    curves = {
+        run: [(event.step, event.tensor_proto.float_val[0]) for event in found.Tensors(run, "evaluation/accuracy")]
+        for run in found.Runs()
+    }
+    assert curves["base-model"] == [(0, 0.25), (50, 0.25), (100, 0.25)]
+    assert [step for step, _ in curves["."]] == [50, 100]
+    tags = [(run, tag) for run, known in found.Runs().items() for tag in known["tensors"]]
+    assert sum(len(found.Tensors(run, tag)) for run, tag in tags) == count
+
+
+def test_without_a_base_model_there_is_nothing_of_one(run: Run, tmp_path: Path) -> None:
+    write_csv(run, tmp_path / "csv")
+    assert "base" not in (tmp_path / "csv/evaluations.csv").read_text()
+    write_tensorboard(run, tmp_path / "log")
+    assert not (tmp_path / "log/base-model").exists()
 
 
 def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from tandem.formatting import done, elapsed, number, several
 from tandem.status import (
     CheckpointRef,
+    Compared,
     EvaluatorView,
     Event,
     GenerationView,
@@ -250,6 +251,35 @@ def test_what_is_not_known_yet_is_not_shown_as_0() -> None:
     assert "throughput" not in text
     assert "0.0 of" not in text
     assert "%" not in text
+
+
+BASE = [Compared(metric="accuracy", base=0.125, value=0.9861), Compared(metric="loss", base=2.0)]
+
+
+@pytest.mark.parametrize(
+    ("width", "evaluated", "best"),
+    [
+        pytest.param(80, "98.33 % · base model 12.50 % · 50 steps behind", "98.61 % · base model 12.50 %", id="wide"),
+        pytest.param(60, "98.33 % (base 12.50 %) · 50 behind", "98.61 % · base model 12.50 %", id="narrow"),
+        pytest.param(48, "98.33 % · 50 behind", "98.61 % (base 12.50 %)", id="narrower"),
+    ],
+)
+def test_scores_stand_beside_those_of_the_base_model(width: int, evaluated: str, best: str) -> None:
+    lines = drawn(scene(STATUS.model_copy(update={"against_base": BASE})), width)
+    assert [line for line in lines if line.rstrip().endswith(evaluated)], lines
+    assert [line for line in lines if line.rstrip().endswith(best)], lines
+    assert "base" not in "".join(drawn(scene(), width))
+
+
+def test_the_base_model_is_shown_before_there_is_a_checkpoint_to_compare() -> None:
+    early = {"against_base": [Compared(metric="perplexity", base=1265.0)], "best_checkpoint": None}
+    text = "\n".join(drawn(scene(STATUS.model_copy(update=early))))
+    assert "none yet · base model perplexity 1,265" in text
+
+
+def test_the_base_model_is_in_the_line_of_the_state() -> None:
+    line = state_line(scene(STATUS.model_copy(update={"against_base": BASE})), NOON)
+    assert " bestValue=0.9861 baseValue=0.125 " in line
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b[31mgone", "two\nlines", "bell\a", "\x9b31m"])

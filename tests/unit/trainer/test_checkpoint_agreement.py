@@ -15,7 +15,7 @@ from tandem.job import Checkpoint
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.lineage import DatasetCommit, GenerationRecord
 from tandem_trainer.checkpoint import node_memory
 from tandem_trainer.checkpoint.node_memory import FileMemory
 from tandem_trainer.checkpoint.restoring import (
@@ -24,6 +24,7 @@ from tandem_trainer.checkpoint.restoring import (
     Restored,
     compare,
     digests,
+    record_start,
     restore,
     weighted_sum,
 )
@@ -175,6 +176,24 @@ def test_replicas_that_differ_do_not_go_on(rundir: RunDir) -> None:
     found = on_ranks(RANKS, lambda group: compare(group, ranks[group.rank].kept.replicated()))
     assert [type(one) for one in found] == [ReplicasDiffer] * RANKS
     assert "ranks [2] hold another state than the others: 1 tensors, the first the moments of bias" in str(found[0])
+
+
+def test_ranks_that_have_read_different_commits_of_a_data_set_do_not_begin(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "begins")
+    run.create()
+    first = DatasetCommit(id="org/talk", commit="1" * 40)
+
+    def begins(read: list[list[DatasetCommit]]) -> list[Any]:
+        return on_ranks(RANKS, lambda group: record_start(run, group, 1, [], None, None, read[group.rank]))
+
+    found = begins([[first], [first], [first.model_copy(update={"commit": "2" * 40})]])
+    assert [type(one) for one in found] == [ReplicasDiffer] * RANKS
+    assert f"have read org/talk at commit {'1' * 40} and at commit {'2' * 40}" in str(found[0])
+    assert run.generation_records() == []
+    # A rank that the hub did not tell which commit it is has read the same branch.
+    assert begins([[], [first], [first]]) == [None] * RANKS
+    (record,) = run.generation_records()
+    assert record.datasets == [first]
 
 
 def test_a_weight_that_stages_share_is_compared_where_ranks_have_nothing_else_in_common() -> None:

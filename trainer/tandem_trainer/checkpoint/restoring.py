@@ -29,7 +29,7 @@ modulo 2^64: every single word that differs changes it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +42,7 @@ from torch.nn.parameter import is_lazy
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
-from tandem.rundir.lineage import GenerationRecord, Origin
+from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.sharding import here, is_shared, place_of
@@ -249,22 +249,27 @@ def record_start(
     members: list[str],
     parent: Manifest | None,
     origin: Origin | None = None,
+    datasets: Sequence[DatasetCommit] = (),
 ) -> None:
     """Write this generation's record. Collective.
 
     Args:
         parent: the checkpoint that it resumes from.
         origin: where the weights come from that it begins with.
+        datasets: those of a hub that this rank has read.
 
     Raises:
+        ReplicasDiffer: ranks have read different commits, because one was pushed while they began.
         Superseded: another group has this number already, or a newer generation exists.
     """
+    read = _same_commits(group, datasets)
     problem = ""
     if group.rank == 0:
         record = GenerationRecord(
             generation=generation,
             resumed_from=parent.reference if parent else None,
             origin=origin,
+            datasets=read,
             world_size=group.world_size,
             members=members,
             started_at=time.time(),
@@ -276,6 +281,17 @@ def record_start(
     problem = group.tell({"problem": problem})["problem"]
     if problem:
         raise Superseded(problem)
+
+
+def _same_commits(group: Group, mine: Sequence[DatasetCommit]) -> list[DatasetCommit]:
+    """The data sets of a hub that any rank has read, each once. Collective."""
+    found: dict[tuple[str, str | None], DatasetCommit] = {}
+    for told in group.gather({"datasets": [one.dump() for one in mine]}):
+        for one in map(DatasetCommit.read, told["datasets"]):
+            first = found.setdefault((one.id, one.revision), one)
+            if one != first:
+                raise ReplicasDiffer(f"ranks have read {one.id} at commit {first.commit} and at commit {one.commit}")
+    return list(found.values())
 
 
 WORDS_AT_ONCE = 2**22

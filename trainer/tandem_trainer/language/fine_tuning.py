@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
 from tandem.model import Model
-from tandem.rundir.lineage import Origin
+from tandem.rundir.lineage import DatasetCommit, Origin
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
@@ -37,7 +37,7 @@ from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
-from tandem_trainer.language.reading import Data, Row, Source, format_of, whole_text
+from tandem_trainer.language.reading import Data, HubDataset, Row, Source, format_of, whole_text
 from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
 from tandem_trainer.task import Split, Task
@@ -106,6 +106,8 @@ class FineTuning(Task[Config]):
         self._targets_per_row: dict[bool, float] = {}
         self._tokens_per_row: dict[bool, float] = {}
         self._is_chunked = False
+        self._commits: dict[tuple[str, str | None], str] = {}
+        """Of data sets of the hub, by id and the revision that the job names."""
 
     @cached_property
     def shape(self) -> "PretrainedConfig":
@@ -173,6 +175,21 @@ class FineTuning(Task[Config]):
         """The same commit, where the branch has another one meanwhile."""
         if origin.revision is not None and origin.path == self.config.pretrained:
             self._source = replace(self._source, revision=origin.revision)
+
+    def dataset_commits(self) -> list[DatasetCommit]:
+        """Of the hub."""
+        return [DatasetCommit(id=name, revision=named, commit=found) for (name, named), found in self._commits.items()]
+
+    def pin_datasets(self, commits: Sequence[DatasetCommit]) -> None:
+        """The same commits, where branches have others meanwhile."""
+        self._commits |= {(one.id, one.revision): one.commit for one in commits}
+
+    def _pinned(self, dataset: HubDataset) -> HubDataset:
+        """A data set at the commit that the run reads."""
+        key = dataset.id, dataset.revision
+        if key not in self._commits and (commit := dataset.commit()) is not None:
+            self._commits[key] = commit
+        return dataset.model_copy(update={"revision": self._commits.get(key, dataset.revision)})
 
     def settle(self, model: nn.Module) -> None:
         """Kernels for a GPU."""
@@ -254,6 +271,8 @@ class FineTuning(Task[Config]):
             count = len(found)
             found = found.taken(min(start, count), min(count if end is None else end, count))
             return found if share is None else _share(found, split, share)
+        if data.dataset is not None:
+            data = data.model_copy(update={"dataset": self._pinned(data.dataset)})
         rows = list(reading.rows(data, source, start, end))
         if share is not None:
             first = len(rows) - max(1, round(len(rows) * share))

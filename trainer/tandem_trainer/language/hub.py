@@ -6,6 +6,7 @@ HF_TOKEN and HF_HOME. On a cluster they come from a Secret and the pod's templat
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -42,6 +43,11 @@ def asked(what: str, ask: Callable[[], T]) -> T:
             log.warning("hub=%s asked again in %.0f s: %s", what, wait, first_line(error))
             time.sleep(wait)
     raise AssertionError
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a commit, and no branch or tag."""
+    return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
 
 def why(error: BaseException) -> str:

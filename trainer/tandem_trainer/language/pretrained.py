@@ -6,7 +6,6 @@ never read those. Ranks that begin read them from memory-mapped safetensors file
 Code that comes with a model is never run (`trust_remote_code`), and nothing is unpickled.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from tandem.formatting import one_line
 from tandem.rundir.lineage import Origin
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.hub import MOST_WHY, asked, first_line, why
+from tandem_trainer.language.hub import MOST_WHY, asked, first_line, is_commit, why
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,7 +63,7 @@ class Pretrained:
     def pinned(self) -> "Pretrained":
         """The same at the commit that its branch has now. As it is where nobody tells: `config` then says what is
         wrong, or finds it in the cache."""
-        if self._is_folder() or _is_path(self.name) or self._is_commit():
+        if self._is_folder() or _is_path(self.name) or is_commit(self.revision):
             return self
         from huggingface_hub import HfApi
 
@@ -78,7 +77,7 @@ class Pretrained:
         """Where its weights come from."""
         if self._is_folder():
             return Origin(path=str(Path(self.name).expanduser().absolute()))
-        return Origin(path=self.name, revision=self.revision if self._is_commit() else None)
+        return Origin(path=self.name, revision=self.revision if is_commit(self.revision) else None)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer.
@@ -194,9 +193,6 @@ class Pretrained:
 
     def _is_folder(self) -> bool:
         return Path(self.name).expanduser().is_dir()
-
-    def _is_commit(self) -> bool:
-        return re.fullmatch("[0-9a-f]{40}", self.revision or "") is not None
 
     def _quiet(self) -> None:
         from transformers.utils import logging

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from tandem.model import Model
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.hub import asked, first_line, why
+from tandem_trainer.language.hub import asked, first_line, is_commit, why
 
 FIELD = "spec.trainer.parameters.data"
 FORMATS = {
@@ -41,7 +41,20 @@ class HubDataset(Model):
     split: str = "train"
     """The split to train on."""
     revision: str | None = None
-    """Branch, tag or commit."""
+    """Branch, tag or commit. A branch or tag is read at the commit that it had when the run began."""
+
+    def commit(self) -> str | None:
+        """The commit that its branch has now; None where nobody tells, or where the id is a folder."""
+        if is_commit(self.revision):
+            return self.revision
+        if Path(self.id).exists():
+            return None
+        try:
+            from huggingface_hub import HfApi
+
+            return asked(self.id, lambda: HfApi().dataset_info(self.id, revision=self.revision)).sha
+        except Exception:  # of a library, which has no common one: `rows` then says what is wrong
+            return None
 
 
 class Source(Model):
