@@ -171,10 +171,10 @@ def _scoring(job: DistributedTrainingJob) -> "Scoring":
 
 
 def _wait_for_training(rundir: RunDir) -> None:
-    """In a pod, until the first ranks have loaded everything: those that use Tandem record their generation then, and of
-    those that do not a first checkpoint is found. Before there is nothing to evaluate, and on shared cores
-    they would have torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once
-    ranks train, and little time to load anything from then on: there they load at once.
+    """In a pod, until the first ranks have loaded everything: those that use Tandem then record their generation, and
+    of those that do not a checkpoint is found. Before there is nothing to evaluate, and on shared cores they would have
+    torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once ranks train, and
+    little time to load anything from then on: there they load at once.
     """
     if not os.environ.get(launch.UID):
         return
