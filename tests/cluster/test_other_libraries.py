@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import SCRIPTS, manifests
 from tests.support.cluster.images import Images
-from tests.support.cluster.operated import Job, Operator, sample_digests, training_records
+from tests.support.cluster.operated import LOOK_SECONDS, Job, Operator, sample_digests, training_records
 from tests.support.cluster.pods import Namespace
 from tests.support.processes import tandem
 from tests.support.ranks import run, sample_ids
@@ -24,8 +24,6 @@ EVALUATE = "evaluate_unchanged.py"
 FILES = (*SCRIPTS.glob("adapted_*.py"), *(SCRIPTS / name for name in ("unchanged.py", "slow_steps.py", EVALUATE)))
 SECONDS = 300.0
 """For what takes seconds where nothing else runs."""
-LOOK_SECONDS = 0.5
-"""Between two looks: kubectl takes a tenth of a second of a core, which the ranks need."""
 KILL_RANK = """
 import os, pathlib, signal
 for path in pathlib.Path("/proc").glob("[0-9]*/comm"):
@@ -86,9 +84,7 @@ def is_killed_twice(job: Job) -> None:
     job.namespace("scale", f"dtj/{job.name}", "--replicas=3")
     trains_with(job, 3, at)
     executed(job, job.live("worker")[0], "sh", "-c", "touch $TANDEM_RUN_DIR/fast")
-    ended = until(lambda: job.status.get("completionTime"), "its end", SECONDS, job.describe, LOOK_SECONDS)
-    assert ended
-    assert job.phase == "Succeeded", job.describe()
+    assert job.reaches("Succeeded", "Failed", seconds=SECONDS) == "Succeeded", job.describe()
 
 
 def executed(job: Job, pod: str, *words: str) -> None:

@@ -36,6 +36,8 @@ _WORKERS = {"labelSelector": {"matchLabels": {"tandem.dev/role": "worker"}}, "to
 _PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": _WORKERS}]}
 APART = {"spec": {"affinity": {"podAntiAffinity": _PREFERRED}}}
 """A template of workers that go to different nodes if they can."""
+LOOK_SECONDS = 0.3
+"""Between two looks at a job: kubectl takes a tenth of a second of a core, which the job's pods need."""
 
 
 class Operator(Background):
@@ -196,6 +198,7 @@ class Job:
             f"{self.name} in {' or '.join(phases)}",
             seconds,
             otherwise=self.describe,
+            pause=LOOK_SECONDS,
         )
 
     def trains(self, beyond: int = 0, seconds: float = 180.0) -> int:
@@ -205,11 +208,12 @@ class Job:
             f"step {beyond} of {self.name}",
             seconds,
             otherwise=self.describe,
+            pause=LOOK_SECONDS,
         )
 
     def becomes(self, look: Any, what: str, seconds: float = 120.0) -> Any:
         """Wait for something else."""
-        return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe)
+        return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe, pause=LOOK_SECONDS)
 
     def events(self) -> list[str]:
         """What was told of it, oldest first."""
