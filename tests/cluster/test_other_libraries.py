@@ -47,7 +47,7 @@ def submitted(namespace: Namespace, folder: Path, name: str, words: list[str], *
             "workers": {"replicas": 2},
             "elasticity": {"startAfterSeconds": 300, "growCooldownSeconds": 1, "growAfterSeconds": 1},
             **spec,
-            "trainer": {"command": ["python", *words, "--pause", "0.5"], **spec["trainer"]},
+            "trainer": {"command": ["python", *words], **spec["trainer"]},
             "evaluators": {"command": ["python", EVALUATE], "metric": "loss", **spec.get("evaluators", {})},
         },
     )
@@ -106,7 +106,7 @@ def test_an_unchanged_script_is_killed_and_resumes_with_other_numbers_of_workers
     namespace: Namespace, operator: Operator, libraries: str, tmp_path: Path, library: str, watch: str
 ) -> None:
     """2, then 1, then 3 workers."""
-    words = ["unchanged.py", library, "--steps", "400"]
+    words = ["unchanged.py", library, "--steps", "600", "--pause", "0.5"]
     evaluators = {"watch": watch, "settleSeconds": 1, "policy": "Latest"}
     trainer = {"image": libraries}
     with submitted(namespace, tmp_path, library, words, trainer=trainer, evaluators=evaluators) as job:
@@ -133,12 +133,13 @@ def test_with_an_adapter_it_takes_the_samples_of_the_undisturbed_run(
 ) -> None:
     """2, then 1, then 3 workers on the cluster; one process on this machine."""
     words = [*words, "--epochs", "60"]
+    slowly = [*words, "--pause", "1"]
     more = {
         "trainer": {"image": libraries},
         "evaluators": {"policy": "Latest"},
-        "checkpoint": {"everySteps": 2, "storage": {"size": "1Gi"}},
+        "checkpoint": {"everySteps": 1, "storage": {"size": "1Gi"}},
     }
-    with submitted(namespace, tmp_path, name, words, **more) as job:
+    with submitted(namespace, tmp_path, name, slowly, **more) as job:
         is_killed_twice(job)
         records = training_records(job, images, "start", "step")
     starts = [(record["step"], record["worldSize"]) for record in records if record["kind"] == "start"]
