@@ -21,8 +21,9 @@ from tandem.exitcode import ExitCode, depart
 from tandem.job import DistributedTrainingJob
 from tandem.launch import POLL_SECONDS, wait_for_job
 from tandem.requirements import code_of
-from tandem.rundir.durable import may_pass
+from tandem.rundir.durable import listed, may_pass
 from tandem.rundir.layout import RunDir
+from tandem.rundir.watched import WATCHED
 from tandem_evaluator.crew import run_crew
 from tandem_evaluator.evaluator_log import EvaluatorLog, say
 
@@ -170,15 +171,16 @@ def _scoring(job: DistributedTrainingJob) -> "Scoring":
 
 
 def _wait_for_training(rundir: RunDir) -> None:
-    """In a pod, until the first ranks have loaded everything. Before there is nothing to evaluate, and on shared cores
-    they would have torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once
-    ranks train, and little time to load anything from then on: there they load at once.
+    """In a pod, until the first ranks have loaded everything: those that use Tandem then record their generation, and
+    of those that do not a checkpoint is found. Before there is nothing to evaluate, and on shared cores they would have
+    torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once ranks train, and
+    little time to load anything from then on: there they load at once.
     """
     if not os.environ.get(launch.UID):
         return
     # A disk that fails is the loop's to be patient with.
     with suppress(OSError):
-        while not (rundir.newest_generation() or rundir.ended()):
+        while not (rundir.newest_generation() or listed(rundir.path / WATCHED) or rundir.ended()):
             time.sleep(POLL_SECONDS)
 
 

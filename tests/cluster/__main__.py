@@ -80,7 +80,9 @@ def _prepare(full: bool) -> Path:
         binaries = cluster.programs()
         for compiled in (helm.program, *((kueue.program, prometheus_operator.programs) if full else ())):
             compiled()
-        images.build_all()
+        built = images.build_all()
+        if full:
+            images.build_libraries(built)
     return binaries
 
 

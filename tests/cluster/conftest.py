@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cluster import kueue
 from tests.support.cluster.helm import Helm, program
-from tests.support.cluster.images import Images, provide, provide_debuggable, provide_mlflow
+from tests.support.cluster.images import Images, provide, provide_libraries, provide_mlflow
 from tests.support.cluster.machine.places import CACHE
 from tests.support.cluster.operated import Operator, operated
 from tests.support.cluster.pods import Namespace, restricted
@@ -34,10 +34,10 @@ def images(request: pytest.FixtureRequest) -> Images:
 
 
 @pytest.fixture(scope="session")
-def debuggable(request: pytest.FixtureRequest, images: Images) -> str:
-    """The trainer's image with what a user has added, debugpy."""
+def libraries(request: pytest.FixtureRequest, images: Images) -> str:
+    """The trainer's image with what a user has added: Hugging Face's Trainer, TRL, Lightning, accelerate, debugpy."""
     with _aloud(request):
-        return provide_debuggable(images)
+        return provide_libraries(images)
 
 
 @pytest.fixture(scope="session")

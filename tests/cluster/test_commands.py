@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.images import Images
-from tests.support.cluster.operated import Job, Operator, sample_digests
+from tests.support.cluster.operated import Job, Operator, sample_digests, training_records
 from tests.support.cluster.pods import Namespace
 from tests.support.planned import planned_samples
 from tests.support.processes import TANDEM, tandem
@@ -139,7 +139,8 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert len(lines) == len(set(lines)), "a line was shown twice"
     assert "evaluator-0 │" in said(namespace, "logs", "digits", "--role", "evaluator", "--tail", "5")
     assert "Succeeded" in said(namespace, "status")
-    assert sample_digests(job, images) == planned_samples(job.status["progress"]["totalSteps"])
+    records = training_records(job, images, "step")
+    assert sample_digests(records) == planned_samples(job.status["progress"]["totalSteps"])
 
 
 def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:

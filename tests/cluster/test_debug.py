@@ -105,9 +105,9 @@ def who_only_sees(namespace: Namespace, folder: Path) -> Path:
 
 
 def test_a_debugger_stops_a_rank_on_the_cluster_and_the_job_does_not_count_as_hung(
-    namespace: Namespace, operator: Operator, debuggable: str, tmp_path: Path
+    namespace: Namespace, operator: Operator, libraries: str, tmp_path: Path
 ) -> None:
-    with training(namespace, tmp_path, "attach", image=debuggable) as job, attached(job) as found:
+    with training(namespace, tmp_path, "attach", image=libraries) as job, attached(job) as found:
         generation = job.status["generation"]
         with DebugClient(found["port"]) as debugger:
             debugger.attach(f"{found['folder']}/train.py", LINE)

@@ -6,8 +6,10 @@ import http.client
 import io
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,35 @@ def test_a_sender_that_is_cut_off_leaves_nothing_and_the_next_one_is_served(wait
     until(lambda: left(waiting) == [], "an end to the half", 20.0)
     send(waiting)
     assert waiting.rundir.pack(DIGEST).read_bytes() == PACK
+
+
+def test_submit_watches_for_the_coordinator_instead_of_asking_again_and_again(tmp_path: Path) -> None:
+    folder = coded.write(tmp_path / "code")
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(coded.manifest("digits", steps=1)))
+    with packed(folder) as pack:
+        digest = pack.digest
+    (tmp_path / "bin").mkdir()
+    fake = FakeKubectl(tmp_path / "bin")
+    found = Coordinator(tmp_path, trainer={"command": ["train.py"], "code": digest}).start()
+    made = fake_job("digits", phase="Pending")
+    fake.answers("get", "distributedtrainingjobs.tandem.dev", says=made)
+    fake.answers("apply", says=made)
+    fake.answers("get", "secret", says={"data": {"token": base64.b64encode(TOKEN.encode()).decode()}})
+    fake.answers("port-forward", complains="error: unable to forward port because pod is not running")
+    fake.answers("wait", stays=True)
+    with ThreadPoolExecutor() as threads:
+        words = ("submit", str(file), "--code", str(folder))
+        submitting = threads.submit(lambda: tandem(*words, variables={"PATH": fake.path}))
+        (watch,) = until(lambda: [one for one in fake.asked if "wait" in one.words], "a watch")
+        assert "--selector=tandem.dev/job=digits,tandem.dev/role=coordinator" in watch.words
+        assert sum("port-forward" in one.words for one in fake.asked) == 1
+        fake.answers("port-forward", says=f"Forwarding from 127.0.0.1:{found.port} -> 7070\n", stays=True)
+        os.kill(watch.pid, signal.SIGKILL)
+        done = submitting.result()
+    found.kill()
+    assert done.returncode == 0, done.stderr
+    assert "the code was sent in" in done.stdout
 
 
 def test_submit_sends_the_folder_once_through_kubectl_to_the_coordinator_of_its_job(tmp_path: Path) -> None:

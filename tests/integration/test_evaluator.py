@@ -18,6 +18,7 @@ from tandem.exitcode import ExitCode
 from tandem.launch import INCARNATION, UID, environment
 from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.watched import Finder
 from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.evaluator_run import Run, ends
@@ -201,8 +202,12 @@ def test_latest_skips_what_it_cannot_keep_up_with_and_the_final_one_is_evaluated
     assert any(line["state"] == "evaluating" for line in run.log("evaluator-0-0", "usage"))
 
 
-@pytest.mark.parametrize(("uid", "expected"), [("a-pods", "waits"), ("", "loaded")], ids=["a pod", "tandem run"])
-def test_in_a_pod_torch_is_loaded_when_ranks_have_it(tmp_path: Path, uid: str, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("uid", "found", "expected"),
+    [("a-pods", "", "waits"), ("a-pods", "state-5.pt", "loaded"), ("", "", "loaded")],
+    ids=["a pod", "a pod, and a checkpoint of a script that does not use Tandem", "tandem run"],
+)
+def test_in_a_pod_torch_is_loaded_when_ranks_have_it(tmp_path: Path, uid: str, found: str, expected: str) -> None:
     looks_at_a_run_without_ranks = """
 import os, sys
 from tandem.rundir.layout import RunDir
@@ -225,6 +230,13 @@ main(["--index", "0"])
         body = run.job.dump()
         body["metadata"]["annotations"] = {INCARNATION: uid}
         run.rundir.job_file.write_text(json.dumps(body))
+    if found:
+        torch.save({}, run.rundir.path / found)
+        finder = Finder(run.rundir, "state-*.pt", 0.0)
+        # Two looks find it the same.
+        for ended in (False, True):
+            finder.look(ended)
+        assert finder.known
     words = [sys.executable, "-c", looks_at_a_run_without_ranks]
     done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{expected}\n"

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ import psutil
 import pytest
 
 import tandem_trainer
+from tandem.code import store
+from tandem.launch import CODE, RUN_DIR
+from tandem_cli.packing import packed
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import PulseView
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
+from tests.support import manifests
 from tests.support.waiting import until
 from tests.support.warm import warm_command, warm_environment
 
@@ -50,7 +54,14 @@ class Agent:
     """torchrun without a coordinator, but with warm ranks."""
 
     def __init__(
-        self, folder: Path, *command: str, ranks: int = 1, warm: bool = True, preload: str = "", restarts: int = 0
+        self,
+        folder: Path,
+        *command: str,
+        ranks: int = 1,
+        warm: bool = True,
+        preload: str = "",
+        restarts: int = 0,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         (folder / "script.py").write_text(SCRIPT)
@@ -61,7 +72,7 @@ class Agent:
             self.process = subprocess.Popen(
                 [*start, *command],
                 cwd=folder,
-                env=os.environ | {"OUT": str(folder), "LEVEL": "7", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OUT": str(folder), "LEVEL": "7", "OMP_NUM_THREADS": "1", **(variables or {})},
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,
@@ -245,6 +256,25 @@ def test_nothing_outlives_a_killed_agent(start: Any) -> None:
     agent.process.kill()
     agent.process.wait()
     until(lambda: all(gone(process.pid) for process in everybody), "the end of all")
+
+
+def test_while_the_code_is_on_its_way_the_fork_server_is_there_and_its_ranks_work_in_the_code(
+    start: Any, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "script.py").write_text(SCRIPT)
+    with packed(code) as pack:
+        trainer = {"command": ["python", "script.py"], "code": pack.digest}
+        run_dir = manifests.run_directory(tmp_path / "run", manifests.job(trainer=trainer))
+        agent = start("script.py", "exit", "0", variables={RUN_DIR: str(run_dir.path), CODE: pack.digest})
+        children = psutil.Process(agent.process.pid).children
+        until(lambda: any(one.name() == "tandem-spare" for one in children()), "a fork server without the code")
+        store(run_dir, pack.digest, pack.file)
+        assert agent.process.wait(120) == 0, agent.errors
+    facts = agent.facts()
+    assert facts["folder"] == facts["path"]
+    assert facts["folder"].endswith(f"tandem-code-{pack.digest.removeprefix('sha256:')[:32]}")
 
 
 def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import importlib
 import io
 import itertools
 import os
+import pickle
 import random
 import runpy
 import shutil
@@ -25,6 +26,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -72,15 +74,20 @@ def main() -> None:
         options.append("--logs-specs=tandem")
     is_python = _is_python(command)
     ours = under_this_python(command)
-    is_warm = warm and bool(ours) and preload(SHARED)
-    # While the code was on its way, torch has been imported.
-    code = _code()
-    if is_warm:
-        request = forkserver.fork_server(lambda: preload(FOR_RANKS) and _finds(code) and preload_given(given))
+    if warm and ours and preload(SHARED):
+        reads, writes = os.pipe()
+        request = forkserver.fork_server(
+            lambda: preload(FOR_RANKS) and _work_as_told(reads, writes) and preload_given(given)
+        )
         if request is not None:
             run_and_end(request.arguments)
+        os.close(reads)
         command = [sys.executable, "-I", "-S", stub.__file__, *ours]
         is_python = False
+        # While the code is on its way and its packages are installed, the server imports what ranks need.
+        _tell(writes, _code())
+    else:
+        _code()
     # Not before the fork: torchrun makes threads.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as torchrun
@@ -129,9 +136,22 @@ def _code() -> Code | None:
     return code
 
 
-def _finds(code: Code | None) -> bool:
-    """Have ranks that are forked find the code, as PYTHONPATH has others find it; always True."""
-    sys.path[1:1] = [] if code is None else code.places
+def _tell(writes: int, code: Code | None) -> None:
+    """Tell the fork server where the job's code is."""
+    # A server that has ended needs no word: ranks then start the ordinary way.
+    with suppress(BrokenPipeError), os.fdopen(writes, "wb") as pipe:
+        pickle.dump(code, pipe)
+
+
+def _work_as_told(reads: int, writes: int) -> bool:
+    """In the fork server, work in the job's code, which ranks find as PYTHONPATH has others find it; always True."""
+    os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
+        # Of this process's own parent, and of nobody else.
+        code: Code | None = pickle.load(pipe)  # noqa: S301
+    if code is not None:
+        code.enter()
+        sys.path[1:1] = code.places
     return True
 
 

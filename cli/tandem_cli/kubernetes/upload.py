@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
+from tandem import labels as names
 from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.formatting import duration, size
@@ -22,6 +23,8 @@ from tandem_cli.packing import Pack
 PATIENCE_SECONDS = 180.0
 """For a coordinator that is not there yet: its image may have to be pulled first."""
 POLL_SECONDS = 0.3
+WATCH_SECONDS = 5
+"""For one watch of the coordinator's pod; whole, as kubectl wants it."""
 SAY_SECONDS = 10.0
 
 
@@ -53,11 +56,21 @@ def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
         if time.monotonic() > say_at:
             say_at += SAY_SECONDS
             echo(f"  waiting for the coordinator of {job}, which takes the code: {why}", err=True)
+        _watch(kubectl, job)
         time.sleep(POLL_SECONDS)
     raise UserError(
         f"the code was not sent within {duration(PATIENCE_SECONDS)}: {why}. {job} stays and waits for it; once its "
         "coordinator runs, the same `tandem submit` again sends it"
     )
+
+
+def _watch(kubectl: Kubectl, job: str) -> None:
+    """Wait until the coordinator's pod runs. One process that watches leaves the cores to those that start: on a
+    machine that also runs the cluster, asking again and again took a fifth of them."""
+    running = ("--for=jsonpath={.status.phase}=Running", f"--timeout={WATCH_SECONDS}s")
+    # Without the pod, the right to watch it or a kubectl that can, the next try to send says what is missing.
+    with suppress(ClusterError):
+        kubectl.ask("wait", "pods", f"--selector={names.JOB}={job},{names.ROLE}={names.COORDINATOR}", *running)
 
 
 def _send(endpoint: str, token: str, pack: Pack) -> None:

@@ -19,11 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support import ROOT
 from tests.support.cluster.machine import ClusterError, prerequisites
@@ -61,6 +64,8 @@ USER 65532:65532
 """An image with MLflow's server. MLflow's own is in a registry that tests do not need to reach."""
 KEPT = 3
 """Tags of one image that stay; older ones are removed when a new one is built."""
+LIBRARIES = ("accelerate", "debugpy", "lightning", "peft", "transformers", "trl")
+"""What users build into an image of their own, from the trainer's (`docs/images.md`)."""
 
 
 @dataclass(frozen=True)
@@ -143,33 +148,43 @@ def digest(name: str) -> str:
     return found.hexdigest()[:16]
 
 
-def provide_debuggable(images: Images) -> str:
-    """Have the nodes find an image of a user's own: that of the trainer, with debugpy. Returns its name.
-
-    debugpy comes from the environment of the tests, as it is there.
+def provide_libraries(images: Images) -> str:
+    """Have the nodes find an image of a user's own: that of the trainer, with LIBRARIES. Returns its name.
 
     Raises:
         ClusterError: it cannot be made.
         OSError: it cannot be pushed.
     """
     if given := os.environ.get(GIVEN):
-        return given.format(name="debuggable")
-    package = metadata.distribution("debugpy")
-    repository = f"{REGISTRY}/tandem-debuggable"
-    image = f"{repository}:{hashlib.sha256(f'{images.trainer} {package.version}'.encode()).hexdigest()[:16]}"
+        return given.format(name="libraries")
+    image = build_libraries(images)
+    registry.load(image)
+    return image
+
+
+def build_libraries(images: Images) -> str:
+    """Build it if it is not there. LIBRARIES come from the environment of the tests, as they are there.
+
+    Raises:
+        ClusterError: it cannot be made.
+    """
+    found = list(_with_requirements(LIBRARIES))
+    what = f"{images.trainer} {sorted(f'{one.name}=={one.version}' for one in found)}"
+    repository = f"{REGISTRY}/tandem-libraries"
+    image = f"{repository}:{hashlib.sha256(what.encode()).hexdigest()[:16]}"
     with _alone():
         if not _is_there(image):
-            print("building tandem-debuggable (only once)", flush=True)
+            print("building tandem-libraries (only once)", flush=True)
             container = _buildah("from", "--pull-never", images.trainer)
             try:
                 root = Path(_buildah("mount", container))
                 (site,) = root.glob("opt/tandem/lib/python3*/site-packages")
-                _copy(package, site)
+                for one in found:
+                    _copy(one, site)
                 _buildah("commit", "-q", container, image)
             finally:
                 _buildah("rm", container)
             _forget_old(repository)
-    registry.load(image)
     return image
 
 
@@ -198,6 +213,27 @@ def provide_mlflow() -> str:
             _forget_old(repository)
     registry.load(image)
     return image
+
+
+def _with_requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
+    """Packages of this environment, and all that they require but torch, which is in the image."""
+    left = [Requirement(name) for name in names]
+    seen: set[tuple[str, str]] = set()
+    given: set[str] = set()
+    while left:
+        one = left.pop()
+        name = canonicalize_name(one.name)
+        if name in ("torch", "torchvision"):
+            continue
+        found = metadata.distribution(name)
+        if name not in given:
+            given.add(name)
+            yield found
+        for extra in ("", *one.extras):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                needed = [Requirement(line) for line in found.requires or ()]
+                left += [more for more in needed if more.marker is None or more.marker.evaluate({"extra": extra})]
 
 
 def _copy(package: metadata.Distribution, site: Path) -> None:

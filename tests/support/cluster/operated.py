@@ -36,6 +36,8 @@ _WORKERS = {"labelSelector": {"matchLabels": {"tandem.dev/role": "worker"}}, "to
 _PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": _WORKERS}]}
 APART = {"spec": {"affinity": {"podAntiAffinity": _PREFERRED}}}
 """A template of workers that go to different nodes if they can."""
+LOOK_SECONDS = 0.3
+"""Between two looks at a job: kubectl takes a tenth of a second of a core, which the job's pods need."""
 
 
 class Operator(Background):
@@ -196,6 +198,7 @@ class Job:
             f"{self.name} in {' or '.join(phases)}",
             seconds,
             otherwise=self.describe,
+            pause=LOOK_SECONDS,
         )
 
     def trains(self, beyond: int = 0, seconds: float = 180.0) -> int:
@@ -205,11 +208,12 @@ class Job:
             f"step {beyond} of {self.name}",
             seconds,
             otherwise=self.describe,
+            pause=LOOK_SECONDS,
         )
 
     def becomes(self, look: Any, what: str, seconds: float = 120.0) -> Any:
         """Wait for something else."""
-        return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe)
+        return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe, pause=LOOK_SECONDS)
 
     def events(self) -> list[str]:
         """What was told of it, oldest first."""
@@ -250,27 +254,31 @@ def kubeconfig(namespace: Namespace, folder: Path, server: str = "", account: st
     return path
 
 
-READ_DIGESTS = """
+READ_RECORDS = """
 import json, pathlib, sys
-found = {}
 for log in sorted(pathlib.Path(sys.argv[1]).glob("log/train-g*.jsonl")):
-    for record in map(json.loads, log.read_text().splitlines()):
-        if record["kind"] == "step":
-            found[record["step"]] = record["ids"]
-print(json.dumps(found))
+    for line in log.read_text().splitlines():
+        if json.loads(line)["kind"] in sys.argv[2:]:
+            print(line)
 """
 
 
-def sample_digests(job: Job, images: Images) -> dict[int, str]:
-    """The digest of the samples of each step that counts, from the training logs on a job's volume."""
-    read = container("read", images.operator, "python3", "-c", READ_DIGESTS, f"{VOLUME}/{job.name}")
+def training_records(job: Job, images: Images, *kinds: str) -> list[Manifest]:
+    """Lines of the training logs on a job's volume of some kinds, generation after generation."""
+    read = container("read", images.operator, "python3", "-c", READ_RECORDS, f"{VOLUME}/{job.name}", *kinds)
     read["volumeMounts"].append({"name": "checkpoints", "mountPath": VOLUME, "readOnly": True})
     volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": names.checkpoints(job.name)}}
-    job.namespace.create(named("Pod", "digests", spec=pod([read], [volume])))
-    code, said = job.namespace.result("digests")
-    job.namespace("delete", "pod", "digests", "--wait=false")
+    name = f"{job.name}-records"
+    job.namespace.create(named("Pod", name, spec=pod([read], [volume])))
+    code, said = job.namespace.result(name)
+    job.namespace("delete", "pod", name, "--wait=false")
     assert code == 0, said
-    return {int(step): digest for step, digest in json.loads(said).items()}
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def sample_digests(records: Sequence[Manifest]) -> dict[int, str]:
+    """The digest of the samples of each step that counts: of one that was repeated, the last."""
+    return {record["step"]: record["ids"] for record in records if record["kind"] == "step"}
 
 
 def secret(namespace: Namespace, name: str) -> str:

@@ -1,10 +1,10 @@
 """A loop of its own with accelerate, with the adapter, for tests that kill it."""
 
 import argparse
-import time
 
 import torch
 from accelerate import Accelerator
+from slow_steps import pause
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -39,7 +39,7 @@ def main() -> None:
                 schedule.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
-                time.sleep(options.pause)
+                pause(options.pause)
                 if run.session.step + 1 == options.break_at:
                     break
     assert not any("tandem" in name for name in model.state_dict()), "a script may save the model as it is"

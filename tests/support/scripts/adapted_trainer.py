@@ -1,10 +1,10 @@
 """A small model in Hugging Face's Trainer or TRL's SFTTrainer, with the adapter, for tests that kill it."""
 
 import argparse
-import time
 from typing import Any
 
 import torch
+from slow_steps import pause
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -46,7 +46,7 @@ class Pause(TrainerCallback):
         self._seconds = seconds
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        time.sleep(self._seconds)
+        pause(self._seconds)
 
 
 class StopAt(TrainerCallback):

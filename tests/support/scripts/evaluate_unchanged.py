@@ -1,4 +1,5 @@
-"""Evaluates what unchanged.py saves: how large the weights have become. It reads what each library writes."""
+"""Evaluates what unchanged.py and the adapters save: how large the weights have become. It reads what each library
+writes."""
 
 from pathlib import Path
 
@@ -12,6 +13,7 @@ for checkpoint in checkpoints():
     if saved.is_file():
         weights = torch.load(saved, weights_only=False, map_location="cpu")["state_dict"]
     else:
-        weights = load_file(saved / "model.safetensors")
+        ours = saved / "weights.safetensors"
+        weights = load_file(ours if ours.exists() else saved / "model.safetensors")
     values = torch.cat([one.float().flatten() for one in weights.values()])
     checkpoint.report(loss=Mean(values.square().sum().item(), len(values)))

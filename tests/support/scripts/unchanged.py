@@ -7,11 +7,11 @@ import argparse
 import glob
 import os
 import re
-import time
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from slow_steps import pause
 
 LENGTH = 32
 OUT = os.environ["TANDEM_RUN_DIR"]
@@ -51,7 +51,7 @@ def pause_after_steps(options: argparse.Namespace) -> Any:
 
     class Pause(TrainerCallback):
         def on_step_end(self, *given: Any, **others: Any) -> None:
-            time.sleep(options.pause)
+            pause(options.pause)
 
     return Pause()
 
@@ -99,7 +99,7 @@ def lightning(options: argparse.Namespace) -> None:
             self.table = torch.nn.Embedding(256, 256)
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            time.sleep(options.pause)
+            pause(options.pause)
             return torch.nn.functional.cross_entropy(self.table(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -138,7 +138,7 @@ def accelerate(options: argparse.Namespace) -> None:
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(options.pause)
+            pause(options.pause)
             step += 1
             if step % 5 == 0:
                 accelerator.save_state(f"{OUT}/state-{step}")
@@ -170,7 +170,7 @@ def ddp(options: argparse.Namespace) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(options.pause)
+            pause(options.pause)
             step += 1
             if step % 5 == 0 and dist.get_rank() == 0:
                 state = {"state_dict": table.state_dict(), "optimizer": optimizer.state_dict()}
