@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tandem.launch import POD, RUN_DIR
 from tandem.tracking import QUIET, SQLITE
 from tests.support import manifests
 from tests.support.lines import read_lines
@@ -59,14 +60,20 @@ def curve(client: MlflowClient, key: str) -> dict[int, float]:
     return found
 
 
-def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(tmp_path: Path) -> None:
-    script, missing = tmp_path / "train.py", tmp_path / "missing"
+def without_its_store(folder: Path) -> tuple[LocalRun, Path, str]:
+    """A run that has ended; the file that lies where the folder of its store is wanted; and the store's address."""
+    script, missing = folder / "train.py", folder / "missing"
     script.write_text(SCRIPT)
     missing.write_text("a file, where a folder is wanted")
     uri = f"{SQLITE}{missing / 'mlflow.db'}"
-    file = job(tmp_path, trainer={"command": [str(script)]}, tracking={"mlflow": {"uri": uri}})
-    with LocalRun(tmp_path, manifest=file) as run:
+    file = job(folder, trainer={"command": [str(script)]}, tracking={"mlflow": {"uri": uri}})
+    with LocalRun(folder, manifest=file) as run:
         assert run.ends() == 0, run.output
+    return run, missing, uri
+
+
+def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(tmp_path: Path) -> None:
+    run, missing, uri = without_its_store(tmp_path)
     said = [line for line in read_lines(run.run_dir.coordinator_log)[0] if line["kind"] == "event"]
     warned = [line["text"] for line in said if line["level"] == "warning"]
     assert len(warned) == 1, warned
@@ -80,6 +87,24 @@ def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_late
     assert curve(client, "train/loss") == {step: 1 / step for step in range(1, 201)}
     assert curve(client, "accuracy")[200] == 1.0
     assert run_of(client).info.status == "FINISHED"
+
+
+def test_in_a_pod_that_leaves_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
+    run, missing, uri = without_its_store(tmp_path)
+    command = [sys.executable, "-m", "tandem_coordinator.tracking"]
+    variables = environment({RUN_DIR: str(run.run_dir.path), POD: "a-coordinator"})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env=variables, **pipes) as sender:
+        assert sender.stdout is not None
+        told = (json.loads(line)["failing"] for line in sender.stdout)
+        assert next(told).startswith(uri)
+        sender.terminate()
+        assert next(told).startswith(uri)
+        missing.unlink()
+        missing.mkdir()
+        assert list(told)[-1] == ""
+    assert sender.returncode == 0
+    assert run_of(MlflowClient(uri)).info.status == "FINISHED"
 
 
 class Server:

@@ -5,7 +5,8 @@ reads an hour of logs afterwards. Standard output has one JSON object a line, fo
 server has not got everything, and is empty while it has. It ends by itself when the job has ended and all is sent, and
 when its standard input is closed, because its parent is gone then.
 
-SIGTERM has it send what is final now, and leave.
+SIGTERM has it send what is final now, and leave. In a pod it tries for LEAVE_SECONDS, for nobody but the same job could
+send it later; on a machine where a user waits it tries once, and `tandem track` sends the rest.
 """
 
 import argparse
@@ -30,6 +31,8 @@ LOOK_SECONDS = 2.0
 """Between two looks at the run directory."""
 LONGEST_PAUSE = 60.0
 """Between two tries to reach a server that is away; the first pauses are 1, 2, 4, … seconds."""
+LEAVE_SECONDS, LEAVE_PAUSE = 90.0, 5.0
+"""Of the two minutes that the operator grants; and between two tries then."""
 NICENESS = 10
 """Training goes first."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
@@ -78,9 +81,12 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     sender, failures = Sender(rundir, job, uri), 0
+    patience, deadline = (LEAVE_SECONDS if POD in os.environ else 0.0), None
     try:
         while True:
             leaving = stop.is_set()
+            if leaving and deadline is None:
+                deadline = time.monotonic() + patience
             try:
                 ended = sender.send()
                 if ended or leaving:
@@ -96,8 +102,11 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
             except Exception as error:
                 failures += 1
                 _tell(f"{without_password(uri)}: {words(error)}")
-                if leaving:
-                    return ExitCode.FAILED
+                if deadline is not None:
+                    if time.monotonic() + LEAVE_PAUSE > deadline:
+                        return ExitCode.FAILED
+                    time.sleep(LEAVE_PAUSE)
+                    continue
             stop.wait(min(LONGEST_PAUSE, 2.0 ** (failures - 1)) if failures else LOOK_SECONDS)
     finally:
         os.close(lock)
