@@ -65,8 +65,8 @@ def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
 
 
 def _watch(kubectl: Kubectl, job: str) -> None:
-    """Wait until the coordinator's pod runs. One process that watches leaves the cores to those that start: on a
-    machine that also runs the cluster, asking again and again took a fifth of them."""
+    """Wait until the coordinator's pod runs. One process that watches leaves the cores to pods that start, which may be
+    on this machine; a kubectl for each look takes them time."""
     running = ("--for=jsonpath={.status.phase}=Running", f"--timeout={WATCH_SECONDS}s")
     # Without the pod, the right to watch it or a kubectl that can, the next try to send says what is missing.
     with suppress(ClusterError):
