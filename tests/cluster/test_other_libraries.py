@@ -59,30 +59,31 @@ def submitted(namespace: Namespace, folder: Path, name: str, words: list[str], *
     namespace("delete", "dtj", name, "--wait=false")
 
 
-def trains_with(job: Job, workers: int, beyond: int) -> int:
-    """Wait for a group of this size, and for the evaluation of a checkpoint beyond that step; returns its step."""
+def trains_with(job: Job, workers: int) -> None:
+    """Wait for a group of this size, and for the evaluation of a checkpoint that it has made itself."""
 
-    def evaluated() -> int:
+    def step(of: str) -> int:
         status = job.status
         assert not status.get("completionTime"), job.describe()
-        step = int((status.get("latestEvaluation") or {}).get("step", 0))
-        return step if status.get("worldSize") == workers and step > beyond else 0
+        return int((status.get(of) or {}).get("step", 0)) if status.get("worldSize") == workers else -1
 
-    what = f"an evaluation beyond step {beyond} of a group of {workers}"
-    return until(evaluated, what, SECONDS, job.describe, LOOK_SECONDS)
+    until(lambda: step("latestCheckpoint") >= 0, f"a group of {workers}", SECONDS, job.describe, LOOK_SECONDS)
+    found = step("latestCheckpoint")
+    what = f"an evaluation beyond step {found} of a group of {workers}"
+    until(lambda: step("latestEvaluation") > found, what, SECONDS, job.describe, LOOK_SECONDS)
 
 
 def is_killed_twice(job: Job) -> None:
     """Its pods, and it goes on with one worker; then the rank of that one, and it goes on with three, to its end."""
-    at = trains_with(job, 2, 0)
+    trains_with(job, 2)
     with ThreadPoolExecutor() as killers:
         list(killers.map(lambda pod: executed(job, pod, "python", "-c", KILL_ALL), job.live("worker")))
     job.namespace("scale", f"dtj/{job.name}", "--replicas=1")
-    at = trains_with(job, 1, at)
+    trains_with(job, 1)
     (pod,) = job.becomes(lambda: alone if len(alone := job.live("worker")) == 1 else None, "one worker alone")
     executed(job, pod, "python", "-c", KILL_RANK)
     job.namespace("scale", f"dtj/{job.name}", "--replicas=3")
-    trains_with(job, 3, at)
+    trains_with(job, 3)
     executed(job, job.live("worker")[0], "sh", "-c", "touch $TANDEM_RUN_DIR/fast")
     assert job.reaches("Succeeded", "Failed", seconds=SECONDS) == "Succeeded", job.describe()
 
