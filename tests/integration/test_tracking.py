@@ -33,7 +33,10 @@ with warnings.catch_warnings():
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 SCRIPT = """
-import tandem
+import tandem, time
+from pathlib import Path
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.05)
 for step in range(1, 201):
     tandem.log(step=step, loss=1 / step, accuracy=step / 200)
 """
@@ -68,6 +71,9 @@ def without_its_store(folder: Path) -> tuple[LocalRun, Path, str]:
     uri = f"{SQLITE}{missing / 'mlflow.db'}"
     file = job(folder, trainer={"command": [str(script)]}, tracking={"mlflow": {"uri": uri}})
     with LocalRun(folder, manifest=file) as run:
+        # MLflow takes seconds to import, and a run that ends does not wait for it.
+        until(lambda: is_failing(run), "the warning")
+        (folder / "go").touch()
         assert run.ends() == 0, run.output
     return run, missing, uri
 
