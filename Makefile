@@ -43,7 +43,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
 	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
 
-test: check ## All that needs no cluster, with real processes: before each commit (12 min)
+test: check ## All that needs no cluster, with real processes: before each commit (13 min)
 	@$(PYTEST) --tier=test tests/integration
 
 e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 15 min, 15 more the first time)
