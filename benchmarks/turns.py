@@ -77,12 +77,14 @@ class Pauses:
 _PRESENT: ContextVar[tuple[Turns, str] | None] = ContextVar("turns", default=None)
 
 
-def in_turns(measures: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """Measure all sides at once, in turns, the first one first.
+def in_turns(measures: Mapping[str, Callable[[], T]], number: int = 0) -> dict[str, T]:
+    """Measure all sides at once, in turns.
 
-    What is passed must let no error out: one side's would leave the others without an end.
+    Args:
+        measures: let no error out: one side's would leave the others without an end.
+        number: of the round; in those that are odd the last side is the first.
     """
-    turns = Turns(list(measures))
+    turns = Turns(list(measures) if number % 2 == 0 else list(measures)[::-1])
 
     def measured(side: str) -> T:
         _PRESENT.set((turns, side))

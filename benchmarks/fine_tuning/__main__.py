@@ -153,9 +153,13 @@ def _in_turns(
     largest = 0.0
     for number in range(bench.rounds):
         one = case(number)
-        order = list(measures) if number % 2 == 0 else list(reversed(measures))
-        what = f"{number + 1}/{bench.rounds} "
-        found = in_turns({side: partial(_measured, partial(measures[side], one), what + side) for side in order})
+        found = in_turns(
+            {
+                side: partial(_measured, partial(measure, one), f"{number + 1}/{bench.rounds} {side}")
+                for side, measure in measures.items()
+            },
+            number,
+        )
         for side, run in found.items():
             runs[side].append(run)
         steps = {side: run.steps for side, some in runs.items() if (run := some[-1])}

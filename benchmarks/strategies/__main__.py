@@ -31,7 +31,7 @@ from benchmarks.goals import Outcome, Verdict, exit_code
 from benchmarks.strategies.bubble import bubble
 from benchmarks.strategies.launch import NEVER, TORCHRUN, in_time, run_directory
 from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES
-from benchmarks.throughput.sides import Failure, Measurement, measured, watched
+from benchmarks.throughput.sides import Failure, Measurement, attempted, measured, watched
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
 from benchmarks.turns import in_turns
 from tandem.launch import RUN_DIR
@@ -123,11 +123,10 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
         print("  without accelerate: on CPUs it passes over its plugin for fully_shard (by_hand)", flush=True)
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        for side, found in in_turns({side: partial(_measured, sides[side]) for side in order}).items():
-            failed = isinstance(found, Failure)
-            runs[side].append(None if isinstance(found, Failure) else found)
-            print(f"  {number + 1}/{rounds} {side}: {'FAILED: ' if failed else ''}{found}", flush=True)
+        measures = {side: partial(attempted, measure) for side, measure in sides.items()}
+        for side, (found, problem) in in_turns(measures, number).items():
+            runs[side].append(found)
+            print(f"  {number + 1}/{rounds} {side}: {found or f'FAILED: {problem}'}", flush=True)
     verdicts = []
     for reference, least in goals.items():
         ours, theirs = runs["Tandem"], runs[reference]
@@ -136,13 +135,6 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
         goal = Goal(f"{strategy} in Tandem's loop ≥ {least:g} of {reference}", least, lambda use: use.ranks)
         verdicts += judge(goal, ours, theirs)
     return verdicts
-
-
-def _measured(measure: Callable[[], Measurement]) -> Measurement | Failure:
-    try:
-        return measure()
-    except Failure as failure:
-        return failure
 
 
 def _tandem(strategy: str, steps: int) -> Measurement:

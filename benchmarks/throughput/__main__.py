@@ -32,7 +32,6 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TextIO
@@ -41,10 +40,10 @@ from benchmarks.goals import Verdict, exit_code
 from benchmarks.throughput.sides import (
     SKIP,
     TRAINER_BATCH,
-    Failure,
     Measure,
     Measurement,
     Work,
+    attempted,
     bare,
     script,
     tandem,
@@ -149,9 +148,8 @@ def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:
     sides = list(comparison.sides)
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
-        order = sides if number % 2 == 0 else sides[::-1]
-        results = in_turns({side: partial(_measured, comparison.sides[side]) for side in order})
-        for side, (found, problem) in results.items():
+        measures = {side: partial(attempted, measure) for side, measure in comparison.sides.items()}
+        for side, (found, problem) in in_turns(measures, number).items():
             runs[side].append(found)
             record = {"side": side, "round": number, "load": os.getloadavg()[0], "problem": problem}
             print(json.dumps(record | (asdict(found) if found else {})), file=file)
@@ -167,13 +165,6 @@ def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:
         print(f"    processor seconds, ranks:      {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}")
         print(f"    processor seconds, everything: {shown(processor_ratios(ours, theirs, lambda use: use.whole))}")
     return judge(comparison.goal, ours, *(runs[reference] for reference in comparison.references))
-
-
-def _measured(measure: Callable[[], Measurement]) -> tuple[Measurement | None, str]:
-    try:
-        return measure(), ""
-    except Failure as failure:
-        return None, str(failure)
 
 
 def _summary(runs: list[Measurement | None]) -> str:

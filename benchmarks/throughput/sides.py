@@ -99,6 +99,14 @@ class Course:
         return use
 
 
+def attempted(measure: Measure) -> tuple[Measurement | None, str]:
+    """What a measurement found, or why it failed."""
+    try:
+        return measure(), ""
+    except Failure as failure:
+        return None, str(failure)
+
+
 def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
     """A whole `tandem run` with its log, its coordinator and a checkpoint every 50 steps.
 

@@ -94,3 +94,10 @@ def test_a_side_that_fails_ends_its_turn_alone(tmp_path: Path) -> None:
     found = in_turns({"one": failing, "other": lambda: "passed"})
     assert found["one"].startswith("ended with 3")
     assert found["other"] == "passed"
+
+
+@pytest.mark.parametrize(("number", "first"), [(0, "one"), (1, "other"), (2, "one")])
+def test_who_is_first_changes_with_each_round(number: int, first: str) -> None:
+    began: list[str] = []
+    in_turns({name: lambda name=name: began.append(name) for name in ("one", "other")}, number)
+    assert began[0] == first
