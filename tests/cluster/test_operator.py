@@ -1,23 +1,28 @@
 """One job from `kubectl apply` to its end, on a real cluster, with the operator's own rights and `restricted` pods."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.cluster.background import Background
 from tests.support.cluster.operated import LONG, Job, Operator, manifest
 from tests.support.cluster.pods import Namespace
 
 
 @pytest.mark.timeout(900)
-def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Operator) -> None:
+def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Operator, tmp_path: Path) -> None:
     job = Job(namespace, "digits")
     namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))
-    job.trains()
-    job.becomes(lambda: "2/2" in namespace("get", "dtj", "digits"), "its full size, as kubectl shows it")
-    shown = namespace("get", "dtj", "digits")
-    assert [word in shown for word in ("PHASE", "WORKERS", "STEP", "LOSS", "BEST", "Running")] == [True] * 6
-    job.reaches("Succeeded", seconds=800)
+    # It trains for half a minute: only a watch is sure to see every status that is written.
+    with Background(tmp_path / "shown.txt") as watch:
+        watch.run(["kubectl", "-n", namespace.name, "get", "dtj", "digits", "--watch"])
+        job.reaches("Succeeded", seconds=800)
+        watch.becomes(lambda: "Succeeded" in watch.log(), "its end, as kubectl shows it", 60.0)
+    head, *rows = [line.split() for line in watch.log().splitlines()]
+    assert head[1:6] == ["PHASE", "WORKERS", "STEP", "LOSS", "BEST"]
+    assert any(row[1:3] == ["Running", "2/2"] for row in rows), rows
 
     status = job.status
     assert status["bestCheckpoint"]["metric"] == "accuracy"
