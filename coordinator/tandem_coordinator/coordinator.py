@@ -57,13 +57,15 @@ from tandem_coordinator.straggler import StragglerWatch
 
 TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
-CALM_SECONDS = 0.25
+CALM_SECONDS = 0.5
 """The same while time alone decides nothing. Each tick takes processor time from the ranks of this machine."""
 LEAST_HOLD = 0.8
 """A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
 would otherwise all be back at once."""
 TICK_PAUSE = 3.0
 """After a tick this many times its duration is left to everything else."""
+SHORT_SECONDS = 0.002
+"""A tick that takes less, as that of a small group does, leaves enough by itself."""
 RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
 RECORD_SECONDS = 2.0
@@ -340,7 +342,8 @@ class Coordinator:
             if self.state.open and (idle := self._hangs.idle()) is not None:
                 self._history.say(idle, "warning")
             # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
-            await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * (time.monotonic() - began)))
+            if (took := time.monotonic() - began) > SHORT_SECONDS:
+                await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * took))
             calm = min(CALM_SECONDS, membership.calm_seconds(self.state, time.monotonic()))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(TICK_SECONDS, calm)):

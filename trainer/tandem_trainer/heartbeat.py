@@ -58,7 +58,7 @@ REFUSED_SECONDS = 10.0
 STACKS_SECONDS = 2.0
 """How long a group that hangs is kept for the stacks of its ranks."""
 BARRIER_SECONDS = 1.0
-"""torchrun looks at its ranks 20 times a second: so long after they have ended well it is in its exit barrier."""
+"""torchrun looks at ranks that end 20 times a second: so long after they have ended well it is in its exit barrier."""
 LEAVE_SECONDS = 2.0
 """For the last message."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -216,6 +216,12 @@ class Heartbeat(threading.Thread):
         with self._changed:
             if self._ranks is not None:
                 self._ranks.told(codes)
+
+    def rest(self, seconds: float) -> None:
+        """Wait until torchrun has something to look at: a rank has ended, the generation is closed, or this agent is to
+        end. No longer than `seconds`, and not at all while the ranks start."""
+        with self._changed:
+            self._changed.wait_for(self._is_eventful, seconds)
 
     def leave(self, finished: bool = False) -> None:
         """Say good-bye, if the coordinator answers in time, and stop.
@@ -445,10 +451,16 @@ class Heartbeat(threading.Thread):
             seen = self._watch(deadline - time.monotonic())
             return seen if self._verdict() == told else None
 
+    def _is_eventful(self) -> bool:
+        ended = self._closed or self._end is not None or self._asked is not None
+        return ended or self._ranks is None or not self._ranks.all_run
+
     def _watch(self, seconds: float) -> tuple[list[int], float]:
         if self._ranks is None:
             return [self._wake_read, self._signals_read], seconds
         self._ranks.watch()
+        if not self._ranks.all_run:
+            self._changed.notify_all()
         patience = seconds if self._ranks.settled else min(seconds, WATCH_SECONDS)
         return [self._wake_read, self._signals_read, *self._ranks.descriptors], patience
 

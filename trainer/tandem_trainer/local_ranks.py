@@ -111,6 +111,11 @@ class LocalRanks:
         return len(self._seen) == len(self._views) and (self._abort_at is None or not self._pidfds)
 
     @property
+    def all_run(self) -> bool:
+        """Whether all ranks are there, none has ended, and the kernel says when one does."""
+        return len(self._pidfds) == len(self._views) and not self._codes
+
+    @property
     def gone(self) -> bool:
         """Whether all ranks were there and have ended."""
         return len(self._codes) == len(self._views)

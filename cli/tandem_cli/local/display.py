@@ -120,6 +120,8 @@ class Written:
 
 SECONDS = 0.5
 """Between two questions."""
+CALM_SECONDS = 2.0
+"""The same while nobody waits for what is new: an answer takes the coordinator and us 2 ms of a core."""
 TIMEOUT = 2.0
 """For one answer."""
 
@@ -130,19 +132,29 @@ class Watch:
     def __init__(self, endpoint: str, token: str) -> None:
         self.newest: Snapshot | None = None
         self._client = CoordinatorClient(endpoint, token, timeout=TIMEOUT)
-        self._stop = threading.Event()
+        self._is_calm = False
+        self._closed = False
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
 
+    def calm(self, is_calm: bool) -> None:
+        """Ask less often, or often again, which begins at once."""
+        before, self._is_calm = self._is_calm, is_calm
+        if before and not is_calm:
+            self._hurry.set()
+
     def close(self) -> None:
         """Stop asking."""
-        self._stop.set()
+        self._closed = True
+        self._hurry.set()
         self._thread.join(2 * TIMEOUT)
 
     def _watch(self) -> None:
-        while not self._stop.is_set():
+        while not self._closed:
             # A coordinator that is being started again does not answer for a second; the last snapshot stays.
             with suppress(Unreachable, Refused):
                 self.newest = self._client.status()
-            self._stop.wait(SECONDS)
+            if self._hurry.wait(CALM_SECONDS if self._is_calm else SECONDS):
+                self._hurry.clear()
         self._client.close()

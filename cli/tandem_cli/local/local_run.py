@@ -7,6 +7,7 @@ The first seconds of a run must not be silent, so the latter is told in a few wo
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -221,7 +222,9 @@ def members_at_work(snapshot: Snapshot | None) -> list[str]:
 
 
 TICK_SECONDS = 0.1
-"""Between two looks at the children."""
+"""Between two looks at the children, and at what is new."""
+CALM_SECONDS = 1.0
+"""The same while all run and nobody watches a picture: each look takes time of a core that a rank may want."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STALE_SECONDS = 3.0
 """So soon after a start, the coordinator may still speak of the life before."""
@@ -231,24 +234,41 @@ OUTPUT_SECONDS = 0.5
 
 
 class Requests:
-    """How often the user asked to stop, by signal."""
+    """How often the user asked to stop, by signal; and the signals that there is something to look at."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._signals: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal handler. It takes no lock: the main thread, which it interrupts, may hold it."""
-        self.count += 1
+        self.count += number in STOP_SIGNALS
 
     @contextmanager
     def caught(self) -> Iterator[Self]:
-        """Take the signals that would end this process."""
-        before = {number: signal.signal(number, self) for number in STOP_SIGNALS}
+        """Take the signals that would end this process, and those that a child has ended."""
+        reads, writes = os.pipe()
+        for end in (reads, writes):
+            os.set_blocking(end, False)
+        before = {number: signal.signal(number, self) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        others = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        self._signals = reads
         try:
             yield self
         finally:
+            self._signals = None
+            signal.set_wakeup_fd(others)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            os.close(reads)
+            os.close(writes)
+
+    def wait(self, seconds: float) -> None:
+        """Until one of these signals comes, and no longer than that."""
+        if self._signals is None:
+            time.sleep(min(seconds, TICK_SECONDS))
+        elif select.select([self._signals], [], [], seconds)[0]:
+            os.read(self._signals, 4096)
 
 
 class LocalRun:
@@ -287,7 +307,10 @@ class LocalRun:
         try:
             self._guard()
             while not self._step(time.monotonic()):
-                time.sleep(TICK_SECONDS)
+                calm = self._is_calm
+                if self._watch is not None:
+                    self._watch.calm(calm)
+                self._requests.wait(CALM_SECONDS if calm else TICK_SECONDS)
             self._display.end(self._last())
         finally:
             self._close()
@@ -302,6 +325,13 @@ class LocalRun:
         return any(isinstance(action, Finish) for action in actions)
 
     # What is so
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether signals alone tell of whatever has to be done at once."""
+        if self._display.draws or self._requests.count or not all(child.running for child in self.children.values()):
+            return False
+        return not self._waiting(self._watch.newest if self._watch else None)
 
     def _look(self, now: float) -> None:
         for name, child in self.children.items():

@@ -1,12 +1,18 @@
-"""What a run says that it waits for."""
+"""What a run waits for, what it says of that, and what wakes it."""
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from tandem.status import MemberView, Snapshot, Status
 from tandem.supervision import Child
-from tandem_cli.local.local_run import Asked, leaving_for, waiting_for
+from tandem_cli.local import display
+from tandem_cli.local.local_run import Asked, Requests, leaving_for, waiting_for
+from tests.support.waiting import until
 
 WORKER = Child(name="worker-0", role="agent").started(0.0)
 EVALUATOR = Child(name="evaluator-0-0", role="evaluator").started(0.0)
@@ -57,3 +63,40 @@ def test_a_script_that_is_stopped_saves_on_its_own() -> None:
     assert leaving_for([WORKER], asked, None, requests=1, silent=True) == (
         "ending the script: 1 worker leaving; Ctrl-C again leaves at once"
     )
+
+
+def test_an_end_and_a_request_are_looked_at_at_once() -> None:
+    requests = Requests()
+    with requests.caught():
+        with subprocess.Popen([sys.executable, "-c", ""]):
+            requests.wait(1e6)
+        assert requests.count == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        requests.wait(1e6)
+        assert requests.count == 1
+
+
+def test_who_asked_less_often_asks_at_once_when_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def status(self) -> Snapshot:
+            asked.append(display.time.monotonic())
+            return Snapshot(job="mine", time=0.0, status=Status(phase="Running"))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(display, "CoordinatorClient", Client)
+    monkeypatch.setattr(display, "SECONDS", 1e6)
+    monkeypatch.setattr(display, "CALM_SECONDS", 1e6)
+    watch = display.Watch("127.0.0.1:1", "token")
+    until(lambda: asked, "the first question")
+    watch.calm(True)
+    watch.calm(False)
+    until(lambda: len(asked) == 2, "another one, at once")
+    watch.close()
+    assert len(asked) == 2

@@ -1,18 +1,25 @@
 """The agent's conversation with its coordinator, where answers and wishes cross."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from tandem.coordinator_client import CoordinatorClient, Refused
+from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused
 from tandem.exitcode import ExitCode
 from tandem.protocol import Answer, Member, Membership, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer import heartbeat
 from tandem_trainer.heartbeat import Heartbeat
-from tests.support.waiting import SECONDS
+from tandem_trainer.local_ranks import LocalRanks
+from tests.support.waiting import SECONDS, until
 
 
 class Coordinator:
@@ -123,3 +130,51 @@ def test_who_is_done_when_the_others_begin_anew_holds_them_up_for_a_moment(
         now[0] += 0.3
     speaker._look_at_exit_barrier()
     assert left == [ExitCode.PEER_LOST]
+
+
+class Patient(Coordinator):
+    """Holds what a running agent says until that has something else to say."""
+
+    def sync(self, message: Sync, until: Callable[[socket.socket, float], bool] | None = None) -> Answer:  # type: ignore[override]
+        if message.state != "running" or until is None:
+            return super().sync(message)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert not until(ours, SECONDS)
+        raise GivenUp
+
+
+RANK = """
+import sys
+from tandem_trainer.pulse import Pulse
+Pulse.open_for_rank(phase="script").beat(step=1)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("ends", ["rank", "agent"])
+def test_torchrun_rests_while_its_ranks_run_and_nobody_has_to_go(tmp_path: Path, ends: str) -> None:
+    speaker = agent(tmp_path, Patient())
+    speaker.start()
+    assert speaker.enter(4000, "Started") is not None
+    ranks = LocalRanks(1, 1)
+    speaker.watch(ranks)
+    # It returns at once: of a rank that has not begun, nothing is heard.
+    speaker.rest(1e6)
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", RANK], env=variables, stdin=subprocess.PIPE) as rank:
+        until(lambda: ranks.all_run, "a rank that runs")
+        torchrun = threading.Thread(target=speaker.rest, args=(1e6,), daemon=True)
+        torchrun.start()
+        speaker.rest(0.1)
+        assert torchrun.is_alive()
+        if ends == "rank":
+            rank.kill()
+        else:
+            # What the kernel's signal leaves in the wake-up descriptor.
+            speaker._note(signal.SIGTERM, None)
+            os.write(speaker._signals_write, bytes([signal.SIGTERM]))
+        torchrun.join(SECONDS)
+        assert not torchrun.is_alive()
+        rank.kill()
+    speaker.leave()
