@@ -21,7 +21,7 @@ from tandem_cli.packing import packed
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import PulseView
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
-from tests.support import manifests
+from tests.support import SCRIPTS, manifests
 from tests.support.waiting import until
 from tests.support.warm import warm_command, warm_environment
 
@@ -136,6 +136,13 @@ def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_pat
     assert agent.errors.count("said on stderr") == 2
     assert "leaked" not in agent.errors
     assert "Warning" not in agent.errors
+
+
+def test_the_heap_of_a_rank_keeps_what_a_step_frees(start: Any, tmp_path: Path) -> None:
+    agent = start(str(SCRIPTS / "page_faults.py"), "nobody", *["1"] * 60)
+    assert agent.process.wait(120) == 0, agent.errors
+    pages = int((tmp_path / "stdout").read_text())
+    assert pages < 200, "of 76,800 that glibc would ask for by itself; seen: none to 3"
 
 
 def test_a_module_runs_too(start: Any, tmp_path: Path) -> None:

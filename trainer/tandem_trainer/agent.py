@@ -40,6 +40,7 @@ from tandem.requirements import code_of
 from tandem.rundir.layout import RunDir
 from tandem_trainer.agent_log import log, log_to_stderr
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.malloc import begin_adapted
 from tandem_trainer.open_files import close_files
 from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks
@@ -311,7 +312,9 @@ def _run_file(script: ModuleType, given: str) -> None:
 
 
 def _accompany() -> None:
-    """Let the agent see a script that knows nothing of it: its processor use, that it is stopped, where it hangs."""
+    """Let the agent see a script that knows nothing of it: its processor use, that it is stopped, where it hangs. And
+    spare it the page faults that a fork brings."""
+    begin_adapted()
     if (pulse := Pulse.open_for_rank(phase=SCRIPT)) is not None:
         answer_with_stacks(pulse.stacks)
 

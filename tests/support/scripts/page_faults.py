@@ -1,7 +1,8 @@
 """Allocates and frees the same blocks step after step, and prints how many new pages the system had to give.
 
 Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `large` and
-`small`: that and then fsdp with a model of this size, `nobody`), and the sizes of the blocks in MiB.
+`small`: that and then fsdp with a model of this size, `adapted`: a script's rank, `nobody`), and the sizes of the
+blocks in MiB.
 """
 
 import ctypes
@@ -45,6 +46,10 @@ else:
         from tandem_trainer.malloc import keep_freed_memory
 
         assert keep_freed_memory()
+    if sys.argv[1] == "adapted":
+        from tandem_trainer.malloc import begin_adapted
+
+        print(begin_adapted(), file=sys.stderr)
     if sys.argv[1] in ("large", "small"):
         import torch
         import torch.distributed as dist

@@ -37,3 +37,11 @@ def test_a_trainer_keeps_them_without_being_asked() -> None:
 def test_under_fsdp_large_blocks_of_a_large_model_return_to_the_system() -> None:
     assert new_pages("large", [2] * 30) > 0.9 * STEPS * 60 * PAGES
     assert new_pages("small", [2] * 30) < FEW
+
+
+def test_the_rank_of_a_script_keeps_a_little_and_gives_the_rest_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert new_pages("adapted", SMALL) < FEW
+    assert new_pages("adapted", [2] * 60) > 0.9 * STEPS * 120 * PAGES
+    assert new_pages("adapted", LARGE) > 0.9 * STEPS * sum(LARGE) * PAGES
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(2**20))
+    assert new_pages("adapted", SMALL) > 0.9 * STEPS * 60 * PAGES, "the environment counts"
