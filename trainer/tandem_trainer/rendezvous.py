@@ -47,6 +47,7 @@ from tandem.protocol import Membership
 from tandem.rundir.layout import RunDir
 from tandem.script import STEP_LOG
 from tandem_trainer.agent_log import log, log_to_stderr
+from tandem_trainer.gpu_watch import GpuWatch
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
@@ -118,7 +119,8 @@ class TandemRendezvous(RendezvousHandler):
             os.environ[GLOO] = interface
         self._cut_off = False
         remove_leavings()
-        _hear_failures(self._heartbeat.ended)
+        _hear_of_ranks(self._heartbeat.started, self._heartbeat.ended)
+        self._gpus = GpuWatch()
         self._heartbeat.hear_signals()
         self._heartbeat.start()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
@@ -234,7 +236,9 @@ class TandemRendezvous(RendezvousHandler):
 
     def _start(self, membership: Membership) -> None:
         """Prepare for the ranks that torchrun is about to start; they inherit this process's environment."""
-        ranks = LocalRanks(membership.generation, self._processes)
+        before = membership.members[: self._index(membership)]
+        first_rank = sum(member.processes for member in before)
+        ranks = LocalRanks(membership.generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(membership.generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
@@ -257,16 +261,25 @@ def gloo_interface(address: str) -> str | None:
     return next((name for name, own in interfaces if any(one.address == address for one in own)), None)
 
 
-def _hear_failures(tell: Callable[[Mapping[int, int]], None]) -> None:
-    """Be told how ranks failed: torchrun tells its rendezvous that they have, and not how."""
-    looked = PContext.wait
+_Tell = Callable[[Mapping[int, int]], None]
+
+
+def _hear_of_ranks(tell_started: _Tell, tell_failed: _Tell) -> None:
+    """Be told which processes ranks are, and how they failed: torchrun tells its rendezvous that they have, and not
+    how."""
+    began, looked = PContext.start, PContext.wait
+
+    def start(context: PContext) -> None:
+        began(context)
+        tell_started(context.pids())
 
     def wait(context: PContext, *arguments: float, **named: float) -> RunProcsResult | None:
         found = looked(context, *arguments, **named)
         if found is not None and found.failures:
-            tell({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
+            tell_failed({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
         return found
 
+    PContext.start = start  # type: ignore[method-assign,assignment]
     PContext.wait = wait  # type: ignore[method-assign,assignment]
 
 
