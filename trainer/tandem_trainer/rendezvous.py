@@ -119,10 +119,11 @@ class TandemRendezvous(RendezvousHandler):
             os.environ[GLOO] = interface
         self._cut_off = False
         remove_leavings()
-        _hear_of_ranks(self._heartbeat.started, self._heartbeat.ended)
-        self._gpus = GpuWatch()
+        _hear_failures(self._heartbeat.ended)
         self._heartbeat.hear_signals()
         self._heartbeat.start()
+        _hear_starts(self._heartbeat)
+        self._gpus = GpuWatch()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
         atexit.register(self._heartbeat.leave)
 
@@ -261,25 +262,16 @@ def gloo_interface(address: str) -> str | None:
     return next((name for name, own in interfaces if any(one.address == address for one in own)), None)
 
 
-_Tell = Callable[[Mapping[int, int]], None]
-
-
-def _hear_of_ranks(tell_started: _Tell, tell_failed: _Tell) -> None:
-    """Be told which processes ranks are, and how they failed: torchrun tells its rendezvous that they have, and not
-    how."""
-    began, looked = PContext.start, PContext.wait
-
-    def start(context: PContext) -> None:
-        began(context)
-        tell_started(context.pids())
+def _hear_failures(tell: Callable[[Mapping[int, int]], None]) -> None:
+    """Be told how ranks failed: torchrun tells its rendezvous that they have, and not how."""
+    looked = PContext.wait
 
     def wait(context: PContext, *arguments: float, **named: float) -> RunProcsResult | None:
         found = looked(context, *arguments, **named)
         if found is not None and found.failures:
-            tell_failed({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
+            tell({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
         return found
 
-    PContext.start = start  # type: ignore[method-assign,assignment]
     PContext.wait = wait  # type: ignore[method-assign,assignment]
 
 
@@ -293,6 +285,17 @@ def _serve(membership: Membership, listener: socket.socket) -> Store:
         master_listen_fd=listener.detach(),
         timeout=timedelta(seconds=OPERATION_SECONDS),
     )
+
+
+def _hear_starts(heartbeat: Heartbeat) -> None:
+    """Be told which processes the ranks are: a script of the user's own may say nothing."""
+    began = PContext.start
+
+    def start(context: PContext) -> None:
+        began(context)
+        heartbeat.started(context.pids())
+
+    PContext.start = start  # type: ignore[method-assign,assignment]
 
 
 def _listen(address: str, ports: Ports | None) -> socket.socket:
