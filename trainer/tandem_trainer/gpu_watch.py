@@ -56,7 +56,8 @@ class GpuWatch:
         self._pids: dict[int, int] = {}
         self._uses: dict[int, tuple[int, GpuUse]] = {}
         visible = os.environ.get(VISIBLE)
-        self._may_see = visible is None or visible.strip() not in ("", "-1")
+        self.absent = visible is not None and visible.strip() in ("", "-1")
+        """Whether it is known that there is nothing to look at."""
         self._thread: threading.Thread | None = None
 
     def look(self, pids: Mapping[int, int]) -> dict[int, GpuUse]:
@@ -65,7 +66,7 @@ class GpuWatch:
         Args:
             pids: the processes of the ranks that say nothing of their GPU.
         """
-        if not self._may_see:
+        if self.absent:
             return {}
         with self._changed:
             self._pids = dict(pids)
@@ -84,6 +85,7 @@ class GpuWatch:
                 self._changed.wait_for(lambda: self._pids)
                 pids = self._pids
             if nvml is None and (nvml := load()) is None:
+                self.absent = True
                 return
             uses = {}
             for local_rank, pid in pids.items():

@@ -172,7 +172,8 @@ class LocalRanks:
     def reports(self) -> list[RankReport]:
         """What the ranks say of themselves, for the coordinator."""
         reports = []
-        gpus = {} if self._gpus is None else self._gpus.look(self._silent_of_gpu())
+        watch = self._gpus
+        gpus = {} if watch is None or watch.absent else watch.look(self._silent_of_gpu())
         for local_rank, view in enumerate(self._views):
             seen = gpus.get(local_rank)
             if (beat := view.beat()) is None:

@@ -133,6 +133,16 @@ def test_nobody_is_asked_while_all_ranks_speak_for_themselves(nvml: Nvml, driver
     assert nvml.asked.count("GPU-a") <= 1, "the one sample that was on its way"
 
 
+def test_where_all_ranks_have_spoken_within_a_second_nvml_is_not_even_loaded(
+    nvml: Nvml, driver: str, start: Start
+) -> None:
+    watch = GpuWatch()
+    watch.look({0: start(driver).pid})
+    watch.look({})
+    until(lambda: watch._changed._waiters, "its thread's sleep")  # type: ignore[attr-defined]
+    assert nvml.begun == 0
+
+
 @pytest.mark.parametrize("broken", ["no pynvml", "no driver"])
 def test_where_there_is_no_nvml_it_is_asked_for_once(
     nvml: Nvml, driver: str, start: Start, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -145,6 +155,7 @@ def test_where_there_is_no_nvml_it_is_asked_for_once(
     thread = watch._thread
     assert thread is not None
     until(lambda: not thread.is_alive(), "the end of its thread")
+    assert watch.absent
     assert watch.look(pids) == {}
     assert watch._thread is thread
     assert nvml.begun == (0 if broken == "no pynvml" else 1)
@@ -156,6 +167,7 @@ def test_who_may_see_no_gpu_asks_for_none(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     watch = GpuWatch()
+    assert watch.absent
     assert watch.look({0: start(driver).pid}) == {}
     assert watch._thread is None
 
@@ -178,7 +190,8 @@ def test_what_a_rank_says_itself_counts_and_one_without_a_pulse_is_reported_of_f
     nvml: Nvml, driver: str
 ) -> None:
     kinds = ["says", "says nothing", "has no pulse", "is ours", "has not started"]
-    ranks = LocalRanks(1, len(kinds), first_rank=10, gpus=GpuWatch())
+    watch = GpuWatch()
+    ranks = LocalRanks(1, len(kinds), first_rank=10, gpus=watch)
     with ExitStack() as stack:
         pids = {}
         for local_rank, kind in enumerate(kinds[:-1]):
@@ -207,8 +220,14 @@ def test_what_a_rank_says_itself_counts_and_one_without_a_pulse_is_reported_of_f
         mute = next(one for one in ranks.reports() if one.rank == 12)
         assert (mute.step, mute.phase, mute.script, mute.saves, mute.cpu) == (0, "script", True, False, None)
         assert mute.used_before is not None
+
+    def watched() -> set[int]:
+        ranks.watch()
+        assert 13 in [one.rank for one in ranks.reports()]
+        return {*watch._pids}
+
+    until(lambda: watched() == {2}, "the end of those whose end is seen")
     until(lambda: 12 not in [one.rank for one in ranks.reports()], "the end of a rank without a pulse")
     ranks.close()
     assert set(nvml.asked) <= {"GPU-a", "GPU-b", "GPU-c"}
-    assert ranks._gpus is not None
-    assert ranks._gpus._pids == {}
+    assert watch._pids == {}
