@@ -41,7 +41,8 @@ class Device:
     def __init__(self, nvml: ModuleType, visible: str | None, index: int) -> None:
         self._nvml = nvml
         self._handle: Any = None
-        with suppress(nvml.NVMLError):
+        # A name of strange letters is no name.
+        with suppress(nvml.NVMLError, ValueError):
             self._handle = _handle(nvml, visible, index)
 
     def sample(self) -> tuple[float, int] | None:

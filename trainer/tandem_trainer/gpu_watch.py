@@ -1,10 +1,11 @@
 """The GPUs of ranks that say nothing of theirs, as the agent sees them: of scripts that start cold, of programs, and of
 scripts that compute on a GPU without torch.
 
-**The rule.** What a rank says of its GPU counts (tandem_trainer.pulse). As long as it says nothing, the agent stands in
-for it, once the rank's process or one below that has CUDA's driver open. So nothing is counted twice, and a GPU that no
-rank uses, or that another job uses, is not reported. Local rank i has the i-th GPU that this process may see, and the
-last one where it may see fewer: as a rank itself counts.
+**The rule.** What a rank says of its GPU counts (tandem_trainer.pulse). As long as a script says nothing, the agent
+stands in for it, once the rank's process or one below that has CUDA's driver open. So nothing is counted twice, and a
+GPU that no rank uses, or that another job uses, is not reported. Built-in tasks and sessions always say it themselves.
+Local rank i has the i-th GPU that this process may see, and the last one where it may see fewer: as a rank itself
+counts.
 
 **A thread of its own** asks NVML, once a second while there is such a rank. NVML may take seconds to begin, and does
 not answer when a driver hangs; heartbeats must not wait for it, and send what is known. The thread begins a second
