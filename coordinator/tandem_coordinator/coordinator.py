@@ -394,7 +394,7 @@ class Coordinator:
             memory = self._reports.gpu_memory() if owed <= 0 else {}
             used_before = self._reports.used_before(clock.steady) if owed <= 0 else {}
             used_before |= {view.name: round(view.silent_seconds, 2) for view in evaluators if view.cpu is not None}
-            owed = owed if owed > 0 else len(trainer_cpu)
+            owed = owed if owed > 0 else max(len(trainer_cpu), len(gpu))
             self._history.write(
                 records.Sample(
                     time=log_time(),

@@ -211,6 +211,12 @@ class Heartbeat(threading.Thread):
                 self._finish(End(code, "a training process said that trying again is of no use"))
             return "MembershipChanged" if self._closed else verdict
 
+    def started(self, pids: Mapping[int, int]) -> None:
+        """Take in the processes that torchrun has started, by local rank."""
+        with self._changed:
+            if self._ranks is not None:
+                self._ranks.started(pids)
+
     def ended(self, codes: Mapping[int, int]) -> None:
         """Take in how ranks failed, by their local number: exit codes, or minus the signals."""
         with self._changed:

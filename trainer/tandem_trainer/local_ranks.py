@@ -9,6 +9,9 @@ A script of the user's own has no last word and obeys no orders, whether it says
 or nothing. How it ended, torchrun says; and torchrun ends it, with SIGTERM and time to react.
 
 What a rank failed by it leaves in its pulse (tandem_trainer.failure).
+
+Where a script says nothing of its GPU, the agent asks (tandem_trainer.gpu_watch). One that has no pulse is reported of
+only for that.
 """
 
 import fcntl
@@ -28,6 +31,7 @@ from typing import Literal
 from tandem.exitcode import ExitCode
 from tandem.protocol import DEBUGGER, SCRIPT, STARTING, STOPPED, Failure, RankReport
 from tandem_trainer.failure import read
+from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
 from tandem_trainer.warm import forkserver
@@ -64,12 +68,16 @@ class LocalRanks:
     Args:
         generation: its number.
         processes: how many ranks there are.
+        first_rank: the global rank of the first one.
+        gpus: asks about the GPUs of scripts that say nothing of theirs; None asks nobody.
     """
 
-    def __init__(self, generation: int, processes: int) -> None:
+    def __init__(self, generation: int, processes: int, first_rank: int = 0, gpus: GpuWatch | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{generation:06d}-", dir=_memory_folder()))
         self._lock = _lock(self.folder)
         self.generation = generation
+        self._first_rank, self._gpus = first_rank, gpus
+        self._started: dict[int, int] = {}
         self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
         self._pidfds: dict[int, int] = {}
         self._seen: set[int] = set()
@@ -130,6 +138,10 @@ class LocalRanks:
                 return "WorkerFailed"
         return None
 
+    def started(self, pids: Mapping[int, int]) -> None:
+        """Take in which processes torchrun has started, by local rank. Of a rank that is forked warm it is the stub."""
+        self._started = dict(pids)
+
     def told(self, codes: Mapping[int, int]) -> None:
         """Take in what torchrun says of ranks that have failed: exit codes, or minus the signals."""
         for local_rank, code in codes.items():
@@ -165,10 +177,18 @@ class LocalRanks:
     def reports(self) -> list[RankReport]:
         """What the ranks say of themselves, for the coordinator."""
         reports = []
+        watch = self._gpus
+        gpus = {} if watch is None or watch.absent else watch.look(self._silent_of_gpu())
         for local_rank, view in enumerate(self._views):
+            seen = gpus.get(local_rank)
             if (beat := view.beat()) is None:
+                if seen is not None:
+                    reports.append(_without_beats(self._first_rank + local_rank, seen))
                 continue
             usage, cpu = self._used(local_rank, view)
+            gpu, gpu_memory = (None, None) if usage is None else (usage.gpu, usage.gpu_memory_bytes)
+            if seen is not None:
+                gpu, gpu_memory = seen.busy, seen.memory_bytes
             is_script = self._runs_script(local_rank)
             # No step is due of one that has ended well, while others may go on.
             phase = SCRIPT if is_script and local_rank in self._codes else beat.phase
@@ -190,8 +210,8 @@ class LocalRanks:
                     saves=beat.phase != STARTING and not is_script,
                     cpu=cpu,
                     used_before=None if usage is None else max(0.0, round(time.monotonic() - usage.at, 3)),
-                    gpu=None if usage is None else usage.gpu,
-                    gpu_memory_bytes=None if usage is None else usage.gpu_memory_bytes,
+                    gpu=gpu,
+                    gpu_memory_bytes=gpu_memory,
                     trouble=view.trouble(),
                 )
             )
@@ -222,6 +242,8 @@ class LocalRanks:
 
     def close(self) -> None:
         """Let go of them. Those that still live leave."""
+        if self._gpus is not None:
+            self._gpus.look({})
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         self._pidfds.clear()
@@ -277,6 +299,21 @@ class LocalRanks:
     def _runs_script(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()
         return beat is not None and (beat.phase == SCRIPT or self._views[local_rank].runs_script)
+
+    def _silent_of_gpu(self) -> dict[int, int]:
+        """The processes of scripts that run and say nothing of their GPU, by local rank."""
+        pids = {}
+        for local_rank, view in enumerate(self._views):
+            if local_rank in self._codes:
+                continue
+            if (beat := view.beat()) is None:
+                if local_rank in self._started:
+                    pids[local_rank] = self._started[local_rank]
+            elif self._runs_script(local_rank):
+                usage = view.usage()
+                if usage is None or (usage.gpu is None and usage.gpu_memory_bytes is None):
+                    pids[local_rank] = beat.pid
+        return pids
 
     def _is_stopped(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()
@@ -343,6 +380,19 @@ def _memory_folder() -> str | None:
     """A folder in memory, so that a beat never waits for a disk; the usual temporary folder where there is none."""
     memory = "/dev/shm"  # noqa: S108 - mkdtemp makes a private folder in it
     return memory if os.access(memory, os.W_OK) else None
+
+
+def _without_beats(rank: int, seen: GpuUse) -> RankReport:
+    """What is known of a rank that has no pulse."""
+    return RankReport(
+        rank=rank,
+        step=0,
+        phase=SCRIPT,
+        script=True,
+        used_before=max(0.0, round(time.monotonic() - seen.at, 3)),
+        gpu=seen.busy,
+        gpu_memory_bytes=seen.memory_bytes,
+    )
 
 
 def _has_ended(pidfd: int) -> bool:

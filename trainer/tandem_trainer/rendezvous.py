@@ -47,6 +47,7 @@ from tandem.protocol import Membership
 from tandem.rundir.layout import RunDir
 from tandem.script import STEP_LOG
 from tandem_trainer.agent_log import log, log_to_stderr
+from tandem_trainer.gpu_watch import GpuWatch
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
@@ -123,6 +124,8 @@ class TandemRendezvous(RendezvousHandler):
         _look_when_needed(self._heartbeat)
         self._heartbeat.hear_signals()
         self._heartbeat.start()
+        _hear_starts(self._heartbeat)
+        self._gpus = GpuWatch()
         # torchrun does not shut its handler down when it is ended by a signal; the others should know all the same.
         atexit.register(self._heartbeat.leave)
 
@@ -236,7 +239,9 @@ class TandemRendezvous(RendezvousHandler):
 
     def _start(self, membership: Membership) -> None:
         """Prepare for the ranks that torchrun is about to start; they inherit this process's environment."""
-        ranks = LocalRanks(membership.generation, self._processes)
+        before = membership.members[: self._index(membership)]
+        first_rank = sum(member.processes for member in before)
+        ranks = LocalRanks(membership.generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(membership.generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
@@ -287,6 +292,17 @@ def _serve(membership: Membership, listener: socket.socket) -> Store:
         master_listen_fd=listener.detach(),
         timeout=timedelta(seconds=OPERATION_SECONDS),
     )
+
+
+def _hear_starts(heartbeat: Heartbeat) -> None:
+    """Be told which processes the ranks are: a script of the user's own may say nothing."""
+    began = PContext.start
+
+    def start(context: PContext) -> None:
+        began(context)
+        heartbeat.started(context.pids())
+
+    PContext.start = start  # type: ignore[method-assign,assignment]
 
 
 def _listen(address: str, ports: Ports | None) -> socket.socket:

@@ -5,42 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem_trainer.pulse import Gpu
-
-BUSY = {"GPU-a": 91, "GPU-b": 92, "GPU-c": 93, "GPU-d": 94}
-"""In the order in which NVML counts all GPUs of the machine."""
-
-
-class NVMLError(Exception):
-    """As pynvml has it."""
-
-
-class Nvml:
-    """NVML of a node with four GPUs."""
-
-    NVMLError = NVMLError
-
-    def __init__(self) -> None:
-        self.lost: set[str] = set()
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return list(BUSY)[index]
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
-        if name not in BUSY:
-            raise NVMLError
-        return name
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        if handle in self.lost:
-            raise NVMLError
-        return SimpleNamespace(gpu=BUSY[handle])
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(used=BUSY[handle] * 2**20)
+from tandem_trainer.gpu import Gpu
+from tests.support.nvml import Nvml
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tandem_trainer import gpu
 from tandem_trainer.pulse import die_with_parent
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 
@@ -43,7 +44,7 @@ MOST_REQUEST_BYTES = 8 * 2**20
 """A pod's variables may be many; more than the kernel allows for a process's start is not needed."""
 REQUEST_SECONDS = 10.0
 """A stub sends its request at once."""
-DRIVERS = {"/dev/nvidia-uvm", "/dev/kfd"}
+DRIVERS = {gpu.DRIVER, "/dev/kfd"}
 """What a process has open once it has begun to compute on a GPU, and not while it only asks NVML about one."""
 _CREDENTIALS = struct.Struct("3i")
 _ENDING = struct.Struct("2i")

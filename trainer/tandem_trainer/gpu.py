@@ -1,0 +1,95 @@
+"""A GPU as NVML sees it: how busy it is, and how much of its memory is in use.
+
+A rank measures its own with `Gpu`. Of a rank that says nothing of its GPU the agent asks (tandem_trainer.gpu_watch).
+NVML needs no context on the GPU, and takes no memory of it.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable with the GPUs that a process may use, by number or UUID."""
+DRIVER = "/dev/nvidia-uvm"
+"""What a process has open once it has begun to compute on a GPU of NVIDIA, and not while it only asks NVML."""
+
+
+def load() -> ModuleType | None:
+    """NVML, ready to be asked; None where there is none."""
+    try:
+        pynvml = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+class Device:
+    """One GPU.
+
+    Args:
+        visible: what CUDA_VISIBLE_DEVICES says.
+        index: which of those that are visible; the last one where there are fewer.
+    """
+
+    def __init__(self, nvml: ModuleType, visible: str | None, index: int) -> None:
+        self._nvml = nvml
+        self._handle: Any = None
+        # A name of strange letters is no name.
+        with suppress(nvml.NVMLError, ValueError):
+            self._handle = _handle(nvml, visible, index)
+
+    def sample(self) -> tuple[float, int] | None:
+        """Utilization from 0 to 1 and bytes in use; None from the first time on that one of them is not known."""
+        if self._handle is None:
+            return None
+        try:
+            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
+            return busy, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            # A partition of a GPU has no utilization of its own, a lost GPU has nothing: neither comes back.
+            self._handle = None
+            return None
+
+
+class Gpu:
+    """The GPU of this rank: found at the first sample after torch has begun to use CUDA."""
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._absent = False
+
+    def sample(self) -> tuple[float | None, int | None]:
+        """Utilization from 0 to 1 and bytes in use; None for what is not known."""
+        if self._device is None and not self._absent:
+            self._find()
+        found = None if self._device is None else self._device.sample()
+        return (None, None) if found is None else found
+
+    def _find(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        if (nvml := load()) is None:
+            self._absent = True
+            return
+        # Not current_device(): that is a property of the calling thread, and this is not the training thread.
+        index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
+        self._device = Device(nvml, os.environ.get(VISIBLE), index)
+
+
+def _handle(nvml: ModuleType, visible: str | None, index: int) -> Any:
+    """NVML counts all GPUs of the machine, CUDA those that are visible; a visible one has a number or a UUID."""
+    if not visible:
+        return nvml.nvmlDeviceGetHandleByIndex(min(index, nvml.nvmlDeviceGetCount() - 1))
+    names = visible.split(",")
+    name = names[min(index, len(names) - 1)].strip()
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)
