@@ -113,7 +113,7 @@ class CoordinatorClient:
         return _read(Snapshot, self._request("GET", "/status", MOST_STATUS_BYTES))
 
     def wish(self, replicas: int) -> None:
-        """Say how many replicas are wished for from now on.
+        """Ask for another number of replicas, from now on.
 
         Raises:
             Unreachable: see there.

@@ -15,6 +15,7 @@ from tests.support import SCRIPTS, manifests
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import LOOK_SECONDS, Job, Operator, sample_digests, training_records
 from tests.support.cluster.pods import Namespace
+from tests.support.libraries import SAVED
 from tests.support.processes import tandem
 from tests.support.ranks import run, sample_ids
 from tests.support.waiting import until
@@ -93,16 +94,7 @@ def executed(job: Job, pod: str, *words: str) -> None:
     job.namespace("exec", pod, "--container=worker", "--", *words, check=False)
 
 
-@pytest.mark.parametrize(
-    ("library", "watch"),
-    [
-        ("ddp", "state-*.pt"),
-        ("trainer", "checkpoint-*"),
-        ("sft", "checkpoint-*"),
-        ("lightning", "saved/*.ckpt"),
-        ("accelerate", "state-*"),
-    ],
-)
+@pytest.mark.parametrize(("library", "watch"), SAVED.items())
 def test_an_unchanged_script_is_killed_and_resumes_with_other_numbers_of_workers_and_is_evaluated_meanwhile(
     namespace: Namespace, operator: Operator, libraries: str, tmp_path: Path, library: str, watch: str
 ) -> None:

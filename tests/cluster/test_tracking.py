@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.timeout(1800), pytest.mark.full("charts", "coordinator
 
 EVERY = 50
 EPOCHS = 250
-"""So many that it still trains when the server is back: at the end the coordinator tries once more, and leaves."""
+"""So many that it still trains when the server is back: what was missed arrives before the end."""
 SERVER = "deployment/tandem-mlflow"
 
 # By MLflow's own client, in the server's pod: its policy lets nobody else in.

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.support import SCRIPTS
+from tests.support.libraries import SAVED
 from tests.support.local_run import LocalRun, evaluations
 from tests.support.waiting import until
 
@@ -37,16 +38,7 @@ def manifest(folder: Path, library: str, watch: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("library", "watch"),
-    [
-        ("ddp", "state-*.pt"),
-        ("trainer", "checkpoint-*"),
-        ("sft", "checkpoint-*"),
-        ("lightning", "saved/*.ckpt"),
-        ("accelerate", "state-*"),
-    ],
-)
+@pytest.mark.parametrize(("library", "watch"), SAVED.items())
 def test_it_is_killed_and_resumes_with_other_numbers_of_workers_and_is_evaluated_meanwhile(
     tmp_path: Path, library: str, watch: str
 ) -> None:

@@ -17,8 +17,8 @@ import gc
 import importlib
 import io
 import itertools
+import json
 import os
-import pickle
 import random
 import runpy
 import shutil
@@ -27,6 +27,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -140,17 +141,17 @@ def _code() -> Code | None:
 def _tell(writes: int, code: Code | None) -> None:
     """Tell the fork server where the job's code is."""
     # A server that has ended needs no word: ranks then start the ordinary way.
-    with suppress(BrokenPipeError), os.fdopen(writes, "wb") as pipe:
-        pickle.dump(code, pipe)
+    with suppress(BrokenPipeError), os.fdopen(writes, "w") as pipe:
+        json.dump(None if code is None else asdict(code), pipe, default=str)
 
 
 def _work_as_told(reads: int, writes: int) -> bool:
     """In the fork server, work in the job's code, which ranks find as PYTHONPATH has others find it; always True."""
     os.close(writes)
-    with os.fdopen(reads, "rb") as pipe:
-        # Of this process's own parent, and of nobody else.
-        code: Code | None = pickle.load(pipe)  # noqa: S301
-    if code is not None:
+    with os.fdopen(reads) as pipe:
+        told = json.load(pipe)
+    if told is not None:
+        code = Code(Path(told["folder"]), *(tuple(map(Path, told[name])) for name in ("packages", "programs")))
         code.enter()
         sys.path[1:1] = code.places
     return True
