@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer")]
 STEPS = 50
 LOOP = {"globalBatchSize": 6, "maxSteps": STEPS, "epochs": 99, "gradientClipNorm": 1.0, "emaDecay": 0.9}
 PIPELINE = {"strategy": "pipeline", "pipeline": {"stages": 2, "chunks": 3}}
+ZERO_BUBBLE = {"schedule": "zeroBubble", "splitAt": ["model.layers.0", "model.layers.1", "model.norm"]}
 
 
 def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunDir:
@@ -28,7 +29,9 @@ def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunD
     model, data = path.parent / "model", path.parent / "texts.jsonl"
     if not model.exists():
         pretrained(model, kind)
-        texts = ("".join(f"{word} {number} " for word in ("one", "and", "two")[: 1 + number % 3]) for number in range(90))
+        texts = (
+            "".join(f"{word} {number} " for word in ("one", "and", "two")[: 1 + number % 3]) for number in range(90)
+        )
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     trainer = {
         "task": "causal-lm",
@@ -39,11 +42,20 @@ def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunD
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, **more))
 
 
+def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
+    """Train until there is another one at least, then kill the last rank."""
+    known = len(rundir.checkpoint_names())
+    with Ranks(rundir, ranks) as group:
+        until(lambda: len(rundir.checkpoint_names()) > known, "a checkpoint")
+        os.kill(group.processes[-1].pid, signal.SIGKILL)
+        group.finish()
+
+
 @pytest.mark.parametrize(
     ("kind", "loop", "ranks"),
     [
         pytest.param("qwen2", {"activationCheckpointing": True}, 4, id="tied-and-data"),
-        pytest.param("llama", {"pipeline": {"schedule": "zeroBubble", "splitAt": ["model.layers.0", "model.layers.1", "model.norm"]}}, 2, id="zero-bubble"),
+        pytest.param("llama", {"pipeline": ZERO_BUBBLE}, 2, id="zero-bubble"),
     ],
 )
 def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: dict[str, Any], ranks: int) -> None:
@@ -62,16 +74,12 @@ def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: 
 
 def test_they_go_on_from_another_strategy_and_it_from_them(tmp_path: Path) -> None:
     """Killed in between."""
-    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}}
+    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "maxSteps": 100}
     undisturbed = job(tmp_path / "undisturbed", "qwen2", adam)
     run(undisturbed)
     for loop, ranks, processes in (({"strategy": "fsdp"}, 2, 1), (PIPELINE, 2, 2)):
         killed = job(tmp_path / "killed", "qwen2", adam | loop, processes)
-        known = len(killed.checkpoint_names())
-        with Ranks(killed, ranks) as group:
-            until(lambda: len(killed.checkpoint_names()) > known, "a checkpoint")
-            os.kill(group.processes[-1].pid, signal.SIGKILL)
-            group.finish()
+        kill_after_a_checkpoint(killed, ranks)
         assert not killed.ended()
     run(job(tmp_path / "killed", "qwen2", adam))
     assert [record["worldSize"] for record in records(killed, "start")] == [2, 2, 1]

@@ -94,7 +94,11 @@ def test_layers_that_are_computed_again_stay_so(tmp_path: Path) -> None:
         layer.forward = counted
     parts = decoder_parts(model)
     assert calls == [], "layers are not computed to see how they are called"
-    run([*parts.values()], (), {"input_ids": torch.zeros(1, 4, dtype=torch.int64), "position_ids": torch.arange(4)[None]})
+    run(
+        [*parts.values()],
+        (),
+        {"input_ids": torch.zeros(1, 4, dtype=torch.int64), "position_ids": torch.arange(4)[None]},
+    )
     assert calls == [0, 1]
 
 

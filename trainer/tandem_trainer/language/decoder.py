@@ -42,7 +42,8 @@ def decoder_parts(model: "PreTrainedModel") -> dict[str, nn.Module]:
         raise _refusal(model, "has another layout than embed_tokens, layers, norm and a last layer")
     if not is_last(model, head):
         raise _refusal(model, "does more with hidden states and logits than to pass them through its last layer")
-    assert isinstance(embedding, nn.Module) and isinstance(norm, nn.Module)
+    assert isinstance(embedding, nn.Module)
+    assert isinstance(norm, nn.Module)
     rotary = getattr(base, "rotary_emb", None)
     try:
         calls = _calls(base, embedding, layers, norm, rotary)
@@ -131,7 +132,8 @@ def _calls(
         states.append(torch.zeros(1, 2, 4))
         return states[-1]
 
-    stand_ins = [(embedding, embed), (norm, end), *((one, partial(run, number)) for number, one in enumerate(layers))]
+    stand_ins: list[tuple[nn.Module, Callable[..., Any]]] = [(embedding, embed), (norm, end)]
+    stand_ins += [(layer, partial(run, number)) for number, layer in enumerate(layers)]
     stand_ins += [] if rotary is None else [(rotary, turn)]
     with ExitStack() as stack:
         for module, stand_in in stand_ins:

@@ -373,7 +373,7 @@ class FineTuning(Task[Config]):
             raise ConfigurationError(f"{PARAMETERS}.packing: strategy: pipeline takes rows of one length; say true")
         if self.config.lora is not None:
             raise ConfigurationError(
-                f"{PARAMETERS}.lora: strategy: pipeline trains all weights, and no adapters; take strategy: fsdp for them"
+                f"{PARAMETERS}.lora: strategy: pipeline trains all weights, and no adapters; take fsdp for them"
             )
         found = decoder_parts(model)  # type: ignore[arg-type]
         self._is_cut = True
