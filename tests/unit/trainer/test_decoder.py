@@ -1,6 +1,7 @@
 """A pretrained model in parts: they are its forward pass, and a model with another one is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tandem_trainer.language.decoder import decoder_parts
 from tandem_trainer.language.fine_tuning import Config, FineTuning
 from tandem_trainer.language.packing import mask, mask_at, positions
 from tandem_trainer.strategies.stages import Answer, inputs_of, run
+from tandem_trainer.task_check import wrong
+from tests.support import manifests
 from tests.support.language import config, pretrained
 
 
@@ -125,9 +128,18 @@ def test_a_model_that_does_more_is_refused_with_what_to_take_instead(kind: str, 
     ],
 )
 def test_parameters_that_do_not_go_with_a_pipeline_are_named(tmp_path: Path, given: Any, why: str) -> None:
-    made = task(pretrained(tmp_path / "model"), **given)
+    model = pretrained(tmp_path / "model")
     with pytest.raises(ConfigurationError, match=why):
-        made.pipeline_parts(nn.Linear(1, 1))
+        task(model, **given).pipeline_parts(nn.Linear(1, 1))
+    trainer = {"task": "causal-lm", "parameters": {"pretrained": str(model), **given}}
+    found = {}
+    for strategy in ("ddp", "pipeline"):
+        trainer["loop"] = {"strategy": strategy}
+        job = manifests.job("stages", trainer=trainer, workers={"processesPerReplica": 2})
+        found[strategy] = [one["message"] for one in wrong(job)]
+    assert found["ddp"] == []
+    (message,) = found["pipeline"]
+    assert re.search(why, message)
 
 
 def test_tandem_plan_sees_its_stages(tmp_path: Path) -> None:

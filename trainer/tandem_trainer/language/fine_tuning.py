@@ -8,7 +8,7 @@ ranks and in any micro-batch; over all rows it is the mean over tokens (docs/dec
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,14 @@ class Config(Model):
         if not is_installed():
             raise ValueError(f"needs the package transformers, which is not installed (pip install 'tandem[{EXTRA}]')")
         return name
+
+
+def against_stages(config: Config) -> Iterator[tuple[str, str]]:
+    """Fields that do not go together with strategy: pipeline, and why."""
+    if not config.packing:
+        yield "packing", "strategy: pipeline takes rows of one length; say true"
+    if config.lora is not None:
+        yield "lora", "strategy: pipeline trains all weights, and no adapters; take fsdp for them"
 
 
 class FineTuning(Task[Config]):
@@ -369,12 +377,8 @@ class FineTuning(Task[Config]):
 
     def pipeline_parts(self, model: nn.Module) -> dict[str, nn.Module]:
         """Embedding, layers, and what predicts. From then on the task asks for a loss as a pipeline computes it."""
-        if not self.config.packing:
-            raise ConfigurationError(f"{PARAMETERS}.packing: strategy: pipeline takes rows of one length; say true")
-        if self.config.lora is not None:
-            raise ConfigurationError(
-                f"{PARAMETERS}.lora: strategy: pipeline trains all weights, and no adapters; take fsdp for them"
-            )
+        for field, why in against_stages(self.config):
+            raise ConfigurationError(f"{PARAMETERS}.{field}: {why}")
         found = decoder_parts(model)  # type: ignore[arg-type]
         self._is_cut = True
         return found
