@@ -340,10 +340,9 @@ class Loop(Model):
             "pipeline",
         ),
         Rule(
-            lambda c: c.strategy != "pipeline" or not (c.precision == "float16" or c.sync_batch_norm),
-            "!has(self.strategy) || self.strategy != 'pipeline' || !((has(self.precision) && self.precision =="
-            " 'float16') || (has(self.syncBatchNorm) && self.syncBatchNorm))",
-            "strategy: pipeline does not go together with precision: float16 (take bfloat16) or syncBatchNorm",
+            lambda c: c.strategy != "pipeline" or not c.sync_batch_norm,
+            "!has(self.strategy) || self.strategy != 'pipeline' || !has(self.syncBatchNorm) || !self.syncBatchNorm",
+            "strategy: pipeline does not go together with syncBatchNorm",
             "strategy",
         ),
         Rule(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tandem.rundir.layout import RunDir
+from tandem_trainer.checkpoint.file_names import OTHER_STATES
 from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.state import join
-from tandem_trainer.checkpoint.train_state import OTHERS
 from tests.support.ranks import Ranks, losses, make_rundir, records, sample_ids
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,7 +66,7 @@ def scaler_of(rundir: RunDir) -> dict[str, Any]:
     """What the newest checkpoint holds of the loss's scaler."""
     manifest = rundir.committed()[0]
     contents = read_contents(rundir.checkpoint(manifest.name), manifest)
-    state: dict[str, Any] = join(contents.loop[OTHERS]["scaler"], contents.others)
+    state: dict[str, Any] = join(contents.loop[OTHER_STATES]["scaler"], contents.others)
     return state
 
 

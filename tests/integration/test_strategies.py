@@ -1,6 +1,7 @@
 """Every strategy learns what one rank alone learns, and goes on from checkpoints of any other, on any number of
 ranks."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from safetensors.torch import load_file
 
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
+from tandem_trainer.checkpoint.file_names import OTHER_STATES
+from tandem_trainer.checkpoint.reader import read_contents
+from tandem_trainer.checkpoint.state import join
 from tests.support import manifests
 from tests.support.paused_lm import PARTS, UNTIL
 from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids
@@ -172,6 +176,47 @@ def test_stages_in_bfloat16_learn_what_one_rank_learns_in_it(tmp_path: Path, alo
     assert losses(runs[1])[1] == pytest.approx(losses(runs[0])[1], abs=1e-3)
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=3e-2)
     assert losses(runs[1]) != pytest.approx(losses(alone), abs=1e-4)
+
+
+HALF = "tests.support.scripts.half_on_cpu"
+
+
+def scaler_of(rundir: RunDir) -> dict[str, Any]:
+    """What the newest checkpoint holds of the loss's scaler."""
+    manifest = rundir.committed()[0]
+    contents = read_contents(rundir.checkpoint(manifest.name), manifest)
+    state: dict[str, Any] = join(contents.loop[OTHER_STATES]["scaler"], contents.others)
+    return state
+
+
+@pytest.mark.full("trainer")
+def test_stages_in_float16_leave_out_the_steps_that_one_rank_leaves_out(tmp_path: Path, alone: RunDir) -> None:
+    """The first ones, in which the gradient overflows; and they go on with the scale of their checkpoint."""
+    half = {"precision": "float16"}
+    whole, stages = (
+        job(tmp_path / "whole", half),
+        job(tmp_path / "stages", half | pipeline("1f1b") | {"maxSteps": 30}, 2),
+    )
+    run(whole, 1, "-m", HALF)
+    run(stages, 2, "-m", HALF)
+    job(stages.path, half | pipeline("1f1b"), 2)
+    run(stages, 2, "-m", HALF)
+    assert [record["step"] for record in records(stages, "start")] == [0, 30]
+    assert scaler_of(stages) == scaler_of(whole)
+    assert scaler_of(whole)["_growth_tracker"] < STEPS, "no step was left out"
+    assert losses(stages) == pytest.approx(losses(whole), rel=1e-2)
+    assert losses(stages) != pytest.approx(losses(alone), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["fused", "clips"])
+def test_ranks_with_weights_of_their_own_leave_out_the_same_steps(tmp_path: Path, kind: str) -> None:
+    with Ranks(RunDir(tmp_path), 2, "-m", "tests.support.scripts.agreed", kind) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [0, 0], output
+    first, second = (json.loads(line) for line in output.splitlines() if line.startswith("[["))
+    scales = [8.0, 4.0, 4.0, 2.0, 1.0, 1.0]
+    assert first == [[weight, scale] for weight, scale in zip([-1, -1, -4, -4, -4, -10], scales, strict=True)]
+    assert second == [[weight, scale] for weight, scale in zip([-1, -1, -4, -4, -4, -4], scales, strict=True)]
 
 
 @pytest.mark.full("trainer")

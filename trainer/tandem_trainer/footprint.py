@@ -45,10 +45,10 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.stage_footprint import Stages
-from tandem_trainer.strategies.strategy import Plan, blocks_of, prepare
+from tandem_trainer.strategies.strategy import Plan, blocks_of, mixed_precision, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
-from tandem_trainer.train import DTYPES, examples_of, samples_of
+from tandem_trainer.train import examples_of, samples_of
 
 TASK = ("spec", "trainer", "task")
 Progress = Callable[[str], None]
@@ -328,7 +328,7 @@ class _Step:
         if self._loop.precision == "float32":
             loss: Tensor = self._whole(batch, samples)
         else:
-            with torch.autocast("cpu", dtype=DTYPES[self._loop.precision]):
+            with self._precision:
                 loss = self._whole(batch, samples).float()
         (loss * (1.0 / samples)).backward()  # type: ignore[no-untyped-call]
         if self._loop.gradient_clip_norm is not None:
@@ -336,11 +336,13 @@ class _Step:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def _precision(self) -> torch.autocast:
+        return mixed_precision(self._loop, torch.device("cpu"))
+
     def stages(self, mode: FakeTensorMode) -> Stages:
         """What traces stages of the model."""
-        lower = DTYPES.get(self._loop.precision)
-        precision = torch.autocast("cpu", dtype=lower, enabled=lower is not None)
-        return Stages(self._task, self._model, self._loop, mode, precision)
+        return Stages(self._task, self._model, self._loop, mode, self._precision)
 
     def take_stages(self, stages: Stages, batch: Any, samples: int) -> None:
         """Trace a micro-batch through stages; arguments and errors are those of `take`."""

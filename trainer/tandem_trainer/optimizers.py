@@ -21,7 +21,7 @@ def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     match settings.name:
         case "sgd":
             # The multi-tensor implementations: one launch for all parameters, on CPUs too.
-            return torch.optim.SGD(
+            sgd = torch.optim.SGD(
                 groups,
                 lr=settings.learning_rate,
                 momentum=settings.momentum,
@@ -29,6 +29,10 @@ def torch_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
                 # Not for tensors that are split over ranks (torch 2.15).
                 fused=None if any(is_sharded(one) for one in model.parameters()) else True,
             )
+            # GradScaler leaves a step out itself then. In a first step that the fused code leaves out, it makes
+            # momentum without values, which the next step adds (torch 2.15).
+            sgd._step_supports_amp_scaling = False
+            return sgd
         case "muon":
             return muon(model, settings)
         case "adamw8bit":

@@ -93,7 +93,8 @@ class Stages:
             with self._precision:
                 outputs = run(values, named)
             forward, kept = _total(tracker, "peak") - held, _total(tracker, "current") - held
-            torch.autograd.backward(outputs, [torch.zeros_like(one) for one in outputs])
+            learned = [one for one in outputs if one.requires_grad]
+            torch.autograd.backward(learned, [torch.zeros_like(one) for one in learned])
         return StagePass(
             samples=samples,
             kept=max(0, kept),

@@ -32,7 +32,19 @@ def wrong(job: DistributedTrainingJob) -> list[dict[str, Any]]:
         return [{"path": TASK, "message": str(error)}]
     if mistakes:
         return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]
-    return list(_unreported(job, kind, config))
+    return [*_uncut(job, config), *_unreported(job, kind, config)]
+
+
+def _uncut(job: DistributedTrainingJob, config: Any) -> Iterator[dict[str, Any]]:
+    """What keeps a pretrained model from being cut into stages, as far as the manifest shows it."""
+    trainer = job.spec.trainer
+    if not trainer.is_fine_tuning or trainer.settings_of_loop.strategy != "pipeline":
+        return
+    from tandem_trainer.language.fine_tuning import against_stages
+
+    for field, why in against_stages(config):
+        path = ("spec", "trainer", "parameters", field)
+        yield {"path": path, "message": sentence(path, why)}
 
 
 def _unreported(job: DistributedTrainingJob, kind: type[Task[Any]], config: Any) -> Iterator[dict[str, Any]]:

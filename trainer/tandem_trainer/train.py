@@ -43,12 +43,20 @@ from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memo
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
-from tandem_trainer.strategies.strategy import Strategy, prepare
+from tandem_trainer.strategies.strategy import Strategy, mixed_precision, prepare
 from tandem_trainer.task import Task, name_of, pinned, task_of, tensors_of
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SCHEDULE = "schedule"
 """Among the others of a checkpoint: how many steps the runs before it have taken of the schedule."""
+
+
+def refuse_slow(loop: Loop, device: torch.device) -> None:
+    """
+    Raises:
+        ConfigurationError: the precision is none for this device.
+    """
+    if loop.precision == "float16" and device.type != "cuda":
+        raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
 
 
 class Stepper:
@@ -76,8 +84,7 @@ class Stepper:
             gradients: measures their norm; None where nobody asks.
         """
         group = strategy.group
-        if loop.precision == "float16" and group.device.type != "cuda":
-            raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
+        refuse_slow(loop, group.device)
         self._task, self._loop, self._strategy, self._group = task, loop, strategy, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
         self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
@@ -85,7 +92,7 @@ class Stepper:
         if gradients is not None:
             gradients.follow(optimizer)
         self.busy = Busy(group.device)
-        self._runner = strategy.runner(task, draws, self.busy)
+        self._runner = strategy.runner(task, draws, self.busy, scaler)
         forward.train()
 
     def take(self, step: int, share: Share, learning_rates: Sequence[float]) -> Tensor:
@@ -147,7 +154,7 @@ class Stepper:
         self._draws.set(self._loop.seed, step, keys)
         if self._loop.precision == "float32":
             return self._task.loss_sum(self._forward, batch, len(keys))
-        with torch.autocast(self._group.device.type, dtype=DTYPES[self._loop.precision]):
+        with mixed_precision(self._loop, self._group.device):
             return self._task.loss_sum(self._forward, batch, len(keys)).float()
 
 
@@ -205,7 +212,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         task.load_frozen(average.module)
     optimizer = task.optimizer(model, loop.optimizer)
     peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
-    scaler = torch.amp.GradScaler(group.device.type, enabled=loop.precision == "float16")
+    scaler = strategy.scaler()
 
     before = {"steps": 0}
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -149,6 +150,23 @@ def test_what_looks_at_gradients_before_a_step_is_called_once() -> None:
     optimizer.register_step_pre_hook(hook)
     take(model, optimizer, range(2))
     assert called == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_first_step_that_is_left_out_in_float16_leaves_nothing_behind(name: Literal["sgd", "adamw"]) -> None:
+    moved = []
+    for first in (torch.inf, None):
+        model = nn.Linear(256, 256, bias=False)
+        nn.init.ones_(model.weight)
+        optimizer = torch_optimizer(model, Optimizer(name=name, learning_rate=0.1, momentum=0.9))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for gradient in (first, 1.0, 2.0):
+            if gradient is not None:
+                model.weight.grad = scaler.scale(torch.full_like(model.weight, gradient))
+                scaler.step(optimizer)
+                scaler.update()
+        moved.append(model.weight.detach().clone())
+    assert torch.equal(*moved)
 
 
 def test_it_learns_in_float16_as_the_scaler_asks_for() -> None:

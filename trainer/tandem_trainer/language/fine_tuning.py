@@ -8,7 +8,7 @@ ranks and in any micro-batch; over all rows it is the mean over tokens (docs/dec
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,7 @@ from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
 from tandem_trainer.language.completing import complete
+from tandem_trainer.language.decoder import decoder_parts
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
 from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
@@ -96,6 +97,14 @@ class Config(Model):
         return name
 
 
+def against_stages(config: Config) -> Iterator[tuple[str, str]]:
+    """Fields that do not go together with strategy: pipeline, and why."""
+    if not config.packing:
+        yield "packing", "strategy: pipeline takes rows of one length; say true"
+    if config.lora is not None:
+        yield "lora", "strategy: pipeline trains all weights, and no adapters; take fsdp for them"
+
+
 class FineTuning(Task[Config]):
     """Goes on training a model that predicts the token that follows."""
 
@@ -106,6 +115,8 @@ class FineTuning(Task[Config]):
         self._targets_per_row: dict[bool, float] = {}
         self._tokens_per_row: dict[bool, float] = {}
         self._is_chunked = False
+        self._is_cut = False
+        """Whether the model is called part by part, in a pipeline."""
         self._commits: dict[tuple[str, str | None], str] = {}
         """Of data sets of the hub, by id and the revision that the job names."""
 
@@ -306,7 +317,7 @@ class FineTuning(Task[Config]):
 
     def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
         """The same, added up over the samples; where it is learned from, chunk by chunk."""
-        if not self._is_chunked or not torch.is_grad_enabled():
+        if self._is_cut or not self._is_chunked or not torch.is_grad_enabled():
             return super().loss_sum(model, batch, samples)
         found: Tensor = model(**self._inputs(batch["tokens"], batch["documents"]), targets=batch["targets"])
         return found.sum() / self._per_row(model)
@@ -363,6 +374,14 @@ class FineTuning(Task[Config]):
         plan = super().tensor_plan(model, ranks)
         plan = {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
         return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan, ranks)
+
+    def pipeline_parts(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Embedding, layers, and what predicts. From then on the task asks for a loss as a pipeline computes it."""
+        for field, why in against_stages(self.config):
+            raise ConfigurationError(f"{PARAMETERS}.{field}: {why}")
+        found = decoder_parts(model)  # type: ignore[arg-type]
+        self._is_cut = True
+        return found
 
     def flops_per_sample(self) -> float | None:
         """Of a whole row, where rows are packed."""
@@ -439,11 +458,12 @@ class FineTuning(Task[Config]):
         Where nothing is learned of them, the logits of a batch are not in memory all at once.
         """
         tokens, targets, documents = batch["tokens"], batch["targets"], batch["documents"]
-        if self._is_chunked and not torch.is_grad_enabled():
+        is_learned_from = self._is_cut or torch.is_grad_enabled()
+        if self._is_chunked and not is_learned_from:
             yield judged(model, self._inputs(tokens, documents), targets)
             return
         size = len(tokens)
-        if not torch.is_grad_enabled():
+        if not is_learned_from:
             size = max(1, MOST_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
         for first in range(0, len(tokens), size):
             rows = slice(first, first + size)
@@ -453,14 +473,19 @@ class FineTuning(Task[Config]):
 
     def _logits(self, model: nn.Module, tokens: Tensor, documents: Tensor) -> Tensor:
         """[rows, tokens, vocabulary], float32."""
-        found: Tensor = model(**self._inputs(tokens, documents)).logits
-        return found.float()
+        found = model(**self._inputs(tokens, documents))
+        logits: Tensor = found if self._is_cut else found.logits
+        return logits.float()
 
     def _inputs(self, tokens: Tensor, documents: Tensor) -> dict[str, Any]:
         """What the model is called with."""
         # Padding follows the text, and a token sees only those before it: without packing no mask is needed.
-        separated = {"position_ids": positions(documents), "attention_mask": mask(documents)}
-        return {"input_ids": tokens, "use_cache": False, **(separated if self.config.packing else {})}
+        found = {"input_ids": tokens, "use_cache": False}
+        if self.config.packing:
+            found["position_ids"] = positions(documents)
+        if self.config.packing and not self._is_cut:  # each stage makes its own
+            found["attention_mask"] = mask(documents)
+        return found
 
 
 class Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):

@@ -177,7 +177,7 @@ def opened(model: "PreTrainedModel", chunk: int | None) -> str:
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(head) is not nn.Linear:
         return f"its last layer is a {type(head).__name__}"
-    if not _is_last(model, head):
+    if not is_last(model, head):
         return "it does more with hidden states and logits than to pass them through its last layer"
     # In place, as fully_shard does it: names, hooks and weights stay as they are.
     head.__class__ = Head
@@ -204,7 +204,7 @@ def _with_targets(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _is_last(model: "PreTrainedModel", head: nn.Linear) -> bool:
+def is_last(model: "PreTrainedModel", head: nn.Linear) -> bool:
     """Whether the logits are what the last layer makes of the hidden states, and nothing else: seen with tensors in
     the place of all of them, which the model has to pass on as they are."""
     from transformers.modeling_outputs import MoeModelOutputWithPast
@@ -224,7 +224,7 @@ def _is_last(model: "PreTrainedModel", head: nn.Linear) -> bool:
         read.append(states)
         return logits
 
-    with _in_place_of(model.base_model, blocks), _in_place_of(head, last):
+    with in_place_of(model.base_model, blocks), in_place_of(head, last):
         try:
             found = model(**inputs, use_cache=False).logits
         except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
@@ -237,9 +237,14 @@ def _is_last(model: "PreTrainedModel", head: nn.Linear) -> bool:
 
 
 @contextmanager
-def _in_place_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def in_place_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Have a module do something else for a while."""
+    # One that computes its activations again has a forward of its own already.
+    before = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:
         yield
     finally:
         del vars(module)["forward"]
+        if before is not None:
+            vars(module)["forward"] = before

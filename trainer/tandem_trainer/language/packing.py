@@ -77,3 +77,8 @@ def mask(documents: Tensor) -> Tensor:
     size = documents.shape[1]
     before = torch.ones(size, size, dtype=torch.bool, device=documents.device).tril()
     return ((documents[:, :, None] == documents[:, None, :]) & before)[:, None]
+
+
+def mask_at(places: Tensor) -> Tensor:
+    """The same of the places of tokens in their documents, as `positions` returns them."""
+    return mask((places == 0).cumsum(dim=1))

@@ -44,8 +44,9 @@ from tandem_trainer.micro_batch import PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.passes import Passes, RecordedStage
+from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
-from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts
+from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts, mixed_precision
 from tandem_trainer.task import Task, checked
 
 SCHEDULES = {
@@ -103,8 +104,11 @@ class Pipelined(Strategy):
                 else:
                     module._buffers[own] = tensor.to(device)
 
-    def runner(self, task: Task[Any], draws: Draws, busy: Busy) -> Runner:
-        return _Runner(self, task, draws, busy).run
+    def scaler(self) -> torch.amp.GradScaler:
+        return AgreedScaler(self.group.device.type, enabled=self.loop.precision == "float16")
+
+    def runner(self, task: Task[Any], draws: Draws, busy: Busy, scaler: torch.amp.GradScaler) -> Runner:
+        return _Runner(self, task, draws, busy, scaler).run
 
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
         held = [one for one in parameters if one.grad is not None]
@@ -123,7 +127,9 @@ class Pipelined(Strategy):
         Raises:
             ConfigurationError: it cannot be cut like that.
         """
-        mode, precision = FakeTensorMode(allow_non_fake_inputs=True), _precision(self.loop, self.group)
+        # The model is on the CPU yet.
+        precision = mixed_precision(self.loop, torch.device("cpu"))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._cuts = cut(model, task, self._options, examples(self._chunk), mode, precision)
         extra = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
         if extra:
@@ -193,20 +199,26 @@ def holders(stages: Sequence[Sequence[nn.Module]], ranks: int) -> dict[int, tupl
 class _Runner:
     """Runs the share of a step through the schedule."""
 
-    def __init__(self, strategy: Pipelined, task: Task[Any], draws: Draws, busy: Busy) -> None:
-        self.strategy, self.task, self.draws, self.busy = strategy, task, draws, busy
+    def __init__(
+        self, strategy: Pipelined, task: Task[Any], draws: Draws, busy: Busy, scaler: torch.amp.GradScaler
+    ) -> None:
+        self.strategy, self.task, self.draws, self.busy, self.scaler = strategy, task, draws, busy, scaler
         options, device = strategy._options, strategy.group.device
         count = len(strategy._cuts)
         self.batches: list[Any] = []
         self.keys: list[Tensor] = []
         self.inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.samples: list[int] = []
+        self.losses: list[Tensor] = []
+        """Of the micro-batches of this step, where they are computed; not scaled."""
         self.step, self.scale = 0, 0.0
         about = {"schedule": options.schedule, "ranks": options.stages, "stages": count}
         about |= {"microBatches": strategy._chunks}
         self._passes = Passes(strategy.group, about) if Passes.are_wanted() else None
         stage = PipelineStage if self._passes is None else partial(RecordedStage, self._passes)
         number, loss = torch.zeros(1, dtype=torch.int64), torch.zeros((), device=device)
+        # The last stage alone has losses, and a scaler has a scale once it was given one.
+        scaler.scale(loss)
         self.stages = [
             stage(
                 _Stage(self, index, strategy._cuts[index].parts, is_last=index == count - 1),
@@ -245,7 +257,7 @@ class _Runner:
         self.batches = [padded(batch, len(keys), size) for batch, keys in parts]
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         numbers = torch.arange(count)
-        losses: list[Tensor] = []
+        self.losses = []
         try:
             if is_first:
                 self.inputs = []
@@ -257,7 +269,6 @@ class _Runner:
                     *([numbers] if is_first else []),
                     chunk=numbers,
                     target=numbers if is_last else None,
-                    losses=losses if is_last else None,
                     return_outputs=False,
                 )
         except RuntimeError as error:
@@ -276,8 +287,7 @@ class _Runner:
             if used.item():
                 one.grad = torch.zeros_like(one) if one.grad is None else one.grad
                 dist.all_reduce(one.grad, group=sharers)
-        total = torch.zeros((), device=strategy.group.device)
-        return torch.stack([one.detach() for one in losses]).sum() if is_last else total
+        return torch.stack(self.losses).sum() if is_last else torch.zeros((), device=strategy.group.device)
 
     def seed(self, number: int) -> None:
         """What the loss draws for a micro-batch is the same on the first and on the last stage."""
@@ -317,15 +327,20 @@ class _Stage(nn.Module):
         named: dict[str, Any] = {}
         if self._index == 0:
             values, named = runner.inputs[number]
-        with runner.busy, _precision(strategy.loop, strategy.group):
+        with runner.busy, mixed_precision(strategy.loop, strategy.group.device):
             values = self.chain(values, named)
             if not self._is_last:
+                # A device may leave its layers with another type than the CPU, on which they were traced.
+                outputs = strategy._cuts[self._index].outputs
+                values = tuple(one.to(known.dtype) for one, known in zip(values, outputs, strict=True))
                 return values if len(values) > 1 else values[0]
             runner.seed(number)
             output = values if len(values) > 1 else values[0]
             batch, size = runner.batches[number], len(runner.keys[number])
             losses = checked(runner.task, runner.task.loss(Answer(runner.task, output), batch), size)
-            return losses[: runner.samples[number]].float().sum() * runner.scale
+            loss = losses[: runner.samples[number]].float().sum() * runner.scale
+            runner.losses.append(loss.detach())
+            return runner.scaler.scale(loss)
 
 
 class _Chain(nn.Module):
@@ -338,7 +353,3 @@ class _Chain(nn.Module):
     def forward(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """As stages.run."""
         return run([*self.parts], values, named)
-
-
-def _precision(loop: Loop, group: Group) -> torch.autocast:
-    return torch.autocast(group.device.type, dtype=torch.bfloat16, enabled=loop.precision == "bfloat16")

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.tasks import Pipeline
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.models.parts import Part
 from tandem_trainer.task import Task, name_of
 
 SINGLE = ("gpipe", "1f1b")
@@ -43,8 +44,15 @@ def run(parts: Sequence[nn.Module], values: tuple[Any, ...], named: Mapping[str,
         values: what the part before them has returned.
         named: further arguments of the first one.
     """
+    made: dict[Any, Mapping[str, Any]] = {}
     for part in parts:
-        values, named = _called(part, values, named), {}
+        shared = part.shared if isinstance(part, Part) else None
+        if shared is not None:
+            if shared not in made:
+                made[shared] = shared(*values)
+            named = {**named, **made[shared]}
+        found, named = part(*values, **named), {}
+        values = found if isinstance(found, tuple) else (found,)
     return values
 
 
@@ -97,7 +105,7 @@ def _traced(
         values: Any = given
         for part in parts.values():
             with FlopCounterMode(display=False) as counted:
-                values = _called(part, values, named)
+                values = run([part], values, named)
             costs.append(float(counted.get_total_flops()))
             outputs.append([_blank(one) for one in values])
             named = {}
@@ -177,11 +185,6 @@ class Answer(nn.Module):
             )
         self._is_given = True
         return self._output
-
-
-def _called(part: nn.Module, values: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    found = part(*values, **named)
-    return found if isinstance(found, tuple) else (found,)
 
 
 def _blank(value: object) -> Tensor:

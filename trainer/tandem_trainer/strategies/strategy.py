@@ -69,12 +69,17 @@ class Strategy:
             model.compile()
         return model
 
-    def runner(self, task: Task[Any], draws: Draws, busy: Busy) -> Runner | None:
+    def scaler(self) -> torch.amp.GradScaler:
+        """Scales the loss; enabled for float16 alone."""
+        return torch.amp.GradScaler(self.group.device.type, enabled=self.loop.precision == "float16")
+
+    def runner(self, task: Task[Any], draws: Draws, busy: Busy, scaler: torch.amp.GradScaler) -> Runner | None:
         """What runs whole shares in the place of the loop; None: the loop runs them, part by part.
 
         Args:
             draws: what the model's dropout draws from.
             busy: times this rank's own work.
+            scaler: scales losses before their backward pass.
         """
         return None
 
@@ -93,6 +98,14 @@ class Strategy:
             The norm that they had, a scalar.
         """
         return nn.utils.clip_grad_norm_(parameters, most)
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def mixed_precision(loop: Loop, device: torch.device) -> torch.autocast:
+    """In which forward passes on a device are run."""
+    return torch.autocast(device.type, dtype=DTYPES[loop.precision], enabled=loop.precision != "float32")
 
 
 EPSILON = 1e-6

@@ -1,0 +1,88 @@
+"""Stages of a pretrained model learn what one rank alone learns, and go on from checkpoints of other strategies."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.layout import RunDir
+from tests.support import manifests
+from tests.support.language import pretrained
+from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer")]
+
+STEPS = 50
+LOOP = {"globalBatchSize": 6, "maxSteps": STEPS, "epochs": 99, "gradientClipNorm": 1.0, "emaDecay": 0.9}
+PIPELINE = {"strategy": "pipeline", "pipeline": {"stages": 2, "chunks": 3}}
+ZERO_BUBBLE = {"schedule": "zeroBubble", "splitAt": ["model.layers.0", "model.layers.1", "model.norm"]}
+
+
+def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunDir:
+    """A run directory with a job that trains on short texts, several in a row."""
+    model, data = path.parent / "model", path.parent / "texts.jsonl"
+    if not model.exists():
+        pretrained(model, kind)
+        texts = (
+            "".join(f"{word} {number} " for word in ("one", "and", "two")[: 1 + number % 3]) for number in range(90)
+        )
+        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    trainer = {
+        "task": "causal-lm",
+        "parameters": {"pretrained": str(model), "length": 32, "data": {"path": str(data)}},
+        "loop": LOOP | {"optimizer": {"name": "sgd", "learningRate": 0.1}} | loop,
+    }
+    more: dict[str, Any] = {"workers": {"processesPerReplica": processes}, "checkpoint": {"everySteps": 5}}
+    return manifests.run_directory(path, manifests.job("test", trainer=trainer, **more))
+
+
+def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
+    """Train until there is another one at least, then kill the last rank."""
+    known = len(rundir.checkpoint_names())
+    with Ranks(rundir, ranks) as group:
+        until(lambda: len(rundir.checkpoint_names()) > known, "a checkpoint")
+        os.kill(group.processes[-1].pid, signal.SIGKILL)
+        group.finish()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop", "ranks"),
+    [
+        pytest.param("qwen2", {"activationCheckpointing": True}, 4, id="tied-and-data"),
+        pytest.param("llama", {"pipeline": ZERO_BUBBLE}, 2, id="zero-bubble"),
+    ],
+)
+def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: dict[str, Any], ranks: int) -> None:
+    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2)
+    run(alone)
+    run(stages, ranks)
+    assert len(losses(alone)) == STEPS
+    assert losses(alone)[STEPS] < 0.8 * losses(alone)[1]
+    assert sample_ids(stages) == sample_ids(alone)
+    assert losses(stages) == pytest.approx(losses(alone), abs=1e-4)
+    found, wanted = (load_file(of.checkpoint(of.checkpoint_names()[-1]) / WEIGHTS) for of in (stages, alone))
+    assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in wanted.items()}
+    for name, one in wanted.items():
+        assert found[name].sub(one).abs().max() < 1e-4, name
+
+
+def test_they_go_on_from_another_strategy_and_it_from_them(tmp_path: Path) -> None:
+    """Killed in between."""
+    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "maxSteps": 100}
+    undisturbed = job(tmp_path / "undisturbed", "qwen2", adam)
+    run(undisturbed)
+    for loop, ranks, processes in (({"strategy": "fsdp"}, 2, 1), (PIPELINE, 2, 2)):
+        killed = job(tmp_path / "killed", "qwen2", adam | loop, processes)
+        kill_after_a_checkpoint(killed, ranks)
+        assert not killed.ended()
+    run(job(tmp_path / "killed", "qwen2", adam))
+    assert [record["worldSize"] for record in records(killed, "start")] == [2, 2, 1]
+    assert all(record["step"] > 0 for record in records(killed, "start")[1:])
+    assert sample_ids(killed) == sample_ids(undisturbed)
+    assert losses(killed) == pytest.approx(losses(undisturbed), abs=1e-4)

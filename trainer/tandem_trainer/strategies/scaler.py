@@ -1,0 +1,24 @@
+"""The scale of the loss under float16, where ranks hold gradients of different weights.
+
+A step whose gradient has overflown is left out, and the scale is halved. Each stage of a pipeline sees its own
+gradients alone. So what one has found is told to all before any of them decides: all take the same steps, with the same
+scale.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class AgreedScaler(torch.amp.GradScaler):
+    """Finds an overflow where any rank of the group does. Collective, once for each optimizer in a step."""
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """As torch's, which asks it both before it clips and before a step."""
+        found: dict[torch.device, Tensor] = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        # A rank none of whose weights has a gradient has found nothing, and is told by the others.
+        mine = found.get(found_inf.device, found_inf)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        return {**found, found_inf.device: mine}
