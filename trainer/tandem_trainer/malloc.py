@@ -13,10 +13,10 @@ without; the processor seconds of a step are 1.9, 1.5, 1.5, 1.4 and 0.8. A model
 save: its ranks keep what they freed, as all others do.
 
 A script of the user's own decides itself what becomes of its memory. But the faults that a layout brings by chance are
-nobody's decision, and in ranks that are forked there were twice as many: 11,000 a second for two ranks, 5,400 under
-torchrun, of 4 µs each (medians of 5 and 3 runs of docs/measurements.md's script). Its ranks begin with the thresholds
-that glibc arrives at by itself once a block of 32 MiB was freed: at most 64 MiB lie free at the end of the heap, and
-larger blocks return at once. Who has set a threshold in the environment keeps it.
+nobody's decision, and in ranks that are forked there were more: two ranks of `benchmarks/throughput/bare_ddp.py` had
+4,800 to 21,300 a second in five runs, under torchrun 3,800 to 8,500 in three, and each took 4 µs. So they begin with
+the thresholds that glibc arrives at by itself once a block of 32 MiB was freed, and had 18: at most 64 MiB lie free at
+the end of the heap, and larger blocks return at once. Who has set a threshold in the environment keeps it.
 
 Rejected: the environment variables of glibc (they would have to be there before Python starts, and reach the children
 of a user's script), another allocator (a library to ship, for the same effect).
