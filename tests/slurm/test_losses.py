@@ -13,12 +13,12 @@ from tests.support.cluster.prometheus import configured, program
 from tests.support.planned import planned_samples
 from tests.support.processes import TANDEM
 from tests.support.ranks import sample_ids
-from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved
+from tests.support.slurm.run import ENDLESS, GIVEN_UP_SECONDS, SlurmRun, repeated, saved
 from tests.support.small_disk import BALLAST, fill, small_disk
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> None:
@@ -43,7 +43,12 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
 
     run.slurm.kill("n1")
     step = run.trains(1)
-    until(lambda: "event=node-gone name=worker-1 node=n1" in run.output(), "SLURM to know", otherwise=run.output)
+    until(
+        lambda: "event=node-gone name=worker-1 node=n1" in run.output(),
+        "SLURM to know",
+        GIVEN_UP_SECONDS,
+        otherwise=run.output,
+    )
     step = run.trains(1, after=step)
     assert run.state().startswith("RUNNING")
 
@@ -134,7 +139,12 @@ def its_first_node_is_lost(run: SlurmRun, job: str) -> None:
     """The job is requeued, and goes on."""
     run.slurm.kill("n0")
     first = saved(run)
-    until(lambda: run.state().startswith("PENDING"), "the job in the queue again", otherwise=run.output)
+    until(
+        lambda: run.state().startswith("PENDING"),
+        "the job in the queue again",
+        GIVEN_UP_SECONDS,
+        otherwise=lambda: run.queue() + run.output(),
+    )
     run.slurm.start("n0")
     run.slurm.update(job, StartTime="now")
     run.trains(2, after=first)

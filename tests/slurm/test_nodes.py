@@ -9,7 +9,7 @@ from tests.support.ranks import sample_ids
 from tests.support.slurm.run import SlurmRun, repeated, saved
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 WHOLE = (
     *("--profile", "whole", "--set", "evaluators.replicas=0", "--set", "workers.maxReplicas=3"),
     *("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=20"),

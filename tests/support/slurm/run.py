@@ -44,6 +44,8 @@ PROFILES: dict[str, Any] = {
 
 ENDLESS = ("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=1000000")
 """No checkpoint comes but those that a change makes."""
+GIVEN_UP_SECONDS = 300.0
+"""For SLURM to give up a node that is lost; seen: 52 s where little else runs, and more than 120."""
 
 
 class SlurmRun:
@@ -137,7 +139,7 @@ class SlurmRun:
             there = {member.node for member in found.members if member.ranks}
             return progress.step if found.status.world_size == len(nodes) and there == nodes else None
 
-        return until(look, f"a step on {nodes} after step {after}", otherwise=self.output)
+        return until(look, f"a step on {nodes} after step {after}", GIVEN_UP_SECONDS, otherwise=self.output)
 
     def gone(self) -> None:
         """Wait until the training has left the queue."""
