@@ -46,9 +46,10 @@ def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_correcte
     assert "KeyError: 'image'" in lines
     assert "tandem_trainer" not in said
     assert "log/worker-1.txt" in said
-    logs = "".join((tmp_path / "run" / "log" / f"worker-{index}.txt").read_text() for index in (0, 1))
-    assert logs.count("started") == 4, "two starts of two ranks"
-    assert "code=None" not in logs
+    logs = [(tmp_path / "run" / "log" / f"worker-{index}.txt").read_text() for index in (0, 1)]
+    # Rank 0 may be ended before its first line: rank 1 fails as early as that.
+    assert logs[1].count("started") == 2, "two starts of the rank that fails"
+    assert "code=None" not in "".join(logs)
     assert "has to leave" not in failed.stdout
 
     corrected = run(tmp_path, "pass", waits=False)
