@@ -16,6 +16,7 @@ import psutil
 from benchmarks.throughput.processors import IsRank, Sample, Use, look, per_step
 from benchmarks.turns import Pauses, Turn
 from tandem.rundir.layout import RunDir
+from tandem_cli.local.placement import usable_cores
 from tests.support.lines import read_lines
 from tests.support.processes import TANDEM
 
@@ -138,7 +139,7 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
         for override in overrides:
             command += ["--set", f"spec.{override}"]
-        course = watched(command, folder, _is_our_rank, work.steps)
+        course = watched(command, folder, _is_our_rank, work.steps, aside=pin)
         logs = sorted(run_dir.log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
@@ -195,7 +196,7 @@ def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measureme
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
-        course = watched(run, folder, _is_our_rank, work.steps)
+        course = watched(run, folder, _is_our_rank, work.steps, aside=True)
         ends = json.loads(times.read_text())
         if beside and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
             raise Failure("not every state was evaluated")
@@ -238,7 +239,12 @@ def _is_bare_rank(process: psutil.Process) -> bool:
 
 
 def watched(
-    command: Sequence[str], folder: Path, is_rank: IsRank, steps: int, variables: Mapping[str, str] | None = None
+    command: Sequence[str],
+    folder: Path,
+    is_rank: IsRank,
+    steps: int,
+    variables: Mapping[str, str] | None = None,
+    aside: bool = False,
 ) -> Course:
     """Run a command to its end, in turns with others where the caller does (`in_turns`).
 
@@ -246,6 +252,8 @@ def watched(
         folder: for what it prints.
         steps: that it takes, which say how long that may last.
         variables: of its environment, besides our own.
+        aside: of a run with `--pin`: what looks at it, 4 ms each time, keeps to the last core, which no rank has.
+            It would take a part of that from the rank on the side alone whose other core is busy.
 
     Raises:
         Failure: it ended early, or not well.
@@ -261,6 +269,8 @@ def watched(
             stdout=file,
             stderr=subprocess.STDOUT,
         )
+        if aside:
+            os.sched_setaffinity(0, usable_cores()[-1:])  # Of this thread; a round has threads of its own.
         try:
             root, limit = psutil.Process(process.pid), START_SECONDS + steps * STEP_SECONDS
             turn = Turn(root)

@@ -26,6 +26,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.watched import WATCHED
 from tandem_evaluator.crew import run_crew
 from tandem_evaluator.evaluator_log import EvaluatorLog, say
+from tandem_trainer.malloc import begin_adapted
 
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     # One thread unless the user wishes otherwise, set before anything loads a mathematics library: several evaluators
     # share a machine with each other and with data loading, and idle cores are used by more processes.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    begin_adapted()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave_at_once)
     try:

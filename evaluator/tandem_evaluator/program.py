@@ -40,6 +40,7 @@ from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.result import ProgramResult, ProgramShard, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
+from tandem_trainer.malloc import adapted
 
 TRIES = 2
 LOOK_SECONDS = 0.1
@@ -251,7 +252,8 @@ class _Program:
         theirs_in, self._work = os.pipe()
         self._reports, theirs_out = os.pipe()
         os.set_blocking(self._reports, False)
-        variables = {**os.environ, **shard, evaluation.REPORT: path, evaluation.CHANNEL: f"{theirs_in},{theirs_out}"}
+        variables = {**adapted(os.environ), **os.environ, **shard}
+        variables |= {evaluation.REPORT: path, evaluation.CHANNEL: f"{theirs_in},{theirs_out}"}
         try:
             self._process = subprocess.Popen(
                 command,

@@ -1,8 +1,8 @@
 """Allocates and frees the same blocks step after step, and prints how many new pages the system had to give.
 
-Arguments: who sets what becomes of freed memory (`trainer`: a trainer's start, `setting`: the call alone, `large` and
-`small`: that and then fsdp with a model of this size, `adapted`: a script's rank, `nobody`), and the sizes of the
-blocks in MiB.
+Arguments: who sets what becomes of freed memory (`trainer` and `evaluator`: its start, `setting`: the call alone,
+`large` and `small`: that and then fsdp with a model of this size, `adapted`: a script's rank, `nobody`), and the sizes
+of the blocks in MiB.
 """
 
 import ctypes
@@ -41,6 +41,11 @@ if sys.argv[1] == "trainer":
 
     trainer._run = train
     trainer.main()
+elif sys.argv[1] == "evaluator":
+    import tandem_evaluator.__main__ as evaluator
+
+    evaluator._whereabouts = lambda index: sys.exit(train())
+    evaluator.main(["--index", "0"])
 else:
     if sys.argv[1] in ("setting", "large", "small"):
         from tandem_trainer.malloc import keep_freed_memory

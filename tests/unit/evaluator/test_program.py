@@ -21,6 +21,7 @@ from tandem.status import CheckpointRef
 from tandem_evaluator.program import ProgramScoring
 from tandem_evaluator.result import ProgramShard, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
+from tests.support import SCRIPTS
 from tests.support.waiting import until
 
 REFERENCE = CheckpointRef(name="step-000000100", step=100, generation=1)
@@ -89,6 +90,23 @@ def test_a_program_that_ends_is_run_for_each_shard(scoring: Scorings) -> None:
     subject = scoring(RUNS_ONCE)
     assert [scored(subject, shard).metrics["accuracy"].value for shard in (0, 1)] == [0, 1]
     assert scored(subject).metrics["step"].value == 100
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["by-default", "by-the-user"])
+def test_a_program_keeps_a_little_of_what_it_frees(
+    scoring: Scorings, by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_hand:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(2**20))
+    subject = scoring(f"""
+        import subprocess, sys
+        from tandem.evaluation import Sum, checkpoints
+        command = [sys.executable, {str(SCRIPTS / "page_faults.py")!r}, "nobody", *["1"] * 60]
+        for checkpoint in checkpoints():
+            checkpoint.report(pages=Sum(int(subprocess.check_output(command))))
+    """)
+    pages = scored(subject).metrics["pages"].value
+    assert pages > 50_000 if by_hand else pages < 200, "of 76,800 in five steps of 60 MiB"
 
 
 def test_what_it_reports_is_put_together_as_it_says(scoring: Scorings) -> None:

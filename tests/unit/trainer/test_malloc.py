@@ -39,9 +39,12 @@ def test_under_fsdp_large_blocks_of_a_large_model_return_to_the_system() -> None
     assert new_pages("small", [2] * 30) < FEW
 
 
-def test_the_rank_of_a_script_keeps_a_little_and_gives_the_rest_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert new_pages("adapted", SMALL) < FEW
-    assert new_pages("adapted", [2] * 60) > 0.9 * STEPS * 120 * PAGES
-    assert new_pages("adapted", LARGE) > 0.9 * STEPS * sum(LARGE) * PAGES
+@pytest.mark.parametrize("who", ["adapted", "evaluator"])
+def test_a_script_and_an_evaluator_keep_a_little_and_give_the_rest_back(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert new_pages(who, SMALL) < FEW
+    assert new_pages(who, [2] * 60) > 0.9 * STEPS * 120 * PAGES
+    assert new_pages(who, LARGE) > 0.9 * STEPS * sum(LARGE) * PAGES
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(2**20))
-    assert new_pages("adapted", SMALL) > 0.9 * STEPS * 60 * PAGES, "the environment counts"
+    assert new_pages(who, SMALL) > 0.9 * STEPS * 60 * PAGES, "the environment counts"
