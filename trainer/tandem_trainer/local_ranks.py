@@ -160,7 +160,7 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, said = view.beat(), view.failure()
-            rank = local_rank if beat is None else beat.rank
+            rank = self._first_rank + local_rank if beat is None else beat.rank
             announced = self._has_announced(local_rank, code)
             found.append(read(said, rank, code, self._ended_at[local_rank], announced))
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
