@@ -47,9 +47,10 @@ others are those of training processes, agents, evaluators and coordinators, as 
 |---|---|---|---|
 """
 EXITS_FOOT = """
-A script of your own may end with any code; other than 0, it has failed, whatever the code means here. Of a process
-that a signal has ended, messages name the signal (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes, say 128
-plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
+A script of your own may end with any code; other than 0, it has failed, whatever the code means here. A code of a
+training process means what stands above only if Tandem chose it: in a built-in task, a session or an adapter. Of a
+process that a signal has ended, messages name the signal (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes,
+say 128 plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
 """
 
 

@@ -226,10 +226,11 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
             return close(state, Cause("MembershipChanged", detail), now)
         return state, ()
     failure = sync.failure
-    if failure is not None and failure.code == ExitCode.REWOUND:
+    code = failure.code if failure is not None and failure.announced else None
+    if failure is not None and code == ExitCode.REWOUND:
         return close(state, Cause("Rewound", failure.error or "the loss became useless"), now)
-    # A script may end with this number for reasons of its own, and leaves no words then.
-    if failure is not None and failure.code == ExitCode.OUT_OF_MEMORY and failure.error:
+    # Agents of earlier versions do not say whether a script chose this number; it leaves no words then.
+    if failure is not None and code == ExitCode.OUT_OF_MEMORY and failure.error:
         return close(state, Cause("OutOfMemory", f"rank {failure.rank} ({sync.replica}): {failure.error}"), now)
     if sync.reason == "WorkerFailed" and (failure is None or not failure.consequence):
         return close(state, Cause("WorkerFailed", worded(sync.replica, failure), sync.replica), now)

@@ -137,6 +137,9 @@ class Failure(Model):
     """Global rank."""
     code: Annotated[int, Field(ge=-64, le=255)]
     """Its exit code, or minus the number of the signal that killed it."""
+    announced: bool = True
+    """Whether Tandem, in that process, said that it would end with this code: only then does the code mean what
+    tandem.exitcode says. False: the program chose it. Earlier versions do not say."""
     seconds_ago: Amount = 0.0
     """When that was, by the agent's clock when it says so."""
     error: Annotated[str, Field(max_length=MOST_ERROR)] = ""

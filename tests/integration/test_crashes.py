@@ -63,6 +63,22 @@ def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_correcte
     assert "nothing is left to do" in again.stdout
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("code", [66, 75])
+def test_a_script_that_chooses_one_of_our_numbers_has_failed_like_any_other(
+    tmp_path: Path, code: int, warm: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(failing=f"sys.exit({code})", waits=True))
+    elasticity = {"warmStart": warm}
+    failed = run_job(tmp_path, trainer={"command": [str(script)]}, workers={"replicas": 2}, elasticity=elasticity)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert f"rank 1 (worker-1) ended with exit code {code}; twice, before Tandem heard of a step" in failed.stderr
+    assert "that are forgiven" in failed.stdout
+    for wrong in ("Rewound", "became useless", "lost its connection"):
+        assert wrong not in failed.stdout + failed.stderr
+
+
 def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: Path) -> None:
     config = {"data": {"name": "digits"}, "optimizer": {"learningRate": 1e30}}
     diverged = run_job(tmp_path, trainer={"task": "image-classification", "config": config})

@@ -50,6 +50,25 @@ if what in ("wait", "term"):
 """
 
 
+SESSION = """
+import os, sys
+import torch
+from torch.utils.data import TensorDataset
+from tandem_trainer.session import Session
+
+session = Session(os.environ["OUT"] + "/run")
+model = session.distribute(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.keep(model, optimizer)
+for batch in session.batches(TensorDataset(torch.ones(64, 2)), 8, epochs=1000):
+    batch.mean(model(batch.data[0])[:, 0]).backward()
+    optimizer.step()
+    if sys.argv[1:]:
+        sys.exit(int(sys.argv[1]))
+"""
+"""A loop outside of any `with` block, left early where a number is given."""
+
+
 class Agent:
     """torchrun without a coordinator, but with warm ranks."""
 
@@ -435,7 +454,7 @@ class TestWhatItsAgentHears:
         made.close()
 
     def ends(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-        own = {"TANDEM_PULSE": str(folder), "LOCAL_RANK": "0", "RANK": "1", "OUT": str(folder)}
+        own = {"TANDEM_PULSE": str(folder), "LOCAL_RANK": "0", "RANK": "0", "OUT": str(folder)}
         (folder / "script.py").write_text(SCRIPT)
         command, variables = warm_command(*words), os.environ | warm_environment() | own
         return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
@@ -459,3 +478,17 @@ class TestWhatItsAgentHears:
     def test_of_an_exit_its_code(self, tmp_path: Path, view: PulseView) -> None:
         assert self.ends(tmp_path, "script.py", "exit", "3").returncode == 3
         assert (view.last_word(), view.failure()) == (3, None)
+
+    def test_of_an_exit_with_a_number_of_ours_that_it_is_the_scripts(self, tmp_path: Path, view: PulseView) -> None:
+        assert self.ends(tmp_path, "script.py", "exit", "75").returncode == 75
+        assert (view.last_word(), view.announced()) == (75, None)
+
+    def test_of_a_session_without_a_with_block_whether_75_is_its_own(self, tmp_path: Path, view: PulseView) -> None:
+        (tmp_path / "session.py").write_text(SESSION)
+        ended = self.ends(tmp_path, "session.py", "75")
+        assert ended.returncode == 75, ended.stderr
+        assert (view.last_word(), view.announced()) == (75, None)
+        view.order("save-and-leave")
+        ended = self.ends(tmp_path, "session.py")
+        assert ended.returncode == 75, ended.stderr
+        assert (view.last_word(), view.announced()) == (75, 75)

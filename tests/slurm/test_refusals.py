@@ -13,8 +13,9 @@ def test_a_partition_that_does_not_exist_is_named(run: SlurmRun) -> None:
     done = run.tandem("submit", "--slurm", DIGITS, "--profile", "away")
     assert done.returncode == 2
     assert "there is no such partition here" in done.stderr
-    assert "away" in done.stderr
+    assert "train.sh asks for partition away" in done.stderr
     assert not run.queue()
+    assert "it was not submitted: there is no such partition here" in run.tandem("ls").stdout
 
 
 def test_nodes_that_are_larger_than_any_are_said_and_leave_no_job(run: SlurmRun) -> None:

@@ -255,7 +255,7 @@ def run_and_end(arguments: list[str]) -> NoReturn:
 def _farewell(code: int | str | None) -> None:
     close_files()
     if Pulse.ours is not None:
-        Pulse.ours.last_word(1 if isinstance(code, str) else (code or 0) & 0xFF)
+        Pulse.ours.last_word_of_script(1 if isinstance(code, str) else (code or 0) & 0xFF)
 
 
 def run(arguments: list[str]) -> None:

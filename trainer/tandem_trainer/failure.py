@@ -49,7 +49,7 @@ DISTRIBUTED = "torch.distributed"
 DEVICES = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 """Names of torch's errors that tell of a device or of a network."""
 CONSEQUENCES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
-"""Exit codes whose cause is elsewhere."""
+"""Exit codes whose cause is elsewhere, where Tandem has announced them."""
 
 
 def record(error: BaseException, frames: TracebackType | None, most_bytes: int) -> bytes:
@@ -76,13 +76,14 @@ def record(error: BaseException, frames: TracebackType | None, most_bytes: int) 
     return encoded
 
 
-def read(content: bytes | None, rank: int, code: int, ended_at: float) -> tuple[float, Failure]:
+def read(content: bytes | None, rank: int, code: int, ended_at: float, announced: bool = True) -> tuple[float, Failure]:
     """When a rank failed, on the monotonic clock, and how.
 
     Args:
         content: what it has left, if it has.
         code: its exit code, or minus the signal that killed it.
         ended_at: when its end was seen.
+        announced: whether Tandem, in the rank, has announced the code, so that it means what Tandem's codes mean.
     """
     try:
         said = json.loads(content or b"{}")
@@ -96,7 +97,8 @@ def read(content: bytes | None, rank: int, code: int, ended_at: float) -> tuple[
         error=str(said.get("error", ""))[:MOST_ERROR],
         where=str(said.get("where", ""))[-MOST_WHERE:],
         traceback=str(said.get("traceback", ""))[-MOST_TRACEBACK:],
-        consequence=code in CONSEQUENCES or bool(said.get("consequence")),
+        announced=announced,
+        consequence=(announced and code in CONSEQUENCES) or bool(said.get("consequence")),
         passing=bool(said.get("passing")),
     )
     return (ended_at if at is None else min(at, ended_at)), failure

@@ -6,8 +6,10 @@ NVML needs no context on the GPU, and takes no memory of it.
 
 import os
 import sys
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +17,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Variable with the GPUs that a process may use, by number or UUID."""
 DRIVER = "/dev/nvidia-uvm"
 """What a process has open once it has begun to compute on a GPU of NVIDIA, and not while it only asks NVML."""
+DRIVERS = {DRIVER, "/dev/kfd"}
+"""The same of any GPU."""
 
 
 def load() -> ModuleType | None:
@@ -28,6 +32,20 @@ def load() -> ModuleType | None:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def open_driver(files: Iterable[Path], drivers: Container[str] = DRIVERS) -> Path | None:
+    """The first of these open files of processes that is the driver of a GPU; None if none is.
+
+    Args:
+        files: `/proc/PID/fd/NUMBER`; those that are closed by now are passed over.
+        drivers: paths of the drivers that count.
+    """
+    for file in files:
+        with suppress(OSError):
+            if str(file.readlink()) in drivers:
+                return file
+    return None
 
 
 class Device:

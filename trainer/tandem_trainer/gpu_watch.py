@@ -21,7 +21,7 @@ every GPU of the node (it may be somebody else's, and belongs to no rank).
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from types import ModuleType
 
 import psutil
 
-from tandem_trainer.gpu import DRIVER, VISIBLE, Device, load
+from tandem_trainer.gpu import DRIVER, VISIBLE, Device, load, open_driver
 
 SAMPLE_SECONDS = 1.0
 """Between two samples, and before the first one."""
@@ -109,7 +109,7 @@ class _User:
 
     def use(self, nvml: ModuleType) -> GpuUse | None:
         """How its GPU is used; None while it uses none, or NVML does not say."""
-        if self._driver is None or not _is_driver(self._driver):
+        if self._driver is None or not _driver_among([self._driver]):
             self._device, self._driver = None, self._search()
             if self._driver is None:
                 return None
@@ -123,7 +123,7 @@ class _User:
         if began < self._search_at:
             return None
         files = (file for pid in _family(self.pid) for file in _open_files(pid))
-        found = next((file for file in files if _is_driver(file)), None)
+        found = _driver_among(files)
         ended = time.monotonic()
         self._search_at = ended + (ended - began) / SEARCH_SHARE
         return found
@@ -143,10 +143,9 @@ def _open_files(pid: int) -> list[Path]:
     return []
 
 
-def _is_driver(file: Path) -> bool:
-    with suppress(OSError):
-        return str(file.readlink()) == DRIVER
-    return False
+def _driver_among(files: Iterable[Path]) -> Path | None:
+    """The driver among these open files; NVML knows that of NVIDIA alone."""
+    return open_driver(files, {DRIVER})
 
 
 def _visible(pid: str) -> str | None:

@@ -207,7 +207,8 @@ class Heartbeat(threading.Thread):
                 return "Started" if self._wish.generation is None else "MembershipChanged"
             verdict = self._ranks.last_verdict()
             self._failure = self._ranks.failure()
-            if (code := self._ranks.final_code()) is not None and self._rundir.failed() is not None:
+            code, failed = self._ranks.final_code(), self._rundir.failed()
+            if code is not None and failed is not None and failed.get("exitCode") == code:
                 self._finish(End(code, "a training process said that trying again is of no use"))
             return "MembershipChanged" if self._closed else verdict
 

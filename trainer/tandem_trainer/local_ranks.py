@@ -5,8 +5,11 @@ learns here: a pidfd says at once that a process has ended, and `waitid` with WN
 away from torchrun. Of a rank that was forked warm, and is no child of the agent, the fork server says how it ended.
 Where neither can, the rank's last word stands for it.
 
-A script of the user's own has no last word and obeys no orders, whether it says how far it is (tandem_trainer.step_log)
-or nothing. How it ended, torchrun says; and torchrun ends it, with SIGTERM and time to react.
+A script of the user's own obeys no orders, whether it says how far it is (tandem_trainer.step_log) or nothing. How it
+ended, torchrun says; and torchrun ends it, with SIGTERM and time to react.
+
+An exit code of tandem.exitcode means what it says there only if Tandem, in the rank, has announced it
+(tandem_trainer.pulse). From any other program it is a failure like any other.
 
 What a rank failed by it leaves in its pulse (tandem_trainer.failure).
 
@@ -51,7 +54,8 @@ HARMLESS = {
     *(ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST),
     *(ExitCode.REWOUND, ExitCode.OUT_OF_MEMORY),
 }
-"""Ends that are no failure of the rank: their cause is elsewhere, or the next generation will do otherwise."""
+"""Ends that, if they are announced, are no failure of the rank: their cause is elsewhere, or the next generation will
+do otherwise."""
 
 ENDED_BY_TORCHRUN = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 """Signals with which torchrun ends the ranks of an agent that is asked to end; they are no failure of the ranks."""
@@ -131,10 +135,9 @@ class LocalRanks:
     def verdict(self) -> Verdict | None:
         """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
         for local_rank, code in self._codes.items():
-            is_script = self._runs_script(local_rank)
-            if code in HARMLESS and not is_script:
+            if code in HARMLESS and self._has_announced(local_rank, code):
                 return "MembershipChanged"
-            if code != ExitCode.DONE and not (code is None and is_script):
+            if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
                 return "WorkerFailed"
         return None
 
@@ -157,8 +160,9 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, said = view.beat(), view.failure()
-            rank = local_rank if beat is None else beat.rank
-            found.append(read(said, rank, code, self._ended_at[local_rank]))
+            rank = self._first_rank + local_rank if beat is None else beat.rank
+            announced = self._has_announced(local_rank, code)
+            found.append(read(said, rank, code, self._ended_at[local_rank], announced))
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:
@@ -166,13 +170,12 @@ class LocalRanks:
         self.watch()
         if (verdict := self.verdict()) is not None:
             return verdict
-        words = [view.last_word() for view in self._views]
+        words = [view.announced() for view in self._views]
         return "MembershipChanged" if any(word in HARMLESS for word in words) else "WorkerFailed"
 
     def final_code(self) -> int | None:
         """The exit code of a rank that says that trying again is of no use; None if none says so."""
-        codes = [*self._codes.values(), *(view.last_word() for view in self._views)]
-        return next((code for code in codes if code in FINAL), None)
+        return next((code for view in self._views if (code := view.announced()) in FINAL), None)
 
     def reports(self) -> list[RankReport]:
         """What the ranks say of themselves, for the coordinator."""
@@ -295,6 +298,10 @@ class LocalRanks:
         self._ended_at.setdefault(local_rank, time.monotonic())
         how = f"code={code}" if code >= 0 else f"signal={-code}"
         log.info("event=rank-ended generation=%d local_rank=%d %s", self.generation, local_rank, how)
+
+    def _has_announced(self, local_rank: int, code: int | None) -> bool:
+        """Whether Tandem, in the rank, said before its end that it would end with this exit code."""
+        return code is not None and self._views[local_rank].announced() == code
 
     def _runs_script(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()

@@ -25,6 +25,10 @@ A script of the user's own obeys no order, also where it says how far it is (tan
 **Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
 exit codes, and leaving after an order is not a failure. One that leaves by an error says by which, in
 tandem_trainer.failure.
+
+An exit code alone means nothing: a script may end with any number, also with one of tandem.exitcode. It counts as
+Tandem's only if Tandem, in the rank, has announced that number as its last word. A script that was forked leaves its
+own exit code there, too, because its agent cannot ask the kernel for it; a byte says so.
 """
 
 import contextlib
@@ -73,6 +77,8 @@ _AT_ORDER = 64
 _AT_LAST_WORD = 65
 _AT_SCRIPT = 66
 """1 if a script of the user's own beats, which obeys no orders. A rank of a version that does not say leaves it 0."""
+_AT_OWN_CODE = 68
+"""1 if the last word is an exit code that a script has chosen. The byte before is the debugger's."""
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _AT_TROUBLE = (1024, 2560)
@@ -302,7 +308,14 @@ class Pulse:
 
     def last_word(self, code: int) -> None:
         """Say with which exit code this rank is about to end, so that its agent knows whether that is a failure."""
+        self._memory[_AT_OWN_CODE] = 0
         self._memory[_AT_LAST_WORD] = code
+
+    def last_word_of_script(self, code: int) -> None:
+        """Say with which exit code a script ends. Where Tandem has announced the same, its word stays."""
+        if self._memory[_AT_LAST_WORD] != code:
+            self._memory[_AT_OWN_CODE] = 1
+            self._memory[_AT_LAST_WORD] = code
 
     @classmethod
     def tell_failure(cls, error: BaseException, frames: TracebackType | None = None) -> None:
@@ -423,6 +436,10 @@ class PulseView:
         """The exit code that the rank announced; None if it did not."""
         code = self._memory[_AT_LAST_WORD]
         return None if code == _SILENT else code
+
+    def announced(self) -> int | None:
+        """The exit code that Tandem, in the rank, announced; None if it did not, or the script chose another one."""
+        return None if self._memory[_AT_OWN_CODE] else self.last_word()
 
     def failure(self) -> bytes | None:
         """What the rank has left of the error that it failed by; None if it has not."""

@@ -252,10 +252,10 @@ class Session:
         rewind_on: RewindOn = "NotFinite",
         device: torch.device | None = None,
     ) -> None:
-        settings = given_settings(checkpoint)
         self._pulse = Pulse.open_for_rank()
         if self._pulse is not None:
             Watchdog(self._pulse).start()
+        settings = given_settings(checkpoint)
         path = os.environ.get(RUN_DIR) or folder
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
@@ -627,6 +627,8 @@ class Session:
         error = _last_error()
         if error is not self._known_error and isinstance(error, Exception) and self.world_size > 1:
             self._leave(ExitCode.FAILED)
+        if isinstance(error, SystemExit) and self._ended and error.code == self._ended and self._pulse is not None:
+            self._pulse.last_word(self._ended)
         if self._failed or error is not self._known_error:
             return
         try:

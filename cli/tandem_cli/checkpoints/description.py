@@ -212,7 +212,7 @@ def plan(found: Pruning, width: int | None) -> list[Text]:
     columns = [Column("STAYS"), Column("KEPT FOR")]
     if found.kept:
         lines += [*table(columns, [[(name, ""), (why, "dim")] for name, why in found.kept], width), Text("")]
-    total = f"{several(len(found.doomed), 'folder')} to delete, {size(found.size)} to come free"
+    total = f"{found.what} to delete, {size(found.size)} to come free"
     lines += paragraph("total", total if found.doomed else "nothing to delete", width, indent=7)
     if found.others:
         lines += paragraph("note", _others(found.others), width, indent=7, style="yellow")

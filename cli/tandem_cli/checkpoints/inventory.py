@@ -7,6 +7,7 @@ not count. Leases come last, because they change most.
 """
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,9 @@ from tandem.model import whole
 from tandem.rundir import evaluations
 from tandem.rundir.catalog import read_result
 from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
-from tandem.rundir.durable import TEMPORARY, listed, read_json_or_none
+from tandem.rundir.durable import TEMPORARY, listed, read_json, read_json_or_none
 from tandem.rundir.evaluations import LastWord, Rank, direction
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import EARLIER, RunDir
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound, reach
 from tandem.rundir.retention import Keepers, reasons
 
@@ -36,6 +37,9 @@ State = Literal["counts", "off", "rewound", "unknown", "damaged", "unreadable", 
 
 Progress = Literal["evaluated", "skipped", "begun", "waits", "off"]
 """How far its evaluation is; `begun`: a part is done; `off`: the job has no evaluators."""
+
+
+_PACK = re.compile(r"([0-9a-f]{64})\.tar\.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,18 @@ class Leftover:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OldCode:
+    """A pack of code that no job of the run directory names any more."""
+
+    digest: str
+    """By which a job would name it."""
+    size: int
+    """Bytes."""
+    age: float
+    """Seconds since it was put there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inventory:
     """All checkpoints of a run."""
 
@@ -118,6 +134,8 @@ class Inventory:
     """The best checkpoint by best.json, if that is not there any more."""
     leftovers: tuple[Leftover, ...]
     """Temporary names, some of which belong to a save in flight."""
+    old_code: tuple[OldCode, ...] = ()
+    """Code that the run had before; none where a job cannot be read that may name it."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
     free: int | None
@@ -168,6 +186,7 @@ def look(rundir: RunDir) -> Inventory:
         final=final if isinstance(final, str) else None,
         lost_best=best.name if best and best.name not in names else None,
         leftovers=tuple(leftovers),
+        old_code=tuple(_old_code(rundir)),
         faults=tuple(faults),
         free=_free(rundir.path),
         now=time.time(),
@@ -222,6 +241,39 @@ def _uncommitted(rundir: RunDir) -> tuple[list[Entry], list[Leftover]]:
                 age = max(0.0, time.time() - path.lstat().st_mtime)
                 leftovers.append(Leftover(name=path.name, size=_size(path), age=age))
     return aside, leftovers
+
+
+def _old_code(rundir: RunDir) -> list[OldCode]:
+    found = []
+    with suppress(OSError):
+        # In this order: a job is recorded before its pack is put there.
+        there = [f"sha256:{one[1]}" for path in listed(rundir.code) if (one := _PACK.fullmatch(path.name))]
+        needed = needed_code(rundir)
+        for digest in there:
+            if needed is not None and digest not in needed:
+                facts = rundir.pack(digest).stat()
+                found.append(OldCode(digest=digest, size=facts.st_size, age=max(0.0, time.time() - facts.st_mtime)))
+    return found
+
+
+def needed_code(rundir: RunDir) -> set[str] | None:
+    """The digests of code that the jobs of a run directory name: its own, and those of what was moved aside in it.
+    None: one of them cannot be read, so nobody can tell."""
+    needed = set()
+    # In the order in which a job is moved (tandem.rundir.ownership), so that none is missed.
+    for name in ("", *(f"{TEMPORARY}{name}" for name in EARLIER), *EARLIER):
+        try:
+            job: Any = read_json(rundir.path / name / rundir.job_file.name)
+            digest = job["spec"]["trainer"].get("code")
+        except FileNotFoundError:
+            if not name:
+                return None
+            continue
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+        if digest is not None:
+            needed.add(str(digest))
+    return needed
 
 
 def _lineage(rundir: RunDir, faults: list[str]) -> tuple[list[GenerationRecord], list[Rewind]] | None:

@@ -7,22 +7,29 @@ on is renamed to a temporary name, and what is then found to be leased, or not t
 that moment it is missing, which every reader takes for normal. A process killed between rename and deletion leaves a
 temporary folder, which retention deletes after an hour.
 
+**Old code.** A run that goes on with other code leaves the pack that it had before (tandem.code). A pack is needed as
+long as a job of the run directory names it: the run's own, or one that was moved aside. It is deleted in the same way,
+with everything that does not count. Who goes on with earlier code records the job before it looks whether the pack is
+there; so a look at the jobs after the rename sees it, and the pack is put back.
+
 Rejected: a lock against the running job (NFS has none that is reliable, and training must not wait for a person).
 """
 
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.errors import UserError
+from tandem.formatting import several
 from tandem.job import Checkpoint
 from tandem.rundir.checkpoint import FILE, Broken, Manifest
 from tandem.rundir.durable import read_json_or_none, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.retention import Keepers, reasons
-from tandem_cli.checkpoints.inventory import Entry, Inventory, begun_of, ranks_of
+from tandem_cli.checkpoints.inventory import Entry, Inventory, begun_of, needed_code, ranks_of
 
 FORGOTTEN_SECONDS = 3600.0
 """Temporary names older than this belong to nobody any more."""
@@ -33,13 +40,15 @@ class Doomed:
     """Something that may be deleted."""
 
     name: str
-    """Its folder's name."""
+    """Its folder's name; of code the begin of its digest."""
     size: int
     """Bytes that come free."""
     why: str
     """Why it is not needed."""
     digest: str | None = None
-    """Of its manifest; None for what has no sound one."""
+    """Of its manifest, or of the code; None for what has no sound one."""
+    is_code: bool = False
+    """Whether it is a pack of code."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,14 @@ class Pruning:
     def size(self) -> int:
         """Bytes that come free."""
         return sum(one.size for one in self.doomed)
+
+    @property
+    def what(self) -> str:
+        """How much is to be deleted, in words."""
+        packs = sum(one.is_code for one in self.doomed)
+        folders = len(self.doomed) - packs
+        parts = [several(folders, "folder")] if folders or not packs else []
+        return " and ".join([*parts, *([several(packs, "pack of code", "packs of code")] if packs else [])])
 
 
 def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> Pruning:
@@ -83,7 +100,7 @@ def plan(inventory: Inventory, policy: Checkpoint, everything: bool = False) -> 
             kept.append((entry.name, ", ".join(why)))
         else:
             doomed.append(_doomed(entry, "not kept by the policy"))
-    others = [*_useless(inventory), *_forgotten(inventory)]
+    others = [*_useless(inventory), *_forgotten(inventory), *_old_code(inventory)]
     doomed.reverse()
     return Pruning(
         tuple([*doomed, *others] if everything else doomed), tuple(kept), () if everything else tuple(others)
@@ -106,9 +123,10 @@ def carry_out(rundir: RunDir, agreed: Pruning, again: Pruning) -> Iterator[tuple
             yield one, "it is needed, or gone, by now"
             continue
         try:
-            yield one, _delete(rundir, one)
+            yield one, _delete_code(rundir, one) if one.is_code else _delete(rundir, one)
         except OSError as error:
-            raise UserError(f"{rundir.checkpoint(one.name)} cannot be deleted: {error.strerror or error}") from error
+            path = rundir.path / one.name if one.is_code else rundir.checkpoint(one.name)
+            raise UserError(f"{path} cannot be deleted: {error.strerror or error}") from error
 
 
 def _useless(inventory: Inventory) -> Iterator[Doomed]:
@@ -130,6 +148,14 @@ def _forgotten(inventory: Inventory) -> Iterator[Doomed]:
     for left in inventory.leftovers:
         if left.age > FORGOTTEN_SECONDS:
             yield Doomed(left.name, left.size, f"a temporary name, forgotten {left.age / 3600:.0f} h ago")
+
+
+def _old_code(inventory: Inventory) -> Iterator[Doomed]:
+    for old in inventory.old_code:
+        # Its job may be on its way: an NFS client sees two files at two times.
+        if old.age > FORGOTTEN_SECONDS:
+            name = f"{inventory.rundir.code.name}/{old.digest.removeprefix('sha256:')[:12]}…"
+            yield Doomed(name, old.size, "code that the run had before", old.digest, is_code=True)
 
 
 def _doomed(entry: Entry, why: str) -> Doomed:
@@ -160,6 +186,27 @@ def _delete(rundir: RunDir, one: Doomed) -> str:
         aside.unlink(missing_ok=True)
     folder.with_name(f"{folder.name}.why.json").unlink(missing_ok=True)
     return ""
+
+
+def _delete_code(rundir: RunDir, one: Doomed) -> str:
+    """Delete a pack through a rename. Returns why it was spared, "" if it was not."""
+    assert one.digest is not None
+    pack = rundir.pack(one.digest)
+    aside = temporary_beside(pack)
+    try:
+        pack.rename(aside)
+    except FileNotFoundError:
+        return "it is gone"
+    try:
+        needed = needed_code(rundir)
+        if needed is not None and one.digest not in needed:
+            aside.unlink()
+            return ""
+    finally:
+        # What may be needed, or cannot be told, is there again; it is the same whoever has put it there.
+        with suppress(FileNotFoundError):
+            aside.rename(pack)
+    return "the run goes on with it"
 
 
 def _sound_digest(folder: Path) -> str | None:

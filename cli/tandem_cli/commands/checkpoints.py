@@ -263,7 +263,10 @@ def prune(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also list what does not count: bad, stale, off the lineage, forgotten.")
+        bool,
+        typer.Option(
+            "--all", help="Also list what does not count: bad, stale, off the lineage, forgotten, code of before."
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
@@ -323,7 +326,7 @@ def _confirmed(plan: pruning.Pruning) -> bool:
     if not sys.stdin.isatty():
         echo("nothing was deleted; --yes deletes them")
         return False
-    return typer.confirm(f"Delete {several(len(plan.doomed), 'folder')} and free {plain(size(plan.size))}?")
+    return typer.confirm(f"Delete {plan.what} and free {plain(size(plan.size))}?")
 
 
 Lines = Callable[[int | None], list[Text]]

@@ -38,6 +38,7 @@ from tandem_cli.local.placement import Placement, place, refuse_unpinnable, shar
 from tandem_cli.local.prepare import HeldFolder, claim
 from tandem_cli.output import OverridesOption
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
+from tandem_cli.slurm.jobs import forget_refusal
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line
@@ -155,6 +156,7 @@ class _Run:
             self._notes.append(f"code: {self._pack}")
             store(mine.run_dir, self._pack.digest, self._pack.file)
         remember(self._path)
+        forget_refusal(self._path)
         try:
             return self._with_claim(mine, placement, len(cores), gpus)
         finally:

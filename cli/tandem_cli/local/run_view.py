@@ -91,6 +91,12 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
 
 def _with_slurm(path: Path, status: Status) -> Status:
     """With what SLURM says of a run that it has, and whose coordinator does not answer."""
+    saved = status.latest_checkpoint
+    if status.phase == "Suspended" and (why := jobs.refusal(path)):
+        where = f"goes on after step {saved.step:,}" if saved else "tries again"
+        return status.model_copy(
+            update={"message": f"it was not submitted: {why}; the same `tandem submit --slurm` {where}"}
+        )
     try:
         phase, words = jobs.state_words(path)
     except SlurmError as error:
@@ -98,7 +104,6 @@ def _with_slurm(path: Path, status: Status) -> Status:
     if not words or status.phase in ("Succeeded", "Failed"):
         return status
     if phase == "Ended":
-        saved = status.latest_checkpoint
         where = f"goes on after step {saved.step:,}" if saved else "begins anew"
         message = f"{words}; the same `tandem submit --slurm` {where}"
         return status.model_copy(update={"phase": "Suspended", "message": message})

@@ -314,7 +314,14 @@ class Head:
         actions = decide(known, self._facts(now), now)
         for action in actions:
             self._do(action, now)
+        if self._watch is not None:
+            self._watch.calm(self._is_calm)
         return any(isinstance(action, Finish) for action in actions)
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether nothing waits for what the coordinator says next."""
+        return not self.leaving and all(child.running for child in self.children.values())
 
     def _may_start(self, child: Child, now: float) -> bool:
         return child.name not in self._leaves and now >= self._not_before.get(child.name, 0.0)

@@ -1,5 +1,6 @@
 """The jobs of SLURM that are a run's, as the folder `slurm` of its run directory names them: `submission.json`, and in
 `extensions` a file for each job that gives a running training one more node (tandem_cli.slurm.extension).
+`refused.json` says why the last submission failed.
 
 So every command finds them from the run directory, on any machine that shares it.
 """
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tandem.errors import UserError
+from tandem.formatting import printable
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, SLURM
@@ -24,6 +26,8 @@ from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 FILE = "submission.json"
 EXTENSIONS = "extensions"
 """Folder with an empty file for each extension, which is called like its job."""
+REFUSED = "refused.json"
+"""Why the run could not be submitted the last time."""
 NO_EXTENSION = "no-extension.json"
 """Why SLURM has not taken an extension."""
 REMEMBERED_SECONDS = 2.0
@@ -95,6 +99,26 @@ def record(path: Path, submission: Submission) -> None:
     """
     (path / SLURM).mkdir(parents=True, exist_ok=True)
     replace_json(path / SLURM / FILE, asdict(submission))
+
+
+def note_refusal(path: Path, why: str) -> None:
+    """Say in the run directory why the run was not submitted. A disk that refuses costs the note alone."""
+    with suppress(OSError):
+        replace_json(path / SLURM / REFUSED, {"why": why, "at": time.time()})
+
+
+def forget_refusal(path: Path) -> None:
+    """Take the note away: the run is begun."""
+    with suppress(OSError):
+        (path / SLURM / REFUSED).unlink(missing_ok=True)
+
+
+def refusal(path: Path) -> str:
+    """Why the run was not submitted the last time, as a sentence without its full stop; empty if it was, or if nobody
+    has tried."""
+    content = read_json_or_none(path / SLURM / REFUSED)
+    why = content.get("why") if isinstance(content, dict) else None
+    return printable(why).rstrip(".") if isinstance(why, str) else ""
 
 
 _seen: dict[Path, tuple[float, list[QueuedJob]]] = {}

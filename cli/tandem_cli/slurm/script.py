@@ -5,13 +5,14 @@ numbers. Words of the profile and paths are quoted. `#SBATCH` lines, which SLURM
 and numbers that were checked, and the options that the profile gives whole.
 """
 
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from tandem.formatting import several
+from tandem.formatting import printable, several
 from tandem.job import DistributedTrainingJob
 from tandem.pod_template import cpus
 from tandem_cli.slurm.profile import Profile
@@ -20,6 +21,9 @@ LOGS = "logs"
 """Folder for what the batch scripts print, below the one that the job is submitted from. SLURM does not make it."""
 EXTEND = "extend.sh"
 """The script, in the folder `slurm` of the run directory, that a running training submits for one more node."""
+WHERE = {"partition": "partition", "account": "account", "qos": "quality of service"}
+"""Options of sbatch that say where a job may run, and what they are called."""
+_ASKED = re.compile(rf"^#SBATCH --({'|'.join(WHERE)})[= ](\S+)", re.MULTILINE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -58,6 +62,17 @@ def idle_gpus(job: DistributedTrainingJob, profile: Profile) -> str:
         f"each node has {several(given, 'GPU')} and {several(ranks, 'rank')}, so {given - ranks} of its GPUs "
         f"stay idle; set workers.processesPerReplica to {given}, or take a profile with fewer gpus"
     )
+
+
+def asked_for(text: str, variables: Mapping[str, str]) -> str:
+    """The partition, account and quality of service that a script asks for, in words; empty where it names none.
+
+    Args:
+        variables: of who submits it: sbatch prefers those of its own to what the script says.
+    """
+    found = dict(_ASKED.findall(text))
+    found |= {name: variables[f"SBATCH_{name.upper()}"] for name in WHERE if variables.get(f"SBATCH_{name.upper()}")}
+    return ", ".join(f"{WHERE[name]} {printable(found[name])}" for name in WHERE if name in found)
 
 
 def evaluates_apart(job: DistributedTrainingJob, profile: Profile) -> bool:

@@ -24,8 +24,9 @@ from tandem_cli.packing import Pack
 from tandem_cli.platforms import Checked, Cluster
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
-from tandem_cli.slurm.jobs import Submission, awaited, forget, queued, record
+from tandem_cli.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, queued, record
 from tandem_cli.slurm.profile import Profile
+from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.slurm.script import EXTEND
 from tandem_coordinator.prerequisites import on_shared_disk, unmet
 
@@ -73,7 +74,7 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
         waits_for: the number of a job that has to complete before this one starts; empty: none.
 
     Raises:
-        UserError: SLURM refuses, or the disk does; nothing is left in the queue.
+        UserError: SLURM refuses, or the disk does; nothing is left in the queue, and the run directory says why.
     """
     run_dir = RunDir(path.resolve())
     places = script.Places(run_dir.path, sys.executable)
@@ -98,11 +99,13 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
                 ids.append(_submitted(folder / "evaluate.sh", text, [f"--dependency=after:{ids[0]}"], variables))
                 given = Submission(ids[0], ids[1], python)
                 record(path, given)
-    except UserError:
+    except UserError as error:
+        note_refusal(path, str(error))
         for one in ids:
             scheduler.cancel(one)
         raise
     forget(path)
+    forget_refusal(path)
     remember(path)
     return given
 
@@ -110,7 +113,12 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
 def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[str, str]) -> str:
     file.write_text(text)
     file.chmod(0o700)
-    return scheduler.submit(file, options, variables)
+    try:
+        return scheduler.submit(file, options, variables)
+    except SlurmError as error:
+        if not (asked := script.asked_for(text, variables)):
+            raise
+        raise SlurmError(f"{error}; {file.name} asks for {asked}") from error
 
 
 class Slurm(Cluster):

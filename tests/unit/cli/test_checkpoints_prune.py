@@ -1,6 +1,7 @@
 """What `tandem checkpoints prune` may delete, and that it deletes nothing else however the run goes on meanwhile."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,64 @@ class TestThePlan:
         assert lines[0].split() == ["TO", "DELETE", "SIZE", "WHY"]
         assert "  total  2 folders to delete, 528 B to come free" in lines
         assert any("--all deletes it, too" in line for line in lines)
+
+
+class TestCodeOfBefore:
+    def pack(self, run: SmallRun, letter: str, hours: float = 2.0) -> str:
+        """A pack that came so long ago; its digest."""
+        digest = f"sha256:{letter * 64}"
+        run.rundir.code.mkdir(exist_ok=True)
+        run.rundir.pack(digest).write_bytes(b"packed")
+        at = time.time() - 3600 * hours
+        os.utime(run.rundir.pack(digest), (at, at))
+        return digest
+
+    def goes_on(self, run: SmallRun, digest: str, folder: str = "") -> None:
+        """The job of the run, or of one that was moved aside in it, names this code."""
+        rundir = RunDir(run.rundir.path / folder)
+        rundir.path.mkdir(exist_ok=True)
+        job = run.rundir.read_job()
+        trainer = job.spec.trainer.model_copy(update={"code": digest})
+        rundir.write_job(job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})}))
+
+    def there(self, run: SmallRun) -> str:
+        """The letters of the packs that are there."""
+        return "".join(path.name[0] for path in sorted(run.rundir.code.iterdir()))
+
+    def test_is_deleted_with_everything_once_no_job_here_names_it(self, run: SmallRun) -> None:
+        for letter, folder in (("b", "previous"), ("c", "attempt"), ("d", ".tmp-previous"), ("a", "")):
+            self.goes_on(run, self.pack(run, letter), folder)
+        self.pack(run, "e", hours=0.5)
+        self.pack(run, "f")
+        (run.rundir.code / "packages-0").mkdir()
+        policy = Checkpoint(keep_last=100)
+        assert [one.name for one in planned(run, policy).others] == ["code/ffffffffffff…"]
+        agreed = planned(run, policy, everything=True)
+        assert (doomed(agreed), agreed.size) == (["code/ffffffffffff…"], 6)
+        told = [line.plain for line in description.plan(agreed, 80)]
+        assert "  total  1 pack of code to delete, 6 B to come free" in told
+        assert carried_out(run, agreed, policy, everything=True) == {"code/ffffffffffff…": ""}
+        assert self.there(run) == "abcdep"
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"spec": 1}'])
+    def test_stays_where_a_job_cannot_be_read_that_may_name_it(self, run: SmallRun, content: str) -> None:
+        self.pack(run, "f")
+        (run.rundir.path / "previous").mkdir()
+        (run.rundir.path / "previous" / "job.json").write_text(content)
+        assert doomed(planned(run, Checkpoint(keep_last=100), everything=True)) == []
+
+    def test_stays_if_the_run_goes_on_with_it_in_the_last_moment(self, run: SmallRun) -> None:
+        earlier = self.pack(run, "f")
+        self.goes_on(run, self.pack(run, "a"))
+        agreed = again = planned(run, Checkpoint(keep_last=100), everything=True)
+        self.goes_on(run, earlier)
+        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run goes on with it"}
+        run.rundir.job_file.unlink()
+        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run goes on with it"}
+        assert run.rundir.pack(earlier).read_bytes() == b"packed"
+        assert self.there(run) == "af"
+        run.rundir.pack(earlier).unlink()
+        assert spared(run, agreed, again) == {"code/ffffffffffff…": "it is gone"}
 
 
 class TestDeleting:

@@ -153,7 +153,13 @@ def wishes(head: Head, replicas: int) -> None:
     """Have the coordinator say so."""
     members = SimpleNamespace(desired=replicas)
     seen = SimpleNamespace(status=SimpleNamespace(workers=members), members=[], finished=None)
-    head._watch = cast("Watch", SimpleNamespace(newest=seen, close=lambda: None))
+    watches(head, SimpleNamespace(newest=seen, calm=lambda _: None, close=lambda: None))
+
+
+def watches(head: Head, coordinator: SimpleNamespace) -> None:
+    if head._watch is not None:
+        head._watch.close()
+    head._watch = cast("Watch", coordinator)
 
 
 def looks(head: Head, at: float) -> None:
@@ -167,10 +173,28 @@ def trains(head: Head) -> float:
     """It trains on its two nodes; the moment."""
     now = time.monotonic()
     turns(head, now, {"worker-0": "n0", "worker-1": "n1"})
-    assert head._watch is not None
-    head._watch.close()
     wishes(head, 2)
     return now
+
+
+def test_the_coordinator_is_asked_less_often_while_all_run_and_nobody_leaves(head: Head, trains: float) -> None:
+    calm: list[bool] = []
+    watches(head, SimpleNamespace(newest=None, calm=calm.append, close=lambda: None))
+    head.turn(trains + 1)
+    assert calm == [True]
+    head.steps["worker-1"].kill()
+
+    def asked_again() -> bool:
+        head.turn(trains + 1)
+        return not calm[-1]
+
+    until(asked_again, "the end of an agent")
+    # It is tried again later: what has ended so was never started.
+    turns(head, trains + 2 + AGAIN_SECONDS, {"worker-0": "n0", "worker-1": "n1"})
+    assert calm[-1]
+    head.leaving = "stop"
+    head.turn(trains + 3 + AGAIN_SECONDS)
+    assert not calm[-1]
 
 
 def test_a_node_that_failed_is_replaced_by_one_of_another_job(head: Head, cluster: Cluster, trains: float) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli.slurm import execution, jobs, scheduler, submission
+from tandem_cli.local.known import known
+from tandem_cli.local.run_view import look_briefly
+from tandem_cli.slurm import execution, jobs, scheduler, script, submission
 from tandem_cli.slurm.head import Step
 from tandem_cli.slurm.jobs import Place, Submission
 from tandem_cli.slurm.profile import Profile
@@ -155,6 +157,58 @@ def test_what_cannot_be_recorded_is_taken_out_of_the_queue_again(
     with pytest.raises(UserError, match="no space left where run lies"):
         submission.submit(Path("run"), manifests.job(), Profile())
     assert cancelled == ["12"]
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A login node whose sbatch refuses whatever the file `refused` names; the folder in which one works there."""
+    tools = {
+        "sbatch": f"""for script; do :; done
+            if grep -q "$(basename "$script")" refused; then echo "{FAILED}Invalid partition name" >&2; exit 1; fi
+            echo 12""",
+        "scontrol": 'echo "Slurmctld(primary) at login is UP"',
+        "squeue": "",
+        "scancel": 'echo "$1" >>cancelled',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, does in tools.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in script.WHERE:
+        monkeypatch.delenv(f"SBATCH_{name.upper()}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+RUN = Path("runs/mine")
+
+
+@pytest.mark.parametrize("refused", ["train.sh", "evaluate.sh"])
+def test_a_run_that_was_refused_says_why_until_it_is_submitted(refusing: Path, refused: str) -> None:
+    (refusing / "refused").write_text(refused)
+    profile = Profile.model_validate({"partition": "away", "account": "lab", "evaluators": {"partition": "cpus"}})
+    job = manifests.job("mine")
+    submission.prepare(RUN, job, False, "")
+    with pytest.raises(SlurmError) as caught:
+        submission.submit(RUN, job, profile)
+    partition = "away" if refused == "train.sh" else "cpus"
+    assert str(caught.value).endswith(f"; {refused} asks for partition {partition}, account lab")
+    assert known() == [RUN], "tandem ls shows it"
+    told = look_briefly(RUN).status
+    assert told.phase == "Suspended"
+    assert told.message == f"it was not submitted: {caught.value}; the same `tandem submit --slurm` tries again"
+    (refusing / "refused").write_text("nothing")
+    submission.submit(RUN, job, profile)
+    assert (look_briefly(RUN).status.message or "").startswith("job 12 ended")
+
+
+def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_takes() -> None:
+    text = "#!/bin/bash\n#SBATCH --account=lab\n#SBATCH --partition=gpu\n#SBATCH --qos low\n#SBATCH --account=other\n"
+    assert script.asked_for(text, {}) == "partition gpu, account other, quality of service low"
+    assert script.asked_for(text, {"SBATCH_PARTITION": "cpu", "SBATCH_QOS": ""}).startswith("partition cpu, account")
+    assert script.asked_for("#!/bin/bash\n# --partition=gpu\n", {}) == ""
 
 
 def step(tmp_path: Path, *command: str) -> Step:

@@ -280,7 +280,17 @@ def test_a_micro_batch_that_is_halved_is_no_failure(peer_first: bool) -> None:
     assert job.state.cause.detail == f"rank 1 (worker-1): {why}"
 
 
-def test_a_script_that_ends_with_the_same_number_has_failed() -> None:
+@pytest.mark.parametrize("code", [ExitCode.OUT_OF_MEMORY, ExitCode.REWOUND, ExitCode.PREEMPTED])
+def test_a_script_that_ends_with_a_number_of_ours_has_failed_also_after_an_error(code: ExitCode) -> None:
+    job = group()
+    _fails(job, "worker-1", rank=1, code=code, announced=False, error="KeyError: 'image'")
+    assert _forms_again(job, 2) < 1.0
+    assert job.state.failures == 1
+    assert job.state.latest is not None
+    assert job.state.latest.reason == "WorkerFailed"
+
+
+def test_an_agent_that_does_not_say_who_chose_the_number_is_judged_by_the_words() -> None:
     job = group()
     _fails(job, "worker-1", rank=1, code=ExitCode.OUT_OF_MEMORY)
     assert _forms_again(job, 2) < 1.0

@@ -261,6 +261,7 @@ def test_sums_that_no_float_holds_have_no_score() -> None:
 
 FAILURES = {
     "crash": ("raise KeyError('text')", "exit code 1: KeyError: 'text'"),
+    "a-number-of-ours": ("raise SystemExit(78)", "exit code 78"),
     "signal": ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "silence": ("pass", "ended without a report"),
     "null": (

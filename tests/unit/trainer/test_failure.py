@@ -130,9 +130,9 @@ def test_how_a_rank_was_killed_that_nobody_saw_is_what_torchrun_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_ranks, "_memory_folder", lambda: str(tmp_path))
-    ranks = LocalRanks(1, 1)
+    ranks = LocalRanks(1, 1, first_rank=3)
     ranks.told({0: -11})
     failed = ranks.failure()
     assert failed is not None
-    assert failed[1].code == -11
+    assert (failed[1].rank, failed[1].code) == (3, -11)
     ranks.close()

@@ -19,6 +19,7 @@ from tandem.rundir.layout import RunDir
 from tandem_trainer import heartbeat
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks
+from tandem_trainer.pulse import Pulse
 from tests.support.waiting import SECONDS, until
 
 
@@ -177,4 +178,20 @@ def test_torchrun_rests_while_its_ranks_run_and_nobody_has_to_go(tmp_path: Path,
         torchrun.join(SECONDS)
         assert not torchrun.is_alive()
         rank.kill()
+    speaker.leave()
+
+
+@pytest.mark.parametrize(("recorded", "ends"), [(ExitCode.FAILED, False), (ExitCode.CONFIGURATION, True)])
+def test_a_rank_says_that_trying_again_is_of_no_use_by_what_it_announces_and_records(
+    tmp_path: Path, recorded: ExitCode, ends: bool
+) -> None:
+    speaker, ranks = agent(tmp_path, Coordinator()), LocalRanks(1, 1)
+    RunDir(tmp_path).mark_failed("Why", "because", recorded)
+    speaker.watch(ranks)
+    ranks.told({0: ExitCode.CONFIGURATION})
+    assert speaker.why_again() == "WorkerFailed"
+    assert speaker._end is None, "a script has chosen this number"
+    Pulse(ranks.folder / "rank-0", 0, 1).last_word(ExitCode.CONFIGURATION)
+    assert speaker.why_again() == "WorkerFailed"
+    assert (speaker._end is not None and speaker._end.code == ExitCode.CONFIGURATION) == ends
     speaker.leave()

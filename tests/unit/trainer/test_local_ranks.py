@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import RankReport
+from tandem.protocol import Failure, RankReport
 from tandem_trainer import local_ranks
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.pulse import debugger_slot
@@ -78,6 +78,11 @@ def test_what_another_user_puts_there_hangs_nobody_and_stays(memory: Path, monke
     assert [one.exists() for one in (pipe, link, target, file)] == [True] * 4
 
 
+OURS = (
+    *(ExitCode.DIVERGED, ExitCode.REWOUND, ExitCode.OUT_OF_MEMORY),
+    *(ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.CONFIGURATION),
+)
+"""Exit codes that mean something where Tandem says them."""
 RANK = """
 import os, sys, time
 from tandem.protocol import SCRIPT
@@ -85,14 +90,20 @@ from tandem_trainer.pulse import Pulse
 pulse = Pulse.open_for_rank(phase=sys.argv[1])
 pulse.beat(step=5, loss=float("nan"))
 sys.stdin.read()
+if len(sys.argv) > 3:
+    pulse.last_word(int(sys.argv[3]))
 os._exit(int(sys.argv[2]))
 """
 
 
-def steps(ranks: LocalRanks, phase: str, code: int) -> tuple[RankReport, RankReport]:
-    """What is reported of a rank that makes steps, while it does and once it has ended with a code."""
+def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None) -> tuple[RankReport, RankReport]:
+    """What is reported of a rank that makes steps, while it does and once it has ended with a code.
+
+    Args:
+        announced: what Tandem, in the rank, says before; None: nothing.
+    """
     environment = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
-    command = [sys.executable, "-c", RANK, phase, str(code)]
+    command = [sys.executable, "-c", RANK, phase, str(code), *([] if announced is None else [str(announced)])]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
         until(lambda: ranks.watch() or (ranks.settled and ranks.reports()[0].step == 5), "its steps")
         (before,) = ranks.reports()
@@ -115,10 +126,52 @@ def test_a_script_that_logs_its_steps_obeys_no_orders_and_its_exit_code_is_its_o
 
 def test_a_session_that_trains_saves_when_asked_and_its_exit_code_is_ours(memory: Path) -> None:
     ranks = LocalRanks(1, 1)
-    running, ended = steps(ranks, "starting", ExitCode.PREEMPTED)
+    running, ended = steps(ranks, "starting", ExitCode.PREEMPTED, announced=ExitCode.PREEMPTED)
     assert (running.phase, running.script, running.saves) == ("train", False, True)
     assert ended.phase == "train"
     assert ranks.verdict() == "MembershipChanged"
+    ranks.close()
+
+
+def failure(ranks: LocalRanks) -> Failure:
+    found = ranks.failure()
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("code", OURS)
+@pytest.mark.parametrize("announced", [None, ExitCode.DONE, ExitCode.FAILED])
+def test_a_number_of_ours_that_nobody_has_announced_is_a_failure(
+    memory: Path, code: ExitCode, announced: ExitCode | None
+) -> None:
+    ranks = LocalRanks(1, 1)
+    steps(ranks, "starting", code, announced)
+    assert (ranks.verdict(), ranks.last_verdict(), ranks.final_code()) == ("WorkerFailed", "WorkerFailed", None)
+    told = failure(ranks)
+    assert (told.code, told.announced, told.consequence) == (code, False, False)
+    ranks.close()
+
+
+@pytest.mark.parametrize("code", OURS)
+def test_so_is_one_of_a_program_that_knows_nothing_of_a_pulse(memory: Path, code: ExitCode) -> None:
+    ranks = LocalRanks(1, 1)
+    ranks.told({0: code})
+    assert (ranks.last_verdict(), ranks.final_code()) == ("WorkerFailed", None)
+    told = failure(ranks)
+    assert (told.code, told.announced, told.consequence) == (code, False, False)
+    ranks.close()
+
+
+@pytest.mark.parametrize("code", OURS)
+def test_an_announced_one_means_what_it_says(memory: Path, code: ExitCode) -> None:
+    ranks = LocalRanks(1, 1)
+    steps(ranks, "starting", code, announced=code)
+    final = code in (ExitCode.DIVERGED, ExitCode.CONFIGURATION)
+    assert ranks.verdict() == ("WorkerFailed" if final else "MembershipChanged")
+    assert ranks.final_code() == (code if final else None)
+    told = failure(ranks)
+    assert told.announced
+    assert told.consequence == (code in (ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST))
     ranks.close()
 
 

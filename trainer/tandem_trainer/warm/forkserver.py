@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from tandem_trainer import gpu
+from tandem_trainer.gpu import open_driver
 from tandem_trainer.pulse import die_with_parent
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 
@@ -44,8 +44,6 @@ MOST_REQUEST_BYTES = 8 * 2**20
 """A pod's variables may be many; more than the kernel allows for a process's start is not needed."""
 REQUEST_SECONDS = 10.0
 """A stub sends its request at once."""
-DRIVERS = {gpu.DRIVER, "/dev/kfd"}
-"""What a process has open once it has begun to compute on a GPU, and not while it only asks NVML about one."""
 _CREDENTIALS = struct.Struct("3i")
 _ENDING = struct.Struct("2i")
 """A rank's process id and its wait status. Shorter than a pipe's unit, so each is written and read whole."""
@@ -100,15 +98,7 @@ def available() -> bool:
     """Whether ranks can be forked: on Linux, while this process has one thread, and no driver of a GPU."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return False
-    return len(list(Path("/proc/self/task").iterdir())) == 1 and not _has_driver()
-
-
-def _has_driver() -> bool:
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if str(descriptor.readlink()) in DRIVERS:
-                return True
-    return False
+    return len(list(Path("/proc/self/task").iterdir())) == 1 and open_driver(Path("/proc/self/fd").iterdir()) is None
 
 
 def fork_server(prepare: Callable[[], bool]) -> Request | None:
