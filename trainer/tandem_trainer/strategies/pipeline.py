@@ -48,6 +48,7 @@ from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
 from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts, mixed_precision
 from tandem_trainer.task import Task, checked
+from tandem_trainer.time_slices import shorten
 
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
@@ -239,6 +240,7 @@ class _Runner:
         # In one order on all ranks.
         sharers = strategy._sharers.items()
         self._shared = [(parameters[key], strategy._groups[places]) for key, places in sharers if key in parameters]
+        shorten()
 
     def run(self, step: int, share: Share) -> Tensor:
         """As strategy.Runner.
