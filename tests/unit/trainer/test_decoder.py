@@ -124,7 +124,6 @@ def test_a_model_that_does_more_is_refused_with_what_to_take_instead(kind: str, 
     ("given", "why"),
     [
         ({"packing": False}, "parameters.packing: strategy: pipeline takes rows of one length"),
-        ({"lora": {"rank": 2}}, "parameters.lora: strategy: pipeline trains all weights"),
     ],
 )
 def test_parameters_that_do_not_go_with_a_pipeline_are_named(tmp_path: Path, given: Any, why: str) -> None:
@@ -155,3 +154,19 @@ def test_tandem_plan_sees_its_stages(tmp_path: Path) -> None:
     assert first.parameters + last.parameters == found.parameters + table, "tied, it lies on both"
     # Hidden states in float32, and places in int64.
     assert first.passes[0].sent == 2 * 64 * (4 * config().hidden_size + 8)
+
+
+def test_tandem_plan_sees_that_adapters_alone_learn_in_stages(tmp_path: Path) -> None:
+    loop = {"strategy": "pipeline", "pipeline": {"splitAt": ["model.layers.1"]}}
+    found = []
+    for more in ({}, {"lora": {"rank": 2, "targets": ["layers.1.mlp.up_proj"]}}):
+        parameters = {"pretrained": str(pretrained(tmp_path / "model")), "length": 64, **more}
+        trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters, "loop": loop})
+        answer = footprint(Question(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
+        assert answer.untraced == ""
+        found.append(answer.stages)
+    (all_first, all_last), (first, last) = found
+    assert (first.gradients, last.gradients) == (0, 4 * 2 * (config().hidden_size + config().intermediate_size))
+    assert first.parameters == all_first.parameters
+    assert first.passes[0].flops < all_first.passes[0].flops
+    assert last.passes[0].flops < all_last.passes[0].flops

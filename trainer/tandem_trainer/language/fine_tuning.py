@@ -101,8 +101,6 @@ def against_stages(config: Config) -> Iterator[tuple[str, str]]:
     """Fields that do not go together with strategy: pipeline, and why."""
     if not config.packing:
         yield "packing", "strategy: pipeline takes rows of one length; say true"
-    if config.lora is not None:
-        yield "lora", "strategy: pipeline trains all weights, and no adapters; take fsdp for them"
 
 
 class FineTuning(Task[Config]):
