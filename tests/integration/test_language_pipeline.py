@@ -59,10 +59,11 @@ def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
     [
         pytest.param("qwen2", {"activationCheckpointing": True}, 4, id="tied-and-data"),
         pytest.param("llama", {"pipeline": ZERO_BUBBLE}, 2, id="zero-bubble"),
+        pytest.param("qwen2", {"pipeline": GPIPE | {"chunks": 4}}, 2, id="gpipe"),
     ],
 )
 def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: dict[str, Any], ranks: int) -> None:
-    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2)
+    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2, lossChunk=20)
     run(alone)
     run(stages, ranks)
     assert len(losses(alone)) == STEPS

@@ -48,7 +48,7 @@ from tandem_trainer.strategies.passes import Passes, RecordedStage
 from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
 from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts, mixed_precision
-from tandem_trainer.task import Task, checked
+from tandem_trainer.task import Task
 
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
@@ -347,8 +347,8 @@ class _Stage(nn.Module):
             runner.seed(number)
             output = values if len(values) > 1 else values[0]
             batch, size = runner.batches[number], len(runner.keys[number])
-            losses = checked(runner.task, runner.task.loss(Answer(runner.task, output), batch), size)
-            loss = losses[: runner.samples[number]].float().sum() * runner.scale
+            counted, answer = runner.samples[number], Answer(runner.task, output)
+            loss = runner.task.stage_loss(answer, batch, size, counted, runner.scale).float()
             runner.losses.append(loss.detach())
             return runner.scaler.scale(loss)
 
