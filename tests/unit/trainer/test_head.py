@@ -110,6 +110,21 @@ def test_gradients_of_the_weights_are_added_to_those_that_are_there_before_the_b
     torch.testing.assert_close([hidden.grad, *known], expected, **close)
 
 
+def test_in_float16_gradients_of_the_weights_wait_for_a_backward_pass_whose_loss_is_scaled() -> None:
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(1, 9, 8, requires_grad=True), torch.randint(0, 20, (1, 9))
+    head = nn.Linear(8, 20)
+    (3 * nn.functional.cross_entropy(head(hidden)[0], targets[0], reduction="sum")).backward()
+    assert head.weight.grad is not None
+    expected, head.weight.grad = head.weight.grad, None
+    head.__class__, head.chunk = Head, 4  # type: ignore[assignment]
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = head.scaled_loss_sum(hidden, targets, 3.0)  # type: ignore[operator]
+    assert head.weight.grad is None
+    (loss * 1024).backward()
+    torch.testing.assert_close(head.weight.grad / 1024, expected, rtol=0.02, atol=0.02)
+
+
 def test_logits_of_a_chunk_alone_are_in_memory_as_tandem_plan_sees_it(tmp_path: Path) -> None:
     model = pretrained(tmp_path / "model", vocab_size=20_000)
     peaks = {}
