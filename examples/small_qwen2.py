@@ -1,5 +1,6 @@
-"""Writes a small Qwen2 with random weights, its tokenizer and documents to train it on, for fine-tune.yaml: a job that
-fine-tunes, without a download. The documents are the English that ships inside Python.
+"""Writes a small Qwen2 with random weights, its tokenizer and documents to train it on, for fine-tune.yaml and
+fine-tune-pipeline.yaml: jobs that fine-tune, without a download. The documents are the English that ships inside
+Python.
 
     python examples/small_qwen2.py runs/small-qwen2
 """

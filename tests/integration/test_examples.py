@@ -19,10 +19,10 @@ pytestmark = pytest.mark.timeout(600)
 LONG = pytest.mark.full("examples", "trainer")
 VARIANTS = (
     *("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
-    *("digits-dp", "minigpt-model", "minigpt-pipeline", "fine-tune"),
+    *("digits-dp", "minigpt-model", "minigpt-pipeline", "fine-tune", "fine-tune-pipeline"),
 )
 """Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt,
-the strategies of test_strategies and the model of test_language."""
+the strategies of test_strategies, the model of test_language and the stages of test_language_pipeline."""
 ELSEWHERE = {
     "digits": "test_run.py",
     "digits-hogwild": "test_hogwild.py",
@@ -66,6 +66,7 @@ def shorter_fine_tune(folder: Path) -> list[str]:
 
 SHORTER: dict[str, Callable[[Path], list[str]]] = {
     "fine-tune": shorter_fine_tune,
+    "fine-tune-pipeline": shorter_fine_tune,
     "minigpt-fsdp": shorter_minigpt,
     "minigpt-tensor": shorter_minigpt,
     "minigpt-model": shorter_minigpt,

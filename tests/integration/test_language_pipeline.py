@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tandem.rundir.checkpoint import WEIGHTS
@@ -21,10 +22,12 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer")]
 STEPS = 50
 LOOP = {"globalBatchSize": 6, "maxSteps": STEPS, "epochs": 99, "gradientClipNorm": 1.0, "emaDecay": 0.9}
 PIPELINE = {"strategy": "pipeline", "pipeline": {"stages": 2, "chunks": 3}}
+GPIPE = {"schedule": "gpipe"}
 ZERO_BUBBLE = {"schedule": "zeroBubble", "splitAt": ["model.layers.0", "model.layers.1", "model.norm"]}
+LORA = {"rank": 4, "dropout": 0.1}
 
 
-def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunDir:
+def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1, **parameters: Any) -> RunDir:
     """A run directory with a job that trains on short texts, several in a row."""
     model, data = path.parent / "model", path.parent / "texts.jsonl"
     if not model.exists():
@@ -35,7 +38,7 @@ def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1) -> RunD
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     trainer = {
         "task": "causal-lm",
-        "parameters": {"pretrained": str(model), "length": 32, "data": {"path": str(data)}},
+        "parameters": {"pretrained": str(model), "length": 32, "data": {"path": str(data)}, **parameters},
         "loop": LOOP | {"optimizer": {"name": "sgd", "learningRate": 0.1}} | loop,
     }
     more: dict[str, Any] = {"workers": {"processesPerReplica": processes}, "checkpoint": {"everySteps": 5}}
@@ -56,10 +59,11 @@ def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
     [
         pytest.param("qwen2", {"activationCheckpointing": True}, 4, id="tied-and-data"),
         pytest.param("llama", {"pipeline": ZERO_BUBBLE}, 2, id="zero-bubble"),
+        pytest.param("qwen2", {"pipeline": GPIPE | {"chunks": 4}}, 2, id="gpipe"),
     ],
 )
 def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: dict[str, Any], ranks: int) -> None:
-    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2)
+    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2, lossChunk=20)
     run(alone)
     run(stages, ranks)
     assert len(losses(alone)) == STEPS
@@ -72,17 +76,44 @@ def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: 
         assert found[name].sub(one).abs().max() < 1e-4, name
 
 
-def test_they_go_on_from_another_strategy_and_it_from_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lora", "loop", "ranks"),
+    [
+        pytest.param("qwen2", LORA, {}, 2, id="dropout"),
+        pytest.param("llama", LORA | {"quantizeBase": "nf4"}, {"pipeline": ZERO_BUBBLE}, 2, id="stages-without-any"),
+        pytest.param("qwen2", LORA | {"targets": ["layers.0.mlp.up_proj"]}, {}, 4, id="frozen-last"),
+        pytest.param("llama", LORA | {"targets": ["layers.1.mlp.up_proj"]}, {"pipeline": GPIPE}, 2, id="frozen-first"),
+    ],
+)
+def test_their_adapters_learn_what_those_of_one_rank_learn(
+    tmp_path: Path, kind: str, lora: dict[str, Any], loop: dict[str, Any], ranks: int
+) -> None:
+    """Over frozen weights, also through stages in which nothing learns."""
+    adam = {"optimizer": {"name": "adamw", "learningRate": 0.01}}
+    alone = job(tmp_path / "alone", kind, adam, lora=lora)
+    stages = job(tmp_path / "stages", kind, adam | PIPELINE | loop, 2, lora=lora)
+    run(alone)
+    run(stages, ranks)
+    assert len(losses(alone)) == STEPS
+    assert losses(alone)[STEPS] < 0.95 * losses(alone)[1]
+    assert losses(stages) == pytest.approx(losses(alone), abs=1e-4)
+    found, wanted = (load_file(of.checkpoint(of.checkpoint_names()[-1]) / WEIGHTS) for of in (stages, alone))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert all(".lora_" in name or name == "lora_base.digest" for name in found)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"lora": LORA}], ids=["weights", "adapters"])
+def test_they_go_on_from_another_strategy_and_it_from_them(tmp_path: Path, parameters: dict[str, Any]) -> None:
     """Killed in between."""
-    adam = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "maxSteps": 100}
-    undisturbed = job(tmp_path / "undisturbed", "qwen2", adam)
+    longer = {"optimizer": {"name": "adamw", "learningRate": 0.003}, "maxSteps": 100}
+    undisturbed = job(tmp_path / "undisturbed", "qwen2", longer, **parameters)
     run(undisturbed)
-    for loop, ranks, processes in (({"strategy": "fsdp"}, 2, 1), (PIPELINE, 2, 2)):
-        killed = job(tmp_path / "killed", "qwen2", adam | loop, processes)
+    for loop, ranks, processes in (({"strategy": "fsdp"}, 2, 1), (PIPELINE, 2, 2), ({"strategy": "ddp"}, 2, 1)):
+        killed = job(tmp_path / "killed", "qwen2", longer | loop, processes, **parameters)
         kill_after_a_checkpoint(killed, ranks)
         assert not killed.ended()
-    run(job(tmp_path / "killed", "qwen2", adam))
-    assert [record["worldSize"] for record in records(killed, "start")] == [2, 2, 1]
+    run(job(tmp_path / "killed", "qwen2", longer | PIPELINE, 2, **parameters), 2)
+    assert [record["worldSize"] for record in records(killed, "start")] == [2, 2, 2, 2]
     assert all(record["step"] > 0 for record in records(killed, "start")[1:])
     assert sample_ids(killed) == sample_ids(undisturbed)
     assert losses(killed) == pytest.approx(losses(undisturbed), abs=1e-4)

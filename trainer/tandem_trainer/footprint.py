@@ -23,7 +23,6 @@ import itertools
 import os
 import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -34,7 +33,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
-from torch.utils.hooks import RemovableHandle
 
 from tandem.footprint import Answer, Footprint, Mistake, Pass, Portion, Question, Stage
 from tandem.formatting import one_line
@@ -44,7 +42,7 @@ from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.stage_footprint import Stages
+from tandem_trainer.stage_footprint import Stages, tracker_of
 from tandem_trainer.strategies.strategy import Plan, blocks_of, mixed_precision, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
@@ -302,17 +300,7 @@ class _Step:
 
     def _peaks(self, batch: Any, samples: int) -> dict[torch.device, "_Peak"]:
         """What is alive on each device when it holds most in a step."""
-        # It imports what is made for many devices, which takes a second.
-        from torch.distributed._tools.mem_tracker import MemTracker
-
-        tracker = MemTracker()
-        for parameter in self._model.parameters():
-            if not parameter.requires_grad:
-                # It would put hooks for gradients on all parameters, which torch refuses of those without (torch 2.15).
-                tracker._param_to_grad_hook_handles[parameter] = (
-                    RemovableHandle(OrderedDict()),
-                    RemovableHandle(OrderedDict()),
-                )
+        tracker = tracker_of(self._model.parameters())
         tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
         with tracker:
             self._run(batch, samples)

@@ -4,6 +4,7 @@ As in tandem_trainer.footprint all tensors are fake, and `torch.distributed._too
 given what the one before it returned, as if it had been received, and gradients of the size of its outputs.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,14 +13,26 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from tandem.footprint import Stage, StagePass
 from tandem.tasks import Loop, Pipeline
 from tandem_trainer.strategies import stages
 from tandem_trainer.task import Task
 
-BACKWARD = 2
-"""Operations of a backward pass for each of the forward pass: two products of matrices instead of one."""
+
+def tracker_of(parameters: Iterable[nn.Parameter]) -> Any:
+    """A MemTracker for modules with these parameters, some of which may be frozen."""
+    # It imports what is made for many devices, which takes a second.
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            # It would put hooks for gradients on all parameters, which torch refuses of those without (torch 2.15).
+            handles = RemovableHandle(OrderedDict()), RemovableHandle(OrderedDict())
+            tracker._param_to_grad_hook_handles[parameter] = handles
+    return tracker
 
 
 class Stages:
@@ -83,10 +96,7 @@ class Stages:
         given = [one for one in tree_leaves((values, named)) if isinstance(one, Tensor)]
         with FlopCounterMode(display=False) as operations, torch.no_grad(), self._precision:
             run(values, named)
-        # It imports what is made for many devices, which takes a second.
-        from torch.distributed._tools.mem_tracker import MemTracker
-
-        tracker = MemTracker()
+        tracker = tracker_of(run.parameters())
         tracker.track_external(run, *given)
         held = _total(tracker, "current") - _size(given)
         with tracker:
@@ -94,14 +104,15 @@ class Stages:
                 outputs = run(values, named)
             forward, kept = _total(tracker, "peak") - held, _total(tracker, "current") - held
             learned = [one for one in outputs if one.requires_grad]
-            torch.autograd.backward(learned, [torch.zeros_like(one) for one in learned])
+            if learned:
+                torch.autograd.backward(learned, [torch.zeros_like(one) for one in learned])
         return StagePass(
             samples=samples,
             kept=max(0, kept),
             forward=max(0, forward),
             peak=max(0, _total(tracker, "peak") - held),
             sent=_size(outputs),
-            flops=float(operations.get_total_flops()) * (1 + BACKWARD),
+            flops=float(operations.get_total_flops()) * (1 + _backward(run)),
         ), outputs
 
 
@@ -121,7 +132,7 @@ class _Run(nn.Module):
         output = found if len(found) > 1 else found[0]
         # The tracker asks for each module again in the backward pass.
         self._answer = stages.Answer(self._task, output)
-        loss = self._task.loss_sum(self._answer, self._batch, self._samples)
+        loss = self._task.stage_loss(self._answer, self._batch, self._samples, self._samples, 1.0)
         return (loss.float(),)
 
 
@@ -130,6 +141,14 @@ def _received(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_like(value).requires_grad_(value.is_floating_point())
+
+
+def _backward(run: nn.Module) -> float:
+    """Operations of a backward pass for each of the forward pass: a product of matrices for the gradient of inputs, and
+    one for that of weights that learn."""
+    sizes = [(one.numel(), one.requires_grad) for one in run.parameters()]
+    whole = sum(size for size, _ in sizes)
+    return 1.0 + (sum(size for size, learns in sizes if learns) / whole if whole else 1.0)
 
 
 def _total(tracker: Any, kind: str) -> int:

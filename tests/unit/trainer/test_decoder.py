@@ -2,21 +2,24 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tandem.footprint import Question
 from tandem.job import Trainer
+from tandem.tasks import Pipeline
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.decoder import decoder_parts
 from tandem_trainer.language.fine_tuning import Config, FineTuning
 from tandem_trainer.language.packing import mask, mask_at, positions
-from tandem_trainer.strategies.stages import Answer, inputs_of, run
+from tandem_trainer.strategies.stages import Answer, cut, inputs_of, run
 from tandem_trainer.task_check import wrong
 from tests.support import manifests
 from tests.support.language import config, pretrained
@@ -45,7 +48,7 @@ def test_a_mask_follows_from_places() -> None:
 @pytest.mark.parametrize("chunk", [0, 50])
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_losses_and_gradients_of_two_stages_are_those_of_the_whole_model(tmp_path: Path, kind: str, chunk: int) -> None:
-    """Of rows with several documents, at any cut."""
+    """Of rows with several documents, at any cut, where the last row is a repeated one."""
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": "to be or not " * (1 + n % 4)}) + "\n" for n in range(40)))
     made = task(pretrained(tmp_path / "model", kind), lossChunk=chunk, data={"path": str(data)})
@@ -55,7 +58,7 @@ def test_losses_and_gradients_of_two_stages_are_those_of_the_whole_model(tmp_pat
     batch = made.collate([rows[0], rows[len(rows) - 1], rows[len(rows) // 2]])
     assert batch["documents"].max() > 2
     whole = made.loss(model, batch)
-    whole.sum().backward()  # type: ignore[no-untyped-call]
+    (whole[:2].sum() * 0.25).backward()  # type: ignore[no-untyped-call]
     expected = {name: one.grad for name, one in model.named_parameters()}
     parts = made.pipeline_parts(model)
     names = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"]
@@ -66,10 +69,11 @@ def test_losses_and_gradients_of_two_stages_are_those_of_the_whole_model(tmp_pat
         given, named = inputs_of(made, batch)
         assert "attention_mask" not in named, "stages make their own"
         values = run([*parts.values()][:first], given, named)
-        (logits,) = run([*parts.values()][first:], values, {})
-        found = made.loss(Answer(made, logits), batch)
-        torch.testing.assert_close(found, whole)
-        found.sum().backward()  # type: ignore[no-untyped-call]
+        (output,) = run([*parts.values()][first:], values, {})
+        torch.testing.assert_close(made.loss(Answer(made, output), batch), whole)
+        found = made.stage_loss(Answer(made, output), batch, 3, 2, 0.25)
+        torch.testing.assert_close(found, whole[:2].sum() * 0.25)
+        found.backward()  # type: ignore[no-untyped-call]
         torch.testing.assert_close({name: one.grad for name, one in model.named_parameters()}, expected)
 
 
@@ -124,7 +128,6 @@ def test_a_model_that_does_more_is_refused_with_what_to_take_instead(kind: str, 
     ("given", "why"),
     [
         ({"packing": False}, "parameters.packing: strategy: pipeline takes rows of one length"),
-        ({"lora": {"rank": 2}}, "parameters.lora: strategy: pipeline trains all weights"),
     ],
 )
 def test_parameters_that_do_not_go_with_a_pipeline_are_named(tmp_path: Path, given: Any, why: str) -> None:
@@ -155,3 +158,50 @@ def test_tandem_plan_sees_its_stages(tmp_path: Path) -> None:
     assert first.parameters + last.parameters == found.parameters + table, "tied, it lies on both"
     # Hidden states in float32, and places in int64.
     assert first.passes[0].sent == 2 * 64 * (4 * config().hidden_size + 8)
+
+
+def test_the_last_stage_never_holds_the_logits_of_a_micro_batch(tmp_path: Path) -> None:
+    """Nor keeps a gradient of its weights for each micro-batch that has not passed backward, as tandem plan sees it."""
+    model, last = pretrained(tmp_path / "model", "llama", vocab_size=20_000), {}
+    loop = {"strategy": "pipeline", "pipeline": {"splitAt": ["model.norm"], "schedule": "gpipe"}}
+    for chunk in (0, 64):
+        parameters = {"pretrained": str(model), "length": 64, "lossChunk": chunk}
+        trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters, "loop": loop})
+        found = footprint(Question(trainer=trainer, micro_batches=(16,), by_stage=True), lambda words: None)
+        assert found.untraced == ""
+        (last[chunk],) = found.stages[-1].passes
+    logits, weights = 16 * 64 * 20_000 * 4, 20_000 * config().hidden_size * 4
+    assert last[0].kept > logits
+    assert last[0].peak > 2 * logits
+    assert last[64].kept < 0.5 * weights
+    assert last[64].peak < 0.4 * logits
+    assert last[64].flops == pytest.approx(last[0].flops, rel=0.01)
+
+
+def test_the_last_layer_counts_where_the_model_is_cut(tmp_path: Path) -> None:
+    """Whether a stage returns logits or its loss computes them."""
+    data = torch.zeros(2, 64, dtype=torch.int64)
+    batch = {"tokens": data, "targets": data, "documents": data + 1}
+    parts = []
+    for chunk in (0, 64):
+        made = task(pretrained(tmp_path / "model", vocab_size=20_000), lossChunk=chunk)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        found = cut(made.model(), made, Pipeline(), batch, mode, nullcontext())
+        parts.append([len(stage.parts) for stage in found])
+    assert parts == [[3, 1], [3, 1]]
+
+
+def test_tandem_plan_sees_that_adapters_alone_learn_in_stages(tmp_path: Path) -> None:
+    loop = {"strategy": "pipeline", "pipeline": {"splitAt": ["model.layers.1"]}}
+    found = []
+    for more in ({}, {"lora": {"rank": 2, "targets": ["layers.1.mlp.up_proj"]}}):
+        parameters = {"pretrained": str(pretrained(tmp_path / "model")), "length": 64, **more}
+        trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters, "loop": loop})
+        answer = footprint(Question(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
+        assert answer.untraced == ""
+        found.append(answer.stages)
+    (all_first, all_last), (first, last) = found
+    assert (first.gradients, last.gradients) == (0, 4 * 2 * (config().hidden_size + config().intermediate_size))
+    assert first.parameters == all_first.parameters
+    assert first.passes[0].flops < all_first.passes[0].flops
+    assert last.passes[0].flops < all_last.passes[0].flops

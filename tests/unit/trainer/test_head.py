@@ -85,6 +85,46 @@ def test_a_last_layer_may_have_a_bias_and_frozen_weights() -> None:
         torch.testing.assert_close(torch.autograd.grad(3 * found, wanted), gradients)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_of_the_weights_are_added_to_those_that_are_there_before_the_backward_pass(
+    dtype: torch.dtype, frozen: bool
+) -> None:
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(2, 9, 8, dtype=dtype, requires_grad=True), torch.randint(0, 20, (2, 9))
+    targets[0, 3:] = -100
+    plain = nn.Linear(8, 20, dtype=dtype).requires_grad_(not frozen)
+    for _ in range(2):
+        loss = nn.functional.cross_entropy(plain(hidden).float().flatten(0, 1), targets.flatten(), reduction="sum")
+        (3 * loss).backward()  # type: ignore[no-untyped-call]
+    expected = [one.grad for one in (hidden, plain.weight, plain.bias)]
+    hidden.grad = plain.weight.grad = plain.bias.grad = None
+    plain.__class__, plain.chunk = Head, 4  # type: ignore[assignment]
+    losses = [plain.scaled_loss_sum(hidden, targets, 3.0) for _ in range(2)]  # type: ignore[operator]
+    known = [plain.weight.grad, plain.bias.grad]
+    assert [one is None for one in known] == [frozen, frozen]
+    for one in losses:
+        torch.testing.assert_close(one, 3 * loss)
+        one.backward()
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close([hidden.grad, *known], expected, **close)
+
+
+def test_in_float16_gradients_of_the_weights_wait_for_a_backward_pass_whose_loss_is_scaled() -> None:
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(1, 9, 8, requires_grad=True), torch.randint(0, 20, (1, 9))
+    head = nn.Linear(8, 20)
+    (3 * nn.functional.cross_entropy(head(hidden)[0], targets[0], reduction="sum")).backward()
+    assert head.weight.grad is not None
+    expected, head.weight.grad = head.weight.grad, None
+    head.__class__, head.chunk = Head, 4  # type: ignore[assignment]
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = head.scaled_loss_sum(hidden, targets, 3.0)  # type: ignore[operator]
+    assert head.weight.grad is None
+    (loss * 1024).backward()
+    torch.testing.assert_close(head.weight.grad / 1024, expected, rtol=0.02, atol=0.02)
+
+
 def test_logits_of_a_chunk_alone_are_in_memory_as_tandem_plan_sees_it(tmp_path: Path) -> None:
     model = pretrained(tmp_path / "model", vocab_size=20_000)
     peaks = {}

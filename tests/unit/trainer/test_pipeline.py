@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from tandem_trainer.checkpoint.sharding import StageTensor, here, is_sharded, place_of
 from tandem_trainer.data.feeding import padded
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.language.lora import leave_out
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
-from tandem_trainer.strategies.pipeline import holders
+from tandem_trainer.strategies.pipeline import holders, placement
 from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
 from tandem_trainer.task import Task
 
@@ -146,9 +147,18 @@ def test_a_weight_is_held_by_each_rank_with_a_stage_that_uses_it() -> None:
     assert found[id(model.norm.weight)] == (1,)
 
 
-def test_a_stage_with_nothing_to_learn_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="stage 1 of the pipeline has no parameters that learn"):
-        holders([[nn.Linear(2, 2)], [nn.ReLU()]], 2)
+def test_a_frozen_weight_is_held_by_the_ranks_that_use_it() -> None:
+    frozen, learning = nn.Linear(2, 2, bias=False).requires_grad_(False), nn.Linear(2, 2, bias=False)
+    assert holders([[frozen], [nn.ReLU()], [learning]], 3) == {id(frozen.weight): (0,), id(learning.weight): (2,)}
+
+
+def test_what_is_left_out_of_checkpoints_lies_where_it_is_used_and_what_nobody_uses_on_all_ranks() -> None:
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)}).requires_grad_(False)
+    model["aside"] = nn.BatchNorm1d(2, affine=False)
+    leave_out(model, [name for name in model.state_dict() if name.startswith("second")])
+    found = placement(model, holders([[model["first"]], [model["second"]]], 2), 2)
+    assert [found[id(model[name].weight)] for name in ("first", "second")] == [(0,), (1,)]
+    assert found[id(model["aside"].running_mean)] == (0, 1)
 
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:

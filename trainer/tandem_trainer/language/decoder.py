@@ -29,9 +29,12 @@ MASK, PLACES, TURNS = "mask", "places", "turns"
 """What layers are given that depends on the batch: which tokens see which, places in documents, rotary positions."""
 
 
-def decoder_parts(model: "PreTrainedModel") -> dict[str, nn.Module]:
+def decoder_parts(model: "PreTrainedModel", with_logits: bool = True) -> dict[str, nn.Module]:
     """The forward pass of a model over packed rows in parts, by the names of their first modules. The first one is
     called with `input_ids` and `position_ids`; the last one returns logits.
+
+    Args:
+        with_logits: otherwise the last one returns what the last layer is given, and the loss calls that.
 
     Raises:
         ConfigurationError: its forward pass is another one.
@@ -55,7 +58,8 @@ def decoder_parts(model: "PreTrainedModel") -> dict[str, nn.Module]:
     for layer, call in zip(layers, calls, strict=True):
         used = [layer] if rotary is None else [layer, rotary]
         found[names[layer]] = Part(partial(_through, layer, call), *used, shared=shared)
-    found[names[norm]] = Part(partial(_predicted, norm, head), norm, head)
+    predicts = partial(_predicted, norm, head) if with_logits else partial(_normed, norm)
+    found[names[norm]] = Part(predicts, norm, head, then=None if with_logits else head.forward)
     return found
 
 
@@ -78,6 +82,11 @@ def _through(
 def _predicted(norm: nn.Module, head: nn.Module, hidden: Tensor, places: Tensor) -> Tensor:
     logits: Tensor = head(norm(hidden))
     return logits
+
+
+def _normed(norm: nn.Module, hidden: Tensor, places: Tensor) -> Tensor:
+    found: Tensor = norm(hidden)
+    return found
 
 
 class _IsAnother(Exception):  # noqa: N818 - it is what is the case

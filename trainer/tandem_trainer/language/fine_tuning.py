@@ -33,7 +33,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
 from tandem_trainer.language.completing import complete
 from tandem_trainer.language.decoder import decoder_parts
-from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, judged, opened
+from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, Head, judged, opened
 from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
 from tandem_trainer.language.packing import mask, packed, positions
@@ -101,8 +101,6 @@ def against_stages(config: Config) -> Iterator[tuple[str, str]]:
     """Fields that do not go together with strategy: pipeline, and why."""
     if not config.packing:
         yield "packing", "strategy: pipeline takes rows of one length; say true"
-    if config.lora is not None:
-        yield "lora", "strategy: pipeline trains all weights, and no adapters; take fsdp for them"
 
 
 class FineTuning(Task[Config]):
@@ -117,6 +115,8 @@ class FineTuning(Task[Config]):
         self._is_chunked = False
         self._is_cut = False
         """Whether the model is called part by part, in a pipeline."""
+        self._last: Head | None = None
+        """Its last layer, where the last part returns what that is given."""
         self._commits: dict[tuple[str, str | None], str] = {}
         """Of data sets of the hub, by id and the revision that the job names."""
 
@@ -322,6 +322,16 @@ class FineTuning(Task[Config]):
         found: Tensor = model(**self._inputs(batch["tokens"], batch["documents"]), targets=batch["targets"])
         return found.sum() / self._per_row(model)
 
+    def stage_loss(self, model: nn.Module, batch: Any, samples: int, counted: int, scale: float) -> Tensor:
+        """As the task's own, chunk by chunk."""
+        if self._last is None:
+            return super().stage_loss(model, batch, samples, counted, scale)
+        targets = batch["targets"].clone()
+        targets[counted:] = NO_TARGET
+        hidden = model(**self._inputs(batch["tokens"], batch["documents"]))
+        found: Tensor = self._last.scaled_loss_sum(hidden, targets, scale / self._per_row(model))
+        return found
+
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
         """Of the tokens that are learned: perplexity, the share that was predicted, and bits for each byte of text. And
         the loss, as `loss` gives it."""
@@ -379,8 +389,10 @@ class FineTuning(Task[Config]):
         """Embedding, layers, and what predicts. From then on the task asks for a loss as a pipeline computes it."""
         for field, why in against_stages(self.config):
             raise ConfigurationError(f"{PARAMETERS}.{field}: {why}")
-        found = decoder_parts(model)  # type: ignore[arg-type]
+        found = decoder_parts(model, with_logits=not self._is_chunked)  # type: ignore[arg-type]
         self._is_cut = True
+        if self._is_chunked:
+            self._last = model.get_output_embeddings()  # type: ignore[operator]
         return found
 
     def flops_per_sample(self) -> float | None:
@@ -474,6 +486,8 @@ class FineTuning(Task[Config]):
     def _logits(self, model: nn.Module, tokens: Tensor, documents: Tensor) -> Tensor:
         """[rows, tokens, vocabulary], float32."""
         found = model(**self._inputs(tokens, documents))
+        if self._last is not None:
+            found = self._last(found)
         logits: Tensor = found if self._is_cut else found.logits
         return logits.float()
 

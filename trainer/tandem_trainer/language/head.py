@@ -8,7 +8,8 @@ twice: a sum of losses passes on one number in the backward pass, by which they 
 What is called is still the model, and in it its last layer, so that every strategy finds its hooks: gradients are
 averaged, split weights put together, and inputs moved as without chunks. A model may do more with what its last layer
 returns, such as scaling it. `opened` finds out whether it does, and leaves such a model as it is
-(docs/decisions/0044-lora.md).
+(docs/decisions/0044-lora.md). In a pipeline, whose last stage is given hidden states, the task calls the last layer
+itself.
 
 Rejected: checkpointed chunks (they compute the logits twice), and gradients for a loss of each sample (the gradient of
 the weights then depends on numbers that are known only in the backward pass).
@@ -17,7 +18,7 @@ the weights then depends on numbers that are known only in the backward pass).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +58,70 @@ class Head(nn.Linear):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
         hidden, targets = learned(hidden, targets)
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        dtype = self._dtype(hidden)
         if dtype is torch.float16:
             # Its gradients are too small for their type before the loss is scaled.
             return F.cross_entropy(super().forward(hidden).float(), targets, reduction="sum")
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             total: Tensor = _LossSum.apply(hidden, self.weight, self.bias, targets, dtype, self.chunk)
         return total
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def scaled_loss_sum(self, hidden: Tensor, targets: Tensor, scale: float) -> Tensor:
+        """The sum of the losses times a number, for a backward pass that begins with 1.
+
+        Gradients of this layer's weights are added to those that are there in this call already, and are not a part of
+        the backward pass. Otherwise each micro-batch of a pipeline that has passed forward and not yet backward would
+        keep its own, as large as the weights; and a schedule may take the backward pass apart.
+
+        Args:
+            hidden: [rows, tokens, width].
+            targets: [rows, tokens], int64: the token that follows each, or NO_TARGET.
+
+        Returns:
+            Scalar, float32.
+        """
+        hidden, targets = learned(hidden, targets)
+        dtype = self._dtype(hidden)
+        if dtype is torch.float16:
+            return F.cross_entropy(super().forward(hidden).float(), targets, reduction="sum") * scale
+        sums = _Sums(_sum_for(self.weight), _sum_for(self.bias), scale)
+        weight, bias = self.weight.detach(), None if self.bias is None else self.bias.detach()
+        with torch.autocast(hidden.device.type, enabled=False):
+            total: Tensor = _LossSum.apply(hidden, weight, bias, targets, dtype, self.chunk, sums)
+        for parameter, found in ((self.weight, sums.weight), (self.bias, sums.bias)):
+            if found is not None and found is not parameter.grad:
+                gradient = found.to(parameter.dtype)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return total * scale
+
+    def _dtype(self, hidden: Tensor) -> torch.dtype:
+        """Of matrix products."""
+        kind = hidden.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+
+
+def _sum_for(parameter: Tensor | None) -> Tensor | None:
+    """What gradients of a parameter are added to, float32: its gradient, or where that has another type a new tensor.
+    None: nobody wants them."""
+    if parameter is None or not parameter.requires_grad or not torch.is_grad_enabled():
+        return None
+    if parameter.dtype is not torch.float32:
+        return torch.zeros_like(parameter, dtype=torch.float32)
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+class _Sums(NamedTuple):
+    """To what gradients of weights are added in a forward pass."""
+
+    weight: Tensor | None
+    """[vocabulary, width], float32; None: nobody wants them."""
+    bias: Tensor | None
+    """[vocabulary], float32."""
+    scale: float
+    """By what they are multiplied before."""
 
 
 class _LossSum(torch.autograd.Function):
@@ -72,7 +129,14 @@ class _LossSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        dtype: torch.dtype,
+        chunk: int,
+        sums: _Sums | None = None,
     ) -> Tensor:
         """
         Args:
@@ -81,11 +145,15 @@ class _LossSum(torch.autograd.Function):
             bias: [vocabulary].
             targets: [tokens], int64.
             dtype: of matrix products. Losses are computed in float32, and gradients of weights added up in it.
+            sums: where gradients of weights go; None: to the backward pass.
         """
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        scale = 1.0
+        if sums is not None:
+            of_weight, of_bias, scale = sums
         matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for first in range(0, len(hidden), chunk):
@@ -96,19 +164,19 @@ class _LossSum(torch.autograd.Function):
             errors = logs.exp_()
             errors.scatter_(1, mine, errors.gather(1, mine) - 1)
             if of_bias is not None:
-                of_bias += errors.sum(dim=0)
+                of_bias.add_(errors.sum(dim=0), alpha=scale)
             errors = errors.to(dtype)
             if of_hidden is not None:
                 of_hidden[first : first + chunk] = errors @ matrix
             if of_weight is not None:
                 if dtype is torch.float32:
-                    of_weight.addmm_(errors.T, part)
+                    of_weight.addmm_(errors.T, part, alpha=scale)
                 else:
-                    of_weight += errors.T @ part
+                    of_weight.add_(errors.T @ part, alpha=scale)
         ctx.gradients = (
             of_hidden,
-            None if of_weight is None else of_weight.to(weight.dtype),
-            None if of_bias is None or bias is None else of_bias.to(bias.dtype),
+            None if of_weight is None or sums is not None else of_weight.to(weight.dtype),
+            None if of_bias is None or sums is not None or bias is None else of_bias.to(bias.dtype),
         )
         return total
 
@@ -119,7 +187,7 @@ class _LossSum(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("the gradients of this loss have been taken already, and are not there any more")
         gradients, ctx.gradients = ctx.gradients, None
-        return (*(None if one is None else one.mul_(upstream) for one in gradients), None, None, None)
+        return (*(None if one is None else one.mul_(upstream) for one in gradients), None, None, None, None)
 
 
 def learned(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

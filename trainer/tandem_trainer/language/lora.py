@@ -214,6 +214,8 @@ def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     rounded = {_plain(f"{path}.weight"): layer for path, layer in _of_four_bits(model)}
     with torch.no_grad():
         for name, given in weights.items():
+            if (rounded[name].packed if name in rounded else live[name]).is_meta:
+                continue  # of another stage of a pipeline
             mine, tensor = (rounded[name].packed, quantized(given)) if name in rounded else (live[name], given)
             here(mine).copy_(here(split_like(mine, tensor)) if is_sharded(mine) else tensor)
         base = model.get_submodule(BASE)

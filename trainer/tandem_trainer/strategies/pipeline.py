@@ -3,7 +3,8 @@
 The ranks of a generation are numbered worker by worker, and the ranks of one pipeline follow each other. Those with the
 same place in it hold the same stages, and their gradients are added up after the schedule, which is one of
 `torch.distributed.pipelining`. A weight that stages on several ranks use, such as a tied embedding, lies on each of
-them. Its gradients are then added up over these as well: in this order, so that all of them get the same bits.
+them. Its gradients are then added up over these as well: in this order, so that all of them get the same bits. A stage
+may have nothing to learn, as those beside adapters have: gradients of its inputs go back through it.
 
 The schedules pass on nothing but the numbers of micro-batches: inputs, targets and the keys of dropout are looked up by
 them, so torch cuts no batch. All micro-batches have one size, because buffers are made once; where samples do not
@@ -12,7 +13,7 @@ suffice, the last one is repeated, and its losses are left out of the sum.
 Rejected: to trace the model with torch.export (dropout that is keyed by sample draws through an object of Python's).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -47,7 +48,7 @@ from tandem_trainer.strategies.passes import Passes, RecordedStage
 from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
 from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts, mixed_precision
-from tandem_trainer.task import Task, checked
+from tandem_trainer.task import Task
 from tandem_trainer.time_slices import shorten
 
 SCHEDULES = {
@@ -137,13 +138,13 @@ class Pipelined(Strategy):
             raise ConfigurationError(f"{extra[0]} is a state beside tensors, which strategy: pipeline does not collect")
         state = model.state_dict(keep_vars=True)
         places = holders([one.parts for one in self._cuts], self._options.stages)
-        kept = {id(value): places.get(id(value), (0,)) for value in state.values()}
+        kept = placement(model, places, self._options.stages)
         named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
         for name, tensor in chain(*named):
             if id(tensor) not in kept:
                 continue
             self._held[name] = found = kept[id(tensor)]
-            if len(found) == 1:
+            if len(found) == 1 or id(tensor) not in places:
                 continue
             if not isinstance(tensor, nn.Parameter):
                 raise ConfigurationError(
@@ -183,18 +184,27 @@ def holders(stages: Sequence[Sequence[nn.Module]], ranks: int) -> dict[int, tupl
     Args:
         stages: the parts of each.
         ranks: of the pipeline.
-
-    Raises:
-        ConfigurationError: a stage has nothing to learn.
     """
     found: dict[int, set[int]] = {}
     for number, parts in enumerate(stages):
-        held = [*(one for part in parts for one in part.parameters())]
-        if not any(one.requires_grad for one in held):
-            raise ConfigurationError(f"stage {number} of the pipeline has no parameters that learn")
-        for one in [*held, *(one for part in parts for one in part.buffers())]:
+        for one in (one for part in parts for one in (*part.parameters(), *part.buffers())):
             found.setdefault(id(one), set()).add(number % ranks)
     return {one: tuple(sorted(places)) for one, places in found.items()}
+
+
+def placement(model: nn.Module, used: Mapping[int, tuple[int, ...]], ranks: int) -> dict[int, tuple[int, ...]]:
+    """The places in a pipeline that hold each weight and each tensor of a model's state, by its id, in order. All
+    other tensors, such as tables that are computed, are on all ranks.
+
+    Args:
+        used: what `holders` has found.
+        ranks: of the pipeline.
+    """
+    # What no stage uses is small, such as the digest of the base under adapters.
+    everywhere = tuple(range(ranks))
+    found = {id(one): used.get(id(one), everywhere) for one in model.state_dict(keep_vars=True).values()}
+    # Weights that never change may be left out of the state.
+    return found | {id(one): used[id(one)] for one in model.parameters() if id(one) in used}
 
 
 class _Runner:
@@ -339,8 +349,8 @@ class _Stage(nn.Module):
             runner.seed(number)
             output = values if len(values) > 1 else values[0]
             batch, size = runner.batches[number], len(runner.keys[number])
-            losses = checked(runner.task, runner.task.loss(Answer(runner.task, output), batch), size)
-            loss = losses[: runner.samples[number]].float().sum() * runner.scale
+            counted, answer = runner.samples[number], Answer(runner.task, output)
+            loss = runner.task.stage_loss(answer, batch, size, counted, runner.scale).float()
             runner.losses.append(loss.detach())
             return runner.scaler.scale(loss)
 
