@@ -245,6 +245,31 @@ def test_in_a_compiled_graph_each_call_draws_anew_too() -> None:
         torch.testing.assert_close(compiled(state), expected)
 
 
+def test_a_graph_that_is_cut_draws_what_one_that_is_not_compiled_draws() -> None:
+    """The compiler traces what is before the cut twice."""
+
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Dropout(0.5), nn.Dropout(0.5)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            values = self.first(self.first(values))
+            torch._dynamo.graph_break()
+            return self.second(self.first(values))
+
+    model = Cut()
+    draws = key_dropout(model)
+    state = torch.ones(4, 64)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager")
+    for step in (1, 2):
+        draws.set(1, step, torch.arange(4))
+        expected = model(state)
+        draws.set(1, step, torch.arange(4))
+        torch.testing.assert_close(compiled(state), expected)
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["a-compiled-region", "a-region-in-a-compiled-model"])
 def test_what_is_compiled_and_computed_again_draws_what_it_drew(inside: bool) -> None:
     model, draws = recurrent()

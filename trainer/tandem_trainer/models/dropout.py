@@ -12,7 +12,8 @@ number. Rejected: a count of the calls in the backward pass (regions are compute
 end), torch's hooks for saved tensors (they know the region, but not by a public name).
 
 In a compiled graph the calls are counted while it is traced, so a compiled model draws the same when it is called
-again in a step.
+again in a step. The compiler traces a function from its beginning again where it finds out that it has to cut the graph
+there; then the calls of the first attempt do not count.
 
 The draw is a 32-bit hash of which the upper bits are compared (tandem_trainer.data.keyed). It costs a quarter of what
 torch's generator costs on a CPU. Rejected: a generator per sample (a kernel for each), Philox written in tensor
@@ -21,6 +22,7 @@ operations (ten rounds, for a quality that dropout does not need).
 
 import torch
 from torch import Tensor, nn
+from torch._guards import CompileContext, TraceId
 
 from tandem_trainer.data.keyed import FIRST, LOWER, hash_in_place, mixed, signed, wrapped
 
@@ -37,6 +39,9 @@ class Draws:
         self._step = (0, 0)
         self._calls: dict[int, int] = {}
         self._drawn: dict[tuple[int, int], tuple[Tensor, int]] = {}
+        self._trace: TraceId | None = None
+        self._calls_before: dict[int, int] = {}
+        """As they were where the compiler began to trace what it traces."""
 
     def set(self, seed: int, step: int, ids: Tensor) -> None:
         """The samples with these ids, [N] int64, are about to be computed in this step."""
@@ -86,6 +91,13 @@ class Draws:
 
     def _traced(self, layer: int) -> int:
         """The number of a call, as the compiler sees it: a constant of the graph."""
+        trace = CompileContext.current_trace_id()
+        if trace is not None and trace != self._trace:
+            if self._trace is not None and trace.compile_id == self._trace.compile_id:
+                self._calls = dict(self._calls_before)
+            else:
+                self._calls_before = dict(self._calls)
+            self._trace = trace
         return self._count(layer)
 
     # What torch.compiler.assume_constant_result does; itself it would import the compiler, which takes a second.
