@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TASK_PROGRAM = ("python", "-m", "tandem_evaluator.task_program")
 """What scores a task of the user's own: a program, whose imports and crashes are not this process's."""
+AGAIN_SECONDS = 0.5
+"""After a signal that asks to leave, until that is tried again."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -188,6 +190,9 @@ def _wait_for_training(rundir: RunDir) -> None:
 
 def _leave_at_once(number: int, _: FrameType | None) -> None:
     """Before the loop begins nothing is held that would have to be given back."""
+    # Python drops what is raised while it calls back for a weak reference, as it does at the end of each import.
+    signal.signal(signal.SIGALRM, lambda _, frame: _leave_at_once(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
     raise SystemExit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED)
 
 
@@ -195,4 +200,5 @@ if __name__ == "__main__":
     try:
         depart(main())
     except SystemExit as leaving:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         depart(leaving.code)

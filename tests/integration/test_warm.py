@@ -22,6 +22,7 @@ from tandem_trainer.failure import read
 from tandem_trainer.pulse import PulseView
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 from tests.support import SCRIPTS, manifests
+from tests.support.processes import alive
 from tests.support.waiting import until
 from tests.support.warm import warm_command, warm_environment
 
@@ -138,7 +139,7 @@ def start(tmp_path: Path, agents: list[Agent]) -> Any:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not alive(pid)
 
 
 def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_path: Path) -> None:
