@@ -51,9 +51,10 @@ with (folder / f"steps-{generation}-{rank}.txt").open("a", buffering=1) as said:
                 os._exit(ExitCode.PREEMPTED)
             time.sleep(0.02)
     except RuntimeError as error:
+        if pulse is None:
+            raise
         print(f"lost its peers: {str(error).splitlines()[0]}", file=sys.stderr)
-        if pulse is not None:
-            pulse.last_word(ExitCode.PEER_LOST)
+        pulse.last_word(ExitCode.PEER_LOST)
         os._exit(ExitCode.PEER_LOST)
 if pulse is not None:
     pulse.last_word(0)
