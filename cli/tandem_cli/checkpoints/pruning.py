@@ -69,7 +69,7 @@ class Pruning:
 
     @property
     def what(self) -> str:
-        """How much is to be deleted, in words."""
+        """What will be deleted, as text: `3 folders and 1 pack of code`."""
         packs = sum(one.is_code for one in self.doomed)
         folders = len(self.doomed) - packs
         parts = [several(folders, "folder")] if folders or not packs else []
@@ -203,7 +203,7 @@ def _delete_code(rundir: RunDir, one: Doomed) -> str:
             aside.unlink()
             return ""
     finally:
-        # What may be needed, or cannot be told, is there again; it is the same whoever has put it there.
+        # Restore a pack that is, or may be, in use. If it was uploaded again meanwhile, both have the same content.
         with suppress(FileNotFoundError):
             aside.rename(pack)
     return "the run goes on with it"
