@@ -1,10 +1,15 @@
 """What a pipeline does on one rank alone: where it cuts, what it is asked with, and how it fills micro-batches."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tandem_trainer.checkpoint.sharding import StageTensor, here, is_sharded, place_of
 from tandem_trainer.data.feeding import padded
@@ -13,7 +18,7 @@ from tandem_trainer.language.lora import leave_out
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
-from tandem_trainer.strategies.pipeline import holders, placement
+from tandem_trainer.strategies.pipeline import SCHEDULES, holders, placement, received_early
 from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
 from tandem_trainer.task import Task
 
@@ -159,6 +164,46 @@ def test_what_is_left_out_of_checkpoints_lies_where_it_is_used_and_what_nobody_u
     found = placement(model, holders([[model["first"]], [model["second"]]], 2), 2)
     assert [found[id(model[name].weight)] for name in ("first", "second")] == [(0,), (1,)]
     assert found[id(model["aside"].running_mean)] == (0, 1)
+
+
+def actions(words: str) -> list[Any]:
+    return [_Action.from_str(word) for word in words.split()]
+
+
+def told(found: list[Any]) -> str:
+    return " ".join(str(one) for one in found)
+
+
+def test_receives_are_posted_some_passes_before_torch_posts_them() -> None:
+    order = actions("1F0 1SEND_F0 1F1 3RECV_F0 1SEND_F1 3F0 3RECV_F1 3F1")
+    assert told(received_early(order, 0)) == told(order)
+    assert told(received_early(order)) == "1F0 1SEND_F0 3RECV_F0 1F1 1SEND_F1 3RECV_F1 3F0 3F1"
+    assert told(received_early(order, 9)) == "3RECV_F0 3RECV_F1 1F0 1SEND_F0 1F1 1SEND_F1 3F0 3F1"
+
+
+def test_receives_stay_in_the_order_in_which_the_other_rank_sends() -> None:
+    order = actions("2B0 0RECV_B0 0RECV_B1 0B0 2F1 0RECV_B2 0B1 0B2")
+    for ahead in range(5):
+        found = [str(one) for one in received_early(order, ahead) if "RECV" in str(one)]
+        assert found == ["0RECV_B0", "0RECV_B1", "0RECV_B2"]
+
+
+@pytest.fixture
+def first_of_two() -> Iterator[None]:
+    """This process is the first of two ranks, of which there is no other."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["interleaved1f1b", "zeroBubble"])
+@pytest.mark.usefixtures("first_of_two")
+def test_the_order_is_where_it_is_looked_for(name: str) -> None:
+    value, cpu = torch.zeros(1, 1), torch.device("cpu")
+    stages = [PipelineStage(nn.Linear(1, 1), index, 4, cpu, input_args=value, output_args=value) for index in (0, 2)]
+    schedule: Any = SCHEDULES[name](stages, 4)  # type: ignore[arg-type]
+    order = schedule.pipeline_order_with_comms[0]
+    assert told(received_early(order)) != told(order)
 
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:

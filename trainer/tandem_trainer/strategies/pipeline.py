@@ -207,6 +207,32 @@ def placement(model: nn.Module, used: Mapping[int, tuple[int, ...]], ranks: int)
     return found | {id(one): used[id(one)] for one in model.parameters() if id(one) in used}
 
 
+def received_early(actions: Sequence[Any], ahead: int = 1) -> list[Any]:
+    """The actions of a rank, with each receive before so many more passes; receives stay in their order.
+
+    gloo sends when the receiver has said that it is ready. Where torch posts a receive, the rank computes at the moment
+    in which it could say so, and says it after that pass. NCCL has no such question and answer, and runs what one rank
+    sends and receives in one order: it would wait for the receive first.
+
+    Args:
+        actions: of those schedules of torch.distributed.pipelining that have several stages on each rank.
+        ahead: passes.
+    """
+    found: list[Any] = []
+    earliest = 0
+    for action in actions:
+        if not action.computation_type.name.startswith("RECV"):
+            found.append(action)
+            continue
+        place, passed = len(found), 0
+        while place > earliest and passed < ahead:
+            place -= 1
+            passed += found[place].is_compute_op
+        found.insert(place, action)
+        earliest = place + 1
+    return found
+
+
 class _Runner:
     """Runs the share of a step through the schedule."""
 
@@ -245,6 +271,8 @@ class _Runner:
         settings: dict[str, Any] = {"loss_fn": lambda output, number: output, "scale_grads": False}
         held: Any = self.stages[0] if options.schedule in SINGLE else self.stages
         self._schedule: Any = SCHEDULES[options.schedule](held, strategy._chunks, **settings)
+        if device.type == "cpu" and (orders := getattr(self._schedule, "pipeline_order_with_comms", None)):
+            orders[strategy._place] = received_early(orders[strategy._place])
         parameters = {id(one): one for stage in self.stages for one in stage.submod.parameters() if one.requires_grad}
         self._parameters = [*parameters.values()]
         # In one order on all ranks.
