@@ -1,9 +1,10 @@
 """What tests on a cluster share."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -16,14 +17,30 @@ from tests.support.cluster.pods import Namespace, restricted
 from tests.support.cluster.prometheus_operator import Programs, programs
 
 
-@pytest.fixture(scope="module", autouse=True)
-def turn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A file that is marked `alone` waits until the other worker has done its file, and that waits for it."""
-    alone = request.node.get_closest_marker("alone") is not None
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+HERE = Path(__file__).parent
+TURN = pytest.StashKey[TextIO]()
+"""The lock that this worker holds while it runs a file."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """A file that is marked `alone` waits until the other worker has done its file, and that waits for it.
+
+    Not in a fixture: the wait would be part of a test, which may take so long and no longer.
+    """
+    if HERE not in item.path.parents:
+        return (yield)
+    stash = item.session.stash
+    if TURN not in stash:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        stash[TURN] = (CACHE / "tests.lock").open("w")
+        fcntl.flock(stash[TURN], fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            stash[TURN].close()
+            del stash[TURN]
 
 
 @pytest.fixture(scope="session")
