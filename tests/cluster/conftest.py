@@ -16,7 +16,6 @@ from tests.support.cluster.operated import Operator, operated
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.cluster.prometheus_operator import Programs, programs
 
-
 HERE = Path(__file__).parent
 TURN = pytest.StashKey[TextIO]()
 """The lock that this worker holds while it runs a file."""
