@@ -23,9 +23,9 @@ TURN = pytest.StashKey[TextIO]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """A file that is marked `alone` waits until the other worker has done its file, and that waits for it.
+    """A file that is marked `alone` waits until the other worker has finished its file, and keeps it waiting meanwhile.
 
-    Not in a fixture: the wait would be part of a test, which may take so long and no longer.
+    A fixture would wait within the timeout of a test; this hook runs before that timeout starts.
     """
     if HERE not in item.path.parents:
         return (yield)

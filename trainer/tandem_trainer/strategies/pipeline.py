@@ -208,15 +208,15 @@ def placement(model: nn.Module, used: Mapping[int, tuple[int, ...]], ranks: int)
 
 
 def received_early(actions: Sequence[Any], ahead: int = 1) -> list[Any]:
-    """The actions of a rank, with each receive before so many more passes; receives stay in their order.
+    """Post each receive of a rank earlier, by a number of compute actions. Receives keep their order.
 
-    gloo sends when the receiver has said that it is ready. Where torch posts a receive, the rank computes at the moment
-    in which it could say so, and says it after that pass. NCCL has no such question and answer, and runs what one rank
-    sends and receives in one order: it would wait for the receive first.
+    gloo starts a transfer when the receiver has posted the receive. torch's schedules post it after the compute action
+    during which the peer sends, so the transfer would start only when that action ends. Not for NCCL, which runs the
+    sends and receives between two ranks in the order in which they are issued: a send would wait for the receive.
 
     Args:
-        actions: of those schedules of torch.distributed.pipelining that have several stages on each rank.
-        ahead: passes.
+        actions: of one rank, in a schedule of torch.distributed.pipelining with several stages per rank.
+        ahead: number of compute actions.
     """
     found: list[Any] = []
     earliest = 0
