@@ -6,8 +6,9 @@ The same model, documents, order, length, batch, AdamW and seeds on every side (
 once and take turns of seconds (benchmarks.turns), every other round in reverse order; rounds take the seeds in turn,
 and every measurement is in fresh processes, in float32, of one rank and one thread. Kills come one after the other.
 
-  unpacked    each document is a row, padded to the longest of its batch: Tandem, TRL, a plain loop
-  packed      each side packs by itself, Tandem and TRL. TRL makes one row of a whole batch
+  unpacked    each document is a row: Tandem, TRL, a plain loop. TRL and the plain loop pad it to the longest of its
+              batch, Tandem makes one row of all documents
+  packed      each side packs by itself, Tandem and TRL. Both make one row of a whole batch
   evaluation  on held-out documents every 50 steps: TRL in between, Tandem by an evaluator process on another core
   kill        SIGKILL of one of two ranks, and a resume on one: Tandem, TRL as it is documented, and TRL with its
               micro-batches doubled by hand

@@ -51,7 +51,7 @@ class Plan:
     tokens: list[int]
     """Of each step, without padding."""
     widths: list[int]
-    """Of each step, with the padding that Tandem's own batches have."""
+    """Of each step, with the padding that Tandem's model is given."""
     targets: float
     """Tokens that are learned of a row, on average over the data. Every side divides by BATCH times this: it is
     Tandem's loss (docs/decisions/0041-packing.md); by default TRL divides by the tokens of the batch."""
@@ -157,7 +157,7 @@ def loop(seed: int, steps: int) -> dict[str, Any]:
 def plan(folder: Path, packing: bool, seed: int, steps: int) -> Plan:
     """The steps that Tandem takes with a seed."""
     task = FineTuning(Config.model_validate(parameters(folder, packing)))
-    rows = task.data("train")
+    rows, model = task.data("train"), task.model()
     targets = task.learned_per_sample()
     assert targets is not None
     batches = Batches(Order(len(rows), BATCH, seed, drop_last=True))
@@ -168,9 +168,16 @@ def plan(folder: Path, packing: bool, seed: int, steps: int) -> Plan:
         ids=[digest(ids) for ids in numbers],
         documents=[[document_digest(one) for one in some] for some in documents],
         tokens=[sum(map(len, some)) for some in documents],
-        widths=[task.collate([rows[row] for row in ids.tolist()])["tokens"].numel() for ids in numbers],
+        widths=[_width(task, model, task.collate([rows[row] for row in ids.tolist()])) for ids in numbers],
         targets=targets,
     )
+
+
+def _width(task: FineTuning, model: torch.nn.Module, batch: dict[str, Tensor]) -> int:
+    """Tokens with which a model is called."""
+    inputs = task.layout(model, batch["documents"]).inputs(batch["tokens"])
+    found: Tensor = inputs["input_ids"]
+    return found.numel()
 
 
 def _documents(rows: Rows, number: int) -> Iterator[list[int]]:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import Dataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
@@ -31,16 +32,18 @@ from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import reading
+from tandem_trainer.language.attention import stays_within
 from tandem_trainer.language.completing import complete
 from tandem_trainer.language.decoder import decoder_parts
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, Head, judged, opened
 from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
-from tandem_trainer.language.packing import mask, packed, positions
+from tandem_trainer.language.packing import Layout, Padded, Unpadded, packed
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Data, HubDataset, Row, Source, format_of, whole_text
 from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
+from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.task import Split, Task
 
 if TYPE_CHECKING:
@@ -115,6 +118,8 @@ class FineTuning(Task[Config]):
         self._is_chunked = False
         self._is_cut = False
         """Whether the model is called part by part, in a pipeline."""
+        self._stays_within = False
+        """Whether the model stays within documents without a mask."""
         self._last: Head | None = None
         """Its last layer, where the last part returns what that is given."""
         self._commits: dict[tuple[str, str | None], str] = {}
@@ -133,20 +138,22 @@ class FineTuning(Task[Config]):
         most = getattr(found, "max_position_embeddings", None)
         if most is not None and length > most:
             raise ConfigurationError(f"{PARAMETERS}.length: {length} is more than the {most} positions of the model")
-        if self.config.packing:
-            strange = sorted(set(getattr(found, "layer_types", None) or ()) - LAYERS)
-            if strange:
-                raise ConfigurationError(
-                    f"{PARAMETERS}.packing: a mask does not separate documents in layers of {strange[0]}; say packing: "
-                    "false"
-                )
-            window = getattr(found, "sliding_window", None)
-            if window is not None and getattr(found, "use_sliding_window", True) and window < length:
-                raise ConfigurationError(
-                    f"{PARAMETERS}.packing: the model sees {window} tokens at most, fewer than length {length}; say "
-                    f"packing: false, or length: {window}"
-                )
+        if self.config.packing and (why := self._sees_more(found)):
+            raise ConfigurationError(f"{PARAMETERS}.packing: {why}")
         return found
+
+    def _sees_more(self, shape: "PretrainedConfig") -> str:
+        """Why documents that stand together cannot be told apart for such a model; empty where they can."""
+        strange = sorted(set(getattr(shape, "layer_types", None) or ()) - LAYERS)
+        if strange:
+            return f"a mask does not separate documents in layers of {strange[0]}; say packing: false"
+        window, length = getattr(shape, "sliding_window", None), self.config.length
+        if window is not None and getattr(shape, "use_sliding_window", True) and window < length:
+            return (
+                f"the model sees {window} tokens at most, fewer than length {length}; say packing: false, or length: "
+                f"{window}"
+            )
+        return ""
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -162,6 +169,7 @@ class FineTuning(Task[Config]):
                 f"{PARAMETERS}.packing: a mask does not separate documents in {type(found).__name__}; say packing: "
                 "false"
             )
+        self._stays_within = not found._is_stateful and not self._sees_more(self.shape) and stays_within(found)
         if self.config.lora is not None:
             adapt(found, self.config.lora)
         if self.config.loss_chunk != 0:
@@ -319,7 +327,8 @@ class FineTuning(Task[Config]):
         """The same, added up over the samples; where it is learned from, chunk by chunk."""
         if self._is_cut or not self._is_chunked or not torch.is_grad_enabled():
             return super().loss_sum(model, batch, samples)
-        found: Tensor = model(**self._inputs(batch["tokens"], batch["documents"]), targets=batch["targets"])
+        layout = self.layout(model, batch["documents"])
+        found: Tensor = model(**layout.inputs(batch["tokens"]), targets=layout.laid(batch["targets"]))
         return found.sum() / self._per_row(model)
 
     def stage_loss(self, model: nn.Module, batch: Any, samples: int, counted: int, scale: float) -> Tensor:
@@ -328,7 +337,7 @@ class FineTuning(Task[Config]):
             return super().stage_loss(model, batch, samples, counted, scale)
         targets = batch["targets"].clone()
         targets[counted:] = NO_TARGET
-        hidden = model(**self._inputs(batch["tokens"], batch["documents"]))
+        hidden = model(**self.layout(model, batch["documents"]).inputs(batch["tokens"]))
         found: Tensor = self._last.scaled_loss_sum(hidden, targets, scale / self._per_row(model))
         return found
 
@@ -471,35 +480,46 @@ class FineTuning(Task[Config]):
         """
         tokens, targets, documents = batch["tokens"], batch["targets"], batch["documents"]
         is_learned_from = self._is_cut or torch.is_grad_enabled()
-        if self._is_chunked and not is_learned_from:
-            yield judged(model, self._inputs(tokens, documents), targets)
-            return
+        in_chunks = self._is_chunked and not is_learned_from
         size = len(tokens)
-        if not is_learned_from:
+        if not in_chunks and not is_learned_from:
             size = max(1, MOST_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
         for first in range(0, len(tokens), size):
             rows = slice(first, first + size)
-            logits = self._logits(model, tokens[rows], documents[rows])
-            losses = F.cross_entropy(logits.transpose(1, 2), targets[rows], ignore_index=NO_TARGET, reduction="none")
-            yield losses, logits.argmax(dim=-1) == targets[rows]
+            layout = self.layout(model, documents[rows])
+            inputs, wanted = layout.inputs(tokens[rows]), layout.laid(targets[rows])
+            if in_chunks:
+                losses, hits = judged(model, inputs, wanted)
+            else:
+                logits = self._logits(model, inputs)
+                losses = F.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=NO_TARGET, reduction="none")
+                hits = logits.argmax(dim=-1) == wanted
+            yield layout.rows(losses), layout.rows(hits)
 
-    def _logits(self, model: nn.Module, tokens: Tensor, documents: Tensor) -> Tensor:
+    def _logits(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """[rows, tokens, vocabulary], float32."""
-        found = model(**self._inputs(tokens, documents))
+        found = model(**inputs)
         if self._last is not None:
             found = self._last(found)
         logits: Tensor = found if self._is_cut else found.logits
         return logits.float()
 
-    def _inputs(self, tokens: Tensor, documents: Tensor) -> dict[str, Any]:
-        """What the model is called with."""
-        # Padding follows the text, and a token sees only those before it: without packing no mask is needed.
-        found = {"input_ids": tokens, "use_cache": False}
-        if self.config.packing:
-            found["position_ids"] = positions(documents)
-        if self.config.packing and not self._is_cut:  # each stage makes its own
-            found["attention_mask"] = mask(documents)
-        return found
+    def layout(self, model: nn.Module, documents: Tensor) -> Layout:
+        """How the model is given a batch: without padding where that can be.
+
+        Not in a pipeline, which passes on rows of one length, nor in compiled code, which would be made for each
+        length; and not where a layer draws for each sample what it drops.
+        """
+        is_flat = self._stays_within and not self._is_cut and documents.device.type == "cpu"
+        if is_flat and not isinstance(documents, FakeTensor) and not any(map(_needs_rows, model.modules())):
+            return Unpadded(documents)
+        # Each stage of a pipeline makes its own mask.
+        return Padded(documents if self.config.packing else None, with_mask=not self._is_cut)
+
+
+def _needs_rows(module: nn.Module) -> bool:
+    is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+    return is_compiled or (isinstance(module, SampleDropout) and module.training and module.p > 0.0)
 
 
 class Rows(Dataset[tuple[Tensor, Tensor, Tensor]]):

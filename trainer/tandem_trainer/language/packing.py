@@ -11,6 +11,8 @@ are those of the documents alone.
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,3 +84,84 @@ def mask(documents: Tensor) -> Tensor:
 def mask_at(places: Tensor) -> Tensor:
     """The same of the places of tokens in their documents, as `positions` returns them."""
     return mask((places == 0).cumsum(dim=1))
+
+
+class Layout(Protocol):
+    """How the tokens of a batch are given to a model."""
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        """What the model is called with.
+
+        Args:
+            tokens: [rows, tokens], int64.
+        """
+        ...
+
+    def laid(self, values: Tensor) -> Tensor:
+        """Values of the tokens, [rows, tokens], as the model is given these."""
+        ...
+
+    def rows(self, values: Tensor) -> Tensor:
+        """The reverse: [rows, tokens], 0 in place of what was not given."""
+        ...
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Rows as they are."""
+
+    documents: Tensor | None = None
+    """As of `positions`; None: a row is one document, and what follows it is padding."""
+    with_mask: bool = True
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        """As Layout."""
+        # Padding follows the text, and a token sees only those before it: a single document needs no mask.
+        found = {"input_ids": tokens, "use_cache": False}
+        if self.documents is not None:
+            found["position_ids"] = positions(self.documents)
+            if self.with_mask:
+                found["attention_mask"] = mask(self.documents)
+        return found
+
+    def laid(self, values: Tensor) -> Tensor:
+        """As Layout."""
+        return values
+
+    def rows(self, values: Tensor) -> Tensor:
+        """As Layout."""
+        return values
+
+
+class Unpadded:
+    """The documents of all rows in one row, without padding, for a model that stays within them
+    (tandem_trainer.language.attention)."""
+
+    def __init__(self, documents: Tensor) -> None:
+        """
+        Args:
+            documents: as of `positions`; 0 is padding.
+        """
+        self._shape = documents.shape
+        self._there = documents.flatten().nonzero().squeeze(1)
+        self._places = self.laid(positions(documents))
+
+    def inputs(self, tokens: Tensor) -> dict[str, Any]:
+        """As Layout, with the lengths of the documents in the place of a mask."""
+        begins = (self._places[0] == 0).nonzero().squeeze(1)
+        lengths = torch.cat([begins, begins.new_tensor([len(self._there)])]).diff()
+        return {
+            "input_ids": self.laid(tokens),
+            "position_ids": self._places,
+            "attention_mask": lengths[None, None, None],
+            "use_cache": False,
+        }
+
+    def laid(self, values: Tensor) -> Tensor:
+        """As Layout: [1, tokens]."""
+        return values.flatten().index_select(0, self._there)[None]
+
+    def rows(self, values: Tensor) -> Tensor:
+        """As Layout."""
+        found = values.new_zeros(self._shape.numel())
+        return found.index_copy(0, self._there, values[0]).view(self._shape)

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from tandem.formatting import one_line
 from tandem.rundir.lineage import Origin
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.language.attention import ATTENTION
 from tandem_trainer.language.hub import MOST_WHY, asked, first_line, is_commit, why
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 FIELD = "spec.trainer.parameters.pretrained"
-ATTENTION = "sdpa"
-"""torch's scaled_dot_product_attention, which takes a mask of any shape."""
 SAFE = {"trust_remote_code": False}
 
 
