@@ -58,5 +58,5 @@ LARGE = Work(width=640, layers=12, heads=10, length=32, batch_size=2)
 SMALL = Work(width=256, layers=4, heads=4, length=64, batch_size=8)
 """Some 3 million parameters, whose step takes a core about 0.1 s."""
 PIPELINED = Work(width=384, layers=8, heads=6, length=256, batch_size=16, tied=False)
-"""Layers that divide into equal stages, and micro-batches of 1,024 tokens: a pass through two layers takes about 0.1 s,
-far longer than the few milliseconds in which gloo delivers its result."""
+"""Layers that divide into equal stages, and micro-batches of 1,024 tokens or more: a pass through two layers takes at
+least 0.1 s, far longer than the few milliseconds in which gloo delivers its result."""
