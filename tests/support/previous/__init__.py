@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "0d76f061ec2909a147bc1d05ef0e4e8e565a50a1"
+COMMIT = "ab262475a39051e587de1428fab7c31fd6303062"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")

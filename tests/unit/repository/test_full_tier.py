@@ -16,7 +16,21 @@ def test_each_part_has_a_result_of_its_own() -> None:
     assert commits == {part.name: NEW if part.name == "cluster" else OLD for part in PARTS}
     assert f"| processes | 7 passed | 1 min | 2026-01-01 | `{OLD}` |" in again
     assert f"| cluster | 3 passed | 2 min | 2026-01-02 | `{NEW}` |" in again
-    assert "| soak | no violation |" in again
+    assert "| soak | passed |" in again
+
+
+def test_what_was_touched_stands_beside_the_last_whole_result() -> None:
+    page = result(EMPTY, OLD, "2026-01-01", [("cluster", 60.0)], {"cluster": 87})
+    for day, count in (("2026-01-02", 19), ("2026-01-03", 4)):
+        page = result(page, NEW, day, [("cluster", 120.0)], {"cluster": count}, touched=True)
+        assert f"| cluster | 87 passed; touched since: {count} passed | 2 min | {day} | `{NEW}` |" in page
+    page = result(page, OLD, "2026-01-04", [("cluster", 60.0)], {"cluster": 88})
+    assert f"| cluster | 88 passed | 1 min | 2026-01-04 | `{OLD}` |" in page
+
+
+def test_a_part_that_never_ran_as_a_whole_has_what_was_touched_alone() -> None:
+    page = result(EMPTY, NEW, "2026-01-01", [("slurm", 60.0)], {"slurm": 3}, touched=True)
+    assert f"| slurm | 3 passed | 1 min | 2026-01-01 | `{NEW}` |" in page
 
 
 def test_a_part_without_a_result_is_touched_by_everything() -> None:
