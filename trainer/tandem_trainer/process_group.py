@@ -4,7 +4,7 @@ Gradients travel over NCCL or gloo as torch sees fit. What the ranks say to each
 a gloo group of its own, so that it neither waits behind gradients nor touches the GPU.
 
 The *vote* is how all ranks take the same decision after the same step: to stop, to save, how the loss stands. One small
-all-reduce carries everything; it is held about ten times a second whatever a step takes, because its interval in steps
+all-reduce carries everything; it is held about twice a second whatever a step takes, because its interval in steps
 follows from numbers that all ranks have agreed on. Rejected: an all-reduce after each step (measurable on steps of a
 millisecond), a flag in the store (ranks would see it after different steps, and then hang in different collectives).
 """
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-VOTE_SECONDS = 0.1
+VOTE_SECONDS = 0.5
 """How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
 MOST_STEPS_BETWEEN_VOTES = 100
 SETTLE_SECONDS = 0.1

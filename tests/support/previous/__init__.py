@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "ab262475a39051e587de1428fab7c31fd6303062"
+COMMIT = "ead46e78d42286e22e5bc19679b7f7cfd712d9b3"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")

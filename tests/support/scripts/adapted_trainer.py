@@ -1,6 +1,7 @@
 """A small model in Hugging Face's Trainer or TRL's SFTTrainer, with the adapter, for tests that kill it."""
 
 import argparse
+import tempfile
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class StopAt(TrainerCallback):
 def make(options: argparse.Namespace) -> Trainer:
     torch.manual_seed(7)
     settings: dict[str, Any] = {
-        "output_dir": "unused",
+        "output_dir": tempfile.gettempdir(),  # One that is there: the Trainer makes it, and saves nothing to it.
         "num_train_epochs": options.epochs,
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-2,

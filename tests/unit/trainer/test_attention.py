@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from tandem_trainer.language import fine_tuning
 from tandem_trainer.language.attention import ATTENTION, attend, register, stays_within
 from tandem_trainer.language.fine_tuning import NO_TARGET, Config, FineTuning
 from tandem_trainer.language.packing import Padded, Unpadded, mask
@@ -193,3 +194,14 @@ def test_what_is_not_learned_does_not_count(base: Path) -> None:
     batch = batch_of(made)
     targets = torch.full_like(batch["targets"], NO_TARGET)
     assert made.loss_sum(model, batch | {"targets": targets}, 3).item() == 0.0
+
+
+def test_where_there_is_a_gpu_rows_are_kept_and_nothing_is_looked_at(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = task(base)
+    with monkeypatch.context() as within:
+        within.setattr(torch.cuda, "is_available", lambda: True)
+        within.setattr(fine_tuning, "stays_within", pytest.fail)
+        model = made.model()
+    assert isinstance(made.layout(model, DOCUMENTS), Padded)

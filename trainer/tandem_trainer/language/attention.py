@@ -8,7 +8,7 @@ transformers lets anybody register a function for attention (`AttentionInterface
 to it as it is. So what travels through a model in the place of a mask is the lengths of the documents, [1, 1, 1,
 documents] int64: no model computes masks of integers. All else goes on to the library's own function. That the lengths
 arrive in every layer is seen once, when the model is made, over tensors without memory (`stays_within`); of a model
-where they do not, rows are padded as before.
+where they do not, rows are padded.
 
 For CPUs, on which ranks train without a GPU and evaluators compute: a call for each document costs little there.
 

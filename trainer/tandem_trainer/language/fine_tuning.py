@@ -119,7 +119,7 @@ class FineTuning(Task[Config]):
         self._is_cut = False
         """Whether the model is called part by part, in a pipeline."""
         self._stays_within = False
-        """Whether the model stays within documents without a mask."""
+        """Whether the model stays within documents without a mask; with a GPU it is not asked."""
         self._last: Head | None = None
         """Its last layer, where the last part returns what that is given."""
         self._commits: dict[tuple[str, str | None], str] = {}
@@ -169,7 +169,8 @@ class FineTuning(Task[Config]):
                 f"{PARAMETERS}.packing: a mask does not separate documents in {type(found).__name__}; say packing: "
                 "false"
             )
-        self._stays_within = not found._is_stateful and not self._sees_more(self.shape) and stays_within(found)
+        may = not torch.cuda.is_available() and not found._is_stateful and not self._sees_more(self.shape)
+        self._stays_within = may and stays_within(found)
         if self.config.lora is not None:
             adapt(found, self.config.lora)
         if self.config.loss_chunk != 0:
