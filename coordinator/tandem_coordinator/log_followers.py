@@ -104,6 +104,8 @@ class Training:
     """Tokens of these that the loss is over."""
     learning_rate: float | None = None
     """Of the last step that a rate was told of."""
+    loss: float | None = None
+    """Of the same."""
     gradient_norm: float | None = None
     """The last that was measured."""
     values: dict[str, float] = field(default_factory=dict)
@@ -147,6 +149,7 @@ class TrainingLogs:
         self._commit: float | None = None
         self._each = _Each()
         self._learning_rate: float | None = None
+        self._loss: float | None = None
         self._gradient_norm: float | None = None
         self._values: dict[str, float] = {}
         self._counted = counted or Counted()
@@ -184,6 +187,7 @@ class TrainingLogs:
             tokens_per_sample=self._each.tokens,
             learned_per_sample=self._each.learned,
             learning_rate=self._learning_rate,
+            loss=self._loss,
             gradient_norm=self._gradient_norm,
             values={name: value for name, value in self._values.items() if isfinite(value)},
             by_generation={number: dict(self._purposes[number]) for number in sorted(self._purposes)[-LEDGERS:]},
@@ -202,7 +206,7 @@ class TrainingLogs:
         for record in log:
             match record:
                 case Rate():
-                    self._step = record.step or self._step
+                    self._step, self._loss = record.step or self._step, record.loss
                 case Saved():
                     self._saved(record)
                 case Values():
@@ -250,7 +254,7 @@ class TrainingLogs:
                 self._saves["skipped" if record.name is None else "failed"] += 1
 
     def _rate(self, record: Rate) -> None:
-        self._step = record.step or self._step
+        self._step, self._loss = record.step or self._step, record.loss
         if "lr" in record.model_fields_set:
             self._learning_rate = record.lr
         if "gradient_norm" in record.model_fields_set:

@@ -124,7 +124,7 @@ def status(
         world_size=world_size,
         generation=state.number or None,
         progress=_progress(reports, observed),
-        loss=reports.loss,
+        loss=_loss(reports, observed),
         throughput=reports.throughput if state.open else None,
         utilization=reports.utilization(sum(evaluator_cpu) if evaluator_cpu else None),
         stragglers=stragglers,
@@ -159,6 +159,12 @@ def _progress(reports: Reports, observed: Observed) -> Progress | None:
     step = ending.final.step
     epoch = told.epoch * step / told.step if told is not None and told.epoch is not None and told.step else None
     return Progress(step=step, total_steps=step, epoch=epoch, percent=100.0, remaining_seconds=0.0)
+
+
+def _loss(reports: Reports, observed: Observed) -> float | None:
+    """Of the last step that is known; at the end of training as its log says, for the same reason."""
+    is_complete = observed.ending is not None and observed.ending.final is not None
+    return observed.training.loss if is_complete and observed.training.loss is not None else reports.loss
 
 
 def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed: Observed) -> Phase:

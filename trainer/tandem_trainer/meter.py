@@ -36,7 +36,7 @@ from tandem.rundir.log import LogWriter
 from tandem.tasks import ImageClassification
 from tandem_trainer.data.order import digest
 from tandem_trainer.models import build
-from tandem_trainer.process_group import MOST_STEPS_BETWEEN_VOTES
+from tandem_trainer.process_group import MOST_STEPS_BETWEEN_VOTES, VOTE_SECONDS
 from tandem_trainer.pulse import Pulse
 
 INTERVAL_SECONDS = 0.5
@@ -90,8 +90,8 @@ def _norm(gradients: Iterable[Tensor | None]) -> Tensor | None:
     return get_total_norm(found)
 
 
-RATE_SECONDS = 0.5
-"""Window over which throughput and phases are reported."""
+RATE_SECONDS = VOTE_SECONDS / 2
+"""Throughput and phases are reported at each vote, over this time at least: a save has a vote of its own."""
 
 
 class Meter:
@@ -200,6 +200,8 @@ class Meter:
         if elapsed - self._window_pause >= RATE_SECONDS:
             self._throughput = self._window_samples / (elapsed - self._window_pause)
             self._tell_rate(elapsed)
+        if self._pulse is not None:
+            self._beat("train")
 
     def close(self) -> None:
         """No step follows: tell what has not been told, so that sums over the log are exact."""
@@ -249,6 +251,7 @@ class Meter:
             world_size=self._world_size,
             phases=phases | ({"pause": self._window_pause} if self._window_pause else {}),
             lr=self._learning_rate,
+            loss=self._loss,
             gradient_norm=self._gradient_norm,
         )
 

@@ -240,6 +240,7 @@ class StepLog:
                 world_size=self._world_size,
                 phases={"data": 0.0, "compute": seconds, "checkpoint": 0.0} | ({"pause": paused} if paused else {}),
                 lr=self._lr,
+                loss=self._loss,
                 gradient_norm=self._gradient_norm,
             )
         )

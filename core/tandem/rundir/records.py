@@ -133,6 +133,8 @@ class Rate(Record):
     """Seconds by what rank 0 did: data, compute, checkpoint, and pause where there was one."""
     lr: Number = None
     """The last one."""
+    loss: Number = None
+    """Of the last step."""
     gradient_norm: Number = None
     """The last one that was measured."""
 

@@ -107,15 +107,16 @@ def test_what_a_sample_costs_is_known_also_after_a_restart_of_the_coordinator(tm
     assert folder.read(logs).flops_per_sample is None, "that generation runs on something else"
 
 
-def test_learning_rate_and_gradient_norm_are_the_last_that_were_told(tmp_path: Path) -> None:
+def test_learning_rate_loss_and_gradient_norm_are_the_last_that_were_told(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     logs = TrainingLogs(tmp_path)
-    folder.write(1, rate(10, 10, 0.1, lr=0.2, gradientNorm=3.0), rate(20, 10, 0.1, lr=0.1))
+    folder.write(1, rate(10, 10, 0.1, lr=0.2, gradientNorm=3.0), rate(20, 10, 0.1, lr=0.1, loss=1.5))
     found = folder.read(logs)
-    assert (found.learning_rate, found.gradient_norm) == (0.1, 3.0)
+    assert (found.learning_rate, found.loss, found.gradient_norm) == (0.1, 1.5, 3.0)
+    assert folder.read(TrainingLogs(tmp_path)).loss == 1.5, "also of a coordinator that begins only then"
     folder.write(1, rate(30, 10, 0.1, lr="large", gradientNorm=None))
     found = folder.read(logs)
-    assert (found.learning_rate, found.gradient_norm) == (None, None)
+    assert (found.learning_rate, found.loss, found.gradient_norm) == (None, None, None)
 
 
 def test_of_a_script_that_leaves_out_samples_steps_and_time_count(tmp_path: Path) -> None:

@@ -78,11 +78,12 @@ def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) 
         meter.data_ready()
         meter.gradients.tell(torch.tensor(norm))
         meter.end_step(step, torch.arange(8), 0.1 / step, torch.tensor(1.0))
-        meter.agreed([1.0], 0.0)
+        meter.agreed([1.0 / step], 0.0)
     log.close()
     for kind in ("step", "rate"):
         lines = [line for line in read_lines(rundir.log / "train-g000001.jsonl")[0] if line["kind"] == kind]
-        assert [(line["lr"], line.get("gradientNorm")) for line in lines] == [(0.1, 3.0), (0.05, None)]
+        told = [(line["lr"], line["loss"], line.get("gradientNorm")) for line in lines]
+        assert told == [(0.1, 1.0, 3.0), (0.05, 0.5, None)]
     assert Meter(None, 1, None, None, None).gradients is None, "who writes no log measures nothing"
 
 
