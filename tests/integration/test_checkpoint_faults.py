@@ -310,10 +310,12 @@ def test_three_writers_may_take_turns_as_they_like(matrix: Matrix) -> None:
         chance = random.Random(seed)
         turns, victim = [chance.randrange(3) for _ in range(300)], chance.randrange(3)
         fault = {"kind": "kill", "point": chance.randint(1, len(all_steps[victim]))}
+        # The last one waits for the parts of the others. It must not give up before it is killed, however busy it is.
+        knobs = patient if victim == 2 else PATIENCE
         matrix.play(
             f"turns of three, one killed at seed {seed}",
-            lambda v=victim, f=fault: [
-                matrix.scene.writer([part], f if number == v else None)
+            lambda v=victim, f=fault, k=knobs: [
+                matrix.scene.writer([part], f if number == v else None, k)
                 for number, part in enumerate(matrix.scene.parts(parts=3))
             ],
             committed=None,
