@@ -1,6 +1,7 @@
 """What the strategies cost in memory and time: `make bench-strategies`, or
 
-    python -m benchmarks.strategies [--only memory overhead save bubble] [--rounds 9] [--steps 60]
+    python -m benchmarks.strategies [--only memory overhead save bubble] [--strategies ddp fsdp] [--rounds 9]
+                                    [--steps 60]
 
 Two ranks of one thread each, over gloo, all of them started by torchrun; every measurement is in fresh processes.
 
@@ -55,10 +56,10 @@ def main() -> None:
     if "memory" in options.only:
         verdicts += memory()
     if "overhead" in options.only:
-        for strategy in STRATEGIES:
+        for strategy in options.strategies:
             verdicts += overhead(strategy, options.rounds, options.steps)
     if "save" in options.only:
-        for strategy in STRATEGIES:
+        for strategy in options.strategies:
             verdicts += save(strategy)
     if "bubble" in options.only:
         verdicts += bubble(options.rounds)
@@ -200,6 +201,9 @@ def _options() -> argparse.Namespace:
         prog="python -m benchmarks.strategies", description="What the strategies cost in memory and time."
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
+    parser.add_argument(
+        "--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES), help="of overhead and save"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="of overhead and bubble; fewer than 6 are not judged")
     parser.add_argument("--steps", type=int, default=60, help=f"of overhead; the first {SKIP} do not count")
     options = parser.parse_args()
