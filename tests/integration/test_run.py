@@ -136,7 +136,11 @@ class TestFromBeginningToEnd:
             assert int(line["totalSteps"]) == SHORT_STEPS
             assert line["workers"].endswith("/2")
             assert float(line["epoch"]) == pytest.approx(int(line["step"]) / 23, abs=0.01)
-        assert float(draining[-1]["loss"]) == pytest.approx(complete.logged("step")[-1]["loss"], rel=0.01)
+        losses = [line["loss"] for line in complete.logged("step")]
+        # The first of them may be of a moment at which the ranks were last heard before their first vote.
+        shown = [float(line["loss"]) for line in draining if "loss" in line]
+        assert all(0.0 < loss <= losses[0] + 0.001 for loss in shown)
+        assert float(draining[-1]["loss"]) == pytest.approx(losses[-1], rel=0.01)
 
     def test_its_ledger_says_what_the_time_of_all_processes_was_for_and_what_it_cost(self, complete: LocalRun) -> None:
         ledger = expect_ledger(complete)

@@ -8,6 +8,7 @@ import torch
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem_trainer.meter import RESIDENT, Meter, peak_memory
+from tandem_trainer.pulse import Pulse, PulseView
 from tests.support.lines import read_lines
 
 
@@ -85,6 +86,18 @@ def test_the_log_says_how_the_last_step_was_taken(tmp_path: Path, clock: Clock) 
         told = [(line["lr"], line["loss"], line.get("gradientNorm")) for line in lines]
         assert told == [(0.1, 1.0, 3.0), (0.05, 0.5, None)]
     assert Meter(None, 1, None, None, None).gradients is None, "who writes no log measures nothing"
+
+
+def test_a_loss_is_told_as_soon_as_the_ranks_have_agreed_on_it(tmp_path: Path) -> None:
+    view = PulseView(tmp_path, 0)
+    meter = Meter(None, 1, None, None, Pulse(tmp_path / "rank-0", 0, 1))
+    meter.begin_step()
+    meter.data_ready()
+    meter.end_step(1, torch.arange(8), None, torch.tensor(2.0))
+    meter.agreed([1.5], 0.0)
+    beat = view.beat()
+    assert beat is not None
+    assert (beat.step, beat.loss) == (1, 1.5)
 
 
 def test_the_peak_of_resident_memory_stays_when_memory_is_given_back() -> None:
