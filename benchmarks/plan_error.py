@@ -10,8 +10,8 @@ interpreter, libraries and what malloc keeps: 400 MB that are not the job's, and
 Under `hogwild` the peaks of all ranks are added up, and the memory that they share, of which the kernel says how much
 has been written to.
 
-The peaks of `single`, `ddp` and `hogwild` are the same each time. That of `fsdp` is not: over gloo a gathered block is
-freed when its collective has ended, which threads decide. So it is measured in three runs, of which the median counts.
+The peaks of `single` and `hogwild` are the same each time. That of `fsdp` is not: over gloo a gathered block is freed
+when its collective has ended, which threads decide. So it is measured in three runs, of which the median counts.
 
 Ends with 1 where one of the shapes is predicted wrong by more than a tenth.
 """
@@ -41,7 +41,7 @@ MOST = 0.10
 STEPS = 3
 """The first one makes the optimizer's state, the second one DDP's final buckets."""
 RUNS = 3
-"""Of each shape under FSDP and in a pipeline. Runs on two shared cores were up to 12 % apart."""
+"""Of each shape under FSDP and in a pipeline. Runs on two shared cores were up to 16 % apart."""
 MINIGPT, DIGITS, STAGES = "examples/minigpt.yaml", "examples/digits.yaml", "examples/minigpt-pipeline.yaml"
 LOCK_FREE = ("trainer.loop.strategy=hogwild", "workers.replicas=1")
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
