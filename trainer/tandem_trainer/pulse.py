@@ -8,9 +8,11 @@ For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
 
 **Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond.
 A record goes alternately into one of two slots, with a sequence number and a CRC over all of it; the reader takes the
-newest slot whose CRC holds. So it needs no lock and no memory barriers (which Python does not have), and a rank killed
-in the middle of a write still leaves its previous beat. Rejected: one slot with an even/odd counter (sound on x86
-alone, and a writer that dies half-way locks readers out), a socket or the TCPStore (system calls, and someone to wake).
+newest slot whose CRC holds. A slot that is just being written says that the other one holds the newest record, but not
+that what was read from that one before still is: it is read again. So it needs no lock and no memory barriers (which
+Python does not have), and a rank killed in the middle of a write still leaves its previous beat. Rejected: one slot
+with an even/odd counter (sound on x86 alone, and a writer that dies half-way locks readers out), a socket or the
+TCPStore (system calls, and someone to wake).
 
 **Orders.** An order is one byte, which cannot be torn; the training loop may look at it after every step. The watchdog
 thread of the rank sleeps in the kernel on the pipe, holding no lock of the interpreter, and wakes when an order is
@@ -70,6 +72,10 @@ MOST_LETTERS = 16
 """A phase has no more."""
 TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
 """Phases that mean something, and so cannot be the name of a pause."""
+
+MOST_READS = 8
+"""Of slots, in turn, before they are said to have no record. Two are enough while nobody writes, three once a writer has
+died in the middle."""
 
 _MAGIC = b"tandem-3"
 _BYTES = 8192
@@ -156,30 +162,37 @@ def check_name(pause: str) -> None:
         )
 
 
-class _Slots:
-    """Two places for one kind of record, written in turn."""
+class Slots:
+    """Two places for one kind of record, written in turn by one thread, and read by any process."""
 
     def __init__(self, memory: mmap.mmap | bytearray, layout: struct.Struct, offsets: tuple[int, int]) -> None:
         self.memory, self.layout, self.offsets = memory, layout, offsets
         self.sequence = 0
 
     def write(self, *values: Any) -> None:
+        """Write a record in the place of the one before the last."""
         self.sequence += 1
         body = self.layout.pack(self.sequence, *values)
         start = self.offsets[self.sequence & 1]
         self.memory[start : start + len(body) + 4] = body + _SEAL.pack(zlib.crc32(body))
 
     def read(self) -> tuple[Any, ...] | None:
-        """The newest whole record without its sequence number; None if there is none, or both were being written."""
-        newest: tuple[Any, ...] | None = None
-        for start in self.offsets:
-            size = self.layout.size
-            copy = self.memory[start : start + size + 4]
-            if _SEAL.unpack_from(copy, size)[0] == zlib.crc32(copy[:size]):
-                record = self.layout.unpack_from(copy)
-                if newest is None or record[0] > newest[0]:
-                    newest = record
-        return None if newest is None else newest[1:]
+        """The newest whole record without its sequence number; None if there is none, or all reads met a writer."""
+        before: tuple[Any, ...] | None = None
+        for number in range(MOST_READS):
+            record = self._read(self.offsets[number & 1])
+            if number and record is not None:
+                newest = record if before is None or record[0] > before[0] else before
+                return newest[1:]
+            before = record
+        return None
+
+    def _read(self, start: int) -> tuple[Any, ...] | None:
+        """The record of a slot; None if it is not whole."""
+        size = self.layout.size
+        copy = self.memory[start : start + size + 4]
+        is_whole = _SEAL.unpack_from(copy, size)[0] == zlib.crc32(copy[:size])
+        return self.layout.unpack_from(copy) if is_whole else None
 
 
 class Pulse:
@@ -194,9 +207,9 @@ class Pulse:
         # Non-blocking, or opening would wait for an agent that is gone already.
         self.wake = os.open(_wake_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
-        self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
-        self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
+        self._beats = Slots(self._memory, _BEAT, _AT_BEATS)
+        self._usage = Slots(self._memory, _USAGE, _AT_USAGE)
+        self._trouble = Slots(self._memory, _TROUBLE, _AT_TROUBLE)
         self._debugger = DebuggerSlot(self._memory)
         self._said: _Said = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
@@ -394,9 +407,9 @@ class PulseView:
         self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._memory = _map(self.path)
         self._debugger = DebuggerSlot(self._memory)
-        self._beats = _Slots(self._memory, _BEAT, _AT_BEATS)
-        self._usage = _Slots(self._memory, _USAGE, _AT_USAGE)
-        self._trouble = _Slots(self._memory, _TROUBLE, _AT_TROUBLE)
+        self._beats = Slots(self._memory, _BEAT, _AT_BEATS)
+        self._usage = Slots(self._memory, _USAGE, _AT_USAGE)
+        self._trouble = Slots(self._memory, _TROUBLE, _AT_TROUBLE)
 
     def beat(self) -> Beat | None:
         """The newest beat; None before the first one."""
@@ -470,7 +483,7 @@ def read_beat(path: Path) -> Beat | None:
         content = bytearray(file.read(_BYTES))
     if len(content) < _BYTES or not content.startswith(_MAGIC):
         return None
-    return _beat(_Slots(content, _BEAT, _AT_BEATS).read())
+    return _beat(Slots(content, _BEAT, _AT_BEATS).read())
 
 
 def debugger_slot(path: Path) -> DebuggerSlot:

@@ -3,17 +3,19 @@
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.protocol import Trouble
-from tandem_trainer.pulse import Pulse, PulseView
+from tandem_trainer.pulse import Pulse, PulseView, Slots
 from tandem_trainer.trouble import TroubleCounts
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
@@ -127,6 +129,42 @@ def test_of_a_beat_that_is_written_in_part_nothing_is_seen(view: PulseView) -> N
             write(view.path, content)
             assert view.beat() == (new if content == after else old)
         write(view.path, after)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("written", range(7))
+def test_a_reader_that_a_writer_overtakes_sees_nothing_older_than_when_it_began(first: int, written: int) -> None:
+    """Before its second read of a slot, records are written, and the last of them in part."""
+    layout, offsets = struct.Struct("=QQ"), (0, 32)
+    memory = Overtaken(64)
+    slots = Slots(memory, layout, offsets)
+    for number in range(1, first + 3):
+        slots.write(number)
+    newest = first + 2
+
+    def overtake() -> None:
+        for number in range(newest + 1, newest + 1 + written):
+            slots.write(number)
+        before = bytes(memory)
+        slots.write(newest + 1 + written)
+        torn = offsets[slots.sequence & 1] + layout.size
+        memory[torn : torn + 4] = before[torn : torn + 4]
+
+    memory.between = [lambda: None, overtake]
+    assert Slots(memory, layout, offsets).read() == (newest + written,)
+
+
+class Overtaken(bytearray):
+    """Memory in which something happens before each of its first reads."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.between: list[Callable[[], None]] = []
+
+    def __getitem__(self, at: Any) -> Any:
+        if self.between:
+            self.between.pop(0)()
+        return super().__getitem__(at)
 
 
 def span(before: bytes, after: bytes) -> tuple[int, int]:
