@@ -17,8 +17,8 @@ With P, G and O for the bytes of parameters, gradients and optimizer state, and 
 
 FSDP is that of ZeRO's third stage (https://arxiv.org/abs/1910.02054) as `torch.distributed.fsdp.fully_shard` does it.
 Activations are those of a traced step (tandem.footprint); they contain the copies of weights that mixed precision
-casts. Of `single` without accumulation only those gradients count that exist at the peak: most of them come into being
-while activations go.
+casts. Of `single`, `fsdp` and `tensor` without accumulation only those gradients count that exist at the peak: most of
+them come into being while activations go.
 """
 
 import re
@@ -148,21 +148,16 @@ def memory(
         passes: in a step.
         options: of `fsdp`; None: as they are by default.
     """
-    whole = _state(footprint)
-    if traced is not None:
-        is_fresh = strategy is Strategy.SINGLE and passes == 1
-        whole = _computing(whole, footprint, traced) if is_fresh else _accumulating(whole, footprint, traced)
-    if strategy not in (Strategy.FSDP, Strategy.TENSOR) or shards == 1:
-        return whole
     options = options or Fsdp()
-    split = replace(
-        whole,
-        parameters=-(-footprint.parameters // shards),
-        gradients=-(-footprint.gradients // shards),
-        optimizer=-(-footprint.optimizer // shards),
-        buffers=footprint.buffers + -(-footprint.average // shards),
-        gathered=gathered(footprint, options),
-    )
+    parts = shards if strategy in (Strategy.FSDP, Strategy.TENSOR) else 1
+    # With offloading there are never gradients of the pass on the device, only activations.
+    keeps_all = passes > 1 or strategy is Strategy.DDP or (options.cpu_offload and parts > 1)
+    whole = _state(footprint, parts)
+    if traced is not None:
+        whole = _accumulating(whole, footprint, traced) if keeps_all else _computing(whole, footprint, traced, parts)
+    if parts == 1:
+        return whole
+    split = replace(whole, gathered=gathered(footprint, options))
     if not options.cpu_offload:
         return split
     return replace(split, parameters=0, gradients=0, optimizer=0, buffers=footprint.buffers)
@@ -225,27 +220,34 @@ def _total(peak: Memory) -> int:
     return peak.total
 
 
-def _state(footprint: Footprint) -> Memory:
-    """All that is kept from step to step, and all gradients."""
+def _state(footprint: Footprint, parts: int = 1) -> Memory:
+    """All that is kept from step to step, and all gradients: of each, one of so many parts."""
     return Memory(
-        parameters=footprint.parameters,
-        gradients=footprint.gradients,
-        optimizer=footprint.optimizer,
+        parameters=-(-footprint.parameters // parts),
+        gradients=-(-footprint.gradients // parts),
+        optimizer=-(-footprint.optimizer // parts),
         activations=0,
         casts=0,
         gathered=0,
-        buffers=footprint.buffers + footprint.average,
+        buffers=footprint.buffers + -(-footprint.average // parts),
         data=footprint.data,
     )
 
 
-def _computing(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
-    """In a pass before which there are no gradients."""
-    return replace(_active(whole, footprint, traced.fresh - traced.fresh_gradients), gradients=traced.fresh_gradients)
+def _computing(whole: Memory, footprint: Footprint, traced: Pass, parts: int = 1) -> Memory:
+    """In a pass before which there are no gradients, of which one of so many parts is kept.
+
+    The peak of activations and a share of gradients is a convex function of the share, because it is the highest of
+    many straight lines, one for each moment. Traced are its two ends: none of the gradients, and all of them. So no
+    peak is above the line between both.
+    """
+    gradients = -(-traced.fresh_gradients // parts)
+    peak = traced.accumulating - (traced.accumulating - traced.fresh) // parts
+    return replace(_active(whole, footprint, peak - gradients), gradients=gradients)
 
 
 def _accumulating(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
-    """In a pass during which all gradients exist."""
+    """In a pass during which all gradients exist, or none is kept."""
     return _active(whole, footprint, traced.accumulating)
 
 
