@@ -111,6 +111,14 @@ SHAPES = (
     Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.FSDP),
     Shape("minigpt 512×6, batch 4", 2, MINIGPT, minigpt(512, 6, 128, 4), Strategy.FSDP),
     Shape("minigpt 512×12, batch 4", 2, MINIGPT, minigpt(512, 12, 128, 4), Strategy.FSDP),
+    Shape("minigpt 512×6, batch 4", 4, MINIGPT, minigpt(512, 6, 128, 4), Strategy.FSDP),
+    Shape("minigpt 512×6, batch 8, micro-batches of 2", 2, MINIGPT,
+          minigpt(512, 6, 128, 8, "trainer.loop.microBatchSize=2"), Strategy.FSDP),
+    Shape("minigpt 512×6, batch 4, bfloat16", 2, MINIGPT,
+          minigpt(512, 6, 128, 4, "trainer.loop.precision=bfloat16"), Strategy.FSDP),
+    Shape("minigpt 512×6, batch 8, bfloat16, of 2", 2, MINIGPT,
+          minigpt(512, 6, 128, 8, "trainer.loop.precision=bfloat16", "trainer.loop.microBatchSize=2"), Strategy.FSDP),
+    Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32, "trainer.config.strategy=fsdp"), Strategy.FSDP),
     Shape("minigpt 256×4, batch 16, matrices in 2", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.TENSOR, 2),
     Shape("minigpt 512×6, batch 4, matrices in 2", 4, MINIGPT, minigpt(512, 6, 128, 4), Strategy.TENSOR, 2),
     Shape("minigpt 256×4, batch 16, 1F1B", 2, STAGES, minigpt(256, 4, 128, 16), Strategy.PIPELINE),
@@ -146,7 +154,9 @@ def predicted(shape: Shape) -> int:
     assert answer.footprint.passes, answer.footprint.untraced
     if shape.strategy is Strategy.HOGWILD:
         return of_worker(shape.ranks, answer.footprint, answer.footprint.passes[0], batch.passes).total
-    return memory(shape.strategy, copies, answer.footprint, answer.footprint.passes[0], batch.passes).total
+    precision = job.spec.trainer.settings_of_loop.precision
+    traced = answer.footprint.passes[0]
+    return memory(shape.strategy, copies, answer.footprint, traced, batch.passes, precision=precision).total
 
 
 def _predicted_pipeline(ranks: int, trainer: Trainer) -> int:

@@ -30,16 +30,24 @@ class Question(Model):
     Of `dp` the passes are those of the first GPU, which holds most."""
 
 
+class Moment(Model):
+    """What exists at a time of a step before which there are no gradients."""
+
+    activations: Bytes
+    """All that exists beyond parameters, buffers, optimizer state and gradients, with temporaries and the batch."""
+    gradients: Bytes
+    """Those of parameters, as far as they are computed."""
+
+
 class Pass(Model):
     """A forward pass and its backward pass, with the step of the optimizer behind it."""
 
     samples: int
     """Of the micro-batch."""
-    fresh: Bytes
-    """Peak beyond parameters, buffers and optimizer state, where no gradient exists when the forward pass begins:
-    activations, temporary tensors, the batch, and the gradients that exist at the peak."""
-    fresh_gradients: Bytes
-    """Those gradients."""
+    moments: Annotated[tuple[Moment, ...], Field(min_length=1)]
+    """When most exists, where no gradient exists when the forward pass begins. Gradients come into being while
+    activations go, so the moment depends on which share of the gradients a device keeps: for any share, from nothing to
+    all, it is one of these."""
     accumulating: Bytes
     """Peak beyond parameters, buffers, optimizer state and all gradients, where all of them exist all the time."""
     flops: float

@@ -25,7 +25,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from tandem.footprint import Answer, Footprint, Mistake, Pass, Portion, Question, Stage
+from tandem.footprint import Answer, Footprint, Mistake, Moment, Pass, Portion, Question, Stage
 from tandem.formatting import one_line
 from tandem.rundir.durable import may_pass
 from tandem.tasks import Fsdp, Loop
@@ -42,7 +42,7 @@ from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.stage_footprint import Stages, tracker_of
+from tandem_trainer.stage_footprint import Sizes, Stages, tracker_of
 from tandem_trainer.strategies.strategy import Plan, blocks_of, mixed_precision, prepare
 from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
@@ -160,13 +160,6 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Peak(NamedTuple):
-    """Bytes that are alive, and those of them that are gradients."""
-
-    total: int
-    gradients: int
-
-
 class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
@@ -270,9 +263,10 @@ class _Step:
         return [
             Pass(
                 samples=samples,
-                fresh=max(0, fresh[place].total - self._state_size(place)),
-                fresh_gradients=fresh[place].gradients,
-                accumulating=max(0, accumulating[place].total - self._state_size(place) - self._gradients(place)),
+                moments=moments(fresh[place], self._state_size(place)),
+                accumulating=max(
+                    0, max(accumulating[place].values()) - self._state_size(place) - self._gradients(place)
+                ),
                 flops=float(operations.get_total_flops()),
                 added_up=added_up,
                 moved=moves.size,
@@ -298,17 +292,20 @@ class _Step:
             why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
             raise Untraceable(f"a step cannot be traced: {why}") from error
 
-    def _peaks(self, batch: Any, samples: int) -> dict[torch.device, "_Peak"]:
-        """What is alive on each device when it holds most in a step."""
-        tracker = tracker_of(self._model.parameters())
+    def _peaks(self, batch: Any, samples: int) -> dict[torch.device, dict[int, int]]:
+        """The most that is alive on each device in a step, by the size of the gradients at that time."""
+        found: dict[torch.device, dict[int, int]] = {place: {0: 0} for place in self._places}
+
+        def seen(sizes: Sizes) -> None:
+            for place, kinds in sizes.items():
+                by_name = {getattr(kind, "value", kind): size for kind, size in kinds.items()}
+                most, gradients = found.setdefault(place, {}), by_name["Gradient"]
+                most[gradients] = max(most.get(gradients, 0), by_name["Total"])
+
+        tracker = tracker_of(self._model.parameters(), seen)
         tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
         with tracker:
             self._run(batch, samples)
-        snapshot: Mapping[torch.device, Mapping[Any, int]] = tracker.get_tracker_snapshot("peak")
-        found = dict.fromkeys(self._places, _Peak(0, 0))
-        for place, kinds in snapshot.items():
-            sizes = {getattr(kind, "value", kind): size for kind, size in kinds.items()}
-            found[place] = _Peak(sizes["Total"], sizes["Gradient"])
         return found
 
     def _run(self, batch: Any, samples: int) -> None:
@@ -404,6 +401,31 @@ def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:
         own = [parameter for parameter in block.parameters() if id(parameter) not in seen]
         seen.update(map(id, own))
         yield own
+
+
+def moments(most: Mapping[int, int], state: int) -> tuple[Moment, ...]:
+    """Those of the most that exists, by the size of the gradients, at which it is most for some share of the gradients:
+    the corners of the convex hull on its upper right side.
+
+    Args:
+        state: what always exists, in bytes.
+    """
+    hull: list[Moment] = []
+    for gradients, total in sorted(most.items()):
+        new = Moment(activations=max(0, total - state - gradients), gradients=gradients)
+        while len(hull) > 1 and not _is_corner(hull[-2], hull[-1], new):
+            hull.pop()
+        hull.append(new)
+    first, last = (
+        max(range(len(hull)), key=lambda at: hull[at].activations + share * hull[at].gradients) for share in (0, 1)
+    )
+    return tuple(hull[first : last + 1])
+
+
+def _is_corner(before: Moment, between: Moment, after: Moment) -> bool:
+    """Whether the one between is above the line from one to the other."""
+    rise = (between.activations - before.activations) * (after.gradients - before.gradients)
+    return rise > (after.activations - before.activations) * (between.gradients - before.gradients)
 
 
 def _part(parameter: Tensor, dimension: int, rows: int) -> nn.Parameter:

@@ -74,8 +74,8 @@ TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
 """Phases that mean something, and so cannot be the name of a pause."""
 
 MOST_READS = 8
-"""Of slots, in turn, before they are said to have no record. Two are enough while nobody writes, three once a writer has
-died in the middle."""
+"""Of slots, in turn, before they are said to have no record. Two are enough while nobody writes, three once a writer
+has died in the middle."""
 
 _MAGIC = b"tandem-3"
 _BYTES = 8192

@@ -5,7 +5,7 @@ given what the one before it returned, as if it had been received, and gradients
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,13 +20,25 @@ from tandem.tasks import Loop, Pipeline
 from tandem_trainer.strategies import stages
 from tandem_trainer.task import Task
 
+Sizes = Mapping[torch.device, Mapping[Any, int]]
+"""By device and kind, in bytes; a kind is a string, or has it as its value."""
 
-def tracker_of(parameters: Iterable[nn.Parameter]) -> Any:
-    """A MemTracker for modules with these parameters, some of which may be frozen."""
+
+def tracker_of(parameters: Iterable[nn.Parameter], seen: Callable[[Sizes], None] = lambda sizes: None) -> Any:
+    """A MemTracker for modules with these parameters, some of which may be frozen.
+
+    Args:
+        seen: called after each operation with what exists; the tracker goes on to change it.
+    """
     # It imports what is made for many devices, which takes a second.
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    tracker = MemTracker()
+    class Tracker(MemTracker):  # type: ignore[no-untyped-call]
+        def _update_peak_stats(self, peak_state: Any) -> None:
+            super()._update_peak_stats(peak_state)
+            seen(self._curr_mem_snap)
+
+    tracker = Tracker()
     for parameter in parameters:
         if not parameter.requires_grad:
             # It would put hooks for gradients on all parameters, which torch refuses of those without (torch 2.15).

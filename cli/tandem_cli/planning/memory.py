@@ -138,6 +138,7 @@ def memory(
     traced: Pass | None,
     passes: int = 1,
     options: Fsdp | None = None,
+    precision: str = "float32",
 ) -> Memory:
     """The peak of one device.
 
@@ -147,17 +148,21 @@ def memory(
         traced: the pass over a micro-batch; None where it is not known, and activations count as nothing.
         passes: in a step.
         options: of `fsdp`; None: as they are by default.
+        precision: of the computation.
     """
     options = options or Fsdp()
     parts = shards if strategy in (Strategy.FSDP, Strategy.TENSOR) else 1
     # With offloading there are never gradients of the pass on the device, only activations.
     keeps_all = passes > 1 or strategy is Strategy.DDP or (options.cpu_offload and parts > 1)
     whole = _state(footprint, parts)
+    is_half = precision == "bfloat16" and parts > 1
+    if traced is not None and is_half:
+        footprint, traced = _without_casts(footprint, traced)
     if traced is not None:
         whole = _accumulating(whole, footprint, traced) if keeps_all else _computing(whole, footprint, traced, parts)
     if parts == 1:
         return whole
-    split = replace(whole, gathered=gathered(footprint, options))
+    split = replace(whole, gathered=gathered(footprint, options, is_half))
     if not options.cpu_offload:
         return split
     return replace(split, parameters=0, gradients=0, optimizer=0, buffers=footprint.buffers)
@@ -235,15 +240,9 @@ def _state(footprint: Footprint, parts: int = 1) -> Memory:
 
 
 def _computing(whole: Memory, footprint: Footprint, traced: Pass, parts: int = 1) -> Memory:
-    """In a pass before which there are no gradients, of which one of so many parts is kept.
-
-    The peak of activations and a share of gradients is a convex function of the share, because it is the highest of
-    many straight lines, one for each moment. Traced are its two ends: none of the gradients, and all of them. So no
-    peak is above the line between both.
-    """
-    gradients = -(-traced.fresh_gradients // parts)
-    peak = traced.accumulating - (traced.accumulating - traced.fresh) // parts
-    return replace(_active(whole, footprint, peak - gradients), gradients=gradients)
+    """In a pass before which there are no gradients, of which one of so many parts is kept."""
+    peak = max(traced.moments, key=lambda one: one.activations * parts + one.gradients)
+    return replace(_active(whole, footprint, peak.activations), gradients=-(-peak.gradients // parts))
 
 
 def _accumulating(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
@@ -251,13 +250,30 @@ def _accumulating(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
     return _active(whole, footprint, traced.accumulating)
 
 
+def _without_casts(footprint: Footprint, traced: Pass) -> tuple[Footprint, Pass]:
+    """Where weights are gathered in the precision in which they compute. Copies go as gradients come."""
+    moments = []
+    for one in traced.moments:
+        left = footprint.casts * (footprint.gradients - one.gradients) // max(1, footprint.gradients)
+        moments.append(one.model_copy(update={"activations": max(0, one.activations - left)}))
+    accumulating = max(traced.accumulating - footprint.casts, *(one.activations for one in moments))
+    return (
+        footprint.model_copy(update={"casts": 0}),
+        traced.model_copy(update={"moments": tuple(moments), "accumulating": accumulating}),
+    )
+
+
 def _active(whole: Memory, footprint: Footprint, active: int) -> Memory:
     casts = min(footprint.casts, active)
     return replace(whole, activations=active - casts, casts=casts)
 
 
-def gathered(footprint: Footprint, options: Fsdp) -> int:
-    """Bytes that are whole on each device under FSDP, at the most; 0 where the blocks of the model are not known."""
+def gathered(footprint: Footprint, options: Fsdp, is_half: bool = False) -> int:
+    """Bytes that are whole on each device under FSDP, at the most; 0 where the blocks of the model are not known.
+
+    Args:
+        is_half: whether parameters are gathered, and gradients computed, in two bytes for each number.
+    """
     if footprint.blocks is None:
         return 0
     blocks = sorted(footprint.blocks)
@@ -267,9 +283,11 @@ def gathered(footprint: Footprint, options: Fsdp) -> int:
         gradients = sorted(footprint.block_gradients)
         gradients_outside = footprint.gradients - sum(gradients)
     together = blocks[-1 - options.prefetch :] if options.reshard_after_forward else blocks
-    # Gradients before they are reduced, and the flat copy of them that is sent: of the largest block, or, at the end of
-    # the backward pass, of what is in no block.
-    return outside + max(sum(together) + 2 * max(gradients, default=0), 2 * gradients_outside)
+    # Gradients before they are reduced, and the flat copy of them that is sent, in full precision: of the largest
+    # block, or, at the end of the backward pass, of what is in no block.
+    held, sent = (0.5, 1.5) if is_half else (1, 2)
+    inside = held * sum(together) + sent * max(gradients, default=0)
+    return int(held * outside + max(inside, sent * gradients_outside))
 
 
 def bytes_of(text: str, what: str) -> int:

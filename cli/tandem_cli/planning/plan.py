@@ -213,7 +213,8 @@ def _row(
     if strategy is Strategy.HOGWILD:
         peak = of_worker(world, footprint, traced, passes)
     else:
-        peak = memory(strategy, shards, footprint, traced, passes, options)
+        precision = "float32" if loop is None else loop.precision
+        peak = memory(strategy, shards, footprint, traced, passes, options, precision)
     time = None
     if traced is not None and budget.speed is not None:
         time = step_time(strategy, copies, footprint, traced, passes, budget.speed, tensor)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
-from tandem.footprint import Footprint, Pass, Stage, StagePass
+from tandem.footprint import Footprint, Moment, Pass, Stage, StagePass
 from tandem.strategies import micro_batches
 from tandem.tasks import Loop, Optimizer, Pipeline, TaskLoop
 from tandem_cli.planning.memory import Batch, Strategy
@@ -14,7 +14,7 @@ from tandem_cli.planning.plan import Budget, Plan, batches, planned, staged_batc
 from tandem_cli.planning.speed import Speed
 
 SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
-PASS = Pass(samples=8, fresh=60, fresh_gradients=20, accumulating=50, flops=900.0)
+PASS = Pass(samples=8, moments=(Moment(activations=40, gradients=20),), accumulating=50, flops=900.0)
 MODEL = Footprint(
     parameters=100,
     parameter_count=25,
