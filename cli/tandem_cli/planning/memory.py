@@ -152,13 +152,13 @@ def memory(
     """
     options = options or Fsdp()
     parts = shards if strategy in (Strategy.FSDP, Strategy.TENSOR) else 1
-    # With offloading there are never gradients of the pass on the device, only activations.
+    # With offloading, gradients never stay on the device.
     keeps_all = passes > 1 or strategy is Strategy.DDP or (options.cpu_offload and parts > 1)
     whole = _state(footprint, parts)
     is_half = precision == "bfloat16" and parts > 1
-    if traced is not None and is_half:
-        footprint, traced = _without_casts(footprint, traced)
     if traced is not None:
+        if is_half:
+            footprint, traced = _without_casts(footprint, traced)
         whole = _accumulating(whole, footprint, traced) if keeps_all else _computing(whole, footprint, traced, parts)
     if parts == 1:
         return whole
@@ -226,7 +226,7 @@ def _total(peak: Memory) -> int:
 
 
 def _state(footprint: Footprint, parts: int = 1) -> Memory:
-    """All that is kept from step to step, and all gradients: of each, one of so many parts."""
+    """The state that persists between steps, and all gradients, sharded over `parts` ranks."""
     return Memory(
         parameters=-(-footprint.parameters // parts),
         gradients=-(-footprint.gradients // parts),
@@ -240,18 +240,21 @@ def _state(footprint: Footprint, parts: int = 1) -> Memory:
 
 
 def _computing(whole: Memory, footprint: Footprint, traced: Pass, parts: int = 1) -> Memory:
-    """In a pass before which there are no gradients, of which one of so many parts is kept."""
+    """The peak of a pass that starts without gradients, which are sharded over `parts` ranks."""
     peak = max(traced.moments, key=lambda one: one.activations * parts + one.gradients)
     return replace(_active(whole, footprint, peak.activations), gradients=-(-peak.gradients // parts))
 
 
 def _accumulating(whole: Memory, footprint: Footprint, traced: Pass) -> Memory:
-    """In a pass during which all gradients exist, or none is kept."""
+    """The peak of a pass during which the gradients of all parameters exist, or the device keeps none."""
     return _active(whole, footprint, traced.accumulating)
 
 
 def _without_casts(footprint: Footprint, traced: Pass) -> tuple[Footprint, Pass]:
-    """Where weights are gathered in the precision in which they compute. Copies go as gradients come."""
+    """The pass without copies of weights that autocast makes: FSDP has gathered the weights in that precision.
+
+    A copy is freed once the gradient of its weight is computed.
+    """
     moments = []
     for one in traced.moments:
         left = footprint.casts * (footprint.gradients - one.gradients) // max(1, footprint.gradients)
