@@ -1,11 +1,11 @@
 """`python -m benchmarks.plan_error`: how far the memory that `tandem plan` predicts is from the measured peak.
 
 Each shape is trained for three steps by the loop's own `Stepper`, in fresh processes, over gloo where there are two
-ranks. What is measured is the peak of the tensors that torch's allocator has handed out and not got back, summed up
-from the memory events of torch's profiler, which runs from before the model is made. This meter shares no code with
-the prediction: it sees each allocation in the allocator itself, also those that kernels make inside of an operation,
-and none of the shapes that tracing knows. Rejected: the high-water mark of the process's memory, which also has the
-interpreter, libraries and what malloc keeps: 400 MB that are not the job's, and vary by tens of MB.
+ranks. What is measured is the peak of what torch's allocator has handed out and not got back. It counts that itself,
+in all threads, where a flag asks for it (`COUNTING`); torch's profiler, which runs from before the model is made,
+records the count at each allocation. This meter shares no code with the prediction: it sees also what kernels allocate
+inside of an operation, and none of the shapes that tracing knows. docs/decisions/0037-plan.md says which other meters
+were rejected, and why.
 
 Under `hogwild` the peaks of all ranks are added up, and the memory that they share, of which the kernel says how much
 has been written to.
