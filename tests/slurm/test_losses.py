@@ -110,8 +110,9 @@ def prometheus_finds(run: SlurmRun) -> None:
 
 
 def test_a_full_disk_and_the_loss_of_the_first_node_lose_nothing_that_was_saved(run: SlurmRun) -> None:
-    (run.folder / "runs").mkdir()
-    with small_disk(run.folder / "runs", "size=64m") as disk:
+    # The lines of logs are looked at below, and those of a full disk are torn.
+    run.run_dir.checkpoints.mkdir(parents=True)
+    with small_disk(run.run_dir.checkpoints, "size=64m") as disk:
         job = run.submit(
             *("--profile", "beside", "--set", "evaluators.replicas=0"),
             *("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5"),
@@ -128,8 +129,7 @@ def test_a_full_disk_and_the_loss_of_the_first_node_lose_nothing_that_was_saved(
 def is_told_of_a_full_disk(run: SlurmRun, disk: Path) -> bool:
     """Whether the status says so, after the disk was filled once more: old checkpoints are deleted meanwhile."""
     with suppress(OSError):
-        # Lines of logs have room, and checkpoints have not.
-        fill(disk, pages=100)
+        fill(disk)
     found = run.snapshot()
     said = lasting(found.status.troubles) if found else None
     return said is not None and said.text.startswith("the disk is full: the last ")
@@ -145,6 +145,7 @@ def its_first_node_is_lost(run: SlurmRun, job: str) -> None:
         GIVEN_UP_SECONDS,
         otherwise=lambda: run.queue() + run.output(),
     )
+    run.slurm.has_given_up_ending()
     run.slurm.start("n0")
     run.slurm.update(job, StartTime="now")
     run.trains(2, after=first)

@@ -219,13 +219,14 @@ class Crew:
         words, inherited = [*self.srun, f"--nodelist={place.node}", f"--job-name={name}"], dict(os.environ)
         if place.job != self.job_id:
             words, inherited = [*words, f"--jobid={place.job}"], outside(os.environ)
-        return Step(name, [*words, *self._step(name, command)], {**inherited, **variables}, self.log(name), place.node)
+        step = self._step(name, command, self.job_id)
+        return Step(name, [*words, *step], {**inherited, **variables}, self.log(name), place.node)
 
     def _here(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
         return Step(name, self._step(name, command), os.environ | variables, self.log(name))
 
-    def _step(self, name: str, command: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "tandem_cli.slurm.step", self.job_id, name, *command]
+    def _step(self, name: str, command: Sequence[str], job_id: str = "") -> list[str]:
+        return [sys.executable, "-m", "tandem_cli.slurm.step", job_id, name, *command]
 
 
 class Head:

@@ -2,7 +2,8 @@
 
     python -m tandem_cli.slurm.step JOB NAME COMMAND…
 
-JOB is the head's, which may have this step on a node of another job (tandem_cli.slurm.extension).
+JOB is the head's, which may have this step on a node of another job (tandem_cli.slurm.extension). It is empty for a
+step that is lost with the head, on the same node.
 
 SLURM sends a signal to all processes of a step, so data loaders would die of the SIGTERM by which an agent is asked to
 save, and the save with them. srun itself ends its step at SIGTERM. The standard input, whose other end the head holds,
@@ -11,7 +12,8 @@ there.
 
 If the input ends without that word, or nothing is heard, the head may be lost with its node. With `--no-kill` SLURM
 then keeps the job, without a batch script, until its time limit (seen with 22.05). Once SLURM has taken the node of the
-batch script from the job, this process requeues the job.
+batch script from the job, this process requeues the job. So it does not end before it has heard from the head once more
+after the command's end: an agent may end because of the very loss that leaves its job without a head.
 
 Imports nothing but the standard library: it starts on every node.
 """
@@ -23,12 +25,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import FrameType
 
 LEAVE = b"leave\n"
 HERE = b"\n"
-HERE_SECONDS = 10.0
-"""Between two lines of the head."""
+HERE_SECONDS = 1.0
+"""Between two lines of the head. A command that ends by itself is reported this much later at the most."""
 SILENT_SECONDS = 60.0
 """So long without a line, and the head may be lost."""
 LOOK_SECONDS = 15.0
@@ -41,25 +44,41 @@ POLL_SECONDS = 0.1
 
 
 class _Input:
-    """What the head says."""
+    """What the head says.
+
+    Attributes:
+        said_leave: whether it has asked the step to leave.
+        ended: whether it will say nothing more.
+        heard_at: when it has said something last.
+    """
 
     def __init__(self) -> None:
         self.said_leave = self.ended = False
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
 
     def listen(self, seconds: float) -> None:
         if self.ended:
             time.sleep(seconds)
         elif select.select([0], [], [], seconds)[0]:
             said = os.read(0, 4096)
-            self._heard_at = time.monotonic()
             self.said_leave = self.said_leave or LEAVE in said
             self.ended = not said
+            if said:
+                self.heard_at = time.monotonic()
 
     @property
     def is_lost(self) -> bool:
         """Whether the head may be lost."""
-        return not self.said_leave and (self.ended or time.monotonic() - self._heard_at > SILENT_SECONDS)
+        return not self.said_leave and (self.ended or time.monotonic() - self.heard_at > SILENT_SECONDS)
+
+    def answers(self) -> bool:
+        """Wait until the head says something from now on; False if it may be lost."""
+        asked_at = time.monotonic()
+        while not self.said_leave and self.heard_at < asked_at:
+            if self.is_lost:
+                return False
+            self.listen(POLL_SECONDS)
+        return True
 
 
 def main() -> int:
@@ -84,9 +103,9 @@ def main() -> int:
     while (code := process.poll()) is None:
         head.listen(POLL_SECONDS)
         now = time.monotonic()
-        if head.is_lost and now >= look_at:
+        if job and head.is_lost and now >= look_at:
             look_at = now + LOOK_SECONDS
-            orphaned = orphaned or _is_orphan(job)
+            orphaned = orphaned or _is_orphan(job) is True
         if not asked_at and (head.said_leave or head.ended or orphaned):
             asked_at = now
             if not signalled:
@@ -94,40 +113,51 @@ def main() -> int:
         if asked_at and now - asked_at > SAVING_SECONDS:
             process.kill()
     now_text, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
-    print(f"{now_text},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
-    if head.is_lost and not signalled:
-        _requeue_orphan(job)
+    # Nobody reads what it prints where srun is lost with the head.
+    with suppress(OSError):
+        print(f"{now_text},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
+    if job and not head.answers():
+        _requeue_orphan(job, head)
     return code if code >= 0 else 128 - code
 
 
-def _requeue_orphan(job: str) -> None:
-    """Wait until SLURM knows that the head's node is lost, and put the job into the queue again."""
+def _requeue_orphan(job: str, head: _Input) -> None:
+    """Wait until SLURM knows that the head's node is lost, and put the job into the queue again.
+
+    Where SLURM refuses, as a controller that is busy does, it is asked again.
+    """
     until = time.monotonic() + LOST_SECONDS
-    while time.monotonic() < until:
-        if _is_orphan(job):
-            _scontrol("requeue", job)
+    while head.is_lost and time.monotonic() < until:
+        is_orphan = _is_orphan(job)
+        if is_orphan is None or (is_orphan and _scontrol("requeue", job) is not None):
             return
-        time.sleep(LOOK_SECONDS)
+        head.listen(LOOK_SECONDS)
 
 
-def _is_orphan(job: str) -> bool:
-    """Whether SLURM has taken the node of the batch script from the job."""
-    shown = _scontrol("--oneliner", "show", "job", job)
+def _is_orphan(job: str) -> bool | None:
+    """Whether SLURM has taken the node of the batch script from the job; None if the job does not run any more.
+
+    False also where SLURM does not say.
+    """
+    shown = _scontrol("--oneliner", "show", "job", job) or ""
+    state = re.search(r"JobState=(\S+)", shown)
+    if state is not None and state[1] not in ("RUNNING", "SUSPENDED"):
+        return None
     host, nodes = re.search(r"BatchHost=(\S+)", shown), re.search(r"(?<!\w)NodeList=(\S+)", shown)
-    if host is None or nodes is None or "JobState=RUNNING" not in shown:
+    if state is None or host is None or nodes is None:
         return False
-    names = _scontrol("show", "hostnames", nodes[1]).split()
+    names = (_scontrol("show", "hostnames", nodes[1]) or "").split()
     return bool(names) and host[1] not in names
 
 
-def _scontrol(*words: str) -> str:
-    """What it prints; empty where it refuses."""
+def _scontrol(*words: str) -> str | None:
+    """What it prints; None where it refuses."""
     try:
         words = ("scontrol", *words)
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ when it first uses it. So they are started by links.
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,8 @@ PartitionName=urgent Nodes=n0,n1 State=UP PriorityTier=10
 PartitionName=cpu Nodes=n2 State=UP
 PartitionName=all Nodes=n0,n1,n2 State=UP PriorityTier=1
 """
+ENDING_SECONDS = 12.0
+"""The controller tries to reach a node once a second, eleven times."""
 NO_ACCOUNTS = "AccountingStorageType=accounting_storage/none\n"
 
 
@@ -148,15 +151,28 @@ class Slurm:
             )
 
     def kill(self, name: str) -> None:
-        """End the controller, or a node with all that runs on it, as a loss of power does."""
+        """End the controller, or a node with all that runs on it, as a loss of power does: none of it sees the end of
+        another. (An srun has a child that cancels the step, wherever that runs, when srun is killed.)"""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
-        for process in list(self._of(name)):
+        stopped: set[psutil.Process] = set()
+        while new := set(self._of(name)) - stopped:
+            for process in new:
+                with suppress(psutil.Error):
+                    process.suspend()
+            stopped |= new
+        # Linux lets stopped processes go on whose parents end.
+        for process in sorted(stopped, key=_depth, reverse=True):
             with suppress(psutil.Error):
                 process.kill()
         for left in (self.folder / f"spool-{name}").glob("job*"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def has_given_up_ending(self) -> None:
+        """Wait until the controller does not try any longer to end what ran on a node that was lost. If the node came
+        back earlier, this would end the next life of the job there, which has the same number (seen with 22.05)."""
+        time.sleep(ENDING_SECONDS)
 
     def stop_controller(self) -> None:
         """End the controller, which writes down its queue first."""
@@ -234,6 +250,13 @@ class Slurm:
                     f"exec '{links / name}' \"$@\"\n"
                 )
                 file.chmod(0o755)
+
+
+def _depth(process: psutil.Process) -> int:
+    """How many ancestors a process has."""
+    with suppress(psutil.Error):
+        return len(process.parents())
+    return 0
 
 
 def started(folder: Path, has_accounts: bool = False) -> Iterator[Slurm]:

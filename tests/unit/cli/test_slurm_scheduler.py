@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tandem_cli.slurm.head import Step
 from tandem_cli.slurm.jobs import Place, Submission
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+from tandem_cli.slurm.step import HERE
 from tests.support import manifests
 from tests.support.waiting import until
 
@@ -212,7 +215,7 @@ def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_
 
 
 def step(tmp_path: Path, *command: str) -> Step:
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-0", *command]
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", *command]
     return Step("worker-0", words, {}, tmp_path / "worker-0.txt")
 
 
@@ -230,7 +233,7 @@ def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_en
 def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: Path) -> None:
     counts = "import signal, sys, time; n = []; signal.signal(signal.SIGTERM, lambda *_: n.append(1))"
     waits = "print('up', flush=True)\nwhile not n: time.sleep(0.01)\ntime.sleep(1)\nsys.exit(10 + len(n))"
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -256,23 +259,89 @@ def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_i
     killed.close()
 
 
-@pytest.mark.parametrize(("last", "requeued"), [(b"", "7"), (b"leave\n", "")])
-def test_a_step_requeues_the_job_whose_head_is_lost_and_not_one_whose_head_has_said_leave(
-    tmp_path: Path, last: bytes, requeued: str
-) -> None:
+HASTY = """
+import sys
+from tandem_cli.slurm import step
+step.LOOK_SECONDS, step.SILENT_SECONDS = 0.1, 1.0
+sys.exit(step.main())
+"""
+"""A step of job 7 that soon takes its head for lost."""
+
+
+def started_with(tmp_path: Path, state: str, *command: str) -> subprocess.Popen[bytes]:
+    """A step where SLURM has taken the first node, and with it the head, from job 7."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
-        '*"show job 7") echo "JobId=7 JobState=RUNNING ReqNodeList=(null) NodeList=n[1-2] BatchHost=n0" ;;\n'
+        f'*"show job 7") echo "JobId=7 JobState={state} ReqNodeList=(null) NodeList=n[1-2] BatchHost=n0" ;;\n'
         '"show hostnames n[1-2]") echo "n1\nn2" ;;\n'
-        f'"requeue 7") echo 7 >{tmp_path}/requeued ;;\n'
+        f'"requeue 7") rm {tmp_path}/refuses 2>/dev/null && exit 1; echo 7 >>{tmp_path}/requeued ;;\n'
         "esac\n"
     )
     scontrol.chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "7", "worker-1", "sleep", "60"]
-    done = subprocess.run(words, input=last, capture_output=True, env=variables, timeout=60)
-    assert done.returncode == 128 + signal.SIGTERM
+    words = [sys.executable, "-c", HASTY, "7", "worker-1", *command]
+    return subprocess.Popen(words, bufsize=0, stdin=subprocess.PIPE, env=variables, start_new_session=True)
+
+
+def requeued(tmp_path: Path) -> list[str]:
+    """Each job that was, each time."""
     said = tmp_path / "requeued"
-    assert (said.read_text().strip() if said.exists() else "") == requeued
+    return said.read_text().split() if said.exists() else []
+
+
+@pytest.mark.parametrize(("last", "jobs"), [(b"", ["7"]), (b"leave\n", [])])
+def test_a_step_requeues_the_job_whose_head_is_lost_and_not_one_whose_head_has_said_leave(
+    tmp_path: Path, last: bytes, jobs: list[str]
+) -> None:
+    process = started_with(tmp_path, "RUNNING", "sleep", "60")
+    process.communicate(last, timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert requeued(tmp_path) == jobs
+
+
+@pytest.mark.parametrize("command", [["sleep", "60"], ["false"]])
+def test_a_head_that_falls_silent_is_lost_also_for_a_command_that_ends_by_itself(
+    tmp_path: Path, command: list[str]
+) -> None:
+    # Its machine has lost its power: nothing closes the connection.
+    process = started_with(tmp_path, "RUNNING", *command)
+    until(lambda: process.poll() is not None, "its end")
+    assert requeued(tmp_path) == ["7"]
+    process.communicate()
+
+
+def test_a_step_whose_head_is_there_ends_as_soon_as_that_says_so(tmp_path: Path) -> None:
+    process = started_with(tmp_path, "RUNNING", "false")
+    assert process.stdin is not None
+    while process.poll() is None:
+        with suppress(BrokenPipeError):
+            process.stdin.write(HERE)
+        time.sleep(0.05)
+    process.stdin.close()
+    assert process.returncode == 1
+    assert requeued(tmp_path) == []
+
+
+def test_a_controller_that_refuses_is_asked_again(tmp_path: Path) -> None:
+    (tmp_path / "refuses").touch()
+    process = started_with(tmp_path, "RUNNING", "false")
+    process.communicate(timeout=60)
+    assert not (tmp_path / "refuses").exists()
+    assert requeued(tmp_path) == ["7"]
+
+
+def test_a_job_that_slurm_ends_is_not_requeued(tmp_path: Path) -> None:
+    process = started_with(tmp_path, "COMPLETING", "false")
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert requeued(tmp_path) == []
+
+
+def test_a_signal_that_only_came_because_the_head_s_node_shuts_down_leaves_no_orphan(tmp_path: Path) -> None:
+    process = started_with(tmp_path, "RUNNING", "sh", "-c", f"echo >{tmp_path}/up; sleep 60")
+    until((tmp_path / "up").exists, "the command")
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert requeued(tmp_path) == ["7"]
