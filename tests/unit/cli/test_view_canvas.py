@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tandem_cli.terminal.canvas import Canvas, PrintableConsole
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 
 PICTURE = Text("\n".join(["title", *(f"row {index}" for index in range(10)), "foot"]))
 
@@ -41,6 +42,8 @@ def test_it_fills_the_terminal_and_is_gone_when_it_is_closed(terminal: Terminal,
 def test_a_key_that_is_echoed_moves_nothing(terminal: Terminal, canvas: Canvas) -> None:
     canvas.draw(PICTURE)
     terminal.press(b"x")
+    # The kernel echoes when it has the time.
+    until(lambda: terminal.look()[0] == "xitle", "the key")
     assert terminal.look()[1:] == PICTURE.plain.split("\n")[1:]
     canvas.draw(PICTURE)
     assert terminal.look() == PICTURE.plain.split("\n")
