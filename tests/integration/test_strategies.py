@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
@@ -176,6 +177,99 @@ def test_stages_in_bfloat16_learn_what_one_rank_learns_in_it(tmp_path: Path, alo
     assert losses(runs[1])[1] == pytest.approx(losses(runs[0])[1], abs=1e-3)
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=3e-2)
     assert losses(runs[1]) != pytest.approx(losses(alone), abs=1e-4)
+
+
+RATE = 1000.0
+"""So high that one step of plain descent is the gradient, to seven digits."""
+
+
+def weights_after_one_step(path: Path, loop: dict[str, Any], ranks: int = 1, processes: int = 1) -> dict[str, Tensor]:
+    """Of the same first weights, whatever the strategy."""
+    once = {"maxSteps": 1, "gradientClipNorm": None, "optimizer": {"name": "sgd", "learningRate": RATE}}
+    rundir = job(path, once | loop, processes)
+    run(rundir, ranks)
+    return load_file(rundir.checkpoint(rundir.checkpoint_names()[-1]) / WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def first_weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Those that all begin with: after a step that changes none of their digits."""
+    stays = {"optimizer": {"name": "sgd", "learningRate": 1e-30}}
+    return weights_after_one_step(tmp_path_factory.mktemp("first") / "run", stays)
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory: pytest.TempPathFactory, first_weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first gradient of one rank alone."""
+    moved = weights_after_one_step(tmp_path_factory.mktemp("gradients") / "run", {})
+    return {name: (first - moved[name]) / RATE for name, first in first_weights.items()}
+
+
+def compressed(how: str) -> dict[str, Any]:
+    """`ddp` that sends less."""
+    return {"ddp": {"compression": how}}
+
+
+@pytest.mark.parametrize(
+    ("loop", "ranks", "processes", "error"),
+    [
+        pytest.param({}, 3, 1, 1e-5, id="ddp", marks=FULL),
+        pytest.param(compressed("bfloat16"), 2, 1, 1e-2, id="ddp-bfloat16"),
+        pytest.param(compressed("float16"), 2, 1, 1e-3, id="ddp-float16", marks=FULL),
+        # Which begins to compress with the third step.
+        pytest.param(compressed("powerSGD"), 2, 1, 1e-5, id="ddp-powersgd", marks=FULL),
+        pytest.param(FSDP, 3, 1, 1e-5, id="fsdp", marks=FULL),
+        pytest.param(HYBRID, 4, 2, 1e-5, id="hybrid", marks=FULL),
+        pytest.param(TENSOR, 4, 4, 1e-5, id="tensor-and-fsdp"),
+        pytest.param(pipeline("gpipe"), 2, 2, 1e-5, id="gpipe", marks=FULL),
+        pytest.param(REPEATED_1F1B, 4, 2, 1e-5, id="1f1b-and-data", marks=FULL),
+        pytest.param(INTERLEAVED, 2, 2, 1e-5, id="interleaved", marks=FULL),
+        pytest.param(pipeline("zeroBubble"), 2, 2, 1e-5, id="zero-bubble"),
+        pytest.param({"strategy": "dp"}, 1, 1, 1e-5, id="dp", marks=FULL),
+        pytest.param({"strategy": "model"}, 1, 1, 1e-5, id="model", marks=FULL),
+    ],
+)
+def test_its_gradient_is_that_of_one_rank_alone(
+    tmp_path: Path,
+    first_weights: dict[str, Tensor],
+    gradients: dict[str, Tensor],
+    loop: dict[str, Any],
+    ranks: int,
+    processes: int,
+    error: float,
+) -> None:
+    """Of every parameter, as far as numbers of its precision can say."""
+    moved = weights_after_one_step(tmp_path / "run", loop, ranks, processes)
+    assert moved.keys() == gradients.keys()
+    errors = {}
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0, name
+        found = (first_weights[name] - moved[name]) / RATE
+        errors[name] = float((found - gradient).abs().max() / gradient.abs().max())
+    assert max(errors.values()) < error, errors
+    # A compression that is not at work would pass for a very good one.
+    assert error < 1e-4 or max(errors.values()) > error / 100, errors
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "steps"),
+    [
+        pytest.param("float16", 1e-3, STEPS, id="float16", marks=FULL),
+        pytest.param("bfloat16", 1e-2, STEPS, id="bfloat16", marks=FULL),
+        # What two columns leave out of a gradient is added to later ones, so it learns more slowly at first.
+        pytest.param("powerSGD", 1e-4, 3, id="powersgd"),
+    ],
+)
+def test_with_compressed_gradients_it_learns_too(
+    tmp_path: Path, alone: RunDir, how: str, error: float, steps: int
+) -> None:
+    rundir = job(tmp_path / "run", compressed(how))
+    run(rundir, 2)
+    found, wanted = losses(rundir), losses(alone)
+    assert sample_ids(rundir) == sample_ids(alone)
+    assert [found[step] for step in range(1, steps + 1)] == pytest.approx(list(wanted.values())[:steps], abs=error)
+    assert found != pytest.approx(wanted, abs=1e-5), "compression is at work"
+    assert found[STEPS] < 0.8 * found[1]
 
 
 HALF = "tests.support.scripts.half_on_cpu"

@@ -1,4 +1,7 @@
-"""The jobs that a bench compares: the user's own, each with one strategy, number of workers and number of steps."""
+"""The jobs that a bench compares: the user's own, each with one strategy, number of workers and number of steps.
+
+A job whose matrices are split is named `fsdp+tensor`, as by `tandem plan`; `fsdp` is the same without that.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +15,7 @@ from tandem.formatting import several
 from tandem.job import DistributedTrainingJob
 from tandem.launch import TRACE
 from tandem.model import RuleBroken
-from tandem.tasks import StrategyName
+from tandem.tasks import StrategyName, TaskLoop
 from tandem_cli.planning.memory import world_sizes
 
 LEAST_STEPS = 5
@@ -21,6 +24,8 @@ WARM_UP, WARM_UP_SHARE = 10, 4
 """Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""
 NEVER = 1_000_000_000
 """Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
+TENSOR = "fsdp+tensor"
+"""`fsdp` with the `tensorParallel` of the job."""
 TRACE_STEPS = 20
 """A few more than what is recorded needs (tandem_trainer.step_trace, tandem_trainer.strategies.passes)."""
 
@@ -52,7 +57,7 @@ def variants(
     """Each strategy with each number of workers.
 
     Args:
-        strategies: names, as `ddp,fsdp`; None: that of the job.
+        strategies: names, as `ddp,fsdp,fsdp+tensor`; None: that of the job.
         workers: numbers, as `1,2`; None: 1 and that of the job.
         steps: of each run.
 
@@ -65,7 +70,7 @@ def variants(
             "tandem bench needs a job with a task (spec.trainer.task): how long a script trains and how its state lies "
             "on the ranks are its own business"
         )
-    names = list(_strategies(strategies)) if strategies is not None else [job.spec.trainer.settings_of_loop.strategy]
+    names = list(_strategies(strategies, job)) if strategies is not None else [_own(job)]
     numbers = sorted(world_sizes(workers)) if workers is not None else sorted({1, job.spec.workers.replicas})
     return [_variant(job, strategy, number, steps) for strategy in names for number in numbers]
 
@@ -82,11 +87,22 @@ def traced(variant: Variant, file: Path) -> Variant:
     return replace(variant, job=DistributedTrainingJob.parse(manifest))
 
 
-def _strategies(text: str) -> Iterator[str]:
-    known = get_args(StrategyName)
+def _own(job: DistributedTrainingJob) -> str:
+    return TENSOR if _splits_matrices(job) else job.spec.trainer.settings_of_loop.strategy
+
+
+def _splits_matrices(job: DistributedTrainingJob) -> bool:
+    loop = job.spec.trainer.settings_of_loop
+    return isinstance(loop, TaskLoop) and loop.tensor_parallel > 1
+
+
+def _strategies(text: str, job: DistributedTrainingJob) -> Iterator[str]:
+    known = (*get_args(StrategyName), TENSOR)
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
         if name not in known:
             raise UserError(f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}")
+        if name == TENSOR and not _splits_matrices(job):
+            raise UserError(f"--strategies: for {TENSOR} the job has to say between how many: set tensorParallel")
         yield name
 
 
@@ -106,10 +122,12 @@ def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: i
     spec = manifest["spec"]
     loop = spec["trainer"].setdefault("config" if job.spec.trainer.is_built_in else "loop", {})
     for other in get_args(StrategyName):
-        if other != strategy:
+        if other != strategy.partition("+")[0]:
             loop.pop(other, None)
+    if strategy != TENSOR:
+        loop.pop("tensorParallel", None)
     # As many epochs as steps: the data never ends before.
-    loop |= {"strategy": strategy, "maxSteps": steps, "epochs": steps}
+    loop |= {"strategy": "fsdp" if strategy == TENSOR else strategy, "maxSteps": steps, "epochs": steps}
     spec["workers"] |= {"replicas": workers, "minReplicas": workers}
     spec["workers"].pop("maxReplicas", None)
     spec["evaluators"] = {"replicas": 0}

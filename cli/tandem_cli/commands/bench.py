@@ -38,7 +38,7 @@ def bench(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
     overrides: OverridesOption = None,
     strategies: Annotated[
-        str | None, typer.Option(help="Strategies, such as ddp,fsdp.", show_default="the job's own")
+        str | None, typer.Option(help="Strategies, such as ddp,fsdp,fsdp+tensor.", show_default="the job's own")
     ] = None,
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers, such as 1,2.", show_default="1 and that of the job")

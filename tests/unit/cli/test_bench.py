@@ -121,7 +121,8 @@ def test_a_run_has_just_so_many_steps_and_nothing_beside_them() -> None:
 
 def test_the_built_in_task_keeps_its_settings() -> None:
     given = manifests.job(trainer={"task": "image-classification", "config": {"data": {"name": "digits"}}})
-    (one,) = variants(given, "fsdp", "1", 60)
+    one, same = (*variants(given, "fsdp", "1", 60), *variants(given, None, "1", 60))
+    assert same.strategy == "ddp"
     settings = one.job.spec.trainer.settings
     assert (settings.data.name, settings.strategy, settings.max_steps) == ("digits", "fsdp", 60)
 
@@ -135,16 +136,29 @@ def test_options_of_another_strategy_are_left_out_and_those_of_this_one_stay() -
     assert options.prefetch == 3
 
 
+def test_split_matrices_are_a_strategy_of_their_own() -> None:
+    given = job({"strategy": "fsdp", "fsdp": {"prefetch": 3}, "tensorParallel": 2}, workers={"processesPerReplica": 2})
+    compared = variants(given, "ddp,fsdp,fsdp+tensor", "2", 60)
+    loops = [one.job.spec.trainer.settings_of_loop for one in compared]
+    assert [(loop.strategy, loop.tensor_parallel) for loop in loops] == [("ddp", 1), ("fsdp", 1), ("fsdp", 2)]
+    assert [loop.fsdp and loop.fsdp.prefetch for loop in loops] == [None, 3, 3]
+    (own,) = variants(given, None, "2", 60)
+    assert (own.name, own.job.spec.trainer.settings_of_loop.tensor_parallel) == ("fsdp+tensor, 2 workers", 2)
+    short = traced(own, Path("trace.json")).job.spec.trainer.settings_of_loop
+    assert (short.strategy, short.tensor_parallel, short.max_steps) == ("fsdp", 2, TRACE_STEPS)
+
+
 @pytest.mark.parametrize(
     ("strategies", "workers", "told"),
     [
-        ("ddp,foo", "1", f"'foo' is no strategy; write some of {', '.join(get_args(StrategyName))}"),
+        ("ddp,foo", "1", f"'foo' is no strategy; write some of {', '.join(get_args(StrategyName))}, fsdp\\+tensor"),
         ("ddp", "0", "'0' is no number of workers"),
-        ("ddp", "1", "this job cannot take ddp with 1 worker: tensorParallel needs strategy: fsdp"),
+        ("hogwild", "2", "this job cannot take hogwild with 2 workers: strategy: hogwild is for"),
+        ("fsdp,fsdp+tensor", "1", "the job has to say between how many: set tensorParallel"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_sentence(strategies: str, workers: str, told: str) -> None:
-    given = job({"strategy": "fsdp", "tensorParallel": 2}, workers={"processesPerReplica": 2})
+    given = job({"strategy": "fsdp"}, workers={"processesPerReplica": 2})
     with pytest.raises(UserError, match=told) as refused:
         variants(given, strategies, workers, 60)
     assert "\n" not in str(refused.value)
