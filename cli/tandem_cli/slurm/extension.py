@@ -66,9 +66,11 @@ class Extensions:
         """Submit those that are lacking. What SLURM refuses is tried again later, and is in the status meanwhile."""
         script = self._path / SLURM / EXTEND
         lacking = wanted - len(self._queue)
-        if lacking <= 0 or not self._may_submit or not script.exists() or not self._refused.is_due():
+        if lacking <= 0 or not self._may_submit or not self._refused.is_due():
             return
         try:
+            if not script.exists():
+                return
             for _ in range(lacking):
                 job = scheduler.submit(script, [], outside(os.environ))
                 enter(self._path, job)
@@ -79,7 +81,8 @@ class Extensions:
                 replace_json(self._path / SLURM / NO_EXTENSION, {"why": str(error)})
             return
         self._refused.hurry()
-        (self._path / SLURM / NO_EXTENSION).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self._path / SLURM / NO_EXTENSION).unlink(missing_ok=True)
 
     def surplus(self, wanted: int) -> list[str]:
         """The jobs that are too many: those that wait before those that run."""

@@ -61,7 +61,7 @@ from tandem_cli.local.processes import user_name
 from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.extension import Extensions, outside
 from tandem_cli.slurm.jobs import Place, Submission
-from tandem_cli.slurm.scheduler import SlurmError, Throttle
+from tandem_cli.slurm.scheduler import SlurmAwayError, SlurmError, Throttle
 from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
 
 TICK_SECONDS = 0.2
@@ -72,6 +72,8 @@ TRAINING_SECONDS = 60.0
 """Between two questions of the evaluators whether their training is in the queue still."""
 AGAIN_SECONDS = 10.0
 """Before another try to start a step on a node that could not start one."""
+REQUEUE_SECONDS, REQUEUE_PAUSE = 300.0, 2.0
+"""How long SLURM is asked to requeue the job where it does not answer, and the pause between."""
 ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
 """The last line of a step (tandem_cli.slurm.step)."""
 JOB_ID = "SLURM_JOB_ID"
@@ -274,6 +276,9 @@ class Head:
         self._ask_training = Throttle(TRAINING_SECONDS)
         self._greet = Throttle(HERE_SECONDS)
         self._done_since: float | None = None
+        self._there: set[Path] = set()
+        """Files of the run directory that were seen."""
+        self._say_silent = Throttle(AGAIN_SECONDS)
         self._failure = ""
         """Why the run has failed, where the run directory cannot say it: its disk is full."""
         if array is not None:
@@ -311,10 +316,11 @@ class Head:
         if self._greet.is_due():
             for step in self.steps.values():
                 step.greet()
-        known = [child for child in self.children.values() if child.running or self._may_start(child, now)]
+        known = [child for child in self.children.values() if child.running or child.name not in self._leaves]
         actions = decide(known, self._facts(now), now)
         for action in actions:
-            self._do(action, now)
+            if not (isinstance(action, StartChild) and now < self._not_before.get(action.name, 0.0)):
+                self._do(action, now)
         if self._watch is not None:
             self._watch.calm(self._is_calm)
         return any(isinstance(action, Finish) for action in actions)
@@ -323,9 +329,6 @@ class Head:
     def _is_calm(self) -> bool:
         """Whether nothing waits for what the coordinator says next."""
         return not self.leaving and all(child.running for child in self.children.values())
-
-    def _may_start(self, child: Child, now: float) -> bool:
-        return child.name not in self._leaves and now >= self._not_before.get(child.name, 0.0)
 
     # What is so
 
@@ -349,7 +352,10 @@ class Head:
             log.warning("event=lost name=%s node=%s srun=%d", child.name, step.node or "here", code)
             self._not_before[child.name] = now + AGAIN_SECONDS
             self.ask_nodes.hurry()
-            return replace(child, running=False, ended_at=now, code=None)
+            # Where only evaluations are left, one that is lost again and again is given up.
+            is_last = child.role == "evaluator" and self._done_since is not None and not child.proven
+            failures = child.failures + (1 if is_last else 0)
+            return replace(child, running=False, ended_at=now, code=None, failures=failures)
         if child.name in self._leaves:
             self.ask_nodes.hurry()
         if child.role == "coordinator" and outcome == ExitCode.SUPERSEDED:
@@ -415,8 +421,14 @@ class Head:
             there = [*own, *self._extensions.look()]
             if not self._address:
                 self._address = scheduler.node(os.environ.get("SLURMD_NODENAME") or own[0].node).address
-        except (SlurmError, IndexError) as error:
+        except (SlurmError, IndexError, OSError) as error:
             log.warning("event=nodes-unknown why=%r", str(error))
+            return
+        mine = os.environ.get("SLURMD_NODENAME")
+        if own and mine and mine not in {place.node for place in own}:
+            # SLURM cannot reach it, so its warnings cannot reach the head.
+            log.warning("event=node-given-up node=%s", mine)
+            self.leaving = "requeue"
             return
         if self._declined is None:
             # Somebody has changed the script.
@@ -453,7 +465,7 @@ class Head:
 
     def _extend(self, wanted: int, now: float) -> None:
         """Ask for the nodes that are lacking besides the job's own, and give back those that are too many."""
-        done = self.crew.run_dir.done_file.exists()
+        done = self._is_there(self.crew.run_dir.done_file)
         if done:
             wanted = 0
         self._extensions.ask_for(wanted)
@@ -470,18 +482,29 @@ class Head:
 
     def _facts(self, now: float) -> Facts:
         run_dir, snapshot = self.crew.run_dir, self._snapshot
-        done = run_dir.done_file.exists()
+        done = self._is_there(run_dir.done_file)
         if done and self._done_since is None:
             self._done_since = now
         return Facts(
             requests=1 if self.leaving else 0,
             done=done,
             done_since=self._done_since,
-            failed=bool(self._failure) or run_dir.failed_file.exists(),
+            failed=bool(self._failure) or self._is_there(run_dir.failed_file),
             reachable=self._watch is not None,
             own_command=self._trains and self.crew.job.spec.trainer.command is not None,
             begins_again=snapshot is not None and snapshot.finished == 0,
         )
+
+    def _is_there(self, file: Path) -> bool:
+        """Whether a file of the run directory is there. None is ever removed, and where the disk does not say, it is as
+        it was: a server that changes over must not end the head."""
+        try:
+            if file.exists():
+                self._there.add(file)
+        except OSError as error:
+            if self._say_silent.is_due():
+                log.warning("event=disk-does-not-answer why=%r", error.strerror)
+        return file in self._there
 
     # What is done
 
@@ -544,14 +567,19 @@ class Head:
             self._watch.close()
         if self._trains:
             self._extensions.close()
-            (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.crew.run_dir.path / ENDPOINT).unlink(missing_ok=True)
         if self._target is not None:
             with suppress(OSError):
                 self._target.unlink(missing_ok=True)
 
     def _end(self) -> ExitCode:
-        run_dir = self.crew.run_dir
-        if failed := run_dir.failed():
+        failed = None
+        try:
+            failed = self.crew.run_dir.failed()
+        except OSError as error:
+            log.warning("event=disk-does-not-answer why=%r", error.strerror)
+        if failed:
             log.error("event=failed message=%r", str(failed.get("message") or failed.get("reason")))
         if failed or self._failure:
             return ExitCode.FAILED
@@ -565,16 +593,26 @@ class Head:
         return ExitCode.DONE
 
     def _requeue(self) -> None:
-        """Go back into the queue, unless SLURM is ending the job: it was cancelled, or SLURM requeues it."""
-        try:
-            state = next((job.state for job in scheduler.queue([self.crew.job_id])), "")
-            if state != "RUNNING":
-                log.info("event=leaves state=%s", state or "unknown")
+        """Go back into the queue, unless SLURM is ending the job: it was cancelled, or SLURM requeues it.
+
+        Where many jobs come to their time limit together, a controller may take its time to answer.
+        """
+        until = time.monotonic() + REQUEUE_SECONDS
+        while True:
+            try:
+                state = next((job.state for job in scheduler.queue([self.crew.job_id])), "")
+                if state != "RUNNING":
+                    log.info("event=leaves state=%s", state or "unknown")
+                    return
+                log.info("event=requeue job=%s", self.crew.job_id)
+                scheduler.ask("scontrol", "requeue", self.crew.job_id)
                 return
-            log.info("event=requeue job=%s", self.crew.job_id)
-            scheduler.ask("scontrol", "requeue", self.crew.job_id)
-        except SlurmError as error:
-            log.error("event=not-requeued why=%r", f"{error}; the same tandem submit goes on")  # noqa: TRY400
+            except SlurmError as error:
+                if not isinstance(error, SlurmAwayError) or time.monotonic() > until:
+                    log.error("event=not-requeued why=%r", f"{error}; the same tandem submit goes on")  # noqa: TRY400
+                    return
+                log.warning("event=requeue-again why=%r", str(error))
+                time.sleep(REQUEUE_PAUSE)
 
 
 def main() -> int:

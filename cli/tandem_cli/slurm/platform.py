@@ -64,5 +64,8 @@ class OnSlurm(OnThisMachine):
 
     def _stop(self, at_once: bool) -> None:
         jobs.stop(self.path, at_once)
-        while jobs.queued(self.path):
+        while found := jobs.queued(self.path):
             time.sleep(jobs.REMEMBERED_SECONDS)
+            if any(job.waits for job in found):
+                # SLURM was about to put it back into the queue when it was asked.
+                jobs.stop(self.path, at_once)

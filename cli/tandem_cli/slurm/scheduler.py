@@ -23,6 +23,10 @@ class SlurmError(UserError):
     """SLURM refused, or is away."""
 
 
+class SlurmAwayError(SlurmError):
+    """SLURM is away, or too busy; asked again it may answer."""
+
+
 @dataclass(frozen=True)
 class QueuedJob:
     """A job, or an element of an array, that is in the queue or runs."""
@@ -44,6 +48,10 @@ class QueuedJob:
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 
 
+_AWAY = (
+    "SLURM does not answer: its controller is away, or this machine is no login node of the cluster. Try again later; "
+    "`scontrol ping` shows whether it is up"
+)
 _ADVICE = tuple(
     (re.compile(pattern, re.IGNORECASE), advice)
     for pattern, advice in (
@@ -51,8 +59,7 @@ _ADVICE = tuple(
             r"unable to contact slurm controller|slurm_load_\w+ error: .*(connection|controller)|connection refused|"
             r"socket timed out|communication .*(failure|error)|could not establish a configuration source|"
             r"resolve_ctls_from_dns_srv|\bis DOWN\b",
-            "SLURM does not answer: its controller is away, or this machine is no login node of the cluster. Try again "
-            "later; `scontrol ping` shows whether it is up",
+            _AWAY,
         ),
         (r"invalid partition", "there is no such partition here; `sinfo --summarize` lists those that there are"),
         (
@@ -134,6 +141,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None, seconds: floa
             words,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=seconds,
             check=False,
             stdin=subprocess.DEVNULL,
@@ -144,7 +152,7 @@ def ask(*words: str, environment: Mapping[str, str] | None = None, seconds: floa
     except OSError as error:
         raise SlurmError(f"{words[0]} cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"SLURM does not answer: {words[0]} took over {seconds:.0f} s. Try again later") from None
+        raise SlurmAwayError(f"SLURM does not answer: {words[0]} took over {seconds:.0f} s. Try again later") from None
     if done.returncode != 0:
         raise complaint(words[0], done.stderr.strip() or done.stdout)
     return done.stdout
@@ -156,7 +164,8 @@ def complaint(command: str, said: str) -> SlurmError:
     words = printable("; ".join(dict.fromkeys(lines)))[:1000] or "it failed without an error message"
     for pattern, advice in _ADVICE:
         if pattern.search(said):
-            return SlurmError(f"{advice} ({command}: {words})")
+            kind = SlurmAwayError if advice is _AWAY else SlurmError
+            return kind(f"{advice} ({command}: {words})")
     return SlurmError(f"{command}: {words}")
 
 

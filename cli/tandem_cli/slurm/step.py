@@ -41,6 +41,8 @@ LOST_SECONDS = 1800.0
 SAVING_SECONDS = 45.0
 """What a process gets between SIGTERM and SIGKILL, as on a laptop (tandem.supervision)."""
 POLL_SECONDS = 0.1
+NOT_STARTED = 127
+"""The shell's exit code for a command that is not there."""
 
 
 class _Input:
@@ -98,7 +100,8 @@ def main() -> int:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", flush=True)
-        return 127
+        _say_end(name, NOT_STARTED)
+        return NOT_STARTED
     head, asked_at, look_at, orphaned = _Input(), 0.0, 0.0, False
     while (code := process.poll()) is None:
         head.listen(POLL_SECONDS)
@@ -112,13 +115,17 @@ def main() -> int:
                 process.terminate()
         if asked_at and now - asked_at > SAVING_SECONDS:
             process.kill()
-    now_text, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
-    # Nobody reads what it prints where srun is lost with the head.
-    with suppress(OSError):
-        print(f"{now_text},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
+    _say_end(name, code)
     if job and not head.answers():
         _requeue_orphan(job, head)
     return code if code >= 0 else 128 - code
+
+
+def _say_end(name: str, code: int) -> None:
+    now, fraction = time.strftime("%Y-%m-%d %H:%M:%S"), int(time.time() % 1 * 1000)
+    # Nobody reads it where srun is lost with the head.
+    with suppress(OSError):
+        print(f"{now},{fraction:03d} level=INFO event=step-ended name={name} code={code}", flush=True)
 
 
 def _requeue_orphan(job: str, head: _Input) -> None:
@@ -154,7 +161,7 @@ def _scontrol(*words: str) -> str | None:
     """What it prints; None where it refuses."""
     try:
         words = ("scontrol", *words)
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

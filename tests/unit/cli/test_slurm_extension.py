@@ -1,12 +1,13 @@
 """The batch script of a job that holds one more node: it ends with the life of the training that it began in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tandem_cli.slurm import extension, jobs, scheduler
 from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.platform import OnSlurm
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 
 SHOWN = "JobId=7 JobName=digits JobState={state} Reason=None Restarts={restarts} BatchFlag=1\n"
@@ -83,6 +84,23 @@ def test_one_that_runs_is_stopped_by_its_training_and_one_that_waits_leaves_the_
     assert done == [("INT", "7"), ("cancel", "10")]
     jobs.stop(path, at_once=True)
     assert done[2:] == [("cancel", "7"), ("cancel", "9"), ("cancel", "10")]
+
+
+def test_a_job_that_slurm_was_just_putting_back_into_the_queue_is_stopped_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "REMEMBERED_SECONDS", 0.01)
+    states = ["COMPLETING", "COMPLETING", "PENDING"]
+    cancelled: list[str] = []
+
+    def queue(ids: Sequence[str]) -> list[QueuedJob]:
+        state = states.pop(0) if len(states) > 1 else states[0]
+        return [] if cancelled else [QueuedJob("7", state, "BeginTime", "gpu", "", "N/A")]
+
+    monkeypatch.setattr(scheduler, "queue", queue)
+    monkeypatch.setattr(scheduler, "cancel", cancelled.append)
+    OnSlurm(path)._stop(at_once=False)
+    assert cancelled == ["7"]
 
 
 def test_its_folder_may_hold_other_files(path: Path) -> None:

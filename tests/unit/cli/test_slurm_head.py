@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,6 +22,7 @@ from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
+from tandem.supervision import MOST_FAILURES
 from tandem_cli.local import prepare
 from tandem_cli.local.display import Watch
 from tandem_cli.slurm import extension, jobs, scheduler
@@ -296,6 +298,71 @@ def test_a_full_disk_does_not_end_the_head_and_what_it_publishes_comes_when_ther
     assert not endpoint.exists()
     head.turn(now + AGAIN_SECONDS)
     assert endpoint.exists()
+
+
+def test_a_disk_that_does_not_answer_for_a_while_changes_nothing(
+    head: Head, trains: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = head.crew.run_dir.done_file
+    done.touch()
+    head.turn(trains + 1)
+
+    def stale(path: Path, **_: object) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "exists", stale)
+        head.turn(trains + 2)
+        assert head._facts(trains + 2).done
+        assert not head._facts(trains + 2).failed
+        disk.setattr(Path, "unlink", stale)
+        head.close()
+
+
+def test_a_head_whose_own_node_slurm_has_given_up_goes_back_into_the_queue(
+    head: Head, cluster: Cluster, trains: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+    looks(head, trains + 1)
+    assert not head.leaving
+    cluster.nodes = ["n1"]
+    looks(head, trains + 2)
+    assert head.leaving == "requeue"
+
+
+def test_a_controller_that_does_not_answer_is_asked_again_to_requeue(
+    head: Head, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module, "REQUEUE_PAUSE", 0.0)
+    answers = [scheduler.SlurmAwayError("socket timed out"), scheduler.SlurmAwayError("socket timed out"), None]
+
+    def busy(*words: str) -> str:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+        return cluster.ask(*words)
+
+    monkeypatch.setattr(scheduler, "ask", busy)
+    head._requeue()
+    assert cluster.requeued == ["7"]
+    assert not answers
+    answers += [SlurmError("this cluster does not requeue jobs"), None]
+    head._requeue()
+    assert len(answers) == 1, "who refuses is not asked again"
+
+
+@pytest.mark.parametrize("lost", [1, MOST_FAILURES])
+def test_an_evaluator_that_was_lost_is_waited_for_where_the_rest_is_done_but_not_for_ever(
+    head: Head, trains: float, lost: int
+) -> None:
+    head._add("evaluator-0", "evaluator")
+    head.children["evaluator-0"] = replace(head.children["evaluator-0"], ended_at=trains, failures=lost)
+    head._not_before["evaluator-0"] = trains + AGAIN_SECONDS
+    head.crew.run_dir.done_file.touch()
+    for name in ("worker-0", "worker-1"):
+        head.steps[name].close()
+    until(lambda: head.turn(trains + 1) or not running(head), "the end of the agents")
+    head.turn(trains + 1)
+    assert (head.children["coordinator"].asked_at is None) == (lost < MOST_FAILURES)
 
 
 def test_a_failure_that_the_disk_does_not_take_is_the_exit_code_all_the_same(

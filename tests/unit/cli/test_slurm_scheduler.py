@@ -259,6 +259,21 @@ def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_i
     killed.close()
 
 
+def test_a_command_that_is_not_there_has_the_outcome_that_a_shell_gives_it(tmp_path: Path) -> None:
+    """Else it would count as lost with its node, and be tried for ever."""
+    one = step(tmp_path, str(tmp_path / "aptainer"), "exec")
+    one.start()
+    assert until(lambda: one.ended(), "its end") == 127
+    assert one.outcome() == 127
+
+
+def test_what_slurm_says_in_other_letters_than_utf_8_is_no_error(tmp_path: Path) -> None:
+    said = tmp_path / "scontrol"
+    said.write_bytes(b"#!/bin/sh\nprintf 'Reason=M\\374ll'\n")
+    said.chmod(0o755)
+    assert scheduler.ask(str(said)) == "Reason=M\ufffdll"
+
+
 HASTY = """
 import sys
 from tandem_cli.slurm import step
