@@ -276,8 +276,8 @@ class Head:
         self._ask_training = Throttle(TRAINING_SECONDS)
         self._greet = Throttle(HERE_SECONDS)
         self._done_since: float | None = None
-        self._there: set[Path] = set()
-        """Files of the run directory that were seen."""
+        self._there: dict[Path, bool] = {}
+        """Files of the run directory, and whether they were there at the last look."""
         self._say_silent = Throttle(AGAIN_SECONDS)
         self._failure = ""
         """Why the run has failed, where the run directory cannot say it: its disk is full."""
@@ -496,15 +496,14 @@ class Head:
         )
 
     def _is_there(self, file: Path) -> bool:
-        """Whether a file of the run directory is there. None is ever removed, and where the disk does not say, it is as
-        it was: a server that changes over must not end the head."""
+        """Whether a file of the run directory is there. Where the disk does not say, it is as it was: a server that
+        changes over must not end the head."""
         try:
-            if file.exists():
-                self._there.add(file)
+            self._there[file] = file.exists()
         except OSError as error:
             if self._say_silent.is_due():
                 log.warning("event=disk-does-not-answer why=%r", error.strerror)
-        return file in self._there
+        return self._there.get(file, False)
 
     # What is done
 
