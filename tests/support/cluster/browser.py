@@ -165,5 +165,8 @@ class Browser:
             await self._exchange(f"{domain}.enable", {})
 
     async def _disconnect(self) -> None:
+        # A session that is closed leaves its WebSocket's connection open.
+        if self._socket is not None:
+            await self._socket.close()
         if self._session is not None:
             await self._session.close()
