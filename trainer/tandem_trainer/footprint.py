@@ -216,7 +216,7 @@ class _Step:
     def _split(self, plan: Plan, ranks: int) -> None:
         """Leave of each matrix that a plan splits what the first rank holds."""
         check(plan, self._model, ranks)
-        for module, style in split_modules(plan, self._model):
+        for _, module, style in split_modules(plan, self._model):
             if isinstance(module, SampleDropout):
                 continue  # It has no matrix.
             if not isinstance(module, nn.Linear | nn.Embedding):

@@ -63,7 +63,7 @@ def muon(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     (https://arxiv.org/abs/2502.16982, section 2.2).
 
     Raises:
-        ConfigurationError: the model has no such matrix, or they are split over ranks.
+        ConfigurationError: the model has no such matrix.
     """
     matrices = hidden_matrices(model)
     if not matrices:
@@ -71,24 +71,23 @@ def muon(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
             f"optimizer.name: muon is for matrices between the first and the last layer of a model, and "
             f"{type(model).__name__} has none; take adamw"
         )
-    if any(is_sharded(one) for one in matrices):
-        raise ConfigurationError(
-            "optimizer.name: muon works on whole matrices, which no rank has under strategy: fsdp; take ddp, or adamw"
-        )
     chosen = {id(one) for one in matrices}
     others = [one for one in model.parameters() if one.requires_grad and id(one) not in chosen]
-    parts: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(
-            matrices,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
-    ]
+    rates: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "momentum": settings.momentum,
+        "weight_decay": settings.weight_decay,
+    }
+    parts: list[torch.optim.Optimizer] = []
+    if any(is_sharded(one) for one in matrices):
+        from tandem_trainer.sharded_muon import ShardedMuon
+
+        parts.append(ShardedMuon(matrices, **rates))
+    else:
+        parts.append(torch.optim.Muon(matrices, **rates, adjust_lr_fn="match_rms_adamw"))
     if others:
         rate = settings.adamw_learning_rate or settings.learning_rate
-        parts.append(torch.optim.AdamW(others, lr=rate, weight_decay=settings.weight_decay, fused=True))
+        parts.append(torch.optim.AdamW(by_mesh(others), lr=rate, weight_decay=settings.weight_decay, fused=True))
     return Combined(parts)
 
 

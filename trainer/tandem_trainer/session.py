@@ -33,13 +33,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
-import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import default_collate
@@ -51,11 +50,12 @@ from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
 from tandem_trainer import step_log
+from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
-from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, cut, feed, moved
+from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
 from tandem_trainer.data.keyed import mixed
-from tandem_trainer.data.order import Passes, pieces
+from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
 from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
@@ -64,93 +64,13 @@ from tandem_trainer.meter import Busy
 from tandem_trainer.open_files import close_files
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
-from tandem_trainer.strategies.replicated import Models
+from tandem_trainer.strategies.session_models import Models, SessionStrategy
+from tandem_trainer.strategies.strategy import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
-
-
-class Batch:
-    """This rank's share of the samples of one step."""
-
-    def __init__(
-        self,
-        models: Models,
-        report: Callable[[Tensor], None],
-        fed: Fed,
-        data: Any,
-        step: int,
-        mine: Tensor,
-        weight: float,
-    ) -> None:
-        self._models, self._report, self._fed, self._mine = models, report, fed, mine
-        self.data = data
-        """What the collate function made of the samples, on the session's device."""
-        self.step = step
-        """Optimizer steps completed before this one."""
-        self.epoch = fed.position.epoch
-        """Passes over the data completed."""
-        self.size = len(fed.ids)
-        """Samples of all ranks together."""
-        self.weight = weight
-        """1; 0 where this rank has no share of so small a batch, and one sample stands in for it."""
-
-    def __len__(self) -> int:
-        return len(self._mine)
-
-    def mean(self, losses: Tensor) -> Tensor:
-        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
-
-        Args:
-            losses: [samples of this batch], or their sum as a scalar.
-
-        Raises:
-            ValueError: it is neither.
-        """
-        if losses.ndim and losses.shape != (len(self),):
-            raise ValueError(
-                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
-                '(reduction="none", and the mean over what else there is), or their sum'
-            )
-        part = losses.sum() * (self.weight / self.size)
-        self._report(part.detach())
-        return part * self._models.world_size
-
-    def took(self, part: Tensor) -> None:
-        """Report the loss of a framework's own backward pass, which does not go through `mean`.
-
-        Args:
-            part: this rank's part of the mean over the global batch, scalar; several add up.
-        """
-        self._report(part.detach())
-
-    def draw(self, number: int) -> None:
-        """Random numbers from here on follow from the step, the rank and the number of a micro-batch."""
-        self._models.draw(self.step, self._mine, number)
-
-    def parts(self, samples: int) -> "Iterator[Batch]":
-        """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
-
-        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
-        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
-        the last part alone.
-
-        Args:
-            samples: the largest size of a micro-batch; the same number on every rank.
-
-        Raises:
-            ValueError: it is less than 1.
-        """
-        if samples < 1:
-            raise ValueError(f"parts({samples}): a part has at least one sample")
-        count = len(self)
-        cuts = pieces(count if self.weight else 0, self.size, self._models.world_size, samples)
-        for number, (start, end) in enumerate(cuts):
-            weight = float(start < end)
-            start, end = (start, end) if start < end else (0, 1)
-            data, mine = cut(self.data, count, start, end), self._mine[start:end]
-            self._models.draw(self.step, mine, number)
-            with self._models.synchronised(last=number == len(cuts) - 1):
-                yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)
 
 
 WHERE = "Session(checkpoint=…)"
@@ -238,9 +158,12 @@ class Session:
             "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
             untrained model's; "Never".
         device: where this rank computes; None: on its GPU, if there is one.
+        tensor_parallel: so many neighbouring ranks of a worker work on the same samples and split matrices between
+            them; must divide the ranks of a worker. One rank alone splits nothing.
 
     Raises:
-        ConfigurationError: there is neither a folder nor a job, or `checkpoint` has no such settings.
+        ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, or the ranks of a
+            worker cannot be divided.
     """
 
     def __init__(
@@ -251,6 +174,7 @@ class Session:
         checkpoint: Checkpoint | Mapping[str, Any] | None = None,
         rewind_on: RewindOn = "NotFinite",
         device: torch.device | None = None,
+        tensor_parallel: int = 1,
     ) -> None:
         self._pulse = Pulse.open_for_rank()
         if self._pulse is not None:
@@ -266,7 +190,8 @@ class Session:
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
-        self._models = Models(self._group, seed, self._busy)
+        per_worker = self._per_worker() if tensor_parallel > 1 else 0
+        self._models = Models(self._group, seed, self._busy, tensor_parallel, per_worker)
         self._train_state: TrainState | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._elastic: ElasticRun | None = None
@@ -296,6 +221,13 @@ class Session:
     def world_size(self) -> int:
         """How many processes there are now; it may be another number after a restart."""
         return self._group.world_size
+
+    @property
+    def mesh(self) -> "DeviceMesh":
+        """All ranks, by `shard`, the ranks that share the samples out, and `tensor`, those that work on the same ones:
+        for a script that splits its model itself, with `fully_shard(model, mesh=session.mesh["shard"])` or
+        `parallelize_module(model, session.mesh["tensor"], plan)`. Collective when it is first asked for."""
+        return self._models.mesh
 
     @property
     def step(self) -> int:
@@ -330,45 +262,70 @@ class Session:
             )
         return int(told["known"] or told["size"])
 
+    def _per_worker(self) -> int:
+        """Ranks of each worker; 0: there is one. Collective."""
+        if not os.environ.get(RUN_DIR):
+            return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+        told = {"processes": self._rundir.read_job().spec.workers.processes} if self.rank == 0 else {}
+        return int(self._group.tell(told)["processes"])
+
     def follow(self, model: nn.Module) -> None:
         """Time the forward passes of a model that a framework distributes."""
         self._models.time(model)
 
     def share(self, model: nn.Module) -> None:
         """Give all ranks the weights of rank 0, for a framework that does so only later. Collective."""
-        if self.world_size == 1:
-            return
-        for tensor in (*model.parameters(), *model.buffers()):
-            # Not through the ranks' own group, which would go by the CPU.
-            whole = tensor.data.contiguous()
-            dist.broadcast(whole, 0)
-            tensor.data.copy_(whole)
+        self._models.share(model)
 
     def distribute(
         self,
         model: nn.Module,
         sample_dropout: bool = True,
         *,
+        strategy: SessionStrategy = "ddp",
+        tensor_plan: Plan | None = None,
         comm_hook: Callable[[Any, Any], Any] | None = None,
         comm_state: Any = None,
         **options: Any,
     ) -> nn.Module:
-        """Put a model on the device and average its gradients over the ranks. A script may have several models.
+        """Put a model on the device and have its gradients averaged over the ranks. A script may have several models.
+        Collective, before the optimizer is made.
 
-        Where there is one rank, or nothing in the model learns, nothing is averaged, and only `sample_dropout` counts.
+        With `fsdp` each rank holds a part of each tensor, and the weights of a block while it computes: a member of a
+        `ModuleList` or `Sequential`. Ranks begin with the weights of rank 0. Where there is one rank, nothing is
+        averaged or split, and only `sample_dropout` counts; with `ddp` also where nothing in the model learns. So it is
+        with a model that the script has split itself, on `mesh`.
 
         Args:
             sample_dropout: dropout draws by sample, so that the loss does not depend on the number of ranks. For models
                 in which the first dimension of what is dropped out is that of the samples.
+            strategy: `ddp` or `fsdp` (docs/strategies.md).
+            tensor_plan: how `Session(tensor_parallel=…)` splits the modules of this model: a pattern of names, with *
+                for any part, to `colwise` or `rowwise`. Needs `fsdp`.
             comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
             comm_state: its first argument.
-            options: of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step may leave
-                a parameter without a gradient, `static_graph=True`, `bucket_cap_mb=…`, and so on.
+            options: with `ddp` of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step
+                may leave a parameter without a gradient, `static_graph=True`, `bucket_cap_mb=…`, and so on; with
+                `fsdp` of torch.distributed.fsdp.fully_shard: `reshard_after_forward=False`, `mp_policy=…`,
+                `offload_policy=…`, `mesh=…`.
 
         Raises:
-            TypeError: DistributedDataParallel has no such option, or it is the session's to choose.
+            ConfigurationError: the plan is none for this model, or tensor parallelism is to go without `fsdp`.
+            TypeError: torch has no such option, or it is the session's to choose.
+            ValueError: a session has no such strategy.
         """
-        return self._models.distribute(model, sample_dropout, comm_hook, comm_state, options)
+        return self._models.distribute(model, sample_dropout, strategy, tensor_plan, comm_hook, comm_state, options)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Scale gradients down to a norm of at most so much, however the parameters are split. Collective.
+
+        torch's function of this name takes parameters of one mesh at a time, and with tensor parallelism there are
+        several.
+
+        Returns:
+            The norm that they had, a scalar.
+        """
+        return self._models.clip([*parameters], max_norm)
 
     def keep(
         self,
@@ -443,7 +400,8 @@ class Session:
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         pin = group.device.type == "cuda"
-        reading = Reading(group.rank, group.world_size, self._seed, loader_workers, collate, transform, pin)
+        models = self._models
+        reading = Reading(models.dp_rank, models.dp_size, self._seed, loader_workers, collate, transform, pin)
         elastic = ElasticRun(
             rank_context(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on
         )
@@ -452,19 +410,19 @@ class Session:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
             if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
                 raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
-            loaded = elastic.begin(self._train_state, listing)
+            loaded = elastic.begin(self._train_state, listing, mesh=models.mesh_sizes)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
             self._more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes)
+            elastic.begin(self._train_state, passes, mesh=models.mesh_sizes)
             batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream)
+            loaded = elastic.begin(self._train_state, stream, mesh=models.mesh_sizes)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more

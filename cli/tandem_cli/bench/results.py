@@ -87,6 +87,8 @@ class Conditions:
     load_before: float
     """Processes that wanted to run before the first one, on average over a minute."""
     target_loss: float | None = None
+    left_out: tuple[str, ...] = ()
+    """Combinations that the job cannot take, each with the reason."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,7 @@ class Results:
         shortest = min((run.found.seconds for run in self.runs if run.found is not None), default=SHORT_SECONDS)
         if shortest < SHORT_SECONDS:
             said.append(f"the shortest run was measured over {duration(shortest)}; more --steps measure better")
+        said += [f"left out: {one}" for one in given.left_out]
         said += [f"{run.variant.name}, round {run.round}: {run.why}; see {run.run_dir}/log" for run in self.failed]
         return said
 

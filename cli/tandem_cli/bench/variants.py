@@ -6,7 +6,7 @@ A job whose matrices are split is named `fsdp+tensor`, as by `tandem plan`; `fsd
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -46,15 +46,23 @@ class Variant:
         return f"{self.strategy}, {several(self.workers, 'worker')}"
 
 
+class Comparison(NamedTuple):
+    """What is compared."""
+
+    variants: list[Variant]
+    left_out: tuple[str, ...]
+    """Combinations that the job cannot take, each with the reason."""
+
+
 def warm_up(steps: int) -> int:
     """How many first steps are left out."""
     return max(1, min(WARM_UP, steps // WARM_UP_SHARE))
 
 
-def variants(
+def comparison(
     job: DistributedTrainingJob, strategies: str | None, workers: str | None, steps: int
-) -> list[Variant]:  # fmt: skip
-    """Each strategy with each number of workers.
+) -> Comparison:  # fmt: skip
+    """Each strategy with each number of workers that the job can take with it.
 
     Args:
         strategies: names, as `ddp,fsdp,fsdp+tensor`; None: that of the job.
@@ -62,8 +70,8 @@ def variants(
         steps: of each run.
 
     Raises:
-        UserError: the job trains no task, one of them is no strategy or no number of workers, or the job cannot take
-            it.
+        UserError: the job trains no task, one of them is no strategy or no number of workers, or the job can take a
+            strategy with none of the numbers.
     """
     if job.spec.trainer.task is None:
         raise UserError(
@@ -72,7 +80,19 @@ def variants(
         )
     names = list(_strategies(strategies, job)) if strategies is not None else [_own(job)]
     numbers = sorted(world_sizes(workers)) if workers is not None else sorted({1, job.spec.workers.replicas})
-    return [_variant(job, strategy, number, steps) for strategy in names for number in numbers]
+    found: list[Variant] = []
+    left_out: list[str] = []
+    for strategy in names:
+        refused: list[str] = []
+        for number in numbers:
+            try:
+                found.append(_variant(job, strategy, number, steps))
+            except ValidationError as error:
+                refused.append(f"{strategy} with {several(number, 'worker')}: {_first(error)}")
+        if len(refused) == len(numbers):
+            raise UserError(f"--strategies: this job cannot take {refused[0]}")
+        left_out += refused
+    return Comparison(found, tuple(left_out))
 
 
 def traced(variant: Variant, file: Path) -> Variant:
@@ -107,12 +127,7 @@ def _strategies(text: str, job: DistributedTrainingJob) -> Iterator[str]:
 
 
 def _variant(job: DistributedTrainingJob, strategy: str, workers: int, steps: int) -> Variant:
-    try:
-        made = DistributedTrainingJob.parse(_manifest(job, strategy, workers, steps))
-    except ValidationError as error:
-        raise UserError(
-            f"--strategies: this job cannot take {strategy} with {several(workers, 'worker')}: {_first(error)}"
-        ) from error
+    made = DistributedTrainingJob.parse(_manifest(job, strategy, workers, steps))
     return Variant(strategy, workers, workers * made.spec.workers.processes, made)
 
 

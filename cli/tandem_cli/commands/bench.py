@@ -20,7 +20,7 @@ from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
 from tandem_cli.bench.results import Conditions, Results, Run
 from tandem_cli.bench.schedule import Schedule, drawn, title
 from tandem_cli.bench.trial import Machine, Told, drop_checkpoints, train
-from tandem_cli.bench.variants import LEAST_STEPS, TRACE_STEPS, Variant, traced, variants, warm_up
+from tandem_cli.bench.variants import LEAST_STEPS, TRACE_STEPS, Variant, comparison, traced, warm_up
 from tandem_cli.commands.run import need_torch
 from tandem_cli.local.local_run import Requests
 from tandem_cli.local.placement import share_gpus, usable_cores
@@ -71,7 +71,7 @@ def bench(
         source = read_source(file)
         settings = with_code(overrides or (), pack)
         job = job_of(source, settings)
-        found = variants(job, strategies, workers, steps)
+        found, left_out = comparison(job, strategies, workers, steps)
         need_torch()
         folder = out or Path("runs") / f"bench-{job.metadata.name}"
         cores = len(usable_cores())
@@ -87,6 +87,7 @@ def bench(
             threads_per_rank=machine.threads,
             load_before=os.getloadavg()[0],
             target_loss=target_loss,
+            left_out=left_out,
         )
         results = _Bench(conditions, found, machine, folder, requests, pack).run(profile)
     if results.runs:

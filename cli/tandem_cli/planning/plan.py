@@ -167,18 +167,13 @@ def planned(
         notes += _pipeline_notes(loop, staged)
     if loop is not None:
         notes += _spread_notes(loop, spread or {})
-    if (
-        loop is not None
-        and _may_split(loop)
-        and (tensor := degree_of(loop)) > 1
-        and not any(row.tensor > 1 for row in rows)
-    ):
+    if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
         notes.append(
             f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
         )
-    return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known, _may_split(loop)), tuple(notes))
+    return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
 def _strategies(
@@ -193,17 +188,10 @@ def _strategies(
         yield Strategy.HOGWILD, 1
         return
     yield Strategy.DDP, 1
-    if not _may_split(loop):
-        return
     yield Strategy.FSDP, 1
     for tensor in footprints:
         if tensor > 1 and world % tensor == 0:
             yield Strategy.TENSOR, tensor
-
-
-def _may_split(loop: Loop | None) -> bool:
-    """Whether ranks may have parts of matrices."""
-    return loop is None or loop.optimizer.name != "muon"
 
 
 def _row(
@@ -287,14 +275,13 @@ def _spread_notes(loop: Loop, spread: Mapping[int, Footprint]) -> Iterator[str]:
             yield f"{loop.strategy} on {several(number, 'device')} is not planned, because {one.untraced}."
 
 
-def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True, may_split: bool = True) -> str:
+def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
     """Which row to take, in a sentence or two.
 
     Args:
         rows: in the order of workers and strategies, the simplest first.
         wanted: the number of workers to take if it is among the rows; otherwise the most.
         is_known: whether activations are.
-        may_split: whether ranks may have parts of matrices.
     """
     workers = wanted if any(row.workers == wanted for row in rows) else max(row.workers for row in rows)
     here = [row for row in rows if row.workers == workers]
@@ -311,9 +298,7 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True, may_
         return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
     least = min(rows, key=lambda row: row.memory.total)
     name = least.name.removesuffix(",")
-    more = (
-        f"Take {'more workers' if may_split else 'optimizer adamw and workers'} with fsdp, or devices with more memory."
-    )
+    more = "Take more workers with fsdp, or devices with more memory."
     if any(row.strategy is Strategy.HOGWILD for row in rows):
         more = "Take fewer ranks, or a machine with more memory."
     return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least, more)}"
@@ -349,8 +334,6 @@ def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_kn
             f"Activations are not counted and times are not known, because {footprint.untraced}. What is counted "
             "follows from the sizes of the parameters."
         )
-    if not _may_split(loop) and max(worlds) > 1:
-        notes.append("There is no fsdp, under which no rank has the whole matrices that optimizer muon works on.")
     if loop.strategy == "hogwild":
         notes.append("Sizes are those of all ranks of the worker together: the weights once, the rest for each rank.")
     if any(world > loop.global_batch_size for world in worlds):

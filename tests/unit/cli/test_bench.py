@@ -20,7 +20,7 @@ from tandem.tasks import StrategyName
 from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
 from tandem_cli.bench.picture import drawn
 from tandem_cli.bench.results import Conditions, Results, Run
-from tandem_cli.bench.variants import TRACE_STEPS, Variant, traced, variants, warm_up
+from tandem_cli.bench.variants import TRACE_STEPS, Variant, comparison, traced, warm_up
 from tandem_cli.commands.bench import write
 from tandem_trainer.strategies import passes
 from tests.support import manifests
@@ -84,6 +84,13 @@ def results(*runs: tuple[str, int, Measurement | None], **changed: Any) -> Resul
     return Results(Conditions(**(plain | changed)), tuple(made))
 
 
+def variants_of(job: DistributedTrainingJob, strategies: str | None, workers: str | None, steps: int) -> list[Variant]:
+    """Where the job can take all of them."""
+    compared = comparison(job, strategies, workers, steps)
+    assert compared.left_out == ()
+    return compared.variants
+
+
 def text(shown: Results) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(shown.table())
@@ -91,25 +98,25 @@ def text(shown: Results) -> str:
 
 
 def test_each_strategy_is_trained_with_each_number_of_workers() -> None:
-    compared = variants(job(), "ddp,fsdp", "2,1", 60)
+    compared = variants_of(job(), "ddp,fsdp", "2,1", 60)
     assert [(one.strategy, one.workers) for one in compared] == [("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)]
     assert [one.job.spec.trainer.settings_of_loop.strategy for one in compared] == ["ddp", "ddp", "fsdp", "fsdp"]
     assert [one.job.spec.workers.replicas for one in compared] == [1, 2, 1, 2]
 
 
 def test_without_words_the_job_is_compared_with_one_worker_of_it() -> None:
-    compared = variants(job({"strategy": "fsdp"}, workers={"replicas": 3, "maxReplicas": 4}), None, None, 60)
+    compared = variants_of(job({"strategy": "fsdp"}, workers={"replicas": 3, "maxReplicas": 4}), None, None, 60)
     assert [(one.strategy, one.workers) for one in compared] == [("fsdp", 1), ("fsdp", 3)]
 
 
 def test_ranks_are_those_of_all_workers() -> None:
-    (one,) = variants(job(workers={"processesPerReplica": 2}), "ddp", "3", 60)
+    (one,) = variants_of(job(workers={"processesPerReplica": 2}), "ddp", "3", 60)
     assert one.ranks == 6
 
 
 def test_a_run_has_just_so_many_steps_and_nothing_beside_them() -> None:
     given = job({"epochs": 2, "maxSteps": 7}, checkpoint={"everySeconds": 5.0}, evaluators={"replicas": 3})
-    (one,) = variants(given, "ddp", "2", 60)
+    (one,) = variants_of(given, "ddp", "2", 60)
     spec = one.job.spec
     assert (spec.trainer.settings_of_loop.max_steps, spec.trainer.settings_of_loop.epochs) == (60, 60)
     assert spec.evaluation.processes == 0
@@ -121,7 +128,7 @@ def test_a_run_has_just_so_many_steps_and_nothing_beside_them() -> None:
 
 def test_the_built_in_task_keeps_its_settings() -> None:
     given = manifests.job(trainer={"task": "image-classification", "config": {"data": {"name": "digits"}}})
-    one, same = (*variants(given, "fsdp", "1", 60), *variants(given, None, "1", 60))
+    one, same = (*variants_of(given, "fsdp", "1", 60), *variants_of(given, None, "1", 60))
     assert same.strategy == "ddp"
     settings = one.job.spec.trainer.settings
     assert (settings.data.name, settings.strategy, settings.max_steps) == ("digits", "fsdp", 60)
@@ -129,7 +136,7 @@ def test_the_built_in_task_keeps_its_settings() -> None:
 
 def test_options_of_another_strategy_are_left_out_and_those_of_this_one_stay() -> None:
     given = job({"strategy": "fsdp", "fsdp": {"prefetch": 3}})
-    ddp, fsdp = variants(given, "ddp,fsdp", "2", 60)
+    ddp, fsdp = variants_of(given, "ddp,fsdp", "2", 60)
     assert ddp.job.spec.trainer.settings_of_loop.fsdp is None
     options = fsdp.job.spec.trainer.settings_of_loop.fsdp
     assert options is not None
@@ -138,11 +145,11 @@ def test_options_of_another_strategy_are_left_out_and_those_of_this_one_stay() -
 
 def test_split_matrices_are_a_strategy_of_their_own() -> None:
     given = job({"strategy": "fsdp", "fsdp": {"prefetch": 3}, "tensorParallel": 2}, workers={"processesPerReplica": 2})
-    compared = variants(given, "ddp,fsdp,fsdp+tensor", "2", 60)
+    compared = variants_of(given, "ddp,fsdp,fsdp+tensor", "2", 60)
     loops = [one.job.spec.trainer.settings_of_loop for one in compared]
     assert [(loop.strategy, loop.tensor_parallel) for loop in loops] == [("ddp", 1), ("fsdp", 1), ("fsdp", 2)]
     assert [loop.fsdp and loop.fsdp.prefetch for loop in loops] == [None, 3, 3]
-    (own,) = variants(given, None, "2", 60)
+    (own,) = variants_of(given, None, "2", 60)
     assert (own.name, own.job.spec.trainer.settings_of_loop.tensor_parallel) == ("fsdp+tensor, 2 workers", 2)
     short = traced(own, Path("trace.json")).job.spec.trainer.settings_of_loop
     assert (short.strategy, short.tensor_parallel, short.max_steps) == ("fsdp", 2, TRACE_STEPS)
@@ -160,13 +167,23 @@ def test_split_matrices_are_a_strategy_of_their_own() -> None:
 def test_what_cannot_be_compared_is_refused_in_a_sentence(strategies: str, workers: str, told: str) -> None:
     given = job({"strategy": "fsdp"}, workers={"processesPerReplica": 2})
     with pytest.raises(UserError, match=told) as refused:
-        variants(given, strategies, workers, 60)
+        variants_of(given, strategies, workers, 60)
     assert "\n" not in str(refused.value)
+
+
+def test_what_a_strategy_cannot_have_is_left_out_with_the_reason() -> None:
+    compared = comparison(job(workers={"processesPerReplica": 2}), "ddp,hogwild", "1,2", 60)
+    assert [(one.strategy, one.workers) for one in compared.variants] == [("ddp", 1), ("ddp", 2), ("hogwild", 1)]
+    (why,) = compared.left_out
+    assert why.startswith("hogwild with 2 workers: strategy: hogwild is for the processes of one worker")
+    shown = results(("ddp", 1, found(100.0)), left_out=compared.left_out)
+    assert f"left out: {why}" in shown.notes
+    assert shown.record()["leftOut"] == compared.left_out
 
 
 def test_a_script_is_refused() -> None:
     with pytest.raises(UserError, match="needs a job with a task"):
-        variants(manifests.job(trainer={"command": ["train.py"]}), None, None, 60)
+        variants_of(manifests.job(trainer={"command": ["train.py"]}), None, None, 60)
 
 
 def test_the_warm_up_is_a_quarter_of_few_steps() -> None:
@@ -175,7 +192,7 @@ def test_the_warm_up_is_a_quarter_of_few_steps() -> None:
 
 def test_a_traced_run_is_short_and_names_its_file(tmp_path: Path) -> None:
     given = job()
-    (one,) = variants(given, "ddp", "1", 60)
+    (one,) = variants_of(given, "ddp", "1", 60)
     short = traced(one, tmp_path / "trace.json").job.spec.trainer
     assert short.settings_of_loop.max_steps == TRACE_STEPS > passes.WAIT + passes.RECORDED
     assert [(variable.name, variable.value) for variable in short.env] == [(TRACE, str(tmp_path / "trace.json"))]

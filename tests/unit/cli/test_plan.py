@@ -350,14 +350,10 @@ def test_the_simplest_strategy_that_fits_is_recommended(device_memory: int, want
     assert made(device_memory, wanted).recommendation.startswith(sentence)
 
 
-@pytest.mark.parametrize("loop", [{}, {"strategy": "fsdp", "tensor_parallel": 2}])
-def test_an_optimizer_of_whole_matrices_leaves_no_strategy_that_splits_them(loop: dict[str, object]) -> None:
-    found = made(50, optimizer=Optimizer(name="muon"), **loop)
-    assert {row.strategy for row in found.rows} == {Strategy.SINGLE, Strategy.DDP}
-    assert "Take optimizer adamw and workers with fsdp, or devices with more memory." in found.recommendation
-    assert found.notes == (
-        "There is no fsdp, under which no rank has the whole matrices that optimizer muon works on.",
-    )
+def test_an_optimizer_of_whole_matrices_may_be_split_like_any_other() -> None:
+    found = made(50, optimizer=Optimizer(name="muon"), strategy="fsdp", tensor_parallel=2)
+    assert {row.strategy for row in found.rows} == {Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.TENSOR}
+    assert found.notes == ()
 
 
 FSDP_BY_HALVES = {"strategy": "fsdp", "tensor_parallel": 2}

@@ -73,13 +73,6 @@ def test_a_model_without_a_hidden_matrix_is_told_to_take_another() -> None:
         torch_optimizer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), MUON)
 
 
-def test_matrices_that_are_split_over_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = language_model()
-    monkeypatch.setattr("tandem_trainer.optimizers.is_sharded", lambda parameter: parameter.ndim == 2)
-    with pytest.raises(ConfigurationError, match="muon works on whole matrices"):
-        torch_optimizer(model, MUON)
-
-
 def test_one_learning_rate_serves_both_unless_told() -> None:
     optimizer = torch_optimizer(language_model(), Optimizer(name="muon", learning_rate=0.01))
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.01]

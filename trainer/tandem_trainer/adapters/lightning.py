@@ -28,9 +28,10 @@ from torch.utils.data import DataLoader
 from tandem.job import Checkpoint
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
+from tandem_trainer.batch import Batch
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.session import Batch, Session
+from tandem_trainer.session import Session
 
 WHOLE = "SingleDeviceStrategy", "DDPStrategy"
 """Strategies with which each rank has the whole model."""

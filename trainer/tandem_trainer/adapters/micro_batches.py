@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem_trainer.batch import Batch
 from tandem_trainer.data.feeding import Collate
-from tandem_trainer.session import Batch
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,10 @@ from tandem.script import MOST_VALUES, is_name
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
 from tandem_trainer.adapters.peft import leave_base_out
+from tandem_trainer.batch import Batch
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.session import Batch, Session
+from tandem_trainer.session import Session
 
 log = logging.getLogger(__name__)
 

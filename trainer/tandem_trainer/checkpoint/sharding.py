@@ -126,6 +126,18 @@ def rows_of(tensor: Tensor) -> Rows | None:
     """How the rows of a tensor lie on ranks; None if it is not split like that."""
     if isinstance(tensor, StageTensor):
         return tensor.rows()
+    dimension = split_rows(tensor)
+    if dimension is None:
+        return None
+    mesh, rows = tensor.device_mesh, tensor.shape[0]  # type: ignore[attr-defined]
+    count = mesh.size(dimension)
+    each, width = -(-rows // count), tensor.numel() // max(1, rows)
+    begins = [min(number * each, rows) * width for number in range(count + 1)]
+    return Rows(mesh.get_group(dimension), here(_sent(tensor.detach())).contiguous().reshape(-1), begins)
+
+
+def split_rows(tensor: Tensor) -> int | None:
+    """The dimension of its mesh over which the rows of a DTensor are split; None if it is not split like that."""
     from torch.distributed.tensor import DTensor, Shard
 
     assert isinstance(tensor, DTensor)
@@ -134,19 +146,25 @@ def rows_of(tensor: Tensor) -> Rows | None:
         return None
     placement = tensor.placements[split[0]]
     # Not `is_shard`: see place_of.
-    if type(placement) is not Shard or placement.dim != 0:
-        return None
-    mesh, rows = tensor.device_mesh, tensor.shape[0]
-    count = mesh.size(split[0])
-    each, width = -(-rows // count), tensor.numel() // max(1, rows)
-    begins = [min(number * each, rows) * width for number in range(count + 1)]
-    return Rows(mesh.get_group(split[0]), here(_sent(tensor.detach())).contiguous().reshape(-1), begins)
+    return split[0] if type(placement) is Shard and placement.dim == 0 else None
 
 
 def _sent(tensor: Any) -> Any:
     """A split tensor where its ranks send from: one whose parts are in the memory of the machine is copied there."""
     local, kind = tensor.to_local(), tensor.device_mesh.device_type
     return tensor if local.device.type == kind else tensor.to(kind)
+
+
+def like(live: Tensor, mine: Tensor) -> Tensor:
+    """What this rank holds of a tensor, as a part of one that is split as a live one of the same shape is."""
+    if not is_sharded(live):
+        return mine
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(live, DTensor)
+    return DTensor.from_local(
+        mine, live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
+    )
 
 
 def split_like(live: Tensor, full: Tensor) -> Tensor:

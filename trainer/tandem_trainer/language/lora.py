@@ -284,7 +284,7 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: in
 
     names = {module: name for name, module in model.named_modules()}
     found = {}
-    for module, style in split_modules(plan, model):
+    for _, module, style in split_modules(plan, model):
         name = names[module]
         if not hasattr(module, "base_layer"):
             found[name] = style

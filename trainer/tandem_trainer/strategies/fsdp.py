@@ -17,7 +17,7 @@ Rejected: DistributedDataParallel around a model with split matrices (torch 2.15
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from tandem_trainer.malloc import LARGE_BYTES, keep_freed_memory, return_large_b
 from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
-from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check
+from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check, split_modules
 from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Fsdp(Strategy):
         if self.group.device.type == "cpu" and weights < LARGE_BYTES:
             keep_freed_memory()
         if self._degree > 1:
-            self._split_matrices(model, task.tensor_plan(model, self._degree))
+            split_matrices(model, task.tensor_plan(model, self._degree), self._mesh["tensor"])
         if self.dp_size == 1:
             model.to(self.group.device)
             return
@@ -96,9 +96,7 @@ class Fsdp(Strategy):
             )
         if self._offloads:
             settings["offload_policy"] = CPUOffloadPolicy()
-        for block in blocks:
-            fully_shard(block, **settings)
-        fully_shard(model, **settings)
+        shard_blocks(model, blocks, settings)
         if not self._offloads:
             # Otherwise parameters stay where they are, and fully_shard has moved the buffers.
             model.to(self.group.device)
@@ -128,11 +126,29 @@ class Fsdp(Strategy):
             block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + depth])
             block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, number - depth) : number])))
 
-    def _split_matrices(self, model: nn.Module, plan: Plan) -> None:
-        check(plan, model, self._degree)
-        mesh = self._mesh["tensor"]
-        dropouts = {name: one for name, one in model.named_modules() if isinstance(one, SampleDropout) and name in plan}
-        for dropout in dropouts.values():
-            dropout.part = (mesh.get_local_rank(), self._degree)
-        styles = {pattern: STYLES[style]() for pattern, style in plan.items() if pattern not in dropouts}
-        parallelize_module(model, mesh, styles)
+
+def shard_blocks(model: nn.Module, blocks: Sequence[nn.Module], settings: Mapping[str, Any]) -> None:
+    """Split a model over ranks, block by block, and last what is in none of them.
+
+    Args:
+        settings: options of `fully_shard`.
+    """
+    for block in blocks:
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
+
+
+def split_matrices(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    """Split the matrices of a model over the ranks of a mesh with one dimension, and dropout within them alike.
+
+    Raises:
+        ConfigurationError: the plan is none for this model.
+    """
+    check(plan, model, mesh.size())
+    styles: dict[str, ParallelStyle] = {}
+    for name, module, style in split_modules(plan, model):
+        if isinstance(module, SampleDropout):
+            module.part = (mesh.get_local_rank(), mesh.size())
+        elif not isinstance(module, nn.Dropout):
+            styles[name] = STYLES[style]()
+    parallelize_module(model, mesh, styles)

@@ -27,7 +27,7 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
     if not plan:
         raise ConfigurationError(
             f"tensorParallel: {ranks} needs a plan of which matrices to split and how; the task's "
-            "tensor_plan(model) gives it, and neither task nor model has one"
+            "tensor_plan(model) gives it, and neither task nor model has one (in a session: distribute(tensor_plan=…))"
         )
     for pattern, style in plan.items():
         if style not in (COLWISE, ROWWISE):
@@ -38,12 +38,12 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
             raise ConfigurationError(f"the plan for tensorParallel names {pattern}, and the model has no such module")
 
 
-def split_modules(plan: Plan, model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Each module that a plan splits, with how."""
+def split_modules(plan: Plan, model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Each module that a plan splits, with its name before it and how after it."""
     for name, module in model.named_modules():
         for pattern, style in plan.items():
             if _is_meant(name, pattern):
-                yield module, style
+                yield name, module, style
                 break
 
 

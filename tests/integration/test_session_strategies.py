@@ -1,0 +1,123 @@
+"""A session that splits its model over the ranks learns what one rank learns, and goes on from any number of them."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.layout import RunDir
+from tests.support import SCRIPTS, manifests
+from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.waiting import until
+
+SCRIPT = str(SCRIPTS / "split_script.py")
+FULL = pytest.mark.full("trainer")
+FSDP = ("--strategy", "fsdp")
+TENSOR = (*FSDP, "--tensor", "2")
+BY_HAND = ("--by-hand",)
+STEPS = 42
+"""Six epochs of seven."""
+
+
+def rundir_of(path: Path, processes: int = 1) -> RunDir:
+    job = manifests.job(
+        "split",
+        trainer={"command": ["python", SCRIPT]},
+        workers={"processesPerReplica": processes},
+        checkpoint={"everySteps": 5, "keepLast": 100},
+    )
+    return manifests.run_directory(path, job)
+
+
+def norms(output: str) -> list[float]:
+    return [float(norm) for norm in re.findall(r"^step \d+ norm (\S+)$", output, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, list[float]]:
+    """What one rank learns with the whole model, and the norms of its gradients."""
+    rundir = rundir_of(tmp_path_factory.mktemp("alone") / "run")
+    output = run(rundir, 1, SCRIPT)
+    assert losses(rundir)[STEPS] < 0.3 * losses(rundir)[1]
+    return rundir, norms(output)
+
+
+def assert_same(rundir: RunDir, alone: RunDir) -> None:
+    assert sample_ids(rundir) == sample_ids(alone)
+    assert losses(rundir) == pytest.approx(losses(alone), abs=1e-4)
+    found, wanted = (load_file(one.checkpoint(one.committed()[0].name) / WEIGHTS) for one in (rundir, alone))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "processes", "mesh"),
+    [
+        pytest.param((), 2, 1, {"data": 2}, id="ddp", marks=FULL),
+        pytest.param(FSDP, 3, 1, {"shard": 3}, id="fsdp"),
+        pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
+        pytest.param(TENSOR, 4, 2, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+        pytest.param(BY_HAND, 2, 1, {"shard": 2}, id="by-hand", marks=FULL),
+    ],
+)
+def test_it_learns_what_one_rank_alone_learns(
+    tmp_path: Path,
+    alone: tuple[RunDir, list[float]],
+    options: tuple[str, ...],
+    ranks: int,
+    processes: int,
+    mesh: dict[str, int],
+) -> None:
+    """Losses, norms of gradients, and the average of the weights, which is what is exported."""
+    rundir = rundir_of(tmp_path, processes)
+    output = run(rundir, ranks, SCRIPT, *options)
+    assert_same(rundir, alone[0])
+    assert norms(output) == pytest.approx(alone[1], abs=1e-3)
+    assert rundir.committed()[0].mesh == mesh
+
+
+def test_killed_it_goes_on_with_another_strategy_on_other_ranks(
+    tmp_path: Path, alone: tuple[RunDir, list[float]]
+) -> None:
+    rundir = rundir_of(tmp_path, 2)
+    for options, ranks in ((TENSOR, 4), (FSDP, 3), ((), 2)):
+        known = len(rundir.checkpoint_names())
+        with Ranks(rundir, ranks, SCRIPT, *options, "--pause", "0.1") as group:
+            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
+            os.kill(group.processes[-1].pid, signal.SIGKILL)
+            group.finish()
+        assert not rundir.ended()
+    run(rundir, 1, SCRIPT)
+    starts = [record["step"] for record in records(rundir, "start")]
+    assert starts == sorted(set(starts))
+    assert len(starts) == 4
+    assert_same(rundir, alone[0])
+
+
+@pytest.mark.full("trainer")
+def test_parts_are_those_of_one_model_though_ranks_made_others(tmp_path: Path) -> None:
+    """A script that draws its weights by rank trains those of rank 0, as with `ddp`."""
+    whole, split = rundir_of(tmp_path / "ddp"), rundir_of(tmp_path / "fsdp")
+    run(whole, 2, SCRIPT, "--other-weights")
+    run(split, 2, SCRIPT, "--other-weights", *FSDP)
+    assert losses(split)[1] == pytest.approx(losses(whole)[1], abs=1e-5)
+
+
+def test_ranks_of_a_worker_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path, 1)
+    with Ranks(rundir, 2, SCRIPT, *TENSOR) as group:
+        _, output = group.finish()
+    assert "Session(tensor_parallel=2) does not divide the 1 processes of a worker" in output
+
+
+def test_tensor_parallelism_without_fsdp_is_refused(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path, 2)
+    with Ranks(rundir, 2, SCRIPT, "--tensor", "2") as group:
+        _, output = group.finish()
+    assert 'tensor parallelism in a session needs distribute(…, strategy="fsdp")' in output

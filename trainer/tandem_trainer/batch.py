@@ -1,0 +1,94 @@
+"""The samples of one step, as a script with a session gets them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from tandem_trainer.data.feeding import Fed, cut
+from tandem_trainer.data.order import pieces
+from tandem_trainer.strategies.session_models import Models
+
+
+class Batch:
+    """This rank's share of the samples of one step."""
+
+    def __init__(
+        self,
+        models: Models,
+        report: Callable[[Tensor], None],
+        fed: Fed,
+        data: Any,
+        step: int,
+        mine: Tensor,
+        weight: float,
+    ) -> None:
+        self._models, self._report, self._fed, self._mine = models, report, fed, mine
+        self.data = data
+        """What the collate function made of the samples, on the session's device."""
+        self.step = step
+        """Optimizer steps completed before this one."""
+        self.epoch = fed.position.epoch
+        """Passes over the data completed."""
+        self.size = len(fed.ids)
+        """Samples of all ranks together."""
+        self.weight = weight
+        """1; 0 where this rank has no share of so small a batch, and one sample stands in for it."""
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
+
+        Args:
+            losses: [samples of this batch], or their sum as a scalar.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if losses.ndim and losses.shape != (len(self),):
+            raise ValueError(
+                f"losses have the shape {tuple(losses.shape)}; give one number for each of the {len(self)} samples "
+                '(reduction="none", and the mean over what else there is), or their sum'
+            )
+        part = losses.sum() * (self.weight / self.size)
+        self._report(self._models.told(part))
+        return part * self._models.dp_size
+
+    def took(self, part: Tensor) -> None:
+        """Report the loss of a framework's own backward pass, which does not go through `mean`.
+
+        Args:
+            part: this rank's part of the mean over the global batch, scalar; several add up.
+        """
+        self._report(self._models.told(part))
+
+    def draw(self, number: int) -> None:
+        """Random numbers from here on follow from the step, the rank and the number of a micro-batch."""
+        self._models.draw(self.step, self._mine, number)
+
+    def parts(self, samples: int) -> "Iterator[Batch]":
+        """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
+
+        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
+        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
+        the last part alone.
+
+        Args:
+            samples: the largest size of a micro-batch; the same number on every rank.
+
+        Raises:
+            ValueError: it is less than 1.
+        """
+        if samples < 1:
+            raise ValueError(f"parts({samples}): a part has at least one sample")
+        count = len(self)
+        cuts = pieces(count if self.weight else 0, self.size, self._models.dp_size, samples)
+        for number, (start, end) in enumerate(cuts):
+            weight = float(start < end)
+            start, end = (start, end) if start < end else (0, 1)
+            data, mine = cut(self.data, count, start, end), self._mine[start:end]
+            self._models.draw(self.step, mine, number)
+            with self._models.synchronised(last=number == len(cuts) - 1):
+                yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)
