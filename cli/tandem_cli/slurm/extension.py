@@ -45,6 +45,8 @@ class Extensions:
     def __init__(self, path: Path, may_submit: bool) -> None:
         self._path, self._may_submit = path, may_submit
         self._queue: list[QueuedJob] = []
+        self.ending: list[Place] = []
+        """Nodes of jobs that SLURM is ending: what runs there saves, for as long as KillWait says."""
         self._refused = Throttle(REFUSED_SECONDS)
 
     def look(self) -> list[Place]:
@@ -54,11 +56,10 @@ class Extensions:
             SlurmError: SLURM does not say.
         """
         entered = jobs.extensions(self._path)
-        if not entered:
-            self._queue = []
-            return []
-        self._queue = [job for job in scheduler.queue(entered) if job.waits or job.state == "RUNNING"]
-        for job in set(entered) - {job.id for job in self._queue}:
+        found = scheduler.queue(entered) if entered else []
+        self._queue = [job for job in found if job.waits or job.state == "RUNNING"]
+        self.ending = [Place(job.id, job.nodes) for job in found if job.state == "COMPLETING"]
+        for job in set(entered) - {job.id for job in self._queue} - {place.job for place in self.ending}:
             leave(self._path, job)
         return [Place(job.id, job.nodes) for job in self._queue if job.state == "RUNNING"]
 

@@ -76,7 +76,7 @@ REQUEUE_SECONDS, REQUEUE_PAUSE = 300.0, 2.0
 """How long SLURM is asked to requeue the job where it does not answer, and the pause between."""
 ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
 """The last line of a step (tandem_cli.slurm.step)."""
-JOB_ID = "SLURM_JOB_ID"
+JOB_ID, ARRAY_JOB_ID, ARRAY_TASK_ID = "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"
 
 log = logging.getLogger("tandem.slurm")
 
@@ -434,7 +434,7 @@ class Head:
             # Somebody has changed the script.
             self._declined = max(0, self.crew.job.spec.workers.replicas - len(own))
         for name, place in list(self._places.items()):
-            if place not in there:
+            if place not in there and place not in self._extensions.ending:
                 log.warning("event=node-gone name=%s node=%s", name, place.node)
                 if place.job == self.crew.job_id and self._is_up(place.node):
                     # It did not fail: somebody has made the job smaller.
@@ -629,6 +629,9 @@ def main() -> int:
     own, srun = _split(sys.argv[1:])
     args = parser.parse_args(own)
     job_id = os.environ.get(JOB_ID, "")
+    if array_id := os.environ.get(ARRAY_JOB_ID, ""):
+        # The last element of an array has the number of the array, which means all of them.
+        job_id = f"{array_id}_{os.environ[ARRAY_TASK_ID]}"
     if not job_id:
         print("tandem: this is for a batch script of SLURM; submit it with sbatch", file=sys.stderr)
         return ExitCode.USAGE
@@ -642,7 +645,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix=f"tandem-{job_id}-") as scratch:
         token = secrets.token_urlsafe(32)
         crew = Crew(job, run_dir, srun, args.container, token, Path(scratch), job_id)
-        array = None if args.what == "train" else int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+        array = None if args.what == "train" else int(os.environ.get(ARRAY_TASK_ID, "0"))
         return Head(crew, array, args.evaluators, args.metrics_targets, args.replace_nodes).run()
 
 

@@ -57,13 +57,16 @@ class Cluster:
         self.extensions: dict[str, str] = {}
         """The node of each job that came later, by its number; empty while it waits."""
         self.refuses = ""
+        self.ending: set[str] = set()
+        """Jobs that came later and that SLURM is ending."""
 
     def queue(self, ids: Sequence[str]) -> list[QueuedJob]:
         """What squeue says of these jobs."""
         found = [QueuedJob("7", self.state, "None", "gpu", "n[0-1]", "")] if "7" in ids else []
         for job, node in self.extensions.items():
             if job in ids:
-                found.append(QueuedJob(job, "RUNNING" if node else "PENDING", "Resources", "gpu", node, "N/A"))
+                state = "COMPLETING" if job in self.ending else "RUNNING" if node else "PENDING"
+                found.append(QueuedJob(job, state, "Resources", "gpu", node, "N/A"))
         return found
 
     def submit(self, script: Path, options: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -247,6 +250,23 @@ def test_more_workers_get_nodes_and_fewer_give_them_back_once_their_agents_have_
 
     until(left, "the agent's end", otherwise=lambda: f"{cluster.extensions}")
     assert not cluster.extensions
+
+
+def test_an_agent_saves_while_slurm_ends_its_job_and_another_node_is_asked_for(
+    head: Head, cluster: Cluster, trains: float
+) -> None:
+    wishes(head, 3)
+    looks(head, trains + 1)
+    cluster.extensions["10"] = "n5"
+    head.ask_nodes.hurry()
+    turns(head, trains + 2, {"worker-0": "n0", "worker-1": "n1", "worker-2": "n5"})
+    cluster.ending.add("10")
+    looks(head, trains + 3)
+    assert running(head)["worker-2"] == "n5"
+    assert set(cluster.extensions) == {"10", "11"}
+    del cluster.extensions["10"]
+    looks(head, trains + 4)
+    assert "worker-2" not in head.children
 
 
 def test_a_refusal_is_in_the_status_and_asked_again_later(
