@@ -116,6 +116,34 @@ def test_ranks_of_a_worker_that_cannot_be_divided_are_refused(tmp_path: Path) ->
     assert "Session(tensor_parallel=2) does not divide the 1 processes of a worker" in output
 
 
+PARTLY = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from tandem_trainer.session import Session
+
+with Session(seed=1) as session:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    fully_shard(model[0], mesh=session.mesh["shard"])
+    session.distribute(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        pytest.param(2, "but 1.weight not over those with other samples", id="partly", marks=FULL),
+        pytest.param(1, "one process alone has no mesh", id="alone", marks=FULL),
+    ],
+)
+def test_a_split_that_would_not_train_one_model_is_refused(tmp_path: Path, ranks: int, said: str) -> None:
+    script = tmp_path / "partly.py"
+    script.write_text(PARTLY)
+    with Ranks(rundir_of(tmp_path / "run"), ranks, str(script)) as group:
+        _, output = group.finish()
+    assert said in output
+
+
 def test_tensor_parallelism_without_fsdp_is_refused(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, 2)
     with Ranks(rundir, 2, SCRIPT, "--tensor", "2") as group:

@@ -73,7 +73,7 @@ class Batch:
 
         Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
         has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
-        the last part alone.
+        the last part alone; those of a model that is split, with each.
 
         Args:
             samples: the largest size of a micro-batch; the same number on every rank.

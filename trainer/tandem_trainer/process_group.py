@@ -13,13 +13,16 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 VOTE_SECONDS = 0.5
 """How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
@@ -56,8 +59,20 @@ class Vote:
 class Group:
     """This rank and the others. A group of one needs no process group at all."""
 
-    def __init__(self, rank: int, world_size: int, local_rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        device: torch.device,
+        timeout: datetime.timedelta = COLLECTIVE_TIMEOUT,
+    ) -> None:
+        """
+        Args:
+            timeout: of collectives, on its meshes too.
+        """
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
+        self.timeout = timeout
         self._control: dist.ProcessGroup | None = None
         if world_size > 1:
             control = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -79,13 +94,24 @@ class Group:
             device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(device)
+        timeout = PATIENCE if watched else COLLECTIVE_TIMEOUT
         if world_size > 1 and not dist.is_initialized():
-            dist.init_process_group(
-                "nccl" if on_gpu else "gloo",
-                timeout=PATIENCE if watched else COLLECTIVE_TIMEOUT,
-                device_id=device if on_gpu else None,
-            )
-        return cls(rank, world_size, local_rank, device)
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, device_id=device if on_gpu else None)
+        return cls(rank, world_size, local_rank, device, timeout)
+
+    def mesh(self, sizes: Mapping[str, int]) -> "DeviceMesh":
+        """All ranks, in so many of each dimension; the last one changes first. Collective.
+
+        Args:
+            sizes: by name.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+
+        made = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        for name in sizes:
+            # A mesh makes groups of its own, which do not have the timeout of the group of all ranks.
+            _set_timeout(self.timeout, made.get_group(name))
+        return made
 
     def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, step_seconds: float) -> Vote:
         """Agree with all other ranks. Collective.
@@ -153,3 +179,9 @@ class Group:
             # it, and aborts the process if the interpreter is ending by then (torch 2.15). So it gets a moment.
             time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
+
+
+def _set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup) -> None:
+    # Public in torch 2.15, and not yet in 2.11.
+    change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    change(timeout, group)

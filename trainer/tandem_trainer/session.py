@@ -223,10 +223,25 @@ class Session:
         return self._group.world_size
 
     @property
+    def dp_rank(self) -> int:
+        """Data-parallel rank: this rank's place among those with other samples. With `tensor_parallel` neighbouring
+        ranks have the same one."""
+        return self._models.dp_rank
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel world size: in so many shares the samples of a step are divided."""
+        return self._models.dp_size
+
+    @property
     def mesh(self) -> "DeviceMesh":
         """All ranks, by `shard`, the ranks that share the samples out, and `tensor`, those that work on the same ones:
         for a script that splits its model itself, with `fully_shard(model, mesh=session.mesh["shard"])` or
-        `parallelize_module(model, session.mesh["tensor"], plan)`. Collective when it is first asked for."""
+        `parallelize_module(model, session.mesh["tensor"], plan)`. Collective when it is first asked for.
+
+        Raises:
+            ConfigurationError: there is one process, and so no mesh.
+        """
         return self._models.mesh
 
     @property
@@ -243,24 +258,31 @@ class Session:
         """Samples of a step over all ranks, for a framework that counts those of one rank. Collective.
 
         It is what the run began with, whatever the number of ranks now: the number that its newest checkpoint has, or
-        for a new run `of_one` for each process that the job asks for; without a job, for each that there is.
+        for a new run `of_one` for each process that the job asks for; without a job, for each that there is. Processes
+        that work on the same samples count once.
 
         Args:
             of_one: samples of a step of one rank.
         """
         known, processes = None, self.world_size
+        shares = self.world_size // self.dp_size
         if self.rank == 0:
             if os.environ.get(RUN_DIR):
                 workers = self._rundir.read_job().spec.workers
                 processes = workers.replicas * workers.processes
             known = next((one.data.batch for one in self._rundir.committed() if one.data is not None), None)
-        told = self._group.tell({"known": known, "size": of_one * processes})
+        told = self._group.tell({"known": known, "size": of_one * (processes // shares)})
         if told["known"] not in (None, told["size"]) and self.rank == 0:
             log.warning(
                 "setting=global_batch_size is %d, as this run began; batch sizes and replicas of now would make it %d",
                 *(told["known"], told["size"]),
             )
         return int(told["known"] or told["size"])
+
+    def _mesh_sizes(self) -> dict[str, int] | None:
+        """Ranks in each dimension of what is kept, for the manifests; None if no weight of it is split."""
+        assert self._train_state is not None
+        return {name: size for name, size in self._train_state.mesh_sizes().items() if size > 1} or None
 
     def _per_worker(self) -> int:
         """Ranks of each worker; 0: there is one. Collective."""
@@ -310,13 +332,14 @@ class Session:
                 `offload_policy=…`, `mesh=…`.
 
         Raises:
-            ConfigurationError: the plan is none for this model, or tensor parallelism is to go without `fsdp`.
+            ConfigurationError: the plan is none for this model, tensor parallelism is to go without `fsdp`, a model to
+                split has no weights yet, or the script has split it so that not all gradients would be averaged.
             TypeError: torch has no such option, or it is the session's to choose.
             ValueError: a session has no such strategy.
         """
         return self._models.distribute(model, sample_dropout, strategy, tensor_plan, comm_hook, comm_state, options)
 
-    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
         """Scale gradients down to a norm of at most so much, however the parameters are split. Collective.
 
         torch's function of this name takes parameters of one mesh at a time, and with tensor parallelism there are
@@ -325,7 +348,7 @@ class Session:
         Returns:
             The norm that they had, a scalar.
         """
-        return self._models.clip([*parameters], max_norm)
+        return self._models.clip([parameters] if isinstance(parameters, Tensor) else [*parameters], max_norm)
 
     def keep(
         self,
@@ -410,19 +433,19 @@ class Session:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
             if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
                 raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
-            loaded = elastic.begin(self._train_state, listing, mesh=models.mesh_sizes)
+            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes())
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
             self._more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes, mesh=models.mesh_sizes)
+            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes())
             batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream, mesh=models.mesh_sizes)
+            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes())
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more

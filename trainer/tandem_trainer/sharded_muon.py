@@ -6,8 +6,8 @@ matrix from the others, makes it orthogonal, and sends each its rows back. Each 
 whole matrix at a time, and receives 2/n of the bytes of all; they travel in bfloat16, in which the update is computed
 anyway, so that the steps are those of `torch.optim.Muon` on whole matrices.
 
-A matrix that is split otherwise (by columns, or on two dimensions of a mesh, as with `tensorParallel`) is put together
-on all ranks, and each computes all of its update.
+A matrix that is split otherwise, by columns or on two dimensions of a mesh, as those that `tensorParallel` splits, is
+put together on all ranks, and each computes all of its update.
 
 Rejected: that for every matrix. n ranks would compute the same n times, and receive n/2 times as much. And the
 functions within `torch.optim.Muon`, which are private: its steps with a rate of 1 and no momentum are all it takes.
@@ -22,7 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tandem_trainer.checkpoint.sharding import Rows, here, is_sharded, like, rows_of, split_like, split_rows, whole
+from tandem_trainer.checkpoint.sharding import (
+    Rows,
+    here,
+    is_sharded,
+    like,
+    placed_like,
+    rows_of,
+    split_like,
+    split_rows,
+    whole,
+)
 
 
 class ShardedMuon(torch.optim.Optimizer):
@@ -83,8 +93,8 @@ class ShardedMuon(torch.optim.Optimizer):
 
     def _update(self, matrix: nn.Parameter, momentum: float) -> Tensor:
         """What is to become orthogonal, in bfloat16, split as the matrix is."""
-        state, gradient = self.state[matrix], matrix.grad
-        assert gradient is not None
+        assert matrix.grad is not None
+        state, gradient = self.state[matrix], placed_like(matrix, matrix.grad)
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         mine, mean = here(gradient), here(state["momentum_buffer"])
@@ -96,7 +106,7 @@ class ShardedMuon(torch.optim.Optimizer):
         mine, rate = here(matrix), group["lr"]
         mine.mul_(1 - rate * group["weight_decay"])
         # Of the size that AdamW's steps have: section 2.2 of the report named above.
-        mine.add_(direction.to(mine.device), alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
+        mine.add_(direction.to(mine.device), alpha=-rate * (0.2 * math.sqrt(max(matrix.shape))))
 
 
 def orthogonal(update: Tensor) -> Tensor:

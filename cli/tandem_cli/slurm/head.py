@@ -628,10 +628,7 @@ def main() -> int:
     parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
     own, srun = _split(sys.argv[1:])
     args = parser.parse_args(own)
-    job_id = os.environ.get(JOB_ID, "")
-    if array_id := os.environ.get(ARRAY_JOB_ID, ""):
-        # The last element of an array has the number of the array, which means all of them.
-        job_id = f"{array_id}_{os.environ[ARRAY_TASK_ID]}"
+    job_id = own_number(args.what == "train", os.environ)
     if not job_id:
         print("tandem: this is for a batch script of SLURM; submit it with sbatch", file=sys.stderr)
         return ExitCode.USAGE
@@ -647,6 +644,16 @@ def main() -> int:
         crew = Crew(job, run_dir, srun, args.container, token, Path(scratch), job_id)
         array = None if args.what == "train" else int(os.environ.get(ARRAY_TASK_ID, "0"))
         return Head(crew, array, args.evaluators, args.metrics_targets, args.replace_nodes).run()
+
+
+def own_number(trains: bool, variables: Mapping[str, str]) -> str:
+    """By which number SLURM knows the job of this script; empty outside of a job.
+
+    The last element of an array has the number of the array, by which SLURM understands all elements. Evaluators ask by
+    their place in it. srun, by which steps of a training start, takes no such number.
+    """
+    array, element = variables.get(ARRAY_JOB_ID, ""), variables.get(ARRAY_TASK_ID, "")
+    return f"{array}_{element}" if array and element and not trains else variables.get(JOB_ID, "")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -27,7 +27,7 @@ from tandem_cli.local import prepare
 from tandem_cli.local.display import Watch
 from tandem_cli.slurm import extension, jobs, scheduler
 from tandem_cli.slurm import head as head_module
-from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Crew, Head
+from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Crew, Head, own_number
 from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.scheduler import NodeState, QueuedJob, SlurmError
 from tests.support import manifests
@@ -392,6 +392,15 @@ def test_a_failure_that_the_disk_does_not_take_is_the_exit_code_all_the_same(
     monkeypatch.setattr(launch, "coordinator_command", lambda *_, **__: wrong)
     monkeypatch.setattr(RunDir, "mark_failed", full)
     assert head.run() == ExitCode.FAILED
+
+
+def test_an_element_of_an_array_asks_by_its_place_and_a_training_by_its_number() -> None:
+    """The last element has the number of the array."""
+    variables = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    assert own_number(False, variables) == "40_2"
+    assert own_number(True, variables) == "40"
+    assert own_number(False, {"SLURM_JOB_ID": "7"}) == "7"
+    assert own_number(True, {}) == ""
 
 
 def test_a_job_that_starts_on_a_full_disk_says_so_and_so_does_its_status(

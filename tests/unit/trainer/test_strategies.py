@@ -17,6 +17,7 @@ from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.dp import divide_draws
 from tandem_trainer.strategies.hogwild import Hogwild
 from tandem_trainer.strategies.model import moved, placement, split, spread
+from tandem_trainer.strategies.strategy import blocks_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -133,3 +134,13 @@ def test_strategies_of_one_process_refuse_several_ranks(strategy: StrategyName) 
 def test_hogwild_refuses_a_gpu() -> None:
     with pytest.raises(ConfigurationError, match="take ddp"):
         Hogwild(TaskLoop(strategy="hogwild"), Group(0, 1, 0, torch.device("cuda", 0)))
+
+
+def test_what_only_holds_blocks_is_none_itself() -> None:
+    """It has no forward pass before which anything could be put together."""
+    pairs = nn.ModuleList(
+        nn.ModuleDict({"up": nn.Linear(2, 4), "act": nn.ReLU(), "down": nn.Linear(4, 2)}) for _ in "ab"
+    )
+    nested = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), nn.Sequential(nn.Linear(2, 2))])
+    model = nn.ModuleDict({"pairs": pairs, "nested": nested})
+    assert [type(block) for block in blocks_of(model)] == [nn.Linear] * 6 + [nn.Sequential]

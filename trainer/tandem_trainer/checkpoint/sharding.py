@@ -184,6 +184,15 @@ def split_like(live: Tensor, full: Tensor) -> Tensor:
     return made if made.to_local().device == own.device else made.to(own.device)
 
 
+def placed_like(live: Tensor, tensor: Tensor) -> Tensor:
+    """A tensor of the same ranks, split as a live one is. Collective where it is split otherwise: gradients that ranks
+    have still to add up are."""
+    if not is_sharded(live) or tensor.placements == live.placements:  # type: ignore[attr-defined]
+        return tensor
+    moved: Tensor = tensor.redistribute(placements=live.placements)  # type: ignore[attr-defined]
+    return moved
+
+
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
     """Which part of a tensor this rank holds: ranks with equal places hold the same values. Empty: it is whole."""
     if isinstance(tensor, StageTensor):

@@ -235,6 +235,15 @@ class TrainState:
         # Placeholders have no values.
         return found if self._stages is None else {name: one for name, one in found.items() if not one.is_meta}
 
+    def mesh_sizes(self) -> dict[str, int]:
+        """Ranks in each named dimension of the meshes over which weights are split."""
+        found: dict[str, int] = {}
+        for one in self._model.parameters():
+            mesh = getattr(one, "device_mesh", None)
+            if mesh is not None and mesh.mesh_dim_names is not None:
+                found |= dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+        return found
+
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
         if self._stages is not None:

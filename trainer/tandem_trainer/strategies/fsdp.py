@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -72,7 +72,7 @@ class Fsdp(Strategy):
         if self._options.cpu_offload and not self._offloads and group.rank == 0:
             why = "there is no GPU" if group.device.type == "cpu" else "no more ranks than tensorParallel says"
             log.warning("setting=fsdp.cpuOffload ignored: %s", why)
-        self._mesh: DeviceMesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self._mesh = group.mesh(sizes)
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         weights = sum(one.numel() * one.element_size() for one in model.parameters())

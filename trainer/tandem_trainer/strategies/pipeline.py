@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -75,7 +74,7 @@ class Pipelined(Strategy):
         self.dp_rank, self.dp_size = group.rank // ranks, group.world_size // ranks
         sizes = {"data": self.dp_size, "pipe": ranks}
         self.mesh = {name: size for name, size in sizes.items() if size > 1}
-        mesh = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = group.mesh(sizes)
         self._copies, self._pipe = mesh.get_group("data"), mesh.get_group("pipe")
         self._place = group.rank % ranks
         self._chunks, self._chunk = micro_batches(loop, self.dp_size)
@@ -172,7 +171,7 @@ class Pipelined(Strategy):
                 found[places] = self._pipe
                 continue
             for pipeline in range(self.dp_size):
-                made = dist.new_group([pipeline * ranks + place for place in places])
+                made = dist.new_group([pipeline * ranks + place for place in places], timeout=self.group.timeout)
                 if pipeline == self.dp_rank:
                     found[places] = made
         return found

@@ -6,6 +6,7 @@ samples, so all ranks form one mesh, which the script may also use to split a mo
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,16 +14,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem_trainer.checkpoint.sharding import copies_of, here, is_sharded
+from tandem_trainer.checkpoint.sharding import copies_of, here, is_sharded, placed_like
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Plan, blocks_of, clip_parts
+from tandem_trainer.strategies.tensor import check
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+log = logging.getLogger(__name__)
 
 _OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
 _SHARDING_OPTIONS = {"mesh", "reshard_after_forward", "mp_policy", "offload_policy"}
@@ -61,20 +65,16 @@ class Models:
 
     @property
     def mesh(self) -> "DeviceMesh":
-        """All ranks: [shard, tensor]. Collective when it is asked for first."""
-        if self._made is None:
-            from torch.distributed.device_mesh import init_device_mesh
+        """All ranks: [shard, tensor]. Collective when it is asked for first.
 
-            sizes = (self.dp_size, self._degree)
-            self._made = init_device_mesh(self._group.device.type, sizes, mesh_dim_names=("shard", "tensor"))
+        Raises:
+            ConfigurationError: there is one rank.
+        """
+        if self._group.world_size == 1:
+            raise ConfigurationError("session.mesh: one process alone has no mesh; split nothing if world_size is 1")
+        if self._made is None:
+            self._made = self._group.mesh({"shard": self.dp_size, "tensor": self._degree})
         return self._made
-
-    @property
-    def mesh_sizes(self) -> dict[str, int] | None:
-        """Ranks in each dimension, for the manifests of checkpoints; None if all have whole models."""
-        if self._made is None:
-            return None
-        return {name: size for name, size in (("shard", self.dp_size), ("tensor", self._degree)) if size > 1}
 
     def distribute(
         self,
@@ -93,22 +93,31 @@ class Models:
         for name in options:
             if name not in known:
                 raise TypeError(f"distribute(…, {name}=…): {by} has no such option to choose")
+        learns = any(one.requires_grad for one in model.parameters())
         is_split = any(map(is_sharded, model.parameters()))
-        if strategy == "ddp" and not is_split and (self._degree > 1 or tensor_plan is not None):
+        if is_split:
+            self._check_split(model)
+            if options or comm_hook is not None or tensor_plan is not None:
+                raise TypeError("distribute: the model is split already, so there is nothing to choose")
+        elif strategy == "ddp" and (tensor_plan is not None or (self._degree > 1 and learns)):
             raise ConfigurationError('tensor parallelism in a session needs distribute(…, strategy="fsdp")')
         if strategy == "fsdp" and comm_hook is not None:
             raise TypeError("distribute(…, comm_hook=…): gradients that fully_shard reduces take no hook")
+        if tensor_plan is not None:
+            check(tensor_plan, model, self._degree)
         if sample_dropout:
             self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
         forward = model
         if is_split:
-            # By the script itself: it lies as it is to lie.
-            pass
+            # By the script itself: what is on no mesh is to be where the rest is.
+            for tensor in (*model.parameters(), *model.buffers()):
+                if not is_sharded(tensor):
+                    tensor.data = tensor.data.to(self._group.device)
         elif strategy == "fsdp" and self._group.world_size > 1:
             self._split(model, tensor_plan, options)
         else:
             model.to(self._group.device)
-            if self._group.world_size > 1 and any(one.requires_grad for one in model.parameters()):
+            if self._group.world_size > 1 and learns:
                 forward = self._averaged(model, comm_hook, comm_state, options)
         self.time(forward)
         return forward
@@ -126,17 +135,44 @@ class Models:
             self._recording.append(averaging)
         return averaging
 
+    def _check_split(self, model: nn.Module) -> None:
+        """
+        Raises:
+            ConfigurationError: gradients of something that learns would not be averaged over the ranks.
+        """
+        for name, one in model.named_parameters():
+            if not one.requires_grad or self.dp_size == 1:
+                continue
+            mesh = getattr(one, "device_mesh", None)
+            ranks = [] if mesh is None else mesh.mesh.flatten().tolist()
+            if len({rank // self._degree for rank in ranks}) < self.dp_size:
+                raise ConfigurationError(
+                    f"distribute: the model is split over ranks, but {name} not over those with other samples, so each "
+                    'of them would learn its own; call fully_shard(model, mesh=session.mesh["shard"])'
+                )
+
     def _split(self, model: nn.Module, tensor_plan: Plan | None, options: Mapping[str, Any]) -> None:
-        # Its imports take half a second, for those alone that need it.
+        # Their imports take half a second, for those alone that need it.
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
         from tandem_trainer.strategies.fsdp import shard_blocks, split_matrices
 
+        if any(one.is_meta for one in model.parameters()):
+            raise ConfigurationError("distribute: the model is on the meta device; make it on the CPU, with its weights")
         self.share(model)
-        if self._degree > 1:
-            split_matrices(model, tensor_plan or {}, self.mesh["tensor"])
+        if self._degree > 1 and tensor_plan is not None:
+            split_matrices(model, tensor_plan, self.mesh["tensor"])
         settings = {"mesh": self.mesh["shard"], **options}
-        if settings["mesh"].size() > 1:
-            shard_blocks(model, blocks_of(model), settings)
-        if settings.get("offload_policy") is None:
+        if settings["mesh"].size() == 1:
+            if options:
+                log.warning("setting=%s ignored: all ranks work on the same samples", ",".join(options))
+            model.to(self._group.device)
+            return
+        if "offload_policy" in settings and self._group.device.type == "cpu":
+            log.warning("setting=offload_policy ignored: there is no GPU")
+            del settings["offload_policy"]
+        shard_blocks(model, blocks_of(model), settings)
+        if not isinstance(settings.get("offload_policy"), CPUOffloadPolicy):
             # Otherwise parameters stay where they are.
             model.to(self._group.device)
 
@@ -156,6 +192,9 @@ class Models:
         learned = [one for one in parameters if one.grad is not None]
         if not any(is_sharded(one) for one in learned):
             return nn.utils.clip_grad_norm_(learned, most)
+        for one in learned:
+            assert one.grad is not None
+            one.grad = placed_like(one, one.grad)
         gradients = [here(one.grad) for one in learned if one.grad is not None]
         copies = [copies_of(one, self._group.world_size) for one in learned]
         return clip_parts(gradients, copies, most, self._group.device)

@@ -175,10 +175,21 @@ def blocks_of(model: nn.Module, least: int | None = None) -> list[nn.Module]:
 def _members(module: nn.Module) -> Iterator[nn.Module]:
     members = [one for one in module.children() if any(True for _ in one.parameters())]
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(members) > 1):
-        yield from members
+        for member in members:
+            # One that only holds others is no block: it has no forward pass.
+            yield from _held(member)
     else:
         for child in module.children():
             yield from _members(child)
+
+
+def _held(module: nn.Module) -> Iterator[nn.Module]:
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        yield module
+        return
+    for child in module.children():
+        if any(True for _ in child.parameters()):
+            yield from _held(child)
 
 
 def _of_size(model: nn.Module, least: int) -> list[nn.Module]:
