@@ -158,7 +158,9 @@ class Models:
         from tandem_trainer.strategies.fsdp import shard_blocks, split_matrices
 
         if any(one.is_meta for one in model.parameters()):
-            raise ConfigurationError("distribute: the model is on the meta device; make it on the CPU, with its weights")
+            raise ConfigurationError(
+                "distribute: the model is on the meta device; make it on the CPU, with its weights"
+            )
         self.share(model)
         if self._degree > 1 and tensor_plan is not None:
             split_matrices(model, tensor_plan, self.mesh["tensor"])
