@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "ead46e78d42286e22e5bc19679b7f7cfd712d9b3"
+COMMIT = "53c785e0c7c694b58a83e57d3ce607befd297adb"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
