@@ -74,6 +74,8 @@ class StagePass(Model):
     """What goes to the next stage; as much comes back."""
     flops: float
     """Operations of both passes, as for `Pass`."""
+    added_up: Bytes = 0
+    """As for `Pass`."""
 
 
 class Stage(Model):
@@ -85,6 +87,10 @@ class Stage(Model):
     buffers: Bytes
     passes: tuple[StagePass, ...]
     """In the order of the question."""
+    parts: tuple[Bytes, ...] = ()
+    """Parameters of each part of the model in it, which FSDP gathers one after the other."""
+    part_gradients: tuple[Bytes, ...] = ()
+    """Gradients of each part, as for `gradients`."""
 
 
 class Portion(Model):

@@ -2,7 +2,7 @@
 
 from tandem.model import Rule
 from tandem.pod_template import gpus_in_cel, processes_in_cel
-from tandem.tasks import Loop, Pipeline, StrategyName
+from tandem.tasks import Loop, Pipeline, StrategyName, TaskLoop
 
 ONE_WORKER = (
     "(!has(self.workers) || ((!has(self.workers.replicas) || self.workers.replicas == 1)"
@@ -18,8 +18,14 @@ def _chosen(*strategies: StrategyName) -> str:
     return f"({' || '.join(found)})"
 
 
-def _stages(loop: Loop | None) -> int:
-    return 1 if loop is None or loop.strategy != "pipeline" else (loop.pipeline or Pipeline()).stages
+def pipeline_ranks(loop: Loop | None) -> int:
+    """Ranks of one pipeline, which hold the model once; 1 under any other strategy."""
+    if loop is None or loop.strategy != "pipeline":
+        return 1
+    return (loop.pipeline or Pipeline()).stages * (loop.tensor_parallel if isinstance(loop, TaskLoop) else 1)
+
+
+_TENSOR_PARALLEL = "(has(self.trainer.loop.tensorParallel) ? self.trainer.loop.tensorParallel : 1)"
 
 
 CHUNKS_PER_RANK = 4
@@ -69,17 +75,17 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(
-            lambda s, name=name: s.workers.processes % _stages(getattr(s.trainer, name)) == 0,  # type: ignore[misc]
+            lambda s, name=name: s.workers.processes % pipeline_ranks(getattr(s.trainer, name)) == 0,  # type: ignore[misc]
             f"!has(self.trainer.{name}) || !has(self.trainer.{name}.strategy)"
             f" || self.trainer.{name}.strategy != 'pipeline'"
             f" || (has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
-            f" % (has(self.trainer.{name}.pipeline) && has(self.trainer.{name}.pipeline.stages)"
-            f" ? self.trainer.{name}.pipeline.stages : 2) == 0",
-            "the stages of a pipeline must divide the processes of a worker (workers.processesPerReplica, or its "
-            "GPUs), so that any number of workers can train",
+            f" % ((has(self.trainer.{name}.pipeline) && has(self.trainer.{name}.pipeline.stages)"
+            f" ? self.trainer.{name}.pipeline.stages : 2){times}) == 0",
+            f"the stages of a pipeline{words} must divide the processes of a worker (workers.processesPerReplica, or "
+            "its GPUs), so that any number of workers can train",
             f"trainer.{name}.strategy",
         )
-        for name in ("loop", "config")
+        for name, times, words in (("loop", f" * {_TENSOR_PARALLEL}", ", times tensorParallel,"), ("config", "", ""))
     ),
 )
 """Rules of a job's spec."""

@@ -247,7 +247,8 @@ class Loop(Model):
     ddp: Ddp | None = None
     """Options of `ddp`."""
     fsdp: Fsdp | None = None
-    """Options of `fsdp`."""
+    """Options of `fsdp`. Under `pipeline`: several pipelines split the state of a stage between them, where otherwise
+    each holds it whole."""
     pipeline: Pipeline | None = None
     """Options of `pipeline`."""
 
@@ -302,9 +303,25 @@ class Loop(Model):
             "ddp",
         ),
         Rule(
-            lambda c: c.fsdp is None or c.strategy == "fsdp",
-            "!has(self.fsdp) || (has(self.strategy) && self.strategy == 'fsdp')",
-            "fsdp has options of the strategy fsdp; choose it with strategy: fsdp",
+            lambda c: c.fsdp is None or c.strategy in ("fsdp", "pipeline"),
+            "!has(self.fsdp) || (has(self.strategy) && self.strategy in ['fsdp', 'pipeline'])",
+            "fsdp has options of the strategy fsdp; choose it with strategy: fsdp, or split the stages of strategy: "
+            "pipeline",
+            "fsdp",
+        ),
+        Rule(
+            lambda c: c.strategy != "pipeline" or c.fsdp is None or not (c.fsdp.cpu_offload or c.fsdp.wrap_parameters),
+            "!has(self.strategy) || self.strategy != 'pipeline' || !has(self.fsdp)"
+            " || ((!has(self.fsdp.cpuOffload) || !self.fsdp.cpuOffload) && !has(self.fsdp.wrapParameters))",
+            "in a pipeline fsdp splits part by part on the device, without cpuOffload and wrapParameters",
+            "fsdp",
+        ),
+        Rule(
+            lambda c: c.fsdp is None or c.pipeline is None or c.pipeline.schedule != "zeroBubble",
+            "!has(self.fsdp) || !has(self.pipeline) || !has(self.pipeline.schedule)"
+            " || self.pipeline.schedule != 'zeroBubble'",
+            "fsdp does not go together with the schedule zeroBubble, which computes gradients of inputs and of weights "
+            "apart: fsdp sends them together",
             "fsdp",
         ),
         Rule(
@@ -369,7 +386,7 @@ class TaskLoop(Loop):
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks of one worker that split each matrix of a layer between them, by the plan that the task or the model
-    brings; needs `strategy: fsdp`, which splits the rest. They work on the same samples."""
+    brings; needs `strategy: fsdp`, which splits the rest, or `strategy: pipeline`. They work on the same samples."""
 
     rewind_on: RewindOn = "NotFinite"
     """When training goes back to an older checkpoint and leaves the data around the bad step out: `NotFinite`, when the
@@ -381,9 +398,10 @@ class TaskLoop(Loop):
     rules: ClassVar[tuple[Rule, ...]] = (
         *Loop.rules,
         Rule(
-            lambda c: c.tensor_parallel == 1 or c.strategy == "fsdp",
-            "!has(self.tensorParallel) || self.tensorParallel == 1 || (has(self.strategy) && self.strategy == 'fsdp')",
-            "tensorParallel needs strategy: fsdp",
+            lambda c: c.tensor_parallel == 1 or c.strategy in ("fsdp", "pipeline"),
+            "!has(self.tensorParallel) || self.tensorParallel == 1"
+            " || (has(self.strategy) && self.strategy in ['fsdp', 'pipeline'])",
+            "tensorParallel needs strategy: fsdp or strategy: pipeline",
             "tensorParallel",
         ),
         Rule(

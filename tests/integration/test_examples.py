@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 LONG = pytest.mark.full("examples", "trainer")
 VARIANTS = (
     *("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
-    *("digits-dp", "minigpt-model", "minigpt-pipeline", "fine-tune", "fine-tune-pipeline"),
+    *("digits-dp", "minigpt-model", "minigpt-pipeline", "minigpt-composed", "fine-tune", "fine-tune-pipeline"),
 )
 """Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt,
 the strategies of test_strategies, the model of test_language and the stages of test_language_pipeline."""
@@ -79,6 +79,7 @@ TARGETS = {
     "minigpt-fsdp": 2.4,
     "minigpt-tensor": 2.4,
     "minigpt-pipeline": 2.4,
+    "minigpt-composed": 2.4,
 }
 """The score that its best checkpoint reaches, of those whose strategy is learned with; at first 0.1 and 8 bits a byte.
 `digits-hogwild` has its target in test_hogwild.py."""

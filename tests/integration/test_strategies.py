@@ -92,6 +92,9 @@ def pipeline(schedule: str, **options: Any) -> dict[str, Any]:
 
 
 INTERLEAVED = pipeline("interleaved1f1b", chunks=2)
+SPLIT_STAGES = pipeline("1f1b", chunks=2) | {"fsdp": {}}
+COPIED_STAGES = pipeline("1f1b", chunks=2) | {"fsdp": {"shardWithin": "Worker", "reshardAfterForward": False}}
+TENSOR_STAGES = pipeline("1f1b", chunks=2) | {"tensorParallel": 2}
 REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
 
 
@@ -120,6 +123,14 @@ REPEATED_1F1B = pipeline("1f1b", chunks=3) | REPEATED
         pytest.param(INTERLEAVED | REPEATED, 4, 2, {"data": 2, "pipe": 2}, id="interleaved-and-data", marks=FULL),
         pytest.param(pipeline("zeroBubble"), 2, 2, {"pipe": 2}, id="zero-bubble", marks=FULL),
         pytest.param(pipeline("1f1b", splitAt=["blocks.2"]), 2, 2, {"pipe": 2}, id="split-at", marks=FULL),
+        pytest.param(SPLIT_STAGES | REPEATED, 6, 2, {"shard": 3, "pipe": 2}, id="1f1b-and-fsdp", marks=FULL),
+        pytest.param(INTERLEAVED | {"fsdp": {"prefetch": 2}}, 4, 2, {"shard": 2, "pipe": 2}, id="interleaved-and-fsdp"),
+        pytest.param(COPIED_STAGES, 8, 4, {"replicate": 2, "shard": 2, "pipe": 2}, id="1f1b-and-hybrid", marks=FULL),
+        pytest.param(TENSOR_STAGES, 4, 4, {"pipe": 2, "tensor": 2}, id="1f1b-and-tensor", marks=FULL),
+        pytest.param(
+            TENSOR_STAGES | {"fsdp": {}}, 8, 4, {"shard": 2, "pipe": 2, "tensor": 2}, id="all-three", marks=FULL
+        ),
+        pytest.param(TENSOR_STAGES, 8, 4, {"data": 2, "pipe": 2, "tensor": 2}, id="tensor-and-data", marks=FULL),
     ],
 )
 def test_it_learns_what_one_rank_alone_learns(
@@ -141,6 +152,8 @@ def test_it_learns_what_one_rank_alone_learns(
         pytest.param(pipeline("1f1b", chunks=3), 4, 2, id="1f1b-and-data"),
         pytest.param(pipeline("1f1b", stages=3), 3, 3, id="a-stage-between", marks=FULL),
         pytest.param(pipeline("zeroBubble"), 2, 2, id="zero-bubble", marks=FULL),
+        pytest.param(SPLIT_STAGES, 4, 2, id="1f1b-and-fsdp"),
+        pytest.param(TENSOR_STAGES | {"fsdp": {}}, 8, 4, id="all-three", marks=FULL),
     ],
 )
 def test_stages_that_share_a_weight_learn_what_one_rank_alone_learns(
@@ -225,6 +238,8 @@ def compressed(how: str) -> dict[str, Any]:
         pytest.param(REPEATED_1F1B, 4, 2, 1e-5, id="1f1b-and-data", marks=FULL),
         pytest.param(INTERLEAVED, 2, 2, 1e-5, id="interleaved", marks=FULL),
         pytest.param(pipeline("zeroBubble"), 2, 2, 1e-5, id="zero-bubble"),
+        pytest.param(SPLIT_STAGES, 4, 2, 1e-5, id="1f1b-and-fsdp", marks=FULL),
+        pytest.param(TENSOR_STAGES, 4, 4, 1e-5, id="1f1b-and-tensor", marks=FULL),
         pytest.param({"strategy": "dp"}, 1, 1, 1e-5, id="dp", marks=FULL),
         pytest.param({"strategy": "model"}, 1, 1, 1e-5, id="model", marks=FULL),
     ],
@@ -366,6 +381,8 @@ def test_any_strategy_goes_on_from_checkpoints_of_any_other(tmp_path: Path, unpa
         pytest.param(FSDP, False, id="fsdp"),
         pytest.param({}, False, id="ddp", marks=FULL),
         pytest.param({}, True, id="ddp-with-a-shared-weight", marks=FULL),
+        pytest.param(SPLIT_STAGES, True, id="split-stages-with-a-shared-weight", marks=FULL),
+        pytest.param(TENSOR_STAGES | {"fsdp": {}}, False, id="all-three", marks=FULL),
     ],
 )
 def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(
@@ -376,12 +393,15 @@ def test_a_pipeline_goes_on_from_other_strategies_and_they_from_it(
     undisturbed = job(tmp_path / "undisturbed", adam, tied=tied)
     run(undisturbed)
     path = tmp_path / "killed"
-    parts: list[tuple[dict[str, Any], int, int]] = [(other, 2, 1), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
+    # Ranks of a worker, where a worker has several.
+    most = 4 if "tensorParallel" in other else 2 if "pipeline" in other else 1
+    first, last = max(2, most), 2 * most if most > 1 else 3
+    parts: list[tuple[dict[str, Any], int, int]] = [(other, first, most), (pipeline("1f1b"), 4, 2), (INTERLEAVED, 2, 2)]
     for loop, ranks, processes in parts:
         rundir = job(path, adam | loop, processes, tied=tied, checkpoint={"everySteps": 2, "keepLast": 100})
         kill_after_checkpoints(rundir, ranks, unpaused)
-    run(job(path, adam | other, tied=tied, checkpoint={"everySteps": 2, "keepLast": 100}), 3)
-    assert [record["worldSize"] for record in records(rundir, "start")] == [2, 4, 2, 3]
+    run(job(path, adam | other, most, tied=tied, checkpoint={"everySteps": 2, "keepLast": 100}), last)
+    assert [record["worldSize"] for record in records(rundir, "start")] == [first, 4, 2, last]
     assert all(record["step"] > 0 for record in records(rundir, "start")[1:])
     assert sample_ids(rundir) == sample_ids(undisturbed)
     assert losses(rundir) == pytest.approx(losses(undisturbed), abs=1e-4)

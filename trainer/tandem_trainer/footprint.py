@@ -327,7 +327,7 @@ class _Step:
 
     def stages(self, mode: FakeTensorMode) -> Stages:
         """What traces stages of the model."""
-        return Stages(self._task, self._model, self._loop, mode, self._precision)
+        return Stages(self._task, self._model, self._loop, mode, self._precision, lambda: self._added_up)
 
     def take_stages(self, stages: Stages, batch: Any, samples: int) -> None:
         """Trace a micro-batch through stages; arguments and errors are those of `take`."""

@@ -100,10 +100,10 @@ class Group:
         return cls(rank, world_size, local_rank, device, timeout)
 
     def mesh(self, sizes: Mapping[str, int]) -> "DeviceMesh":
-        """All ranks, in so many of each dimension; the last one changes first. Collective.
+        """A device mesh of all ranks, in row-major order. Collective.
 
         Args:
-            sizes: by name.
+            sizes: the size of each dimension, by name, from the outermost.
         """
         from torch.distributed.device_mesh import init_device_mesh
 

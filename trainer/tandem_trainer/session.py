@@ -158,8 +158,8 @@ class Session:
             "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
             untrained model's; "Never".
         device: where this rank computes; None: on its GPU, if there is one.
-        tensor_parallel: so many neighbouring ranks of a worker work on the same samples and split matrices between
-            them; must divide the ranks of a worker. One rank alone splits nothing.
+        tensor_parallel: the tensor-parallel degree: this many neighbouring ranks split each matrix and work on the
+            same samples. Must divide the number of ranks per worker. Ignored with one rank.
 
     Raises:
         ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, or the ranks of a
@@ -230,7 +230,7 @@ class Session:
 
     @property
     def dp_size(self) -> int:
-        """Data-parallel world size: in so many shares the samples of a step are divided."""
+        """Data-parallel world size: the number of shares into which the samples of a step are divided."""
         return self._models.dp_size
 
     @property

@@ -92,7 +92,7 @@ class ShardedMuon(torch.optim.Optimizer):
             self._move(matrix, moved.view(here(matrix).shape), group)
 
     def _update(self, matrix: nn.Parameter, momentum: float) -> Tensor:
-        """What is to become orthogonal, in bfloat16, split as the matrix is."""
+        """The update before orthogonalization, in bfloat16, sharded like the matrix."""
         assert matrix.grad is not None
         state, gradient = self.state[matrix], placed_like(matrix, matrix.grad)
         if not state:

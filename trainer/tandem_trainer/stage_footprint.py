@@ -53,11 +53,20 @@ class Stages:
     Args:
         model: of fake tensors.
         precision: the context in which the loop runs it.
+        added_up: bytes that ranks which split matrices have added up so far in forward passes whose gradients are kept.
     """
 
-    def __init__(self, task: Task[Any], model: nn.Module, loop: Loop, mode: FakeTensorMode, precision: Any) -> None:
+    def __init__(
+        self,
+        task: Task[Any],
+        model: nn.Module,
+        loop: Loop,
+        mode: FakeTensorMode,
+        precision: Any,
+        added_up: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._task, self._model, self._loop = task, model, loop
-        self._mode, self._precision = mode, precision
+        self._mode, self._precision, self._added_up = mode, precision, added_up
         self._cuts: list[stages.Stage] = []
         self._passes: list[list[StagePass]] = []
 
@@ -98,6 +107,10 @@ class Stages:
                     gradients=_size(one for one in parameters if one.requires_grad),
                     buffers=_size(one for one in mine if not isinstance(one, nn.Parameter)),
                     passes=tuple(passes),
+                    parts=tuple(_size(part.parameters()) for part in cut.parts.values()),
+                    part_gradients=tuple(
+                        _size(one for one in part.parameters() if one.requires_grad) for part in cut.parts.values()
+                    ),
                 )
             )
         return tuple(stages)
@@ -111,9 +124,11 @@ class Stages:
         tracker = tracker_of(run.parameters())
         tracker.track_external(run, *given)
         held = _total(tracker, "current") - _size(given)
+        before = self._added_up()
         with tracker:
             with self._precision:
                 outputs = run(values, named)
+            added_up = self._added_up() - before
             forward, kept = _total(tracker, "peak") - held, _total(tracker, "current") - held
             learned = [one for one in outputs if one.requires_grad]
             if learned:
@@ -125,6 +140,7 @@ class Stages:
             peak=max(0, _total(tracker, "peak") - held),
             sent=_size(outputs),
             flops=float(operations.get_total_flops()) * (1 + _backward(run)),
+            added_up=added_up,
         ), outputs
 
 
@@ -133,7 +149,7 @@ class _Run(nn.Module):
 
     def __init__(self, stage: stages.Stage, task: Task[Any], batch: Any, samples: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(stage.parts)
+        self.parts = nn.ModuleList(stage.parts.values())
         self._task, self._batch, self._samples = task, batch, samples
 
     def forward(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -172,7 +188,7 @@ def _total(tracker: Any, kind: str) -> int:
 
 def _tensors(cut: stages.Stage) -> list[Tensor]:
     """The parameters and buffers of a stage, each once."""
-    return list({id(one): one for part in cut.parts for one in (*part.parameters(), *part.buffers())}.values())
+    return list({id(one): one for part in cut.parts.values() for one in (*part.parameters(), *part.buffers())}.values())
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

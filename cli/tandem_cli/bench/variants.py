@@ -1,6 +1,7 @@
 """The jobs that a bench compares: the user's own, each with one strategy, number of workers and number of steps.
 
-A job whose matrices are split is named `fsdp+tensor`, as by `tandem plan`; `fsdp` is the same without that.
+Strategies that are combined are named one after the other: `fsdp+tensor` is `fsdp` with the `tensorParallel` of the
+job, `pipeline+fsdp` a pipeline whose copies split the state of their stages.
 """
 
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ WARM_UP, WARM_UP_SHARE = 10, 4
 """Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""
 NEVER = 1_000_000_000
 """Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
-TENSOR = "fsdp+tensor"
-"""`fsdp` with the `tensorParallel` of the job."""
+TENSOR = "tensor"
+"""Stands for the `tensorParallel` of the job."""
+COMBINED = ("fsdp+tensor", "pipeline+fsdp", "pipeline+tensor", "pipeline+fsdp+tensor")
 TRACE_STEPS = 20
 """A few more than what is recorded needs (tandem_trainer.step_trace, tandem_trainer.strategies.passes)."""
 
@@ -108,7 +110,11 @@ def traced(variant: Variant, file: Path) -> Variant:
 
 
 def _own(job: DistributedTrainingJob) -> str:
-    return TENSOR if _splits_matrices(job) else job.spec.trainer.settings_of_loop.strategy
+    loop = job.spec.trainer.settings_of_loop
+    parts: list[str] = [loop.strategy]
+    parts += ["fsdp"] if loop.strategy == "pipeline" and loop.fsdp is not None else []
+    parts += [TENSOR] if _splits_matrices(job) else []
+    return "+".join(parts)
 
 
 def _splits_matrices(job: DistributedTrainingJob) -> bool:
@@ -117,12 +123,12 @@ def _splits_matrices(job: DistributedTrainingJob) -> bool:
 
 
 def _strategies(text: str, job: DistributedTrainingJob) -> Iterator[str]:
-    known = (*get_args(StrategyName), TENSOR)
+    known = (*get_args(StrategyName), *COMBINED)
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
         if name not in known:
             raise UserError(f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}")
-        if name == TENSOR and not _splits_matrices(job):
-            raise UserError(f"--strategies: for {TENSOR} the job has to say between how many: set tensorParallel")
+        if TENSOR in name.split("+") and not _splits_matrices(job):
+            raise UserError(f"--strategies: for {name} the job has to say between how many: set tensorParallel")
         yield name
 
 
@@ -136,13 +142,16 @@ def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: i
     manifest.pop("status", None)
     spec = manifest["spec"]
     loop = spec["trainer"].setdefault("config" if job.spec.trainer.is_built_in else "loop", {})
+    first, *more = strategy.split("+")
     for other in get_args(StrategyName):
-        if other != strategy.partition("+")[0]:
+        if other not in (first, *more):
             loop.pop(other, None)
-    if strategy != TENSOR:
+    if "fsdp" in more:
+        loop.setdefault("fsdp", {})
+    if TENSOR not in more:
         loop.pop("tensorParallel", None)
     # As many epochs as steps: the data never ends before.
-    loop |= {"strategy": "fsdp" if strategy == TENSOR else strategy, "maxSteps": steps, "epochs": steps}
+    loop |= {"strategy": first, "maxSteps": steps, "epochs": steps}
     spec["workers"] |= {"replicas": workers, "minReplicas": workers}
     spec["workers"].pop("maxReplicas", None)
     spec["evaluators"] = {"replicas": 0}

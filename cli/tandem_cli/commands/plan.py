@@ -147,7 +147,7 @@ def _traced(
     sizes = {tensor: batches(loop, worlds, tensor) for tensor in (1, degree_of(loop))}
     whole = {tensor: known(those, tensor_parallel=tensor) for tensor, those in sizes.items() if those}
     chunks = staged_batches(loop, worlds)
-    staged = known(chunks, by_stage=True) if chunks else None
+    staged = known(chunks, by_stage=True, tensor_parallel=degree_of(loop)) if chunks else None
     alone = batches(loop, (1,))
     return job, Traced(whole, staged, {number: known(alone, devices=number) for number in devices(loop, worlds)})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tandem.footprint import Footprint
 from tandem.formatting import several
-from tandem.strategies import micro_batches
+from tandem.strategies import micro_batches, pipeline_ranks
 from tandem.tasks import Fsdp, Loop, Pipeline, TaskLoop
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import (
@@ -108,7 +108,7 @@ def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
     """The same for the stages of the job's pipeline; none where it has none, or no number of ranks makes one."""
     if loop.strategy != "pipeline":
         return ()
-    ranks = (loop.pipeline or Pipeline()).stages
+    ranks = pipeline_ranks(loop)
     return tuple(dict.fromkeys(micro_batches(loop, world // ranks)[1] for world in worlds if world % ranks == 0))
 
 
@@ -151,15 +151,14 @@ def planned(
         for strategy, tensor in _strategies(world, footprints, loop)
     ]
     if loop is not None and staged is not None and staged.stages:
-        ranks = (loop.pipeline or Pipeline()).stages
-        allowed = (world for world in worlds if world % ranks == 0)
-        rows += [_pipeline_row(world, footprint, staged, loop, steps, budget) for world in allowed]
+        allowed = (world for world in worlds if world % pipeline_ranks(loop) == 0)
+        rows += [_pipeline_row(world, footprint, staged, loop, steps, budget, per_worker) for world in allowed]
     if loop is not None:
         known = {number: one for number, one in (spread or {}).items() if not one.untraced}
         rows += [_spread_row(number, one, loop, steps, budget) for number, one in known.items()]
         rows.sort(key=lambda row: row.workers)
     if loop is not None and wanted > 1:
-        own = Strategy.TENSOR.value if degree_of(loop) > 1 else loop.strategy
+        own = Strategy.TENSOR.value if loop.strategy == "fsdp" and degree_of(loop) > 1 else loop.strategy
         rows = [replace(row, is_own=row.workers == wanted and row.strategy.value == own) for row in rows]
     is_known = bool(footprint.passes)
     notes = _notes(footprint, loop, worlds, is_known)
@@ -167,7 +166,12 @@ def planned(
         notes += _pipeline_notes(loop, staged)
     if loop is not None:
         notes += _spread_notes(loop, spread or {})
-    if loop is not None and (tensor := degree_of(loop)) > 1 and not any(row.tensor > 1 for row in rows):
+    if (
+        loop is not None
+        and loop.strategy == "fsdp"
+        and (tensor := degree_of(loop)) > 1
+        and not any(row.tensor > 1 for row in rows)
+    ):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     if any(row.time is not None and row.time.step < SHORT for row in rows):
         notes.append(
@@ -243,17 +247,29 @@ def _spread_row(number: int, footprint: Footprint, loop: Loop, steps: int | None
 
 
 def _pipeline_row(
-    world: int, footprint: Footprint, staged: Footprint, loop: Loop, steps: int | None, budget: Budget
+    world: int,
+    footprint: Footprint,
+    staged: Footprint,
+    loop: Loop,
+    steps: int | None,
+    budget: Budget,
+    per_worker: int,
 ) -> Row:
-    options = loop.pipeline or Pipeline()
-    copies = world // options.stages
+    options, ranks = loop.pipeline or Pipeline(), pipeline_ranks(loop)
+    copies = world // ranks
     chunks, samples = micro_batches(loop, copies)
     # Of the optimizer's state only a trace of the whole step knows.
     known = footprint.model_copy(update={"stages": staged.stages})
-    peak = pipeline.memory(known, options, chunks, samples)
+    sharding = None
+    if loop.fsdp is not None and copies > 1:
+        in_worker = min(copies, max(1, per_worker // ranks))
+        shards = in_worker if loop.fsdp.shard_within == "Worker" else copies
+        sharding = pipeline.Sharding(shards, loop.fsdp, loop.precision == "bfloat16")
+    peak = pipeline.memory(known, options, chunks, samples, sharding)
     time = price = None
     if budget.speed is not None:
-        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed)
+        is_sharded, tensor = sharding is not None, degree_of(loop)
+        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed, is_sharded, tensor)
         if budget.price_per_hour is not None and steps is not None:
             price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
@@ -262,8 +278,9 @@ def _pipeline_row(
 
 def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
     if staged is None:
-        ranks = (loop.pipeline or Pipeline()).stages
-        return [f"A pipeline of {ranks} stages needs a multiple of {ranks} ranks, and none is planned for."]
+        stages, ranks = (loop.pipeline or Pipeline()).stages, pipeline_ranks(loop)
+        of_each = f" with tensorParallel {degree_of(loop)}" if degree_of(loop) > 1 else ""
+        return [f"A pipeline of {stages} stages{of_each} needs a multiple of {ranks} ranks, and none is planned for."]
     if not staged.stages:
         return [f"The pipeline is not planned, because {staged.untraced}."]
     return []

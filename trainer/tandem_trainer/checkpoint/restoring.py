@@ -323,7 +323,10 @@ def compare(group: Group, tensors: dict[str, Tensor]) -> None:
         "common": _of_all(sorted(common.items())),
         "place": _of_all(sorted((name, place) for name, place in places.items() if place)),
         "parts": _of_all(sorted((name, number) for name, number in mine.items() if places[name])),
-        "shared": {name: f"{number:x}" for name, number in mine.items() if is_shared(tensors[name])},
+        # By the part, too: the ranks of one stage hold several.
+        "shared": {
+            f"{name} {places[name][1:]}": f"{number:x}" for name, number in mine.items() if is_shared(tensors[name])
+        },
     }
     told = group.gather(view)
     same_parts = {one["place"]: one["parts"] for one in told}

@@ -33,12 +33,16 @@ class Stages:
     """Every rank's small JSON value, in rank order. Collective."""
     shared: frozenset[str] = frozenset()
     """Names of the weights that more than one place of a pipeline holds."""
+    split: frozenset[str] = frozenset()
+    """Names of the weights of which each rank of a place holds rows."""
+    holders: Callable[[int], tuple[int, ...]] = lambda owner: (owner,)
+    """By the first rank of a place: those of its ranks that hold all rows of a split weight together, in order."""
 
     def placed(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int] | None = None) -> dict[str, Tensor]:
         """Tensors by name, each with the rank that gives it to the others."""
         owners = self.owners if owners is None else owners
         return {
-            name: StageTensor.of(tensor, owners[name], self.device, name in self.shared)
+            name: self._of(tensor, owners[name], name in self.shared, name in self.split)
             for name, tensor in tensors.items()
         }
 
@@ -48,19 +52,32 @@ class Stages:
         for path, tensor in mine.items():
             weight = path.rpartition("/")[0]
             owner = self.owners.get(weight, self.place)
-            found[path] = StageTensor.of(tensor, owner, self.device, weight in self.shared)
+            found[path] = self._of(tensor, owner, weight in self.shared, is_by_rows(tensor))
         return found
 
     def moments(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's tensors of an optimizer, and placeholders for those of other ranks. Collective."""
-        told = self.gather({path: [list(one.shape), str(one.dtype)] for path, one in mine.items()})
+        facts_here = {path: [list(one.shape), str(one.dtype), is_by_rows(one)] for path, one in mine.items()}
         found: dict[str, Tensor] = {}
-        owners: dict[str, int] = {}
-        for rank, facts in enumerate(told[: self.ranks]):
-            for path, (shape, dtype) in facts.items():
-                owners.setdefault(path, rank)
-                found[path] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
-        return self.placed({**found, **mine}, owners)
+        for rank, facts in enumerate(self.gather(facts_here)[: self.ranks]):
+            for path, (shape, dtype, by_rows) in facts.items():
+                if path in found:
+                    continue
+                kind = getattr(torch, dtype.removeprefix("torch."))
+                tensor = mine[path] if path in mine else torch.empty(shape, dtype=kind, device="meta")
+                found[path] = self._of(tensor, rank, path.rpartition("/")[0] in self.shared, by_rows)
+        return found
+
+    def _of(self, tensor: Tensor, owner: int, is_shared: bool, by_rows: bool) -> "StageTensor":
+        return StageTensor.of(tensor, self.holders(owner) if by_rows else (owner,), self.device, is_shared)
+
+
+def is_by_rows(tensor: Tensor) -> bool:
+    """Whether each of the ranks that share samples out holds rows of a tensor, and all columns of these."""
+    if not hasattr(tensor, "device_mesh"):
+        return False
+    dimension = split_rows(tensor)
+    return dimension is not None and tensor.device_mesh.mesh_dim_names[dimension] == "shard"
 
 
 class StageTensor(Tensor):
@@ -68,26 +85,37 @@ class StageTensor(Tensor):
     computed of it is a plain tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    owner: int
-    """The first rank that holds it."""
+    holders: tuple[int, ...]
+    """The ranks that give it to the others, each its rows, in order; the first that holds it alone if it is whole."""
     device_here: torch.device
     """Where this rank wants it."""
     stages_share: bool
     """Whether ranks of several places hold it."""
+    part: Tensor | None
+    """What this rank holds of a tensor that is split; the tensor itself has no memory then."""
 
     @staticmethod
-    def of(tensor: Tensor, owner: int, device: torch.device, stages_share: bool = False) -> "StageTensor":
+    def of(tensor: Tensor, holders: tuple[int, ...], device: torch.device, stages_share: bool = False) -> "StageTensor":
         """The same memory."""
-        made = tensor.detach().as_subclass(StageTensor)
-        made.owner, made.device_here, made.stages_share = owner, device, stages_share
+        is_split = hasattr(tensor, "device_mesh")
+        plain = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") if is_split else tensor.detach()
+        made = plain.as_subclass(StageTensor)
+        made.holders, made.device_here, made.stages_share = holders, device, stages_share
+        made.part = tensor.detach() if is_split else None
         return made
 
     def rows(self) -> "Rows":
-        """All of them are the owner's."""
-        group, is_here = dist.group.WORLD, dist.get_rank() == self.owner
+        """Those that its holders have."""
+        group, rank = dist.group.WORLD, dist.get_rank()
         assert group is not None
-        local = self.detach() if is_here else torch.empty(0, dtype=self.dtype)
-        begins = [0 if rank <= self.owner else self.numel() for rank in range(dist.get_world_size() + 1)]
+        mine = self if self.part is None or is_by_rows(self.part) else whole(self.part)
+        local = here(mine) if rank in self.holders else torch.empty(0, dtype=self.dtype)
+        count = self.shape[0] if self.ndim else 1
+        each, width = -(-count // len(self.holders)), self.numel() // max(1, count)
+        ends = {one: min((place + 1) * each, count) * width for place, one in enumerate(self.holders)}
+        begins = [0]
+        for one in range(dist.get_world_size()):
+            begins.append(ends.get(one, begins[-1]))
         return Rows(group, local.to(self.device_here).contiguous().reshape(-1), begins)
 
 
@@ -106,6 +134,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 def here(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor; it aliases the live one."""
+    if isinstance(tensor, StageTensor) and tensor.part is not None:
+        tensor = tensor.part
     if not is_sharded(tensor) or isinstance(tensor, StageTensor):
         return tensor.detach()
     local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
@@ -196,7 +226,7 @@ def placed_like(live: Tensor, tensor: Tensor) -> Tensor:
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
     """Which part of a tensor this rank holds: ranks with equal places hold the same values. Empty: it is whole."""
     if isinstance(tensor, StageTensor):
-        return (tensor.owner,)
+        return (tensor.holders[0], *(() if tensor.part is None else place_of(tensor.part)))
     if not is_sharded(tensor):
         return ()
     coordinate = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from tandem_trainer.checkpoint.file_names import (
     OTHERS,
 )
 from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.sharding import Stages
+from tandem_trainer.checkpoint.sharding import Stages, here
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
     CPU,
@@ -233,7 +233,7 @@ class TrainState:
         if self._average is not None:
             found |= {f"average of {name}": tensor for name, tensor in self._weights(self._average).items()}
         # Placeholders have no values.
-        return found if self._stages is None else {name: one for name, one in found.items() if not one.is_meta}
+        return found if self._stages is None else {name: one for name, one in found.items() if not here(one).is_meta}
 
     def mesh_sizes(self) -> dict[str, int]:
         """Ranks in each named dimension of the meshes over which weights are split."""

@@ -54,7 +54,7 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
     if loop.strategy == "pipeline":
         from tandem_trainer.strategies.pipeline import Pipelined
 
-        return Pipelined(loop, group, per_worker)
+        return Pipelined(loop, group, per_worker, degree)
     from tandem_trainer.strategies.ddp import Ddp
 
     return Ddp(loop, group)

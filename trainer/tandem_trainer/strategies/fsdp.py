@@ -17,13 +17,14 @@ Rejected: DistributedDataParallel around a model with split matrices (torch 2.15
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from tandem import tasks
@@ -68,7 +69,6 @@ class Fsdp(Strategy):
         split = per_worker // tensor_parallel if self._options.shard_within == "Worker" else self.dp_size
         sizes = {"replicate": self.dp_size // split, "shard": split, "tensor": tensor_parallel}
         self.mesh = {name: size for name, size in sizes.items() if size > 1}
-        self._copies = sizes["replicate"]
         if self._options.cpu_offload and not self._offloads and group.rank == 0:
             why = "there is no GPU" if group.device.type == "cpu" else "no more ranks than tensorParallel says"
             log.warning("setting=fsdp.cpuOffload ignored: %s", why)
@@ -87,20 +87,14 @@ class Fsdp(Strategy):
         if self.loop.compile:
             for block in blocks:
                 block.compile()
-        mesh = self._mesh["shard"] if self._copies == 1 else self._mesh["replicate", "shard"]
-        settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._options.reshard_after_forward}
-        if self.loop.precision == "bfloat16":
-            # Weights travel in the precision in which they compute; gradients are added up in full.
-            settings["mp_policy"] = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
+        settings = settings_of(self.loop, self._options, self._mesh)
         if self._offloads:
             settings["offload_policy"] = CPUOffloadPolicy()
         shard_blocks(model, blocks, settings)
         if not self._offloads:
             # Otherwise parameters stay where they are, and fully_shard has moved the buffers.
             model.to(self.group.device)
-        self._prefetch([block for block in blocks if isinstance(block, FSDPModule)])
+        prefetch(blocks, self._options.prefetch)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.loop.compile and self.dp_size == 1:
@@ -117,14 +111,33 @@ class Fsdp(Strategy):
     def _offloads(self) -> bool:
         return self._options.cpu_offload and self.group.device.type != "cpu" and self.dp_size > 1
 
-    def _prefetch(self, blocks: list[FSDPModule]) -> None:
-        """Have more than one block under way. One is what torch does by itself."""
-        depth = self._options.prefetch
-        if depth == 1:
-            return
-        for number, block in enumerate(blocks):
-            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + depth])
-            block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, number - depth) : number])))
+
+def settings_of(loop: Loop, options: tasks.Fsdp, mesh: DeviceMesh) -> dict[str, Any]:
+    """The arguments of `fully_shard` that a job asks for.
+
+    Args:
+        mesh: has the dimensions `replicate` and `shard`.
+    """
+    split = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
+    settings: dict[str, Any] = {"mesh": split, "reshard_after_forward": options.reshard_after_forward}
+    if loop.precision == "bfloat16":
+        # Weights travel in the precision in which they compute; gradients are added up in full.
+        settings["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    return settings
+
+
+def prefetch(modules: Sequence[nn.Module], depth: int) -> None:
+    """Have the weights of more than one block under way. One is what torch does by itself.
+
+    Args:
+        modules: in the order in which they compute.
+    """
+    blocks: list[FSDPModule] = [block for block in modules if isinstance(block, FSDPModule)]
+    for number, block in enumerate(blocks if depth > 1 else ()):
+        block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + depth])
+        block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, number - depth) : number])))
 
 
 def shard_blocks(model: nn.Module, blocks: Sequence[nn.Module], settings: Mapping[str, Any]) -> None:
@@ -138,8 +151,13 @@ def shard_blocks(model: nn.Module, blocks: Sequence[nn.Module], settings: Mappin
     fully_shard(model, **settings)
 
 
-def split_matrices(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+def split_matrices(
+    model: nn.Module, plan: Plan, mesh: DeviceMesh, is_here: Callable[[nn.Module], bool] = lambda module: True
+) -> None:
     """Split the matrices of a model over the ranks of a mesh with one dimension, and dropout within them alike.
+
+    Args:
+        is_here: whether this rank has a module at all.
 
     Raises:
         ConfigurationError: the plan is none for this model.
@@ -147,6 +165,8 @@ def split_matrices(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     check(plan, model, mesh.size())
     styles: dict[str, ParallelStyle] = {}
     for name, module, style in split_modules(plan, model):
+        if not is_here(module):
+            continue
         if isinstance(module, SampleDropout):
             module.part = (mesh.get_local_rank(), mesh.size())
         elif not isinstance(module, nn.Dropout):

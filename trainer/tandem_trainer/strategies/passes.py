@@ -28,10 +28,11 @@ class Passes:
 
     Args:
         about: what the file says besides: the schedule, and numbers of ranks, stages and micro-batches.
+        apart: by how much the numbers of ranks with neighbouring stages differ.
     """
 
-    def __init__(self, group: Group, about: dict[str, Any]) -> None:
-        self._group, self._about = group, about
+    def __init__(self, group: Group, about: dict[str, Any], apart: int = 1) -> None:
+        self._group, self._about, self._apart = group, about, apart
         self._steps: list[list[dict[str, Any]]] = []
         self._seen = 0
 
@@ -48,7 +49,8 @@ class Passes:
             self._steps.append([])
         yield
         if self._seen == WAIT + RECORDED:
-            found = self._group.gather({"steps": self._steps})[: self._about["ranks"]]
+            told = self._group.gather({"steps": self._steps})
+            found = told[: self._about["ranks"] * self._apart : self._apart]
             if self._group.rank == 0:
                 steps = [[*chain(*of_ranks)] for of_ranks in zip(*(one["steps"] for one in found), strict=True)]
                 schedule_beside(Path(os.environ[TRACE])).write_text(json.dumps(self._about | {"steps": steps}))

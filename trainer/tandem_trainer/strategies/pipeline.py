@@ -34,7 +34,7 @@ from torch.distributed.pipelining import (
 from tandem import tasks
 from tandem.strategies import micro_batches
 from tandem.tasks import Loop
-from tandem_trainer.checkpoint.sharding import Stages
+from tandem_trainer.checkpoint.sharding import Stages, copies_of, here
 from tandem_trainer.data.feeding import padded
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.supply import Share
@@ -46,7 +46,8 @@ from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.passes import Passes, RecordedStage
 from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
-from tandem_trainer.strategies.strategy import Examples, Runner, Strategy, clip_parts, mixed_precision
+from tandem_trainer.strategies.strategy import Examples, Plan, Runner, Strategy, clip_parts, mixed_precision
+from tandem_trainer.strategies.tensor import check, split_modules
 from tandem_trainer.task import Task
 from tandem_trainer.time_slices import shorten
 
@@ -61,23 +62,42 @@ SCHEDULES = {
 class Pipelined(Strategy):
     """Stages with the options of the job."""
 
-    def __init__(self, loop: Loop, group: Group, per_worker: int) -> None:
+    def __init__(self, loop: Loop, group: Group, per_worker: int, tensor_parallel: int = 1) -> None:
         """
+        Args:
+            per_worker: ranks of each worker.
+            tensor_parallel: how many of them split the matrices of a stage.
+
         Raises:
             ConfigurationError: the ranks of a worker cannot be divided into pipelines.
         """
         super().__init__(loop, group)
         self._options = options = loop.pipeline or tasks.Pipeline()
-        ranks = options.stages
+        ranks = options.stages * tensor_parallel
         if per_worker % ranks or group.world_size % ranks:
-            raise ConfigurationError(f"pipeline.stages: {ranks} does not divide the {per_worker} processes of a worker")
+            times = f" times tensorParallel: {tensor_parallel}" if tensor_parallel > 1 else ""
+            raise ConfigurationError(
+                f"pipeline.stages: {options.stages}{times} does not divide the {per_worker} processes of a worker"
+            )
+        self._degree = tensor_parallel
         self.dp_rank, self.dp_size = group.rank // ranks, group.world_size // ranks
-        sizes = {"data": self.dp_size, "pipe": ranks}
+        self.splits = loop.fsdp is not None and self.dp_size > 1
+        """Whether the ranks of a place split the state of its stages."""
+        split = 1
+        if loop.fsdp is not None:
+            split = per_worker // ranks if loop.fsdp.shard_within == "Worker" else self.dp_size
+        copies = self.dp_size // split
+        sizes = {"replicate": copies, "shard": split, "pipe": options.stages, "tensor": tensor_parallel}
+        self._mesh = group.mesh(sizes)
+        if not self.splits:
+            sizes["data"] = sizes.pop("replicate")
         self.mesh = {name: size for name, size in sizes.items() if size > 1}
-        mesh = group.mesh(sizes)
-        self._copies, self._pipe = mesh.get_group("data"), mesh.get_group("pipe")
-        self._place = group.rank % ranks
+        self._copies, self._pipe = self._mesh.get_group("replicate"), self._mesh.get_group("pipe")
+        self._holders = range(0, split * ranks, ranks)
+        """Ranks that hold all rows of a weight of the first place together; those of others follow them."""
+        self._place = group.rank % ranks // tensor_parallel
         self._chunks, self._chunk = micro_batches(loop, self.dp_size)
+        self._plan: Plan = {}
         self._cuts: list[Stage] = []
         self._held: dict[str, tuple[int, ...]] = {}
         """By the name of a tensor, the places that hold it; one that is missing is on all ranks."""
@@ -87,7 +107,8 @@ class Pipelined(Strategy):
         """Of this rank's pipeline, by places: the process group of those that share a weight."""
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
-        if self.stages is None:
+        is_first = self.stages is None
+        if is_first:
             self._cut(model, task, examples)
         # A tensor with two names stays one tensor, also where it is a placeholder.
         moved: dict[int, Tensor] = {}
@@ -104,6 +125,49 @@ class Pipelined(Strategy):
                     module._parameters[own] = found
                 else:
                     module._buffers[own] = tensor.to(device)
+        if self._degree == 1 and not self.splits:
+            return
+        sharers = {name: self._sharers.get(id(one)) for name, one in model.named_parameters(remove_duplicate=False)}
+        # An average is not run, so nobody knows its parts yet.
+        parts = self._parts() if is_first else dict(task.pipeline_parts(model))
+        mine = [parts[name] for name in self._parts()]
+        if self._degree > 1:
+            from tandem_trainer.strategies.fsdp import split_matrices
+
+            here_too = {id(module) for part in mine for module in part.modules()}
+            split_matrices(model, self._plan, self._mesh["tensor"], lambda module: id(module) in here_too)
+        if self.splits:
+            self._split(mine)
+        # The weights are other objects now.
+        named = dict(model.named_parameters(remove_duplicate=False))
+        self._sharers |= {id(named[name]): found for name, found in sharers.items() if found is not None}
+
+    def _parts(self) -> dict[str, nn.Module]:
+        """Those on this rank, by name."""
+        mine = self._cuts[self._place :: self._options.stages]
+        return {name: part for stage in mine for name, part in stage.parts.items()}
+
+    def _split(self, parts: Sequence[nn.Module]) -> None:
+        """Split the weights of parts over the ranks of this place, part by part.
+
+        Raises:
+            ConfigurationError: two of them share a weight.
+        """
+        from tandem_trainer.strategies.fsdp import fully_shard, settings_of
+
+        assert self.loop.fsdp is not None
+        seen: set[int] = set()
+        for part in parts:
+            weights = {id(one) for one in part.parameters()}
+            if weights & seen:
+                raise ConfigurationError(
+                    "parts of the model on the same rank share a weight, which fsdp in a pipeline cannot split; choose "
+                    "where to cut with pipeline.splitAt"
+                )
+            seen |= weights
+            if self.loop.compile:
+                part.compile()
+            fully_shard(part, **settings_of(self.loop, self.loop.fsdp, self._mesh))
 
     def scaler(self) -> torch.amp.GradScaler:
         return AgreedScaler(self.group.device.type, enabled=self.loop.precision == "float16")
@@ -113,8 +177,9 @@ class Pipelined(Strategy):
 
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
         held = [one for one in parameters if one.grad is not None]
-        copies = [self.dp_size * len(self._sharers.get(id(one), (self._place,))) for one in held]
-        return clip_parts([one.grad for one in held if one.grad is not None], copies, most, self.group.device)
+        ranks = self.dp_size * self._degree
+        copies = [copies_of(one, ranks) * len(self._sharers.get(id(one), (self._place,))) for one in held]
+        return clip_parts([here(one.grad) for one in held if one.grad is not None], copies, most, self.group.device)
 
     def _moved(self, parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
         if device.type != "meta":
@@ -132,11 +197,12 @@ class Pipelined(Strategy):
         precision = mixed_precision(self.loop, torch.device("cpu"))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._cuts = cut(model, task, self._options, examples(self._chunk), mode, precision)
+        by_rows = self._by_rows(model, task)
         extra = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
         if extra:
             raise ConfigurationError(f"{extra[0]} is a state beside tensors, which strategy: pipeline does not collect")
         state = model.state_dict(keep_vars=True)
-        places = holders([one.parts for one in self._cuts], self._options.stages)
+        places = holders([[*one.parts.values()] for one in self._cuts], self._options.stages)
         kept = placement(model, places, self._options.stages)
         named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
         for name, tensor in chain(*named):
@@ -154,25 +220,42 @@ class Pipelined(Strategy):
                 self._sharers[id(tensor)] = found
         self._groups = self._made_groups({*self._sharers.values()})
         self.stages = Stages(
-            {name: kept[id(value)][0] for name, value in state.items()},
-            self._place,
-            self._options.stages,
+            {name: kept[id(value)][0] * self._degree for name, value in state.items()},
+            self._place * self._degree,
+            self._options.stages * self._degree,
             self.group.device,
             self.group.gather,
             frozenset(name for name, value in state.items() if len(kept[id(value)]) > 1),
+            frozenset(name for name, value in state.items() if id(value) in by_rows),
+            lambda owner: tuple(owner + rank for rank in self._holders),
         )
+
+    def _by_rows(self, model: nn.Module, task: Task[Any]) -> set[int]:
+        """The ids of the weights of which each rank of a place is to hold rows.
+
+        Raises:
+            ConfigurationError: the task has no plan for tensor parallelism, or not for this model.
+        """
+        matrices: set[int] = set()
+        if self._degree > 1:
+            self._plan = task.tensor_plan(model, self._degree)
+            check(self._plan, model, self._degree)
+            split = (module for _, module, _ in split_modules(self._plan, model))
+            matrices = {id(one) for module in split for one in module.parameters()}
+        return {id(one) for one in model.parameters() if self.splits and id(one) not in matrices}
 
     def _made_groups(self, sets: set[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
         """Process groups of the ranks of this pipeline that hold the same weights. Collective."""
-        ranks = self._options.stages
         found: dict[tuple[int, ...], Any] = {}
+        ranks, degree = self._options.stages * self._degree, self._degree
+        mine = self.dp_rank * ranks + self.group.rank % degree
         for places in sorted(sets):
-            if len(places) == ranks:
+            if len(places) == self._options.stages:
                 found[places] = self._pipe
                 continue
-            for pipeline in range(self.dp_size):
-                made = dist.new_group([pipeline * ranks + place for place in places], timeout=self.group.timeout)
-                if pipeline == self.dp_rank:
+            for first in (pipeline * ranks + part for pipeline in range(self.dp_size) for part in range(degree)):
+                made = dist.new_group([first + place * degree for place in places], timeout=self.group.timeout)
+                if first == mine:
                     found[places] = made
         return found
 
@@ -249,15 +332,16 @@ class _Runner:
         """Of the micro-batches of this step, where they are computed; not scaled."""
         self.step, self.scale = 0, 0.0
         about = {"schedule": options.schedule, "ranks": options.stages, "stages": count}
+        apart = strategy._degree
         about |= {"microBatches": strategy._chunks}
-        self._passes = Passes(strategy.group, about) if Passes.are_wanted() else None
+        self._passes = Passes(strategy.group, about, apart) if Passes.are_wanted() else None
         stage = PipelineStage if self._passes is None else partial(RecordedStage, self._passes)
         number, loss = torch.zeros(1, dtype=torch.int64), torch.zeros((), device=device)
         # The last stage alone has losses, and a scaler has a scale once it was given one.
         scaler.scale(loss)
         self.stages = [
             stage(
-                _Stage(self, index, strategy._cuts[index].parts, is_last=index == count - 1),
+                _Stage(self, index, [*strategy._cuts[index].parts.values()], is_last=index == count - 1),
                 index,
                 count,
                 device,
@@ -286,7 +370,9 @@ class _Runner:
             PassDidNotFit: a micro-batch ran out of memory.
         """
         strategy = self.strategy
-        self.step, self.scale = step, 1.0 / len(share.ids)
+        # Gradients of weights that are split are averaged over the pipelines, all others are added up.
+        averaged = strategy.dp_size if strategy.splits else 1
+        self.step, self.scale = step, averaged / len(share.ids)
         count, size = strategy._chunks, strategy._chunk
         # As evenly as it goes, so that no rank has much of what is repeated.
         cuts = list(pairwise([number * share.samples // count for number in range(count + 1)]))
@@ -318,15 +404,18 @@ class _Runner:
             if isinstance(cause, RuntimeError) and is_out_of_memory(cause):
                 raise PassDidNotFit(size) from cause
             raise
-        if strategy.dp_size > 1:
+        if strategy.dp_size > 1 and not strategy.splits:
             self._add_up()
         for one, sharers in self._shared:
             used = torch.tensor([one.grad is not None], dtype=torch.float32, device=one.device)
             dist.all_reduce(used, group=sharers)
             if used.item():
                 one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-                dist.all_reduce(one.grad, group=sharers)
-        return torch.stack(self.losses).sum() if is_last else torch.zeros((), device=strategy.group.device)
+                dist.all_reduce(here(one.grad), group=sharers)
+        if not is_last:
+            return torch.zeros((), device=strategy.group.device)
+        # Ranks that work on the same samples share what they say of them.
+        return torch.stack(self.losses).sum() / (averaged * strategy._degree)
 
     def seed(self, number: int) -> None:
         """What the loss draws for a micro-batch is the same on the first and on the last stage."""
@@ -337,14 +426,19 @@ class _Runner:
         """Gradients of the ranks with the same stages."""
         for dtype in {one.dtype for one in self._parameters}:
             mine = [one for one in self._parameters if one.dtype == dtype]
-            used = torch.tensor([one.grad is not None for one in mine], dtype=dtype, device=mine[0].device)
-            values = [torch.zeros_like(one) if one.grad is None else one.grad for one in mine]
+            device = here(mine[0]).device
+            used = torch.tensor([one.grad is not None for one in mine], dtype=dtype, device=device)
+            for one in mine:
+                one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+            values = [here(one.grad) for one in mine if one.grad is not None]
             flat = torch.cat([used, *(one.reshape(-1) for one in values)])
             dist.all_reduce(flat, group=self.strategy._copies)
             counts, *parts = torch.split(flat, [len(mine), *(one.numel() for one in mine)])
-            for one, count, part in zip(mine, counts.tolist(), parts, strict=True):
+            for one, value, count, part in zip(mine, values, counts.tolist(), parts, strict=True):
                 if count:
-                    one.grad = part.view(one.shape)
+                    value.copy_(part.view(value.shape))
+                else:
+                    one.grad = None
 
 
 class _Stage(nn.Module):
@@ -354,7 +448,15 @@ class _Stage(nn.Module):
         super().__init__()
         self._runner, self._index, self._is_last = runner, index, is_last
         self.chain = _Chain(parts)
-        if runner.strategy.loop.compile:
+        strategy = runner.strategy
+        if strategy.splits:
+            from tandem_trainer.strategies.fsdp import fully_shard, prefetch, settings_of
+
+            assert strategy.loop.fsdp is not None
+            # So that its parts, which are split each by itself, know of each other.
+            fully_shard(self.chain, **settings_of(strategy.loop, strategy.loop.fsdp, strategy._mesh))
+            prefetch(parts, strategy.loop.fsdp.prefetch)
+        elif strategy.loop.compile:
             # Without what looks up a micro-batch by its number, of which the compiler would make a graph each.
             self.chain.compile()
 

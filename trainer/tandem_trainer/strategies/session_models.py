@@ -109,7 +109,7 @@ class Models:
             self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
         forward = model
         if is_split:
-            # By the script itself: what is on no mesh is to be where the rest is.
+            # The script has sharded it. Move the remaining tensors to the device.
             for tensor in (*model.parameters(), *model.buffers()):
                 if not is_sharded(tensor):
                     tensor.data = tensor.data.to(self._group.device)

@@ -32,7 +32,8 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class Stage:
     """Consecutive parts of a model."""
 
-    parts: list[nn.Module]
+    parts: dict[str, nn.Module]
+    """By name."""
     outputs: list[Tensor]
     """What the last of them returns: tensors on the meta device."""
 
@@ -89,8 +90,8 @@ def cut(
     if begins != sorted({*begins}):
         raise ConfigurationError("pipeline.splitAt names the beginnings of stages in order, without the first one")
     ends = [*begins[1:], len(parts)]
-    members = list(parts.values())
-    return [Stage(members[begin:end], outputs[end - 1]) for begin, end in zip(begins, ends, strict=True)]
+    members = list(parts.items())
+    return [Stage(dict(members[begin:end]), outputs[end - 1]) for begin, end in zip(begins, ends, strict=True)]
 
 
 def _traced(
