@@ -10,6 +10,8 @@ checkpoints are seen to come regularly, it waits for the next one if waiting cos
 newcomers' time against the members'. With more at stake and no checkpoint in sight, newcomers wait for one, but for
 `growAfterSeconds` at most, because a group that stays too small for ever costs more.
 
+A group has as many members as make whole pipelines (`Rules.apart`); others wait until enough of them are there.
+
 The cool-down is between two growths. Counted from any change, as it was at first, it had a group wait for it also when
 what it had lost was back after a second; and it still holds back a member that comes and goes.
 """
@@ -59,7 +61,9 @@ def resize(state: State, now: float) -> Next:
         detail = f"{replicas(state.target)} {verb} wished for instead of {size}"
         return close_saved(state, Cause("TargetChanged", detail), now)
     newcomers = waiting(state)
-    if not newcomers or size >= state.target or not _may_grow(state, newcomers, size, now):
+    if state.rules.usable(size + len(newcomers)) <= size or size >= state.target:
+        return state, ()
+    if not _may_grow(state, newcomers, size, now):
         return state, ()
     names = listed(agent.member.replica for agent in newcomers)
     return close_saved(state, Cause("MemberJoined", f"{names} can join"), now)
@@ -85,14 +89,19 @@ def form(state: State, now: float) -> Next:
     if state.failing is not None or now < state.not_before:
         return state, actions
     chosen = sorted(candidates, key=lambda agent: (not is_inside(state, agent), natural(agent.member.replica)))
-    members = _ranked(chosen[: state.target])
+    members = _ranked(chosen[: min(state.target, state.rules.usable(len(chosen)))])
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
     before = 0 if state.latest is None else len(state.latest.members)
     grown = now if len(members) > before else state.grown
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
     state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0, own_file_before=state.own_file)
     state = preflight.begin(state, now)
-    return state, (*actions, Open(membership, _why(state.cause)))
+    detail = _why(state.cause)
+    if spare := chosen[len(members) : state.target]:
+        names = listed(agent.member.replica for agent in spare)
+        detail += f"; {names} {'waits' if len(spare) == 1 else 'wait'}, because {replicas(state.rules.apart)} "
+        detail += "make whole pipelines together"
+    return state, (*actions, Open(membership, detail))
 
 
 def _why(cause: Cause) -> str:

@@ -16,7 +16,7 @@ class Rules:
     """What the job says about its group."""
 
     minimum: int
-    """Fewest replicas to train with."""
+    """Fewest replicas to train with; a multiple of `apart`, as is `maximum`."""
     maximum: int
     """Most replicas there may be."""
     lost_after: float
@@ -38,14 +38,20 @@ class Rules:
     own has no other way to say so."""
     preflight: bool = False
     """Whether members are tried out before ranks start."""
+    apart: int = 1
+    """A group has a multiple of so many replicas, because the ranks of a pipeline are spread over them."""
+
+    def usable(self, replicas: int) -> int:
+        """How many of so many replicas can train together."""
+        return replicas - replicas % self.apart
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":
         """The rules of a job."""
         elasticity = spec.elasticity
         return cls(
-            minimum=spec.workers.min_replicas,
-            maximum=spec.workers.most,
+            minimum=spec.fewest_workers,
+            maximum=spec.most_workers,
             lost_after=elasticity.lost_after_seconds,
             grow_cooldown=elasticity.grow_cooldown_seconds,
             grow_after=elasticity.grow_after_seconds,
@@ -55,6 +61,7 @@ class Rules:
             heartbeat=elasticity.heartbeat_seconds,
             ends_with_zero=spec.trainer.command is not None,
             preflight=elasticity.preflight,
+            apart=spec.workers_apart,
         )
 
 

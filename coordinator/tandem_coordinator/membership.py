@@ -419,7 +419,7 @@ def _over(state: State, cause: Cause) -> Next:
 
 
 def _within(replicas: int, rules: Rules) -> int:
-    return max(rules.minimum, min(replicas, rules.maximum))
+    return max(rules.minimum, rules.usable(min(replicas, rules.maximum)))
 
 
 def _is_retired(state: State, replica: str, incarnation: str) -> bool:
@@ -453,6 +453,10 @@ def _waiting_for(state: State) -> str:
     if state.saving is not None:
         return "the group saves, and then you can join"
     if state.open:
+        if state.rules.apart > 1:
+            return (
+                f"the group is complete, or cannot grow yet, which it does by {replicas(state.rules.apart)} at a time"
+            )
         return "the group is complete, or it is too early for it to grow"
     if state.adopting_until is not None:
         return "the coordinator has just restarted and looks who is there"

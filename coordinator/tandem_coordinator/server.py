@@ -101,6 +101,10 @@ class _Server:
         workers = self._coordinator.job.spec.workers
         if not workers.min_replicas <= wish.replicas <= workers.most:
             raise _refused(f"replicas must be from {workers.min_replicas} to {workers.most}, not {wish.replicas}")
+        if wish.replicas % (apart := self._coordinator.job.spec.workers_apart):
+            raise _refused(
+                f"replicas must be a multiple of {apart}, over which pipelines are spread, not {wish.replicas}"
+            )
         try:
             return web.json_response({"replicas": await self._coordinator.retarget(wish.replicas)})
         except TimeoutError:

@@ -34,7 +34,7 @@ from tandem.pod_template import (
     processes_in_cel,
 )
 from tandem.status import Status
-from tandem.strategies import RULES
+from tandem.strategies import RULES, workers_apart
 from tandem.tasks import (
     BUILT_IN,
     CAUSAL_LM,
@@ -575,6 +575,22 @@ class Spec(Model):
         *LANGUAGE_RULES,
         *RULES,
     )
+
+    @property
+    def workers_apart(self) -> int:
+        """A group has a multiple of so many workers."""
+        return workers_apart(self.trainer.settings_of_loop, self.workers.processes)
+
+    @property
+    def fewest_workers(self) -> int:
+        """The smallest group there may be."""
+        apart = self.workers_apart
+        return -(-self.workers.min_replicas // apart) * apart
+
+    @property
+    def most_workers(self) -> int:
+        """The largest group there may ever be."""
+        return self.workers.most // self.workers_apart * self.workers_apart
 
     @property
     def is_scored_by_task(self) -> bool:

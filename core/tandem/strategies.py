@@ -1,5 +1,7 @@
 """What a strategy of parallelism asks of the workers of a job, and how a pipeline cuts a batch (docs/strategies.md)."""
 
+from math import lcm
+
 from tandem.model import Rule
 from tandem.pod_template import gpus_in_cel, processes_in_cel
 from tandem.tasks import Loop, Pipeline, StrategyName, TaskLoop
@@ -25,7 +27,29 @@ def pipeline_ranks(loop: Loop | None) -> int:
     return (loop.pipeline or Pipeline()).stages * (loop.tensor_parallel if isinstance(loop, TaskLoop) else 1)
 
 
-_TENSOR_PARALLEL = "(has(self.trainer.loop.tensorParallel) ? self.trainer.loop.tensorParallel : 1)"
+def workers_apart(loop: Loop | None, processes: int) -> int:
+    """A group has a multiple of so many workers: those of one pipeline, or of several where they share workers.
+
+    Args:
+        processes: of each worker.
+    """
+    return lcm(pipeline_ranks(loop), processes) // processes
+
+
+_LOOPS = (("loop", ", times tensorParallel"), ("config", ""))
+"""The parts of a trainer that choose a strategy, and what a pipeline's ranks are beside its stages."""
+_NO_PIPELINE = "!has(self.trainer.{0}) || !has(self.trainer.{0}.strategy) || self.trainer.{0}.strategy != 'pipeline'"
+_REPLICAS = "(has(self.workers) && has(self.workers.replicas) ? self.workers.replicas : 1)"
+_PROCESSES = f"(has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
+
+
+def _pipeline_ranks_in_cel(name: str) -> str:
+    stages = f"self.trainer.{name}.pipeline"
+    ranks = f"(has({stages}) && has({stages}.stages) ? {stages}.stages : 2)"
+    if name == "config":
+        return ranks
+    degree = f"self.trainer.{name}.tensorParallel"
+    return f"({ranks} * (has({degree}) ? {degree} : 1))"
 
 
 CHUNKS_PER_RANK = 4
@@ -75,17 +99,32 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         Rule(
-            lambda s, name=name: s.workers.processes % pipeline_ranks(getattr(s.trainer, name)) == 0,  # type: ignore[misc]
-            f"!has(self.trainer.{name}) || !has(self.trainer.{name}.strategy)"
-            f" || self.trainer.{name}.strategy != 'pipeline'"
-            f" || (has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
-            f" % ((has(self.trainer.{name}.pipeline) && has(self.trainer.{name}.pipeline.stages)"
-            f" ? self.trainer.{name}.pipeline.stages : 2){times}) == 0",
-            f"the stages of a pipeline{words} must divide the processes of a worker (workers.processesPerReplica, or "
-            "its GPUs), so that any number of workers can train",
+            lambda s, name=name: (  # type: ignore[misc]
+                s.workers.replicas * s.workers.processes % pipeline_ranks(getattr(s.trainer, name)) == 0
+            ),
+            f"{_NO_PIPELINE.format(name)} || {_REPLICAS} * {_PROCESSES} % {_pipeline_ranks_in_cel(name)} == 0",
+            "workers.replicas times the processes of a worker (workers.processesPerReplica, or its GPUs) must be a "
+            f"multiple of the stages of a pipeline{words}, so that no worker is left over",
             f"trainer.{name}.strategy",
         )
-        for name, times, words in (("loop", f" * {_TENSOR_PARALLEL}", ", times tensorParallel,"), ("config", "", ""))
+        for name, words in _LOOPS
+    ),
+    *(
+        Rule(
+            lambda s, name=name: (  # type: ignore[misc]
+                (loop := getattr(s.trainer, name)) is None
+                or loop.fsdp is None
+                or loop.fsdp.shard_within != "Worker"
+                or s.workers.processes % pipeline_ranks(loop) == 0
+            ),
+            f"{_NO_PIPELINE.format(name)} || !has(self.trainer.{name}.fsdp)"
+            f" || !has(self.trainer.{name}.fsdp.shardWithin) || self.trainer.{name}.fsdp.shardWithin != 'Worker'"
+            f" || {_PROCESSES} % {_pipeline_ranks_in_cel(name)} == 0",
+            "with shardWithin: Worker each pipeline stays within a worker: its stages"
+            f"{words} must divide the processes of a worker (workers.processesPerReplica, or its GPUs)",
+            f"trainer.{name}.fsdp",
+        )
+        for name, words in _LOOPS
     ),
 )
 """Rules of a job's spec."""

@@ -209,7 +209,8 @@ class Pipeline(Model):
     micro-batches of a step pass through them."""
 
     stages: Annotated[int, Field(ge=2, le=64)] = 2
-    """Ranks of one worker that make a pipeline. Must divide the processes of a worker."""
+    """Ranks that make a pipeline, of one worker or of several. `workers.replicas` times the processes of a worker must
+    be a multiple of it. A group has only as many workers as make whole pipelines; others wait."""
     schedule: Literal["gpipe", "1f1b", "interleaved1f1b", "zeroBubble"] = "1f1b"
     """The order of forward and backward passes. With `interleaved1f1b` and `zeroBubble` each rank holds two stages, or
     as many as `splitAt` makes."""

@@ -92,7 +92,7 @@ def starved_for(job: DistributedTrainingJob, workers: Sequence[Pod], now: float)
     if not is_partly_placed(workers):
         return None
     waiting = _waiting(workers)
-    if sum(pod.live for pod in workers) - len(waiting) >= job.spec.workers.min_replicas:
+    if sum(pod.live for pod in workers) - len(waiting) >= job.spec.fewest_workers:
         return None
     return now - min(pod.created for pod in waiting)
 

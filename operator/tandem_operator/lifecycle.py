@@ -189,7 +189,7 @@ def _failure(
         words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
         return Lifecycle("end", "Failed", "DeadlineExceeded", words, at_once=True)
     others = job.spec.workers.replicas - len(stuck)
-    if stuck and nobody_trains and others < job.spec.workers.min_replicas:
+    if stuck and nobody_trains and others < job.spec.fewest_workers:
         pod = stuck[0]
         words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
         return Lifecycle("end", "Failed", "DoesNotStart", words, at_once=True)

@@ -31,6 +31,7 @@ HYBRID = FSDP | {"fsdp": {"shardWithin": "Worker"}}
 TENSOR = FSDP | {"tensorParallel": 2}
 PIPELINE = {"strategy": "pipeline", "pipeline": {"schedule": "1f1b", "stages": 2}}
 ZERO_BUBBLE = {"strategy": "pipeline", "pipeline": {"schedule": "zeroBubble", "stages": 2}}
+SPLIT_STAGES = PIPELINE | {"fsdp": {}}
 DP, IN_LAYERS = {"strategy": "dp"}, {"strategy": "model"}
 
 
@@ -87,6 +88,8 @@ def saves_once_more(run: LocalRun) -> None:
         pytest.param([(FSDP, 4, 1), (DDP, 3, 1), (TENSOR, 1, 2)], id="fsdp-ddp-tensor"),
         pytest.param([(PIPELINE, 2, 2), (FSDP, 3, 1), (ZERO_BUBBLE, 1, 2)], id="pipeline-fsdp-pipeline"),
         pytest.param([(TENSOR, 2, 2), (DDP, 3, 1), (HYBRID, 1, 2)], id="tensor-ddp-hybrid"),
+        # Pipelines that go over workers.
+        pytest.param([(SPLIT_STAGES, 4, 1), (DDP, 3, 1), (PIPELINE, 2, 1)], id="split-stages-ddp-pipeline"),
         pytest.param([(HYBRID, 2, 2), (IN_LAYERS, 1, 1), (DP, 1, 1), (FSDP, 2, 1)], id="hybrid-model-dp-fsdp"),
     ],
 )

@@ -85,10 +85,11 @@ class World(RuleBasedStateMachine):
         """Generations and incarnations whose ranks were started."""
         self.closings: Counter[str] = Counter()
 
-    @initialize(wished=st.integers(2, 4), there=st.integers(0, 4))
-    def begin(self, wished: int, there: int) -> None:
+    @initialize(wished=st.integers(2, 4), there=st.integers(0, 4), apart=st.integers(1, 2))
+    def begin(self, wished: int, there: int, apart: int) -> None:
         self.target = wished
-        self.state: State = start(RULES, wished, self.now)
+        self.rules = replace(RULES, apart=apart)
+        self.state: State = start(self.rules, wished, self.now)
         for name in NAMES[:there]:
             self.an_agent_starts(name)
         self.time_passes(3.5)
@@ -114,6 +115,7 @@ class World(RuleBasedStateMachine):
                     assert not self.open, "a generation is closed before the next one is opened"
                     self.opened.append(number)
                     assert RULES.minimum <= len(action.membership.members) <= self.state.target
+                    assert len(action.membership.members) % self.rules.apart == 0, "pipelines are whole"
                 self.open = {number}
             elif isinstance(action, Close):
                 assert action.generation in self.open
@@ -317,6 +319,7 @@ class World(RuleBasedStateMachine):
     def the_target_changes(self, wished: int) -> None:
         self.tell(Retarget(wished))
         assert RULES.minimum <= self.state.target <= RULES.maximum
+        assert self.state.target % self.rules.apart == 0
 
     @rule()
     def the_coordinator_is_killed_and_started_again(self) -> None:
@@ -325,7 +328,7 @@ class World(RuleBasedStateMachine):
         self.opened = [known for known in self.opened if known <= number]
         self.open = set()
         if not self.over:
-            self.state = start(RULES, self.target, self.now, number=number, latest=latest, failures=failures)
+            self.state = start(self.rules, self.target, self.now, number=number, latest=latest, failures=failures)
             self.recorded = number
 
     # What must always hold
@@ -363,7 +366,7 @@ class World(RuleBasedStateMachine):
         running = [agent for agent in living if agent.state == "running"]
         if len(living) >= RULES.minimum:
             assert self.state.open
-            assert len(running) == min(len(living), self.state.target)
+            assert len(running) == min(self.rules.usable(len(living)), self.state.target)
             assert {agent.generation for agent in running} == {self.state.number}
             assert self.state.saving is None
-            assert not any(agent.must_go for agent in living)
+            assert not any(agent.must_go for agent in running)

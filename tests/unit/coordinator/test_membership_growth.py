@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem_coordinator.group_state import Retarget
 from tests.support.worlds.membership_job import RULES, Job
 
 
@@ -151,3 +152,64 @@ def test_where_checkpoints_come_regularly_a_script_waits_for_the_next_if_that_co
     job.joins("worker-3")
     job.passes(0.5)
     assert job.members() == ["worker-0", "worker-1", "worker-3"], "12 s of work against 14 s of waiting"
+
+
+PIPELINES = replace(RULES, minimum=2, apart=2)
+"""Of a job whose pipelines lie on two replicas each."""
+
+
+def test_a_group_has_as_many_members_as_make_whole_pipelines_and_says_who_waits() -> None:
+    job = Job(target=4, rules=PIPELINES)
+    for number in range(3):
+        job.joins(f"worker-{number}")
+    job.passes(4.0)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.opened()[-1].detail.endswith("; worker-2 waits, because 2 replicas make whole pipelines together")
+    told = job.joins("worker-2")
+    assert told.order == "wait"
+    assert told.why == "the group is complete, or cannot grow yet, which it does by 2 replicas at a time"
+
+
+def test_one_newcomer_does_not_disturb_pipelines_and_a_second_one_does() -> None:
+    job = Job(target=4, rules=PIPELINES)
+    job.joins("worker-0")
+    job.joins("worker-1")
+    job.passes(4.0)
+    job.training = job.can_save = True
+    job.joins("worker-2")
+    job.passes(60.0)
+    assert job.state.saving is None
+    job.joins("worker-3")
+    job.passes(0.5)
+    assert job.state.saving is not None
+    job.save_and_stop("worker-0", "worker-1")
+    assert job.members() == [f"worker-{number}" for number in range(4)]
+
+
+def test_a_pipeline_that_loses_a_member_goes_on_with_the_one_that_waits() -> None:
+    job = Job(target=4, rules=PIPELINES)
+    job.trains(*(f"worker-{number}" for number in range(4)))
+    job.falls_silent("worker-1")
+    job.passes(4.0)
+    first, second = job.members()
+    (spare,) = {"worker-0", "worker-2", "worker-3"} - {first, second}
+    job.falls_silent(first)
+    job.passes(4.0)
+    assert job.members() == sorted([second, spare])
+
+
+def test_half_a_pipeline_waits_for_its_other_half() -> None:
+    job = Job(target=2, rules=PIPELINES)
+    job.trains("worker-0", "worker-1")
+    job.falls_silent("worker-1")
+    job.passes(30.0)
+    assert job.members() == []
+    assert not job.failed()
+    job.joins("worker-2")
+    assert job.members() == ["worker-0", "worker-2"]
+
+
+def test_another_number_that_is_wished_for_is_rounded_to_whole_pipelines() -> None:
+    job = Job(target=4, rules=PIPELINES)
+    job.tell(Retarget(3))
+    assert job.state.target == 2

@@ -65,7 +65,7 @@ def walk(seed: int) -> World:
     """One random history; returns the world at its end."""
     chance = random.Random(seed)
     world = World()
-    world.begin(chance.randint(2, 4), chance.randint(2, 4))
+    world.begin(chance.randint(2, 4), chance.randint(2, 4), apart=1 + seed % 2)
     world.training, world.can_save = True, chance.random() < 0.7
     for _ in range(120):
         (name,) = chance.choices(list(EVENTS), EVENTS.values())

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the ranks of a worker hold consecutive stages of the model, on a mesh of data and pipe.
+"""Pipeline parallelism: ranks hold consecutive stages of the model, on a mesh of data and pipe.
 
 The ranks of a generation are numbered worker by worker, and the ranks of one pipeline follow each other. Those with the
 same place in it hold the same stages, and their gradients are added up after the schedule, which is one of
@@ -69,15 +69,15 @@ class Pipelined(Strategy):
             tensor_parallel: how many of them split the matrices of a stage.
 
         Raises:
-            ConfigurationError: the ranks of a worker cannot be divided into pipelines.
+            ConfigurationError: the ranks of the group cannot be divided into pipelines.
         """
         super().__init__(loop, group)
         self._options = options = loop.pipeline or tasks.Pipeline()
         ranks = options.stages * tensor_parallel
-        if per_worker % ranks or group.world_size % ranks:
+        if group.world_size % ranks or per_worker % tensor_parallel:
             times = f" times tensorParallel: {tensor_parallel}" if tensor_parallel > 1 else ""
             raise ConfigurationError(
-                f"pipeline.stages: {options.stages}{times} does not divide the {per_worker} processes of a worker"
+                f"pipeline.stages: {options.stages}{times} does not divide the {group.world_size} ranks of the group"
             )
         self._degree = tensor_parallel
         self.dp_rank, self.dp_size = group.rank // ranks, group.world_size // ranks
@@ -433,7 +433,7 @@ class _Runner:
             values = [here(one.grad) for one in mine if one.grad is not None]
             flat = torch.cat([used, *(one.reshape(-1) for one in values)])
             dist.all_reduce(flat, group=self.strategy._copies)
-            counts, *parts = torch.split(flat, [len(mine), *(one.numel() for one in mine)])
+            counts, *parts = torch.split(flat, [len(mine), *(one.numel() for one in values)])
             for one, value, count, part in zip(mine, values, counts.tolist(), parts, strict=True):
                 if count:
                     value.copy_(part.view(value.shape))
