@@ -31,7 +31,7 @@ from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.footprint import Question
 from tandem.job import DistributedTrainingJob, Trainer
 from tandem.manifest.reading import read_job
-from tandem.strategies import micro_batches
+from tandem.strategies import micro_batches, pipeline_ranks
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import Strategy, batch_of, memory, of_worker, shown
 
@@ -46,6 +46,7 @@ COUNTING = "FLAGS_caffe2_report_cpu_memory_usage"
 all threads, and not only where a profiler runs."""
 MINIGPT, DIGITS, STAGES = "examples/minigpt.yaml", "examples/digits.yaml", "examples/minigpt-pipeline.yaml"
 LOCK_FREE = ("trainer.loop.strategy=hogwild", "workers.replicas=1")
+FOUR, SPLIT = ("workers.processesPerReplica=4",), "trainer.loop.fsdp={}"
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
 
 
@@ -129,6 +130,15 @@ SHAPES = (
     Shape("minigpt 256×8, batch 16, zero bubble", 2, STAGES,
           minigpt(256, 8, 128, 16, scheduled("zeroBubble", 8)), Strategy.PIPELINE),
     Shape("minigpt 256×8, batch 32, two 1F1B", 4, STAGES, minigpt(256, 8, 128, 32), Strategy.PIPELINE),
+    Shape("minigpt 256×8, batch 32, two 1F1B, split", 4, STAGES, minigpt(256, 8, 128, 32, *FOUR, SPLIT),
+          Strategy.PIPELINE),
+    Shape("minigpt 512×6, batch 8, two interleaved, split", 4, STAGES,
+          minigpt(512, 6, 128, 8, *FOUR, SPLIT, scheduled("interleaved1f1b", 4)), Strategy.PIPELINE),
+    Shape("minigpt 512×6, batch 8, 1F1B, matrices in 2", 4, STAGES,
+          minigpt(512, 6, 128, 8, *FOUR, "trainer.loop.tensorParallel=2"), Strategy.PIPELINE, 2),
+    Shape("minigpt 512×6, batch 16, all three", 8, STAGES,
+          minigpt(512, 6, 128, 16, "workers.processesPerReplica=8", SPLIT, "trainer.loop.tensorParallel=2"),
+          Strategy.PIPELINE, 2),
     Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16, *LOCK_FREE), Strategy.HOGWILD),
     Shape("minigpt 512×6, batch 4, an average", 2, MINIGPT,
           minigpt(512, 6, 128, 4, *LOCK_FREE, "trainer.loop.emaDecay=0.99"), Strategy.HOGWILD),
@@ -145,7 +155,7 @@ def predicted(shape: Shape) -> int:
 
     job = shape.job
     if shape.strategy is Strategy.PIPELINE:
-        return _predicted_pipeline(shape.ranks, job.spec.trainer)
+        return _predicted_pipeline(shape, job.spec.trainer)
     copies = shape.ranks // shape.tensor
     batch = batch_of(job.spec.trainer.settings_of_loop, copies)
     question = Question(trainer=job.spec.trainer, micro_batches=(batch.micro_batch,), tensor_parallel=shape.tensor)
@@ -159,21 +169,24 @@ def predicted(shape: Shape) -> int:
     return memory(shape.strategy, copies, answer.footprint, traced, batch.passes, precision=precision).total
 
 
-def _predicted_pipeline(ranks: int, trainer: Trainer) -> int:
+def _predicted_pipeline(shape: Shape, trainer: Trainer) -> int:
     from tandem_trainer.footprint import answered
 
     loop = trainer.settings_of_loop
     assert loop.pipeline is not None
-    copies = ranks // loop.pipeline.stages
+    copies = shape.ranks // pipeline_ranks(loop)
     chunks, samples = micro_batches(loop, copies)
-    sizes = {True: samples, False: batch_of(loop, ranks).micro_batch}
-    questions = {key: Question(trainer=trainer, micro_batches=(size,), by_stage=key) for key, size in sizes.items()}
-    staged, whole = (answered(questions[key], lambda words: None).footprint for key in (True, False))
+    asked = (
+        Question(trainer=trainer, micro_batches=(samples,), by_stage=True, tensor_parallel=shape.tensor),
+        Question(trainer=trainer, micro_batches=(batch_of(loop, shape.ranks).micro_batch,)),
+    )
+    staged, whole = (answered(question, lambda words: None).footprint for question in asked)
     assert staged is not None
     assert whole is not None
     assert staged.stages, staged.untraced
     known = whole.model_copy(update={"stages": staged.stages})
-    return pipeline.memory(known, loop.pipeline, chunks, samples).total
+    sharding = pipeline.Sharding(copies, loop.fsdp) if loop.fsdp is not None else None
+    return pipeline.memory(known, loop.pipeline, chunks, samples, sharding).total
 
 
 def measured(shape: Shape) -> int:
@@ -234,7 +247,7 @@ def train(shape: Shape) -> int:
         draws = key_dropout(model)
         model = prepare(model, loop, group)
         average = averaged(model, loop.ema_decay)
-        strategy = strategy_of(loop, group, per_worker=loop.pipeline.stages if loop.pipeline else shape.tensor)
+        strategy = strategy_of(loop, group, per_worker=shape.ranks)
         examples = partial(examples_of, task, dataset, start, end)
         strategy.shard(model, task, examples)
         if average is not None:

@@ -60,10 +60,16 @@ def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
         pytest.param("qwen2", {"activationCheckpointing": True}, 4, id="tied-and-data"),
         pytest.param("llama", {"pipeline": ZERO_BUBBLE}, 2, id="zero-bubble"),
         pytest.param("qwen2", {"pipeline": GPIPE | {"chunks": 4}}, 2, id="gpipe"),
+        pytest.param("qwen2", {"fsdp": {}}, 4, id="tied-and-split"),
+        pytest.param("llama", {"fsdp": {}, "pipeline": GPIPE | {"stages": 2, "chunks": 3}}, 4, id="gpipe-split"),
+        pytest.param("llama", {"tensorParallel": 2}, 4, id="tensor"),
     ],
 )
 def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: dict[str, Any], ranks: int) -> None:
-    alone, stages = job(tmp_path / "alone", kind, {}), job(tmp_path / "stages", kind, PIPELINE | loop, 2, lossChunk=20)
+    alone, stages = (
+        job(tmp_path / "alone", kind, {}),
+        job(tmp_path / "stages", kind, PIPELINE | loop, ranks, lossChunk=20),
+    )
     run(alone)
     run(stages, ranks)
     assert len(losses(alone)) == STEPS
@@ -80,6 +86,7 @@ def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: 
     ("kind", "lora", "loop", "ranks"),
     [
         pytest.param("qwen2", LORA, {}, 2, id="dropout"),
+        pytest.param("qwen2", LORA, {"fsdp": {}}, 4, id="split"),
         pytest.param("llama", LORA | {"quantizeBase": "nf4"}, {"pipeline": ZERO_BUBBLE}, 2, id="stages-without-any"),
         pytest.param("qwen2", LORA | {"targets": ["layers.0.mlp.up_proj"]}, {}, 4, id="frozen-last"),
         pytest.param("llama", LORA | {"targets": ["layers.1.mlp.up_proj"]}, {"pipeline": GPIPE}, 2, id="frozen-first"),
@@ -91,7 +98,7 @@ def test_their_adapters_learn_what_those_of_one_rank_learn(
     """Over frozen weights, also through stages in which nothing learns."""
     adam = {"optimizer": {"name": "adamw", "learningRate": 0.01}}
     alone = job(tmp_path / "alone", kind, adam, lora=lora)
-    stages = job(tmp_path / "stages", kind, adam | PIPELINE | loop, 2, lora=lora)
+    stages = job(tmp_path / "stages", kind, adam | PIPELINE | loop, ranks, lora=lora)
     run(alone)
     run(stages, ranks)
     assert len(losses(alone)) == STEPS

@@ -447,7 +447,7 @@ def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_pat
     saved = first.run_dir.committed()[0].step
     assert saved == max(record["step"] for record in first.logged("step"))
     with LocalRun(tmp_path, *words, manifest=EXAMPLE) as second:
-        assert second.ends() == 0, second.output
+        assert second.ends(300) == 0, second.output
         assert "language-model is complete: 240 steps" in second.output
         assert second.logged("start")[-1]["step"] == saved
         assert second.leavings() == {}

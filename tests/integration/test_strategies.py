@@ -317,7 +317,7 @@ def test_stages_in_float16_leave_out_the_steps_that_one_rank_leaves_out(tmp_path
     assert losses(stages) != pytest.approx(losses(alone), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["fused", "clips"])
+@pytest.mark.parametrize("kind", ["fused", "clips", "splits"])
 def test_ranks_with_weights_of_their_own_leave_out_the_same_steps(tmp_path: Path, kind: str) -> None:
     with Ranks(RunDir(tmp_path), 2, "-m", "tests.support.scripts.agreed", kind) as ranks:
         codes, output = ranks.finish()

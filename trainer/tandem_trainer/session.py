@@ -265,13 +265,13 @@ class Session:
             of_one: samples of a step of one rank.
         """
         known, processes = None, self.world_size
-        shares = self.world_size // self.dp_size
+        tensor_parallel = self.world_size // self.dp_size
         if self.rank == 0:
             if os.environ.get(RUN_DIR):
                 workers = self._rundir.read_job().spec.workers
                 processes = workers.replicas * workers.processes
             known = next((one.data.batch for one in self._rundir.committed() if one.data is not None), None)
-        told = self._group.tell({"known": known, "size": of_one * (processes // shares)})
+        told = self._group.tell({"known": known, "size": of_one * (processes // tensor_parallel)})
         if told["known"] not in (None, told["size"]) and self.rank == 0:
             log.warning(
                 "setting=global_batch_size is %d, as this run began; batch sizes and replicas of now would make it %d",

@@ -28,6 +28,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import Origin
 from tandem.tasks import Loop, Schedule, TaskLoop
+from tandem_trainer.checkpoint.sharding import here
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
@@ -323,7 +324,8 @@ def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
     def update(mine: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
         """Of tensors of one type. Frozen codes of quantized weights are no numbers."""
         if mine[0].is_floating_point():
-            lerp(mine, current, count)
+            # What this rank holds of each: an operation for many tensors takes those of one mesh alone.
+            lerp([here(one) for one in mine], [here(one) for one in current], count)
 
     average = AveragedModel(model, multi_avg_fn=update)
     # It begins as a copy, and goes on as what a checkpoint held: its first update is one like all others.

@@ -201,9 +201,9 @@ def test_a_weight_that_stages_share_is_compared_where_ranks_have_nothing_else_in
 
     def held(rank: int, embedding: float) -> dict[str, torch.Tensor]:
         cpu = torch.device("cpu")
-        found = {f"weights of block {rank}": StageTensor.of(torch.full((4,), float(rank)), rank, cpu)}
+        found = {f"weights of block {rank}": StageTensor.of(torch.full((4,), float(rank)), (rank,), cpu)}
         if rank != 1:
-            found["weights of embedding"] = StageTensor.of(torch.full((4,), embedding), 0, cpu, stages_share=True)
+            found["weights of embedding"] = StageTensor.of(torch.full((4,), embedding), (0,), cpu, stages_share=True)
         return dict(found)
 
     assert on_ranks(3, lambda group: compare(group, held(group.rank, 1.0))) == [None] * 3

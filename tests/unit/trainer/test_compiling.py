@@ -67,7 +67,8 @@ def test_the_whole_model_is_one_graph(world_size: int, monkeypatch: pytest.Monke
 
 def test_a_stage_of_a_pipeline_is_one_graph_for_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = counted(monkeypatch)
-    runner: Any = SimpleNamespace(strategy=SimpleNamespace(loop=TaskLoop(strategy="pipeline", compile=True)))
+    strategy = SimpleNamespace(loop=TaskLoop(strategy="pipeline", compile=True), splits=False)
+    runner: Any = SimpleNamespace(strategy=strategy)
     parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)]
     stage = _Stage(runner, 1, parts, is_last=False)
     for _ in range(3):

@@ -208,7 +208,7 @@ def test_the_order_is_where_it_is_looked_for(name: str) -> None:
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:
     live = nn.Parameter(torch.ones(3))
-    tensor = StageTensor.of(live, 1, torch.device("cpu"))
+    tensor = StageTensor.of(live, (1,), torch.device("cpu"))
     assert is_sharded(tensor)
     assert place_of(tensor) == (1,)
     assert type(here(tensor)) is Tensor

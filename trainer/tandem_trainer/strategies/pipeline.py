@@ -13,7 +13,7 @@ suffice, the last one is repeated, and its losses are left out of the sum.
 Rejected: to trace the model with torch.export (dropout that is keyed by sample draws through an object of Python's).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -99,6 +99,9 @@ class Pipelined(Strategy):
         self._chunks, self._chunk = micro_batches(loop, self.dp_size)
         self._plan: Plan = {}
         self._cuts: list[Stage] = []
+        self._model: nn.Module | None = None
+        self._last: Last | None = None
+        """The last part of the model, where `fsdp` splits it."""
         self._held: dict[str, tuple[int, ...]] = {}
         """By the name of a tensor, the places that hold it; one that is missing is on all ranks."""
         self._sharers: dict[int, tuple[int, ...]] = {}
@@ -127,10 +130,16 @@ class Pipelined(Strategy):
                     module._buffers[own] = tensor.to(device)
         if self._degree == 1 and not self.splits:
             return
-        sharers = {name: self._sharers.get(id(one)) for name, one in model.named_parameters(remove_duplicate=False)}
-        # An average is not run, so nobody knows its parts yet.
-        parts = self._parts() if is_first else dict(task.pipeline_parts(model))
-        mine = [parts[name] for name in self._parts()]
+        before = dict(model.named_parameters(remove_duplicate=False))
+        parts = self._parts()
+        if is_first:
+            self._model = model
+        else:
+            # An average, of which nobody knows the parts yet. A task may remember of which model it was asked last.
+            parts = {name: part for name, part in task.pipeline_parts(model).items() if name in parts}
+            assert self._model is not None
+            task.pipeline_parts(self._model)
+        mine = [*parts.values()]
         if self._degree > 1:
             from tandem_trainer.strategies.fsdp import split_matrices
 
@@ -138,14 +147,29 @@ class Pipelined(Strategy):
             split_matrices(model, self._plan, self._mesh["tensor"], lambda module: id(module) in here_too)
         if self.splits:
             self._split(mine)
-        # The weights are other objects now.
-        named = dict(model.named_parameters(remove_duplicate=False))
-        self._sharers |= {id(named[name]): found for name, found in sharers.items() if found is not None}
+        # The weights are other objects now, also where a module outside of these parts has one of them.
+        made = {
+            id(before[name]): one
+            for name, one in model.named_parameters(remove_duplicate=False)
+            if one is not before[name]
+        }
+        for name, one in before.items():
+            if id(one) in made:
+                module, _, own = name.rpartition(".")
+                model.get_submodule(module)._parameters[own] = made[id(one)]
+        self._sharers |= {id(one): self._sharers[old] for old, one in made.items() if old in self._sharers}
 
     def _parts(self) -> dict[str, nn.Module]:
         """Those on this rank, by name."""
         mine = self._cuts[self._place :: self._options.stages]
         return {name: part for stage in mine for name, part in stage.parts.items()}
+
+    def units(self, stage: int) -> list[nn.Module]:
+        """What is called of a stage: its parts, as they are split."""
+        return [
+            self._last if self._last is not None and part is self._last.part else part
+            for part in self._cuts[stage].parts.values()
+        ]
 
     def _split(self, parts: Sequence[nn.Module]) -> None:
         """Split the weights of parts over the ranks of this place, part by part.
@@ -156,6 +180,7 @@ class Pipelined(Strategy):
         from tandem_trainer.strategies.fsdp import fully_shard, settings_of
 
         assert self.loop.fsdp is not None
+        last = [*self._cuts[-1].parts.values()][-1]
         seen: set[int] = set()
         for part in parts:
             weights = {id(one) for one in part.parameters()}
@@ -167,7 +192,10 @@ class Pipelined(Strategy):
             seen |= weights
             if self.loop.compile:
                 part.compile()
-            fully_shard(part, **settings_of(self.loop, self.loop.fsdp, self._mesh))
+            unit = part
+            if part is last:
+                unit = self._last = Last(part)
+            fully_shard(unit, **settings_of(self.loop, self.loop.fsdp, self._mesh))
 
     def scaler(self) -> torch.amp.GradScaler:
         return AgreedScaler(self.group.device.type, enabled=self.loop.precision == "float16")
@@ -242,7 +270,10 @@ class Pipelined(Strategy):
             check(self._plan, model, self._degree)
             split = (module for _, module, _ in split_modules(self._plan, model))
             matrices = {id(one) for module in split for one in module.parameters()}
-        return {id(one) for one in model.parameters() if self.splits and id(one) not in matrices}
+        if not self.splits:
+            return set()
+        parts = (part for stage in self._cuts for part in stage.parts.values())
+        return {id(one) for part in parts for one in part.parameters()} - matrices
 
     def _made_groups(self, sets: set[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
         """Process groups of the ranks of this pipeline that hold the same weights. Collective."""
@@ -341,7 +372,7 @@ class _Runner:
         scaler.scale(loss)
         self.stages = [
             stage(
-                _Stage(self, index, [*strategy._cuts[index].parts.values()], is_last=index == count - 1),
+                _Stage(self, index, strategy.units(index), is_last=index == count - 1),
                 index,
                 count,
                 device,
@@ -447,6 +478,7 @@ class _Stage(nn.Module):
     def __init__(self, runner: _Runner, index: int, parts: Sequence[nn.Module], is_last: bool) -> None:
         super().__init__()
         self._runner, self._index, self._is_last = runner, index, is_last
+        self._last = next((part for part in parts if isinstance(part, Last)), None)
         self.chain = _Chain(parts)
         strategy = runner.strategy
         if strategy.splits:
@@ -469,19 +501,42 @@ class _Stage(nn.Module):
         if self._index == 0:
             values, named = runner.inputs[number]
         with runner.busy, mixed_precision(strategy.loop, strategy.group.device):
+            if self._last is not None:
+                self._last.then = partial(self._loss, number)
+                (loss,) = self.chain(values, named)
+                return loss
             values = self.chain(values, named)
-            if not self._is_last:
-                # A device may leave its layers with another type than the CPU, on which they were traced.
-                outputs = strategy._cuts[self._index].outputs
-                values = tuple(one.to(known.dtype) for one, known in zip(values, outputs, strict=True))
-                return values if len(values) > 1 else values[0]
-            runner.seed(number)
             output = values if len(values) > 1 else values[0]
-            batch, size = runner.batches[number], len(runner.keys[number])
-            counted, answer = runner.samples[number], Answer(runner.task, output)
-            loss = runner.task.stage_loss(answer, batch, size, counted, runner.scale).float()
-            runner.losses.append(loss.detach())
-            return runner.scaler.scale(loss)
+            if self._is_last:
+                return self._loss(number, output)
+            # A device may leave its layers with another type than the CPU, on which they were traced.
+            outputs = strategy._cuts[self._index].outputs
+            values = tuple(one.to(known.dtype) for one, known in zip(values, outputs, strict=True))
+            return values if len(values) > 1 else values[0]
+
+    def _loss(self, number: int, output: Any) -> Tensor:
+        runner = self._runner
+        runner.seed(number)
+        batch, size = runner.batches[number], len(runner.keys[number])
+        counted, answer = runner.samples[number], Answer(runner.task, output)
+        loss = runner.task.stage_loss(answer, batch, size, counted, runner.scale).float()
+        runner.losses.append(loss.detach())
+        return runner.scaler.scale(loss)
+
+
+class Last(nn.Module):
+    """The last part of a model that `fsdp` splits, and the loss of what it returns: a task may compute it with weights
+    of that part, which are whole only meanwhile."""
+
+    then: Callable[[Any], Tensor]
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *values: Any, **named: Any) -> Tensor:
+        """What the part takes → the loss."""
+        return self.then(self.part(*values, **named))
 
 
 class _Chain(nn.Module):
