@@ -2,29 +2,17 @@
 
 import pytest
 
-from tests.support.cluster.operated import Job, Operator, manifest, seen
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
 from tests.support.cluster.pods import Namespace
 
 pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), pytest.mark.timeout(580)]
 
-STAGES = {
-    "task": "image-classification",
-    "config": {
-        "model": "cnn",
-        "data": {"name": "digits"},
-        "epochs": 100_000,
-        "globalBatchSize": 64,
-        "strategy": "pipeline",
-        "pipeline": {"stages": 2},
-    },
-}
-"""What a job trains that the test does not see the end of."""
-
 
 def test_workers_come_and_go_and_pipelines_stay_whole(namespace: Namespace, operator: Operator) -> None:
     job = Job(namespace, "stages")
+    trainer = LONG | {"config": {**LONG["config"], "strategy": "pipeline", "pipeline": {"stages": 2}}}
     workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}
-    job.apply(manifest("stages", trainer=STAGES, workers=workers, elasticity={"growCooldownSeconds": 1}))
+    job.apply(manifest("stages", trainer=trainer, workers=workers, elasticity={"growCooldownSeconds": 1}))
     job.trains()
     with pytest.raises(AssertionError, match="must be a multiple of the stages of a pipeline"):
         namespace("scale", "dtj/stages", "--replicas=3")
