@@ -30,7 +30,7 @@ def files(rank: int, whole: bool) -> dict[str, dict[str, Tensor]]:
 
     def staged(tensor: Tensor, owner: int, *others: int) -> Tensor:
         is_here = rank in (owner, *others)
-        return tensor if whole else StageTensor.of(tensor if is_here else tensor.to("meta"), owner, DEVICE)
+        return tensor if whole else StageTensor.of(tensor if is_here else tensor.to("meta"), (owner,), DEVICE)
 
     numbers = torch.arange(3000, dtype=torch.float32)
     return {
