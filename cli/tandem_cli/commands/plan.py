@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +16,24 @@ from pydantic.alias_generators import to_camel
 from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, several
-from tandem.job import DistributedTrainingJob, Workers
+from tandem.job import DistributedTrainingJob, Trainer, Workers
 from tandem.manifest.reading import job_of, read_source, refuse
+from tandem.manifest.source import Source
+from tandem_cli.combinations import choose, first_of, named
 from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.planning.memory import bytes_of, shown, state_of, world_sizes
-from tandem_cli.planning.plan import RESERVE, Budget, Plan, Row, batches, degree_of, devices, planned, staged_batches
+from tandem_cli.planning.plan import (
+    RESERVE,
+    Budget,
+    Plan,
+    Row,
+    batches,
+    degree_of,
+    devices,
+    joined,
+    planned,
+    staged_batches,
+)
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
@@ -33,6 +46,12 @@ def plan(
     overrides: OverridesOption = None,
     parameters: Annotated[
         float | None, typer.Option(help="Without a job: the state of a model with this many parameters, such as 7e9.")
+    ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategies to plan for, as ddp,fsdp,pipeline+fsdp.", show_default="ddp, fsdp and that of the job"
+        ),
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
     device: Annotated[
@@ -82,13 +101,20 @@ def plan(
             "tandem plan takes a job's manifest, or --parameters with the size of a model; give one of them"
         )
     if parameters is not None:
-        traced, job, loop = Traced({1: state_of(round(parameters))}), None, None
+        if strategies is not None:
+            raise UserError("--strategies: of a model of which only the size is known, ddp and fsdp are planned")
+        footprint, job = state_of(round(parameters)), None
         budget = Budget(memory, held, None, price_per_hour)
-        wanted, per_worker = worlds[-1], 1
+        found = planned({1: footprint}, None, worlds, worlds[-1], budget)
     else:
         assert file is not None
-        job, traced = _traced(file, overrides or (), worlds)
+        source = read_source(file)
+        job = job_of(source, overrides or ())
+        _refuse_script(job, source, overrides or ())
         loop, group = job.spec.trainer.settings_of_loop, job.spec.workers
+        names = [] if strategies is None else list(named(strategies, loop))
+        if "hogwild" in names and (len(names) > 1 or loop.strategy != "hogwild"):
+            raise UserError("--strategies: hogwild is planned by itself, for a job that has it: it takes no device")
         speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         if loop.strategy == "hogwild":
             # No device of a data sheet: the worker computes on its processors.
@@ -97,59 +123,79 @@ def plan(
         if price_per_hour is None and job.spec.prices is not None:
             price_per_hour = job.spec.prices.gpu_per_hour
         budget = Budget(memory, held, speed, price_per_hour)
-        per_worker = group.processes
-        wanted = group.gpus if loop.strategy in ("dp", "model") else group.replicas * per_worker
-    footprint = traced.whole[1]
-    found = planned(traced.whole, loop, worlds, wanted, budget, per_worker, traced.staged, traced.spread)
+        found, footprint = _planned_job(job, _Traces(source, overrides or ()), worlds, names, budget)
     if as_json or output.is_data:
         emit(_record(found, footprint, job, budget), Output.JSON if as_json else output)
     else:
         _show(found, footprint, job, budget)
 
 
-@dataclass(frozen=True)
-class Traced:
-    """What is known of a job's task."""
-
-    whole: dict[int, Footprint]
-    """By the number of ranks that split each matrix."""
-    staged: Footprint | None = None
-    """With stages, if it is cut into some."""
-    spread: dict[int, Footprint] = field(default_factory=dict)
-    """By the number of devices of one process, if it uses several."""
-
-
-def _traced(
-    file: str, overrides: Sequence[str], worlds: Sequence[int]
-) -> tuple[DistributedTrainingJob, Traced]:  # fmt: skip
-    """A job, and what a process of the trainer's says of its task.
-
-    Raises:
-        UserError: the manifest or the task is wrong, or the job trains no task.
-    """
-    source = read_source(file)
-    job = job_of(source, overrides)
-    trainer = job.spec.trainer
-    if trainer.task is None:
+def _refuse_script(job: DistributedTrainingJob, source: Source, overrides: Sequence[str]) -> None:
+    if job.spec.trainer.task is None:
         why = (
             "spec.trainer.command: the model of a script is not known here, only that of a task; for the state of a "
             "model give its size: tandem plan --parameters 7e9"
         )
         refuse([Unmet(("spec", "trainer", "command"), why)], source, overrides)
 
-    def known(sizes: tuple[int, ...], **how: Any) -> Footprint:
+
+@dataclass(frozen=True)
+class _Traces:
+    """What processes of the trainer's say of the tasks of a manifest."""
+
+    source: Source
+    overrides: Sequence[str]
+
+    def ask(self, trainer: Trainer, sizes: tuple[int, ...], **how: Any) -> Footprint:
+        """Of micro-batches of these sizes.
+
+        Raises:
+            UserError: the task is wrong.
+        """
         answer = _answered(Question(trainer=trainer, micro_batches=sizes, **how))
-        refuse([Unmet(one.path, one.message) for one in answer.mistakes], source, overrides)
+        refuse([Unmet(one.path, one.message) for one in answer.mistakes], self.source, self.overrides)
         assert answer.footprint is not None
         return answer.footprint
 
+
+def _planned_job(
+    job: DistributedTrainingJob, traces: _Traces, worlds: Sequence[int], names: Sequence[str], budget: Budget
+) -> tuple[Plan, Footprint]:
+    """The plan of a job, and what it is of.
+
+    Args:
+        names: of the strategies to plan for; empty: `ddp`, `fsdp` and what the job has.
+    """
+    trainer, group = job.spec.trainer, job.spec.workers
     loop = trainer.settings_of_loop
+    wanted = group.gpus if loop.strategy in ("dp", "model") else group.replicas * group.processes
     sizes = {tensor: batches(loop, worlds, tensor) for tensor in (1, degree_of(loop))}
-    whole = {tensor: known(those, tensor_parallel=tensor) for tensor, those in sizes.items() if those}
-    chunks = staged_batches(loop, worlds)
-    staged = known(chunks, by_stage=True, tensor_parallel=degree_of(loop)) if chunks else None
-    alone = batches(loop, (1,))
-    return job, Traced(whole, staged, {number: known(alone, devices=number) for number in devices(loop, worlds)})
+    # The whole model is the same under each strategy.
+    whole = {tensor: traces.ask(trainer, those, tensor_parallel=tensor) for tensor, those in sizes.items() if those}
+
+    def under(trainer: Trainer) -> Plan:
+        own = trainer.settings_of_loop
+        chunks, alone = staged_batches(own, worlds), batches(own, (1,))
+        staged = traces.ask(trainer, chunks, by_stage=True, tensor_parallel=degree_of(own)) if chunks else None
+        spread = {number: traces.ask(trainer, alone, devices=number) for number in devices(own, worlds)}
+        return planned(whole, own, worlds, wanted, budget, group.processes, staged, spread)
+
+    plans = {name: under(_chosen(trainer, name)) for name in names}
+    return joined(plans, loop, wanted) if plans else under(trainer), whole[1]
+
+
+def _chosen(trainer: Trainer, name: str) -> Trainer:
+    """The same with other strategies.
+
+    Raises:
+        UserError: its other options do not go together with them.
+    """
+    data = trainer.dump()
+    choose(data.setdefault("config" if trainer.is_built_in else "loop", {}), name)
+    try:
+        return Trainer.parse(data)
+    except ValidationError as error:
+        raise UserError(f"--strategies: this job cannot take {name}: {first_of(error)}") from None
 
 
 def allowed(workers: Workers) -> int | None:
@@ -213,7 +259,7 @@ def table(found: Plan) -> list[str]:
     """The rows as lines of aligned columns; without those in which all are nothing."""
     sizes = [_sizes(row) for row in found.rows]
     shows = [name for name in COLUMNS if any(one[name] for one in sizes)]
-    heads, lines = ["strategy", "workers"], [[row.strategy.value, str(row.workers)] for row in found.rows]
+    heads, lines = ["strategy", "workers"], [[row.label, str(row.workers)] for row in found.rows]
 
     def column(head: str, cells: Sequence[str]) -> None:
         heads.append(head)
@@ -271,7 +317,7 @@ def _record(found: Plan, footprint: Footprint, job: DistributedTrainingJob | Non
 
 def _row(row: Row) -> dict[str, Any]:
     return {
-        "strategy": row.strategy.value,
+        "strategy": row.label,
         "workers": row.workers,
         "tensorParallel": row.tensor,
         "microBatch": row.batch and row.batch.micro_batch,

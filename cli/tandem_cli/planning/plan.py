@@ -7,6 +7,7 @@ from tandem.footprint import Footprint
 from tandem.formatting import several
 from tandem.strategies import micro_batches, pipeline_ranks
 from tandem.tasks import Fsdp, Loop, Pipeline, TaskLoop
+from tandem_cli import combinations
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import (
     Batch,
@@ -51,6 +52,8 @@ class Row:
     """Of the whole run; None without a price."""
     tensor: int = 1
     """Ranks that split each matrix."""
+    combined: str = ""
+    """What is combined with the strategy, as `+fsdp`."""
     is_own: bool = False
     """Whether the job says this strategy and this number of workers."""
 
@@ -60,9 +63,14 @@ class Row:
         return self.spare >= 0
 
     @property
+    def label(self) -> str:
+        """As commands name it."""
+        return f"{self.strategy.value}{self.combined}"
+
+    @property
     def name(self) -> str:
         """As in a sentence, before its verb."""
-        return f"{self.strategy.value} on {several(self.workers, _UNITS.get(self.strategy, 'worker'))}{self.said}"
+        return f"{self.label} on {several(self.workers, _UNITS.get(self.strategy, 'worker'))}{self.said}"
 
     @property
     def said(self) -> str:
@@ -158,8 +166,7 @@ def planned(
         rows += [_spread_row(number, one, loop, steps, budget) for number, one in known.items()]
         rows.sort(key=lambda row: row.workers)
     if loop is not None and wanted > 1:
-        own = Strategy.TENSOR.value if loop.strategy == "fsdp" and degree_of(loop) > 1 else loop.strategy
-        rows = [replace(row, is_own=row.workers == wanted and row.strategy.value == own) for row in rows]
+        rows = owned(rows, loop, wanted)
     is_known = bool(footprint.passes)
     notes = _notes(footprint, loop, worlds, is_known)
     if loop is not None and loop.strategy == "pipeline":
@@ -178,6 +185,35 @@ def planned(
             f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
         )
     return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
+
+
+def owned(rows: Sequence[Row], loop: Loop, wanted: int) -> list[Row]:
+    """Rows, with the one that a job says marked.
+
+    Args:
+        wanted: number of ranks that it asks for.
+    """
+    own = combinations.own(loop)
+    return [replace(row, is_own=row.workers == wanted and row.label == own) for row in rows]
+
+
+def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int) -> Plan:
+    """One plan of several strategies, in their order.
+
+    Args:
+        plans: of the job under each strategy, by the name of that.
+        loop: of the job itself.
+        wanted: number of ranks that it asks for.
+    """
+    first = next(iter(plans.values()))
+    found = [row for row in first.rows if row.strategy is Strategy.SINGLE]
+    for name, one in plans.items():
+        found += [row for row in one.rows if row.label == name]
+    found.sort(key=lambda row: row.workers)
+    rows = owned(found, loop, wanted) if wanted > 1 else found
+    notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
+    is_known = any(row.memory.activations for row in rows)
+    return Plan(tuple(rows), first.steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
 def _strategies(
@@ -273,7 +309,8 @@ def _pipeline_row(
         if budget.price_per_hour is not None and steps is not None:
             price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
-    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price)
+    combined = combinations.own(loop).removeprefix("pipeline")
+    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price, combined=combined)
 
 
 def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
@@ -306,7 +343,7 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
     for index, row in enumerate(here):
         if row.fits:
             lacking = [f"{one.name} lacks {shown(-one.spare)}; " for one in here[:index]]
-            needless = [f"; {one.strategy.value}{one.said} is not needed" for one in here[index + 1 :]]
+            needless = [f"; {one.label}{one.said} is not needed" for one in here[index + 1 :]]
             return f"{''.join(lacking)}{row.name} fits with {shown(row.spare)} to spare{without}{''.join(needless)}."
     least = min(here, key=lambda row: row.memory.total)
     said = f"{least.name} lacks {shown(-least.spare)}{without}"

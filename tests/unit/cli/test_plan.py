@@ -423,6 +423,10 @@ def test_one_of_a_job_and_a_size_is_planned() -> None:
         (["--parameters", "7e9", "--device-memory", "80XB"], "--device-memory: 80XB: the unit XB is not known"),
         (["--parameters", "7e9", "--device", "abacus"], "--device: abacus is not known; take one of h200, h100"),
         (["--parameters", "7e9", "--utilization", "40"], "--utilization: 40.0 is no share"),
+        (["--parameters", "7e9", "--strategies", "ddp"], "--strategies: of a model of which only the size is known"),
+        (["examples/minigpt.yaml", "--strategies", "ddp,fsdb"], "--strategies: 'fsdb' is no strategy; write some of"),
+        (["examples/minigpt.yaml", "--strategies", "fsdp+tensor"], "--strategies: for fsdp+tensor the job has to say"),
+        (["examples/minigpt.yaml", "--strategies", "ddp,hogwild"], "--strategies: hogwild is planned by itself"),
         (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: write a number above 0, not inf"),
     ],
 )

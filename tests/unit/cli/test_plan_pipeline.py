@@ -7,10 +7,10 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterl
 
 from tandem.footprint import Footprint, Moment, Pass, Stage, StagePass
 from tandem.strategies import micro_batches
-from tandem.tasks import Loop, Optimizer, Pipeline, TaskLoop
+from tandem.tasks import Fsdp, Loop, Optimizer, Pipeline, TaskLoop
 from tandem_cli.planning.memory import Batch, Strategy
 from tandem_cli.planning.pipeline import held, memory, order, step_time
-from tandem_cli.planning.plan import Budget, Plan, batches, planned, staged_batches
+from tandem_cli.planning.plan import Budget, Plan, batches, joined, planned, staged_batches
 from tandem_cli.planning.speed import Speed
 
 SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
@@ -132,6 +132,17 @@ def test_a_pipeline_is_planned_where_its_ranks_divide_those_there_are() -> None:
     assert [row.workers for row in rows] == sorted(row.workers for row in rows)
     assert [row.is_own for row in mine] == [False, True]
     assert all(row.time and row.cost for row in mine)
+
+
+def test_several_strategies_are_planned_beside_each_other_in_the_order_in_which_they_are_named() -> None:
+    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=Fsdp())
+    names = {"fsdp": {"strategy": "fsdp"}, "pipeline": {}, "pipeline+fsdp": {"fsdp": Fsdp()}}
+    found = joined({name: made(**options) for name, options in names.items()}, loop, 4)
+    labels = {workers: [row.label for row in found.rows if row.workers == workers] for workers in (1, 2, 3, 4)}
+    assert labels == {1: ["single"], 2: [*names], 3: ["fsdp"], 4: [*names]}
+    assert [row.label for row in found.rows if row.is_own] == ["pipeline+fsdp"]
+    assert found.recommendation.startswith("fsdp on 4 workers fits with ")
+    assert found.recommendation.endswith("; pipeline+fsdp, as the job says, is not needed.")
 
 
 def test_no_pipeline_is_planned_where_none_can_be_made_and_the_plan_says_so() -> None:
