@@ -45,7 +45,19 @@ COUNTING = "FLAGS_caffe2_report_cpu_memory_usage"
 """A variable of torch's core library. If it is true, the allocator of the CPU counts what it hands out and gets back in
 all threads, and not only where a profiler runs."""
 MINIGPT, DIGITS, STAGES = "examples/minigpt.yaml", "examples/digits.yaml", "examples/minigpt-pipeline.yaml"
+FINE_TUNE = "examples/fine-tune.yaml"
 LOCK_FREE = ("trainer.loop.strategy=hogwild", "workers.replicas=1")
+QWEN = Path("runs/plan-error/qwen2-0.5b")
+"""A model with the shape of Qwen2-0.5B and random weights, and documents for it. Made when it is needed: 2 GB."""
+QWEN_SHAPE = {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 FOUR, SPLIT = ("workers.processesPerReplica=4",), "trainer.loop.fsdp={}"
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
 
@@ -73,6 +85,17 @@ def minigpt(width: int, layers: int, length: int, batch: int, *more: str) -> tup
     return (
         f"trainer.parameters.width={width}",
         f"trainer.parameters.layers={layers}",
+        f"trainer.parameters.length={length}",
+        f"trainer.loop.globalBatchSize={batch}",
+        *more,
+    )
+
+
+def qwen(length: int, batch: int, *more: str) -> tuple[str, ...]:
+    """Overrides of the example that fine-tunes."""
+    return (
+        f"trainer.parameters.pretrained={QWEN}",
+        f"trainer.parameters.data.path={QWEN}/documents.jsonl",
         f"trainer.parameters.length={length}",
         f"trainer.loop.globalBatchSize={batch}",
         *more,
@@ -139,6 +162,10 @@ SHAPES = (
     Shape("minigpt 512×6, batch 16, all three", 8, STAGES,
           minigpt(512, 6, 128, 16, "workers.processesPerReplica=8", SPLIT, "trainer.loop.tensorParallel=2"),
           Strategy.PIPELINE, 2),
+    Shape("Qwen2-0.5B, 512 tokens, batch 2", 1, FINE_TUNE, qwen(512, 2)),
+    Shape("Qwen2-0.5B, 512 tokens, batch 2, all logits", 1, FINE_TUNE,
+          qwen(512, 2, "trainer.parameters.lossChunk=0")),
+    Shape("Qwen2-0.5B, 512 tokens, batch 2", 2, FINE_TUNE, qwen(512, 2), Strategy.FSDP),
     Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16, *LOCK_FREE), Strategy.HOGWILD),
     Shape("minigpt 512×6, batch 4, an average", 2, MINIGPT,
           minigpt(512, 6, 128, 4, *LOCK_FREE, "trainer.loop.emaDecay=0.99"), Strategy.HOGWILD),
@@ -147,6 +174,18 @@ SHAPES = (
     Shape("cnn, batch 128", 2, DIGITS,
           image("cnn", 128, "trainer.config.strategy=hogwild", "workers.replicas=1"), Strategy.HOGWILD),
 )  # fmt: skip
+
+
+def write_qwen() -> None:
+    """Make the folder QWEN, unless it is there."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from examples import small_qwen2
+
+    if not (QWEN / "model.safetensors").exists():
+        QWEN.mkdir(parents=True, exist_ok=True)
+        small_qwen2.main(QWEN)
+        Qwen2ForCausalLM(Qwen2Config(**QWEN_SHAPE)).save_pretrained(QWEN)
 
 
 def predicted(shape: Shape) -> int:
@@ -300,6 +339,8 @@ def main() -> None:
     for shape in SHAPES:
         if options.only not in f"{shape.name} {shape.strategy}":
             continue
+        if shape.manifest == FINE_TUNE:
+            write_qwen()
         peaks = [measured(shape) for _ in range(RUNS)]
         said, was = predicted(shape), max(peaks)
         error = errors[shape] = said / was - 1

@@ -1,5 +1,7 @@
 """What SLURM refuses, and why a job waits, in sentences. Nothing trains here."""
 
+import re
+
 import pytest
 
 from tests.support.slurm.run import DIGITS, SlurmRun
@@ -69,6 +71,23 @@ def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_w
     third = run.tandem("submit", "--slurm", DIGITS, "--run-dir", "runs/third", "--after", "runs/digits")
     assert third.returncode == 2
     assert "runs/digits is not complete and not in SLURM's queue, so it cannot be waited for" in third.stderr
+
+
+def test_an_option_that_srun_does_not_know_is_said(run: SlurmRun) -> None:
+    """As --overlap was to SLURM before 20.11."""
+    older = run.folder / "older" / "srun"
+    older.parent.mkdir()
+    older.write_text(f'#!/bin/sh\nexec {run.slurm.bin}/srun --no-such-option "$@"\n')
+    older.chmod(0o755)
+    run.profile("main", env={"PATH": f"{older.parent}:{run.variables()['PATH']}"})
+    run.submit()
+    why = ": srun: unrecognized option '--no-such-option'"
+
+    def told() -> bool:
+        said = " ".join(run.tandem("status", "digits").stdout.split())
+        return why in said and re.search(r"worker-(\d) cannot be started on n\1: ", said) is not None
+
+    until(told, "the reason", pause=1.0, seconds=90, otherwise=lambda: run.tandem("status", "digits").stdout)
 
 
 def test_a_controller_that_is_away_is_said(run: SlurmRun) -> None:

@@ -81,7 +81,7 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
         namespace=str(path),
         uid="",
         made=_made(path),
-        status=_waits_for_nodes(path, snapshot.status)
+        status=_with_lacks(path, snapshot.status)
         if snapshot is not None
         else _with_slurm(path, _read_status(path, alive)),
         taken_up=True,
@@ -111,10 +111,10 @@ def _with_slurm(path: Path, status: Status) -> Status:
     return status.model_copy(update=changed)
 
 
-def _waits_for_nodes(path: Path, status: Status) -> Status:
-    """With what keeps SLURM from giving a running training the nodes that it has asked for."""
+def _with_lacks(path: Path, status: Status) -> Status:
+    """With what a running training has not got of SLURM."""
     try:
-        words = jobs.extension_words(path)
+        words = jobs.lacks(path)
     except SlurmError:
         words = ""
     if not words:

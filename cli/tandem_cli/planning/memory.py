@@ -4,9 +4,12 @@ With P, G and O for the bytes of parameters, gradients and optimizer state, and 
 
     single    P + G + O + activations
     ddp       P + G + O + activations        the buckets are the gradients (gradient_as_bucket_view=True)
-    fsdp      (P + G + O) / N + activations + what is gathered: the parts outside of any block, the block that is
-              computed, those that are prefetched, and the gradients of one block, before they are reduced and while
-              they are sent. Copies in each worker (shardWithin): N is the ranks of a worker
+    fsdp      (P + G + O) / N + the larger of
+                activations,             and what is gathered: the parts outside of any block, the block that is
+                                         computed, those that are prefetched, and the gradients of one block, before
+                                         they are reduced and while they are sent
+                what is in no block,     and twice its gradients, at the end of the backward pass
+              Copies in each worker (shardWithin): N is the ranks of a worker
               With cpuOffload P, G and O are in the memory of the machine, and the device has what is gathered
     tensor    as fsdp, with the P, G, O and activations of a rank that holds its part of each split matrix
     hogwild   P + N (G + O + activations)    all ranks of the worker together, which share the weights alone
@@ -162,10 +165,11 @@ def memory(
         whole = _accumulating(whole, footprint, traced) if keeps_all else _computing(whole, footprint, traced, parts)
     if parts == 1:
         return whole
-    split = replace(whole, gathered=gathered(footprint, options, is_half))
-    if not options.cpu_offload:
-        return split
-    return replace(split, parameters=0, gradients=0, optimizer=0, buffers=footprint.buffers)
+    inside, at_end = gathered(footprint, options, is_half)
+    peaks = [replace(whole, gathered=inside), replace(_state(footprint, parts), gathered=at_end)]
+    if options.cpu_offload:
+        peaks = [replace(one, parameters=0, gradients=0, optimizer=0, buffers=footprint.buffers) for one in peaks]
+    return max(peaks, key=_total)
 
 
 def of_worker(ranks: int, footprint: Footprint, traced: Pass | None, passes: int) -> Memory:
@@ -271,14 +275,15 @@ def _active(whole: Memory, footprint: Footprint, active: int) -> Memory:
     return replace(whole, activations=active - casts, casts=casts)
 
 
-def gathered(footprint: Footprint, options: Fsdp, is_half: bool = False) -> int:
-    """Bytes that are whole on each device under FSDP, at the most; 0 where the blocks of the model are not known.
+def gathered(footprint: Footprint, options: Fsdp, is_half: bool = False) -> tuple[int, int]:
+    """Bytes that are whole on each device under FSDP, at the most: while a block is computed, and at the end of the
+    backward pass, when no activations are left. 0 where the blocks of the model are not known.
 
     Args:
         is_half: whether parameters are gathered, and gradients computed, in two bytes for each number.
     """
     if footprint.blocks is None:
-        return 0
+        return 0, 0
     blocks = sorted(footprint.blocks)
     outside = footprint.parameters - sum(blocks)
     gradients, gradients_outside = blocks, outside
@@ -287,10 +292,10 @@ def gathered(footprint: Footprint, options: Fsdp, is_half: bool = False) -> int:
         gradients_outside = footprint.gradients - sum(gradients)
     together = blocks[-1 - options.prefetch :] if options.reshard_after_forward else blocks
     # Gradients before they are reduced, and the flat copy of them that is sent, in full precision: of the largest
-    # block, or, at the end of the backward pass, of what is in no block.
+    # block, or, at the end, of what is in no block.
     held, sent = (0.5, 1.5) if is_half else (1, 2)
     inside = held * sum(together) + sent * max(gradients, default=0)
-    return int(held * outside + max(inside, sent * gradients_outside))
+    return int(held * outside + inside), int(held * outside + sent * gradients_outside)
 
 
 def bytes_of(text: str, what: str) -> int:

@@ -153,7 +153,7 @@ def _gathered(stages: Sequence[Stage], sharding: Sharding) -> int:
         blocks=tuple(size for one in stages for size in one.parts),
         block_gradients=tuple(size for one in stages for size in one.part_gradients),
     )
-    return gathered(whole, sharding.options, sharding.is_half)
+    return max(gathered(whole, sharding.options, sharding.is_half))
 
 
 def step_time(

@@ -18,16 +18,14 @@ queue under the same number. At SIGINT, which `tandem stop` sends, it ends inste
 import argparse
 import logging
 import os
-import re
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -59,10 +57,12 @@ from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_wo
 from tandem_cli.local.prepare import need_space, publish
 from tandem_cli.local.processes import user_name
 from tandem_cli.slurm import jobs, scheduler, submission
-from tandem_cli.slurm.extension import Extensions, outside
+from tandem_cli.slurm.crew import Crew, Step
+from tandem_cli.slurm.extension import Extensions
 from tandem_cli.slurm.jobs import Place, Submission
+from tandem_cli.slurm.refusals import Refusals
 from tandem_cli.slurm.scheduler import SlurmAwayError, SlurmError, Throttle
-from tandem_cli.slurm.step import HERE, HERE_SECONDS, LEAVE
+from tandem_cli.slurm.step import HERE_SECONDS
 
 TICK_SECONDS = 0.2
 """Between two looks at the children."""
@@ -74,161 +74,9 @@ AGAIN_SECONDS = 10.0
 """Before another try to start a step on a node that could not start one."""
 REQUEUE_SECONDS, REQUEUE_PAUSE = 300.0, 2.0
 """How long SLURM is asked to requeue the job where it does not answer, and the pause between."""
-ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
-"""The last line of a step (tandem_cli.slurm.step)."""
 JOB_ID, ARRAY_JOB_ID, ARRAY_TASK_ID = "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"
 
 log = logging.getLogger("tandem.slurm")
-
-
-@dataclass
-class Step:
-    """One child, by srun or on this node, over one life."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path
-    node: str = ""
-    """Where srun starts it; empty: here."""
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _from: int = 0
-
-    def start(self) -> None:
-        """Begin."""
-        self._from = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab", buffering=0) as output:
-            self._process = subprocess.Popen(
-                self.command, env=self.environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
-            )
-        # A head that waits for a pipe could not do anything else.
-        if self._process.stdin is not None:
-            os.set_blocking(self._process.stdin.fileno(), False)
-
-    def ended(self) -> int | None:
-        """The exit code of srun, or of the step here; None while it runs."""
-        if self._process is None or (code := self._process.poll()) is None:
-            return None
-        self._say(LEAVE, last=True)
-        return code
-
-    def outcome(self) -> int | None:
-        """The exit code of the process itself, once it has ended: minus a signal's number if one ended it.
-
-        None if it was never started, or was lost with its node: srun then ends with a code that says nothing of it.
-        """
-        with suppress(OSError), self.log.open("rb") as printed:
-            printed.seek(self._from)
-            codes = [int(found[1]) for line in printed if (found := ENDED.search(line))]
-            return codes[-1] if codes else None
-        return None
-
-    def ask(self) -> None:
-        """Ask it to save and leave."""
-        self._say(LEAVE, last=True)
-
-    def greet(self) -> None:
-        """Say that the head is there."""
-        self._say(HERE)
-
-    def _say(self, word: bytes, last: bool = False) -> None:
-        pipe = None if self._process is None else self._process.stdin
-        if pipe is not None and not pipe.closed:
-            with suppress(OSError):
-                pipe.write(word)
-            with suppress(OSError):
-                pipe.close() if last else pipe.flush()
-
-    def kill(self) -> None:
-        """End it at once. What srun has started ends when it finds its standard input closed."""
-        self.ask()
-        if self._process is not None:
-            self._process.kill()
-
-    def close(self) -> None:
-        """Kill it if it runs, and wait for that."""
-        self.kill()
-        if self._process is not None:
-            self._process.wait()
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Builds the children of a job on SLURM.
-
-    Attributes:
-        srun: the command that starts a step, up to the node; empty: there are no steps.
-        container: words before the Python of agents and evaluators.
-        token: the secret that all but the evaluators know.
-        scratch: a private folder of this node.
-        job_id: the number of the job of SLURM.
-    """
-
-    job: DistributedTrainingJob
-    run_dir: RunDir
-    srun: Sequence[str]
-    container: Sequence[str]
-    token: str
-    scratch: Path
-    job_id: str
-
-    @property
-    def python(self) -> str:
-        """The Python of agents and evaluators."""
-        return "python" if self.container else sys.executable
-
-    @property
-    def port_file(self) -> Path:
-        """Where the coordinator writes the port it took."""
-        return self.scratch / "port"
-
-    def coordinator(self, endpoint: str, port: int, metrics_port: int | None) -> Step:
-        """The coordinator, on ports that it keeps over all its lives (0: a free one, at first).
-
-        Args:
-            metrics_port: where it answers Prometheus without the token; None: nowhere.
-        """
-        command = launch.coordinator_command(launch.EVERYWHERE, port, self.port_file, metrics_port=metrics_port)
-        variables = launch.environment(self.job, self.run_dir.path, COORDINATOR, self.token, endpoint)
-        return self._here(COORDINATOR, command, variables)
-
-    def agent(self, name: str, place: Place, address: str, endpoint: str) -> Step:
-        """One replica."""
-        command = launch.agent_command(self.job, endpoint, address, python=self.python)
-        variables = launch.environment(self.job, self.run_dir.path, name, self.token, endpoint)
-        variables[launch.NODE] = place.node
-        if cores := os.environ.get("SLURM_CPUS_PER_TASK", ""):
-            variables.setdefault("OMP_NUM_THREADS", str(max(1, int(cores) // self.job.spec.workers.processes)))
-        return self._on(place, name, [*self.container, *command], variables)
-
-    def evaluators(self, name: str, place: Place | None) -> Step:
-        """The processes of one evaluator replica."""
-        count = self.job.spec.evaluation.processes_per_replica
-        # On the GPUs of its node others train; SLURM gives a step those of its job.
-        own = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, self.python, "-m", "tandem_evaluator"]
-        command = [*own, "--processes", str(count)]
-        variables = launch.evaluator_environment(self.job, self.run_dir.path, name)
-        if place is None:
-            return self._here(name, command, variables)
-        # Beside the ranks they run on what those leave free.
-        return self._on(place, name, ["nice", "-n", "19", *command], variables)
-
-    def log(self, name: str) -> Path:
-        """What a child prints."""
-        return self.run_dir.log / f"{name}.txt"
-
-    def _on(self, place: Place, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
-        words, inherited = [*self.srun, f"--nodelist={place.node}", f"--job-name={name}"], dict(os.environ)
-        if place.job != self.job_id:
-            words, inherited = [*words, f"--jobid={place.job}"], outside(os.environ)
-        step = self._step(name, command, self.job_id)
-        return Step(name, [*words, *step], {**inherited, **variables}, self.log(name), place.node)
-
-    def _here(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Step:
-        return Step(name, self._step(name, command), os.environ | variables, self.log(name))
-
-    def _step(self, name: str, command: Sequence[str], job_id: str = "") -> list[str]:
-        return [sys.executable, "-m", "tandem_cli.slurm.step", job_id, name, *command]
 
 
 class Head:
@@ -256,6 +104,7 @@ class Head:
         self._places: dict[str, Place] = {}
         """Of each agent: a node that the job, or an extension of it, has now."""
         self._extensions = Extensions(crew.run_dir.path, replace_nodes)
+        self._refusals = Refusals(crew.run_dir.path)
         self._declined: int | None = None
         """Nodes that the user does not want of those that the manifest names; None: not known yet."""
         self._wished: int | None = None
@@ -317,7 +166,11 @@ class Head:
             for step in self.steps.values():
                 step.greet()
         known = [child for child in self.children.values() if child.running or child.name not in self._leaves]
-        actions = decide(known, self._facts(now), now)
+        facts = self._facts(now)
+        actions = decide(known, facts, now)
+        if not (self.leaving or facts.failed) and self._refusals.is_hopeless(self._places):
+            why = f"srun starts no agent of this job: {self._refusals.why}"
+            actions = [FailRun("StepsRefused", why, next(iter(self._places)), ExitCode.FAILED)]
         for action in actions:
             if not (isinstance(action, StartChild) and now < self._not_before.get(action.name, 0.0)):
                 self._do(action, now)
@@ -336,6 +189,8 @@ class Head:
         for name, child in list(self.children.items()):
             if child.running and (code := self.steps[name].ended()) is not None:
                 self.children[name] = self._ended(child, code, now)
+            elif child.running and self._refusals.waits_for(name) and self.steps[name].preamble() is None:
+                self._refusals.begun(name)
         if self._trains:
             self._look_at_coordinator(now)
             if not self.leaving and self.ask_nodes.is_due():
@@ -346,10 +201,14 @@ class Head:
 
     def _ended(self, child: Child, code: int, now: float) -> Child:
         step = self.steps[child.name]
-        outcome = step.outcome()
+        outcome, said = step.outcome(), step.preamble()
+        if said is None:
+            self._refusals.begun(child.name)
         if outcome is None:
             # Its node, or what SLURM does there, and not the job.
             log.warning("event=lost name=%s node=%s srun=%d", child.name, step.node or "here", code)
+            if said and step.node and not self.leaving and self._is_up(step.node):
+                self._refusals.add(child.name, step.node, said)
             self._not_before[child.name] = now + AGAIN_SECONDS
             self.ask_nodes.hurry()
             # Where only evaluations are left, one that is lost again and again is given up.
@@ -443,6 +302,7 @@ class Head:
                 if step := self.steps.pop(name, None):
                     step.close()
                 del self._places[name]
+                self._refusals.drop(name)
         for place in there:
             if place not in self._places.values():
                 name = next(f"worker-{i}" for i in range(len(there)) if f"worker-{i}" not in self._places)

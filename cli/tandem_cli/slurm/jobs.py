@@ -30,6 +30,8 @@ REFUSED = "refused.json"
 """Why the run could not be submitted the last time."""
 NO_EXTENSION = "no-extension.json"
 """Why SLURM has not taken an extension."""
+NOT_STARTED = "not-started.json"
+"""Which process srun does not start, and why."""
 REMEMBERED_SECONDS = 2.0
 """How long an answer of squeue counts for this process: sites ask their users not to poll."""
 
@@ -111,6 +113,18 @@ def forget_refusal(path: Path) -> None:
     """Take the note away: the run is begun."""
     with suppress(OSError):
         (path / SLURM / REFUSED).unlink(missing_ok=True)
+
+
+def note_not_started(path: Path, why: str) -> None:
+    """Say in the run directory which process srun does not start. A disk that refuses costs the note alone."""
+    with suppress(OSError):
+        replace_json(path / SLURM / NOT_STARTED, {"why": why})
+
+
+def forget_not_started(path: Path) -> None:
+    """Take that note away: all have begun."""
+    with suppress(OSError):
+        (path / SLURM / NOT_STARTED).unlink(missing_ok=True)
 
 
 def refusal(path: Path) -> str:
@@ -216,8 +230,8 @@ def state_words(path: Path) -> tuple[str, str]:
     if mine is not None and mine.waits:
         return "Pending", f"job {mine.id} waits in partition {mine.partition}: {scheduler.why(mine)}"
     if mine is not None:
-        more = extension_words(path)
-        return "Running", f"job {mine.id} is {mine.state.lower()} on {mine.nodes}{f'; {more}' if more else ''}"
+        words = f"job {mine.id} is {mine.state.lower()} on {mine.nodes}"
+        return "Running", "; ".join(filter(None, (words, lacks(path))))
     state = scheduler.ended(submission.training)
     words = f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
     try:
@@ -227,12 +241,16 @@ def state_words(path: Path) -> tuple[str, str]:
     return "Ended", words
 
 
-def extension_words(path: Path) -> str:
-    """What becomes of the nodes that a running training has asked for, as a sentence; empty if it needs none.
+def lacks(path: Path) -> str:
+    """Which nodes and processes a running training has not got, and why, as a sentence; empty if it has all.
 
     Raises:
         SlurmError: SLURM does not say.
     """
+    return "; ".join(filter(None, (_extension_words(path), _not_started(path))))
+
+
+def _extension_words(path: Path) -> str:
     lent = extensions(path)
     waiting = [job for job in queued(path) if job.id in lent and job.waits] if lent else []
     if waiting:
@@ -242,3 +260,10 @@ def extension_words(path: Path) -> str:
     if not isinstance(refused, dict) or "why" not in refused:
         return ""
     return f"no further node can be asked for: {refused['why']}"
+
+
+def _not_started(path: Path) -> str:
+    """Which process srun does not start now, and why, as a sentence's part; empty if there is none."""
+    content = read_json_or_none(path / SLURM / NOT_STARTED)
+    why = content.get("why") if isinstance(content, dict) else None
+    return f"{printable(why)}; it is tried again every few seconds" if isinstance(why, str) else ""

@@ -100,7 +100,7 @@ _ADVICE = tuple(
         (r"requeue.*disabled|requeue is disabled|operation is disabled", "this cluster does not requeue jobs"),
     )
 )
-_NOISE = re.compile(r"^(sbatch|squeue|scontrol|scancel|sacct|sinfo|srun): (error: )?|^slurm_load_\w+ error: ")
+_NOISE = re.compile(r"^(\S*/)?(sbatch|squeue|scontrol|scancel|sacct|sinfo|srun): (error: )?|^slurm_load_\w+ error: ")
 
 REASONS: Mapping[str, str] = {
     "Resources": "all nodes that it could use are busy",

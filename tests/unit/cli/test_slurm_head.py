@@ -27,8 +27,10 @@ from tandem_cli.local import prepare
 from tandem_cli.local.display import Watch
 from tandem_cli.slurm import extension, jobs, scheduler
 from tandem_cli.slurm import head as head_module
-from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Crew, Head, own_number
+from tandem_cli.slurm.crew import Crew
+from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Head, own_number
 from tandem_cli.slurm.jobs import Submission
+from tandem_cli.slurm.refusals import MOST
 from tandem_cli.slurm.scheduler import NodeState, QueuedJob, SlurmError
 from tests.support import manifests
 from tests.support.waiting import until
@@ -422,25 +424,95 @@ def test_a_job_that_starts_on_a_full_disk_says_so_and_so_does_its_status(
     assert words.startswith("job 7 ended (FAILED); no space: ")
 
 
-def test_a_step_that_srun_does_not_start_is_no_failure_and_is_tried_again_later(
-    tmp_path: Path, head: Head, cluster: Cluster
-) -> None:
-    tries = tmp_path / "tries"
-    head.crew.srun[:] = ["sh", "-c", f"echo >>{tries}", "srun"]  # type: ignore[index]
-    now = time.monotonic()
+class Refusing:
+    """An srun that starts nothing for a while.
 
-    def tried(at: float, count: int) -> None:
+    Args:
+        file: gets a line for each try.
+        said: what it says.
+    """
+
+    def __init__(self, head: Head, file: Path, said: str) -> None:
+        self._head, self._file, self._now, self._tries = head, file, time.monotonic(), 0
+        self._words = ["sh", "-c", f"echo >>{file}; echo '{said}'; exit 1", "srun"]
+        self._refuse()
+
+    def _refuse(self) -> None:
+        self._head.crew.srun[:] = self._words  # type: ignore[index]
+
+    def tries(self, count: int) -> None:
+        """Turn until each of two agents was tried so often."""
+        for _ in range(count):
+            self._tries += 1
+            self._now += 2 * AGAIN_SECONDS
+            self.tried(0.0)
+
+    def tried(self, later: float) -> None:
+        """Turn, and see that there was no further try."""
+
         def look() -> bool:
-            head.turn(at)
-            return tries.exists() and len(tries.read_text()) == count and not running(head)
+            self._head.turn(self._now + later)
+            found = len(self._file.read_text()) if self._file.exists() else 0
+            return found == 2 * self._tries and not running(self._head)
 
-        until(look, f"{count} tries")
+        until(look, f"{self._tries} tries", seconds=30)
 
-    tried(now, 2)
-    tried(now + 0.9 * AGAIN_SECONDS, 2)
-    for life in range(2, 8):
-        tried(now + life * 2 * AGAIN_SECONDS, 2 * life)
+    def starts(self) -> None:
+        """Turn until it has started all, and each has begun."""
+        self._head.crew.srun[:] = STARTS  # type: ignore[index]
+        self._now += 2 * AGAIN_SECONDS
+        turns(self._head, self._now, {"worker-0": "n0", "worker-1": "n1"})
+
+        def have_begun() -> bool:
+            self._head.turn(self._now)
+            return all(self._head.steps[name].preamble() is None for name in running(self._head))
+
+        until(have_begun, "the first line of each", seconds=30)
+        self._head.turn(self._now)
+
+    def ends(self) -> None:
+        """Kill all that it has started, and start nothing again."""
+        for name in running(self._head):
+            self._head.steps[name].kill()
+        self._refuse()
+        until(lambda: self._head.turn(self._now) or not running(self._head), "the end of both", seconds=30)
+
+
+AWAY, UNKNOWN = "srun: error: Unable to contact slurm controller", "srun: unrecognized option"
+
+
+def test_a_step_that_srun_does_not_start_is_no_failure_and_is_tried_again_later(tmp_path: Path, head: Head) -> None:
+    srun = Refusing(head, tmp_path / "tries", AWAY)
+    srun.tries(1)
+    srun.tried(0.9 * AGAIN_SECONDS)
+    srun.tries(MOST + 1)
     assert head.crew.run_dir.failed() is None
+    assert not jobs.lacks(head.crew.run_dir.path)
+
+
+def test_the_status_says_what_srun_refuses_until_it_does_not(tmp_path: Path, head: Head) -> None:
+    path = head.crew.run_dir.path
+    jobs.record(path, Submission("7"))
+    srun = Refusing(head, tmp_path / "tries", UNKNOWN)
+    srun.tries(MOST - 1)
+    assert jobs.lacks(path) in [
+        f"worker-{i} cannot be started on n{i}: srun: unrecognized option; it is tried again every few seconds"
+        for i in range(2)
+    ]
+    srun.starts()
+    assert not jobs.lacks(path)
+    srun.ends()
+    srun.tries(MOST + 1)
+    assert head.crew.run_dir.failed() is None, "of a job that srun has started once nothing is given up"
+
+
+def test_a_job_of_which_srun_starts_no_agent_is_given_up(tmp_path: Path, head: Head) -> None:
+    Refusing(head, tmp_path / "tries", UNKNOWN).tries(MOST)
+    failed = head.crew.run_dir.failed()
+    assert failed is not None
+    assert failed["reason"] == "StepsRefused"
+    assert str(failed["message"]).startswith("srun starts no agent of this job: worker-")
+    assert head.run() == ExitCode.FAILED
 
 
 @pytest.mark.parametrize(

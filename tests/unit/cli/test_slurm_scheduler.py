@@ -15,7 +15,7 @@ from tandem.errors import UserError
 from tandem_cli.local.known import known
 from tandem_cli.local.run_view import look_briefly
 from tandem_cli.slurm import execution, jobs, scheduler, script, submission
-from tandem_cli.slurm.head import Step
+from tandem_cli.slurm.crew import Step
 from tandem_cli.slurm.jobs import Place, Submission
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
