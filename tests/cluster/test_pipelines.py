@@ -5,7 +5,7 @@ import pytest
 from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
 from tests.support.cluster.pods import Namespace
 
-pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), pytest.mark.timeout(900)]
 
 
 def test_workers_come_and_go_and_pipelines_stay_whole(namespace: Namespace, operator: Operator) -> None:
@@ -13,7 +13,8 @@ def test_workers_come_and_go_and_pipelines_stay_whole(namespace: Namespace, oper
     trainer = LONG | {"config": {**LONG["config"], "strategy": "pipeline", "pipeline": {"stages": 2}}}
     workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}
     job.apply(manifest("stages", trainer=trainer, workers=workers, elasticity={"growCooldownSeconds": 1}))
-    job.trains()
+    # The first job on a node has its image pulled, which is some GB.
+    job.trains(seconds=400)
     with pytest.raises(AssertionError, match="must be a multiple of the stages of a pipeline"):
         namespace("scale", "dtj/stages", "--replicas=3")
     namespace("scale", "dtj/stages", "--replicas=4")
