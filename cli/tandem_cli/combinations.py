@@ -38,8 +38,13 @@ def named(text: str, loop: Loop) -> Iterator[str]:
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
         if name not in known:
             raise UserError(f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}")
+        if TENSOR in name.split("+") and not isinstance(loop, TaskLoop):
+            raise UserError(f"--strategies: for {name} the task has to say how matrices are split; this one does not")
         if TENSOR in name.split("+") and not _splits_matrices(loop):
-            raise UserError(f"--strategies: for {name} the job has to say between how many: set tensorParallel")
+            raise UserError(
+                f"--strategies: for {name} the job has to say between how many: set tensorParallel, with strategy fsdp "
+                "or pipeline, and as many processes in a worker"
+            )
         yield name
 
 

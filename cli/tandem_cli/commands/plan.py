@@ -113,8 +113,11 @@ def plan(
         _refuse_script(job, source, overrides or ())
         loop, group = job.spec.trainer.settings_of_loop, job.spec.workers
         names = [] if strategies is None else list(named(strategies, loop))
-        if "hogwild" in names and (len(names) > 1 or loop.strategy != "hogwild"):
-            raise UserError("--strategies: hogwild is planned by itself, for a job that has it: it takes no device")
+        if names and names != [loop.strategy] and "hogwild" in (loop.strategy, *names):
+            raise UserError(
+                "--strategies: hogwild is planned by itself, for a job that has it, because it takes no device; for "
+                "others set another strategy in the job"
+            )
         speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
         if loop.strategy == "hogwild":
             # No device of a data sheet: the worker computes on its processors.
@@ -180,7 +183,14 @@ def _planned_job(
         spread = {number: traces.ask(trainer, alone, devices=number) for number in devices(own, worlds)}
         return planned(whole, own, worlds, wanted, budget, group.processes, staged, spread)
 
-    plans = {name: under(_chosen(trainer, name)) for name in names}
+    plans: dict[str, Plan] = {}
+    for name in names:
+        try:
+            plans[name] = under(_chosen(trainer, name))
+        except UserError as error:
+            if len(names) == 1:
+                raise
+            raise UserError(f"--strategies: {name} cannot be planned for this job; leave it out\n{error}") from error
     return joined(plans, loop, wanted) if plans else under(trainer), whole[1]
 
 

@@ -67,7 +67,7 @@ class Strategy(StrEnum):
     TENSOR = "fsdp+tensor"
     """The same, and the ranks of a worker split each matrix (tensorParallel)."""
     PIPELINE = "pipeline"
-    """The ranks of a worker hold consecutive stages of the model (tandem_cli.planning.pipeline)."""
+    """Ranks hold consecutive stages of the model (tandem_cli.planning.pipeline)."""
     HOGWILD = "hogwild"
     """The ranks of a worker write into the same weights."""
     DP = "dp"

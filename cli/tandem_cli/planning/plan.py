@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tandem.errors import UserError
 from tandem.footprint import Footprint
 from tandem.formatting import several
 from tandem.strategies import micro_batches, pipeline_ranks
@@ -30,6 +31,17 @@ SHORT = 0.005
 """Seconds: a step starts hundreds of kernels, at some 10 µs each."""
 
 
+SIMPLEST = (
+    Strategy.SINGLE,
+    Strategy.DDP,
+    Strategy.FSDP,
+    Strategy.TENSOR,
+    Strategy.PIPELINE,
+    Strategy.DP,
+    Strategy.MODEL,
+    Strategy.HOGWILD,
+)
+"""The order in which strategies are recommended; what is combined comes after what is not."""
 _UNITS = {Strategy.HOGWILD: "rank", Strategy.DP: "device", Strategy.MODEL: "device"}
 """What `--workers` counts, where it is no workers."""
 
@@ -204,16 +216,31 @@ def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int) -> Plan:
         plans: of the job under each strategy, by the name of that.
         loop: of the job itself.
         wanted: number of ranks that it asks for.
+
+    Raises:
+        UserError: none of them has a row.
     """
     first = next(iter(plans.values()))
     found = [row for row in first.rows if row.strategy is Strategy.SINGLE]
     for name, one in plans.items():
         found += [row for row in one.rows if row.label == name]
+    notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
+    if not found:
+        raise UserError(f"--strategies: there is nothing to plan. {' '.join(notes)}".rstrip())
     found.sort(key=lambda row: row.workers)
     rows = owned(found, loop, wanted) if wanted > 1 else found
-    notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
+    notes |= dict.fromkeys(_gaps(plans, rows))
     is_known = any(row.memory.activations for row in rows)
     return Plan(tuple(rows), first.steps, recommendation(rows, wanted, is_known), tuple(notes))
+
+
+def _gaps(plans: Mapping[str, Plan], rows: Sequence[Row]) -> Iterator[str]:
+    """For each strategy that has rows, for which numbers of ranks it has none though another one has."""
+    worlds = sorted({row.workers for row in rows if row.workers > 1})
+    for name in plans:
+        there = {row.workers for row in rows if row.label == name}
+        if there and (missing := [str(world) for world in worlds if world not in there]):
+            yield f"{name} has no row for {', '.join(missing)} ranks: they make no whole number of its groups."
 
 
 def _strategies(
@@ -304,13 +331,14 @@ def _pipeline_row(
     peak = pipeline.memory(known, options, chunks, samples, sharding)
     time = price = None
     if budget.speed is not None:
-        is_sharded, tensor = sharding is not None, degree_of(loop)
-        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed, is_sharded, tensor)
+        is_sharded = sharding is not None
+        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed, is_sharded, degree_of(loop))
         if budget.price_per_hour is not None and steps is not None:
             price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
     combined = combinations.own(loop).removeprefix("pipeline")
-    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price, combined=combined)
+    tensor = degree_of(loop)
+    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price, tensor, combined)
 
 
 def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
@@ -333,10 +361,11 @@ def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> s
     """Which row to take, in a sentence or two.
 
     Args:
-        rows: in the order of workers and strategies, the simplest first.
+        rows: in any order.
         wanted: the number of workers to take if it is among the rows; otherwise the most.
         is_known: whether activations are.
     """
+    rows = sorted(rows, key=lambda row: (row.workers, SIMPLEST.index(row.strategy), row.combined))
     workers = wanted if any(row.workers == wanted for row in rows) else max(row.workers for row in rows)
     here = [row for row in rows if row.workers == workers]
     without = "" if is_known else ", without activations"

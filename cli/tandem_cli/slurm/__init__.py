@@ -10,6 +10,8 @@
     shell       what srun starts on a node for `tandem shell`
     extension   a job of one node that a running training has besides its own
     head        the process in the batch script: coordinator, one agent on each node, evaluators
+    crew        what the head starts, as commands and processes
+    refusals    steps that srun does not start
     step        what srun starts on a node: one process, which leaves when its head asks
 
 Design and rejected alternatives: docs/decisions/0047-slurm.md.

@@ -437,6 +437,8 @@ def test_one_of_a_job_and_a_size_is_planned() -> None:
         (["examples/minigpt.yaml", "--strategies", "ddp,fsdb"], "--strategies: 'fsdb' is no strategy; write some of"),
         (["examples/minigpt.yaml", "--strategies", "fsdp+tensor"], "--strategies: for fsdp+tensor the job has to say"),
         (["examples/minigpt.yaml", "--strategies", "ddp,hogwild"], "--strategies: hogwild is planned by itself"),
+        (["examples/digits-hogwild.yaml", "--strategies", "ddp"], "--strategies: hogwild is planned by itself"),
+        (["examples/digits.yaml", "--strategies", "fsdp+tensor"], "--strategies: for fsdp+tensor the task has to say"),
         (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: write a number above 0, not inf"),
     ],
 )

@@ -1,10 +1,12 @@
 """`tandem plan` of a pipeline: the order of passes, what a rank holds, and how long a step takes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
+from tandem.errors import UserError
 from tandem.footprint import Footprint, Moment, Pass, Stage, StagePass
 from tandem.strategies import micro_batches
 from tandem.tasks import Fsdp, Loop, Optimizer, Pipeline, TaskLoop
@@ -137,12 +139,27 @@ def test_a_pipeline_is_planned_where_its_ranks_divide_those_there_are() -> None:
 def test_several_strategies_are_planned_beside_each_other_in_the_order_in_which_they_are_named() -> None:
     loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=Fsdp())
     names = {"fsdp": {"strategy": "fsdp"}, "pipeline": {}, "pipeline+fsdp": {"fsdp": Fsdp()}}
-    found = joined({name: made(**options) for name, options in names.items()}, loop, 4)
+    plans = {name: made(**options) for name, options in names.items()}
+    found = joined(plans, loop, 4)
     labels = {workers: [row.label for row in found.rows if row.workers == workers] for workers in (1, 2, 3, 4)}
     assert labels == {1: ["single"], 2: [*names], 3: ["fsdp"], 4: [*names]}
     assert [row.label for row in found.rows if row.is_own] == ["pipeline+fsdp"]
     assert found.recommendation.startswith("fsdp on 4 workers fits with ")
     assert found.recommendation.endswith("; pipeline+fsdp, as the job says, is not needed.")
+    assert "pipeline has no row for 3 ranks: they make no whole number of its groups." in found.notes
+    backwards = joined(dict(reversed(plans.items())), loop, 4)
+    assert backwards.recommendation == found.recommendation, "the simplest one is named first"
+
+
+def test_strategies_of_which_none_has_a_row_are_refused_with_the_reason() -> None:
+    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline")
+    with pytest.raises(UserError, match=r"nothing to plan. A pipeline of 5 stages needs a multiple of 5 ranks"):
+        joined({"pipeline": without_single(made(pipeline=Pipeline(stages=5, chunks=5)))}, loop, 4)
+
+
+def without_single(plan: Plan) -> Plan:
+    """As one for more than one rank alone."""
+    return replace(plan, rows=tuple(row for row in plan.rows if row.workers > 1))
 
 
 def test_no_pipeline_is_planned_where_none_can_be_made_and_the_plan_says_so() -> None:
