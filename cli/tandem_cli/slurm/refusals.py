@@ -13,11 +13,12 @@ from tandem_cli.slurm import jobs, scheduler
 from tandem_cli.slurm.scheduler import SlurmAwayError
 
 MOST = 12
-"""So many in a row for each agent, without one that was started ever: two minutes."""
+"""Consecutive refusals of every agent after which the job fails, if srun has never started one of them. At one attempt
+every ten seconds this takes two minutes."""
 
 
 class Refusals:
-    """Those of one life of a job.
+    """The refusals since the head of a job has started.
 
     Args:
         path: the run directory, in which the status finds the newest one.
