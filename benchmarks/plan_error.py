@@ -59,6 +59,7 @@ QWEN_SHAPE = {
     "tie_word_embeddings": True,
 }
 FOUR, SPLIT = ("workers.processesPerReplica=4",), "trainer.loop.fsdp={}"
+HALF = "trainer.loop.precision=bfloat16"
 SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
 
 
@@ -118,7 +119,7 @@ SHAPES = (
     Shape("minigpt 512×6, 128 tokens, batch 2", 1, MINIGPT, minigpt(512, 6, 128, 2)),
     Shape(
         "minigpt 256×4, bfloat16, dropout", 1, MINIGPT,
-        minigpt(256, 4, 128, 16, "trainer.loop.precision=bfloat16", "trainer.parameters.dropout=0.1"),
+        minigpt(256, 4, 128, 16, HALF, "trainer.parameters.dropout=0.1"),
     ),
     Shape(
         "minigpt 256×4, micro-batches of 4", 1, MINIGPT,
@@ -139,9 +140,9 @@ SHAPES = (
     Shape("minigpt 512×6, batch 8, micro-batches of 2", 2, MINIGPT,
           minigpt(512, 6, 128, 8, "trainer.loop.microBatchSize=2"), Strategy.FSDP),
     Shape("minigpt 512×6, batch 4, bfloat16", 2, MINIGPT,
-          minigpt(512, 6, 128, 4, "trainer.loop.precision=bfloat16"), Strategy.FSDP),
+          minigpt(512, 6, 128, 4, HALF), Strategy.FSDP),
     Shape("minigpt 512×6, batch 8, bfloat16, of 2", 2, MINIGPT,
-          minigpt(512, 6, 128, 8, "trainer.loop.precision=bfloat16", "trainer.loop.microBatchSize=2"), Strategy.FSDP),
+          minigpt(512, 6, 128, 8, HALF, "trainer.loop.microBatchSize=2"), Strategy.FSDP),
     Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32, "trainer.config.strategy=fsdp"), Strategy.FSDP),
     Shape("minigpt 256×4, batch 16, matrices in 2", 2, MINIGPT, minigpt(256, 4, 128, 16), Strategy.TENSOR, 2),
     Shape("minigpt 512×6, batch 4, matrices in 2", 4, MINIGPT, minigpt(512, 6, 128, 4), Strategy.TENSOR, 2),
@@ -157,6 +158,9 @@ SHAPES = (
           Strategy.PIPELINE),
     Shape("minigpt 512×6, batch 8, two interleaved, split", 4, STAGES,
           minigpt(512, 6, 128, 8, *FOUR, SPLIT, scheduled("interleaved1f1b", 4)), Strategy.PIPELINE),
+    Shape("minigpt 512×6, batch 8, 1F1B, bfloat16", 2, STAGES, minigpt(512, 6, 128, 8, HALF), Strategy.PIPELINE),
+    Shape("minigpt 512×6, batch 8, two 1F1B, split, bfloat16", 4, STAGES,
+          minigpt(512, 6, 128, 8, *FOUR, SPLIT, HALF), Strategy.PIPELINE),
     Shape("minigpt 512×6, batch 8, 1F1B, matrices in 2", 4, STAGES,
           minigpt(512, 6, 128, 8, *FOUR, "trainer.loop.tensorParallel=2"), Strategy.PIPELINE, 2),
     Shape("minigpt 512×6, batch 16, all three", 8, STAGES,
@@ -224,7 +228,8 @@ def _predicted_pipeline(shape: Shape, trainer: Trainer) -> int:
     assert whole is not None
     assert staged.stages, staged.untraced
     known = whole.model_copy(update={"stages": staged.stages})
-    sharding = pipeline.Sharding(copies, loop.fsdp) if loop.fsdp is not None else None
+    is_half = loop.precision == "bfloat16"
+    sharding = pipeline.Sharding(copies, loop.fsdp, is_half) if loop.fsdp is not None else None
     return pipeline.memory(known, loop.pipeline, chunks, samples, sharding).total
 
 

@@ -16,6 +16,8 @@ from tandem.tasks import Loop, StrategyName, TaskLoop
 TENSOR = "tensor"
 COMBINED = ("fsdp+tensor", "pipeline+fsdp", "pipeline+tensor", "pipeline+fsdp+tensor")
 
+_MEANT = {"single": " (one rank alone is any of them with --workers 1)", TENSOR: " (tensorParallel needs one of these)"}
+
 
 def own(loop: Loop) -> str:
     """What a job has."""
@@ -37,7 +39,9 @@ def named(text: str, loop: Loop) -> Iterator[str]:
     known = (*get_args(StrategyName), *COMBINED)
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
         if name not in known:
-            raise UserError(f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}")
+            raise UserError(
+                f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}{_MEANT.get(name, '')}"
+            )
         if TENSOR in name.split("+") and not isinstance(loop, TaskLoop):
             raise UserError(f"--strategies: for {name} the task has to say how matrices are split; this one does not")
         if TENSOR in name.split("+") and not _splits_matrices(loop):

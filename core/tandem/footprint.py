@@ -59,17 +59,24 @@ class Pass(Model):
     """Activations and their gradients that go from one device of the process to another."""
 
 
-class StagePass(Model):
-    """A micro-batch in a stage of a pipeline. Sizes are beyond parameters, buffers, all gradients and the optimizer."""
+class Held(Model):
+    """What a micro-batch takes in a stage, beyond parameters, buffers, all gradients and the optimizer."""
 
-    samples: int
-    """Of the micro-batch."""
     kept: Bytes
     """What exists from its forward pass to its backward pass, with its inputs and outputs."""
     forward: Bytes
     """The most that exists during its forward pass."""
     peak: Bytes
     """The most that exists during either pass."""
+
+
+class StagePass(Held):
+    """A micro-batch in a stage of a pipeline."""
+
+    samples: int
+    """Of the micro-batch."""
+    uncast: Held | None = None
+    """The same without copies of parameters in a lower precision. None: there are none."""
     sent: Bytes
     """What goes to the next stage; as much comes back."""
     flops: float

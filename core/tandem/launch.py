@@ -44,6 +44,8 @@ first one left, is a new try."""
 
 AGENT_RESTARTS = 1_000_000_000
 """torchrun counts every restart of its own workers; the budget that matters is the coordinator's."""
+SHUTDOWN_SECONDS = 30
+"""What ranks get between SIGTERM and SIGKILL, where nothing else is said."""
 
 
 def weakness(token: str) -> str:
@@ -89,7 +91,7 @@ def agent_command(
     job: DistributedTrainingJob,
     coordinator: str,
     address: str,
-    shutdown_seconds: int = 30,
+    shutdown_seconds: int = SHUTDOWN_SECONDS,
     python: str = sys.executable,
 ) -> list[str]:
     """Start one replica: torchrun with our rendezvous and, after `--`, the job's training processes.

@@ -27,7 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 MOST_FAILURES = 4
 """So many ends soon after the start, in a row, and the child will not come up at all."""
 SAVING_SECONDS = 45.0
-"""What an agent gets between SIGTERM and SIGKILL: torchrun's own 30 s for its ranks, and some."""
+"""What an agent gets between SIGTERM and SIGKILL, if nothing else is said: torchrun's 30 s for its ranks, and some."""
 LEAVING_SECONDS = 10.0
 """What evaluators and coordinator get."""
 ENDING_SECONDS = 60.0
@@ -53,6 +53,8 @@ class Child:
     """Lives in a row that ended badly and soon after their start."""
     asked_at: float | None = None
     """When this life was asked to end."""
+    saving_seconds: float = SAVING_SECONDS
+    """What an agent gets between SIGTERM and SIGKILL."""
     proven: bool = False
     """This life was seen at work, so that its end is no sign that it cannot start."""
 
@@ -216,7 +218,7 @@ def _leave(children: Sequence[Child], now: float) -> list[Action]:
 def _stop(children: Sequence[Child], now: float) -> list[Action]:
     actions: list[Action] = []
     for child in children:
-        patience = SAVING_SECONDS if child.role == "agent" else LEAVING_SECONDS
+        patience = child.saving_seconds if child.role == "agent" else LEAVING_SECONDS
         if child.running and child.asked_at is None:
             actions.append(Ask(child.name))
         elif child.running and child.asked_at is not None and now - child.asked_at > patience:

@@ -205,8 +205,8 @@ class Fsdp(Model):
 
 
 class Pipeline(Model):
-    """Options of the strategy `pipeline`, in which the ranks of a worker hold consecutive parts of the model, and the
-    micro-batches of a step pass through them."""
+    """Options of the strategy `pipeline`, in which ranks, of one worker or of several, hold consecutive parts of the
+    model, and the micro-batches of a step pass through them."""
 
     stages: Annotated[int, Field(ge=2, le=64)] = 2
     """Ranks that make a pipeline, of one worker or of several. `workers.replicas` times the processes of a worker must

@@ -114,8 +114,6 @@ VOLUME = "/tandem"
 JOB_FOLDER, JOB_FILE = "/etc/tandem", "job.json"
 PYTHON = "python"
 ADDRESS = "TANDEM_POD_IP"
-SHUTDOWN_SECONDS = 30
-"""What ranks get between SIGTERM and SIGKILL; as much more as the job's template gives a pod more than GRACE."""
 HOME = {"HOME": "/tmp", "USER": "tandem"}  # noqa: S108
 """The root of the file system is read-only; caches go where something may be written. A user that the cluster has given
 has no name in the image, and torch asks for one."""
@@ -318,10 +316,11 @@ def _off(nodes: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _shutdown_seconds(job: DistributedTrainingJob) -> int:
-    """Whole seconds. A checkpoint that takes long to write needs a longer grace period, and ranks the most of it."""
+    """What ranks get between SIGTERM and SIGKILL: a checkpoint that takes long to write needs a longer grace period, of
+    which ranks get what is more than usual."""
     grace = (job.spec.workers.template.get("spec") or {}).get("terminationGracePeriodSeconds")
     longer = grace - GRACE[names.WORKER] if isinstance(grace, int) else 0
-    return SHUTDOWN_SECONDS + max(0, longer)
+    return launch.SHUTDOWN_SECONDS + max(0, longer)
 
 
 def threads(job: DistributedTrainingJob) -> int:

@@ -83,6 +83,32 @@ def test_they_learn_what_one_rank_alone_learns(tmp_path: Path, kind: str, loop: 
 
 
 @pytest.mark.parametrize(
+    ("loop", "ranks"),
+    [
+        pytest.param({"strategy": "fsdp", "tensorParallel": 2}, 2, id="tensor"),
+        pytest.param({"strategy": "fsdp", "tensorParallel": 2, "microBatchSize": 2}, 4, id="fsdp-and-tensor"),
+        pytest.param(PIPELINE | {"tensorParallel": 2}, 4, id="pipeline-and-tensor"),
+        pytest.param(PIPELINE | {"fsdp": {}, "tensorParallel": 2}, 8, id="all"),
+    ],
+)
+def test_weights_between_split_matrices_learn_from_all_heads(
+    tmp_path: Path, loop: dict[str, Any], ranks: int
+) -> None:  # fmt: skip
+    """The norms of queries and keys in Qwen3, which see the heads of their rank alone. Losses would hardly tell."""
+    few: dict[str, Any] = {"optimizer": {"name": "sgd", "learningRate": 0.5}, "maxSteps": 4}
+    alone, split = job(tmp_path / "alone", "qwen3", few), job(tmp_path / "split", "qwen3", few | loop, ranks)
+    run(alone)
+    run(split, ranks)
+    begun = load_file(tmp_path / "model" / "model.safetensors")
+    found, wanted = (load_file(of.checkpoint(of.checkpoint_names()[-1]) / WEIGHTS) for of in (split, alone))
+    assert {name for name in found if name.endswith(("q_norm.weight", "k_norm.weight"))}
+    for name in found.keys() & begun.keys():
+        moved, apart = wanted[name].sub(begun[name]).norm(), found[name].sub(wanted[name]).norm()
+        assert moved > 0, name
+        assert apart < 0.01 * moved, (name, float(apart / moved))
+
+
+@pytest.mark.parametrize(
     ("kind", "lora", "loop", "ranks"),
     [
         pytest.param("qwen2", LORA, {}, 2, id="dropout"),

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,13 +37,14 @@ from tandem.footprint import Answer, Footprint, Mistake, Moment, Pass, Portion, 
 from tandem.formatting import one_line
 from tandem.rundir.durable import may_pass
 from tandem.tasks import Fsdp, Loop
+from tandem_trainer.casts import Casts
 from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.stage_footprint import Sizes, Stages, tracker_of
 from tandem_trainer.strategies.strategy import Plan, blocks_of, mixed_precision, prepare
-from tandem_trainer.strategies.tensor import COLWISE, check, split_modules
+from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, check, split_modules
 from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
 from tandem_trainer.train import examples_of, samples_of
 
@@ -144,22 +144,6 @@ class _Whole(nn.Module):
         return self._task.loss_sum(self.model, batch, samples)
 
 
-class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the copies of parameters in a lower precision."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._ids = {id(parameter) for parameter in parameters}
-        self.sizes: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at each operation."""
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and id(args[0]) in self._ids:
-            self.sizes[id(args[0])] = result.nbytes
-        return result
-
-
 class _Step:
     """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
 
@@ -217,7 +201,7 @@ class _Step:
         """Leave of each matrix that a plan splits what the first rank holds."""
         check(plan, self._model, ranks)
         for _, module, style in split_modules(plan, self._model):
-            if isinstance(module, SampleDropout):
+            if style == REPLICATED or isinstance(module, SampleDropout):
                 continue  # It has no matrix.
             if not isinstance(module, nn.Linear | nn.Embedding):
                 raise ConfigurationError(
@@ -251,7 +235,7 @@ class _Step:
         with self._traceable():
             with (
                 FlopCounterMode(display=False) as operations,
-                _Casts(self._model.parameters()) as casts,
+                Casts(self._model.parameters()) as casts,
                 Moves() as moves,
             ):
                 self._run(batch, samples)

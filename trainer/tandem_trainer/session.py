@@ -323,7 +323,8 @@ class Session:
                 in which the first dimension of what is dropped out is that of the samples.
             strategy: `ddp` or `fsdp` (docs/strategies.md).
             tensor_plan: how `Session(tensor_parallel=…)` splits the modules of this model: a pattern of names, with *
-                for any part, to `colwise` or `rowwise`. Needs `fsdp`.
+                for any part, to `colwise`, `rowwise` or `replicated_with_grad_allreduce` (docs/strategies.md). Needs
+                `fsdp`.
             comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
             comm_state: its first argument.
             options: with `ddp` of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from tandem.footprint import Stage, StagePass
+from tandem.footprint import Held, Stage, StagePass
 from tandem.tasks import Loop, Pipeline
+from tandem_trainer.casts import Casts
 from tandem_trainer.strategies import stages
 from tandem_trainer.task import Task
 
@@ -121,23 +122,34 @@ class Stages:
         given = [one for one in tree_leaves((values, named)) if isinstance(one, Tensor)]
         with FlopCounterMode(display=False) as operations, torch.no_grad(), self._precision:
             run(values, named)
-        tracker = tracker_of(run.parameters())
+        casts = Casts(run.parameters())
+        uncast = 0
+
+        def seen(sizes: Sizes) -> None:
+            nonlocal uncast
+            uncast = max(uncast, _sum(sizes) - casts.alive)
+
+        tracker = tracker_of(run.parameters(), seen)
         tracker.track_external(run, *given)
-        held = _total(tracker, "current") - _size(given)
+        state = _total(tracker, "current") - _size(given)
         before = self._added_up()
-        with tracker:
+        # The tracker looks at an operation once it is done, so it has to be the inner one.
+        with casts, tracker:
             with self._precision:
                 outputs = run(values, named)
             added_up = self._added_up() - before
-            forward, kept = _total(tracker, "peak") - held, _total(tracker, "current") - held
+            forward, uncast_forward = _total(tracker, "peak"), uncast
+            kept = _total(tracker, "current")
+            uncast_kept = kept - casts.alive
             learned = [one for one in outputs if one.requires_grad]
             if learned:
                 torch.autograd.backward(learned, [torch.zeros_like(one) for one in learned])
         return StagePass(
             samples=samples,
-            kept=max(0, kept),
-            forward=max(0, forward),
-            peak=max(0, _total(tracker, "peak") - held),
+            **_beyond(state, kept=kept, forward=forward, peak=_total(tracker, "peak")),
+            uncast=Held(**_beyond(state, kept=uncast_kept, forward=uncast_forward, peak=uncast))
+            if casts.sizes
+            else None,
             sent=_size(outputs),
             flops=float(operations.get_total_flops()) * (1 + _backward(run)),
             added_up=added_up,
@@ -180,10 +192,18 @@ def _backward(run: nn.Module) -> float:
 
 
 def _total(tracker: Any, kind: str) -> int:
-    snapshot = tracker.get_tracker_snapshot(kind)
+    return _sum(tracker.get_tracker_snapshot(kind))
+
+
+def _sum(snapshot: Sizes) -> int:
     return sum(
         size for sizes in snapshot.values() for name, size in sizes.items() if getattr(name, "value", name) == "Total"
     )
+
+
+def _beyond(state: int, **sizes: int) -> dict[str, int]:
+    """What of each size is more than the state."""
+    return {name: max(0, size - state) for name, size in sizes.items()}
 
 
 def _tensors(cut: stages.Stage) -> list[Tensor]:

@@ -191,7 +191,8 @@ class Task(ABC, Generic[C]):
     def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, str]:
         """How `tensorParallel` splits the matrices of the model: names of modules, with * for any part of a name, to
         `colwise` (rows of outputs; what follows works with a part of them) or `rowwise` (a part of the inputs, whose
-        results are added up). A model of Hugging Face's that has a plan of its own needs none here.
+        results are added up). A layer in between with weights of its own, such as the norm of each head, is
+        `replicated_with_grad_allreduce`. A model of Hugging Face's that has a plan of its own needs none here.
 
         Args:
             ranks: how many split them.
@@ -199,8 +200,10 @@ class Task(ABC, Generic[C]):
         Raises:
             ConfigurationError: they cannot be split among that many ranks.
         """
-        plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
-        return plan
+        # Its other modules need tasks.
+        from tandem_trainer.strategies.tensor import plan_of
+
+        return plan_of(model)
 
     def pipeline_parts(self, model: nn.Module) -> Mapping[str, nn.Module]:
         """The forward pass of the model in parts, for `strategy: pipeline`: by name, in order, each called with what

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
-from tandem.formatting import duration, number, several
+from tandem.formatting import duration, number, one_line, several
 from tandem.job import DistributedTrainingJob, Trainer, Workers
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
@@ -102,7 +102,9 @@ def plan(
         )
     if parameters is not None:
         if strategies is not None:
-            raise UserError("--strategies: of a model of which only the size is known, ddp and fsdp are planned")
+            raise UserError(
+                "--strategies: of a model of which only the size is known, ddp and fsdp are planned; leave it out"
+            )
         footprint, job = state_of(round(parameters)), None
         budget = Budget(memory, held, None, price_per_hour)
         found = planned({1: footprint}, None, worlds, worlds[-1], budget)
@@ -183,15 +185,19 @@ def _planned_job(
         spread = {number: traces.ask(trainer, alone, devices=number) for number in devices(own, worlds)}
         return planned(whole, own, worlds, wanted, budget, group.processes, staged, spread)
 
+    if not names:
+        return under(trainer), whole[1]
     plans: dict[str, Plan] = {}
+    failed: dict[str, UserError] = {}
     for name in names:
         try:
             plans[name] = under(_chosen(trainer, name))
         except UserError as error:
-            if len(names) == 1:
-                raise
-            raise UserError(f"--strategies: {name} cannot be planned for this job; leave it out\n{error}") from error
-    return joined(plans, loop, wanted) if plans else under(trainer), whole[1]
+            failed[name] = error
+    if not plans:
+        raise next(iter(failed.values()))
+    missing = [f"{name} is not planned: {one_line(str(error))}" for name, error in failed.items()]
+    return joined(plans, loop, wanted, missing), whole[1]
 
 
 def _chosen(trainer: Trainer, name: str) -> Trainer:

@@ -17,7 +17,7 @@ pipelines split the state of a stage: a rank holds 1/N of it, and what is gather
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tandem.footprint import Footprint, Stage, StagePass
+from tandem.footprint import Footprint, Held, Stage, StagePass
 from tandem.tasks import Fsdp, Pipeline
 from tandem_cli.planning.memory import Memory, gathered
 from tandem_cli.planning.speed import Speed, StepTime
@@ -57,8 +57,14 @@ def order(options: Pipeline, place: int, chunks: int, per_rank: int) -> Iterator
 
 
 def held(
-    options: Pipeline, place: int, chunks: int, stages: Sequence[Stage], samples: int, parts: int = 1
-) -> tuple[int, int]:  # fmt: skip
+    options: Pipeline,
+    place: int,
+    chunks: int,
+    stages: Sequence[Stage],
+    samples: int,
+    parts: int = 1,
+    is_half: bool = False,
+) -> tuple[int, int]:
     """Bytes of activations and of gradients that a rank holds when it holds most of both.
 
     Gradients of a stage exist from its first backward pass on. With `zeroBubble`, gradients between layers stay until
@@ -68,8 +74,9 @@ def held(
         stages: of the rank.
         samples: of a micro-batch.
         parts: ranks that hold a part each of the gradients.
+        is_half: whether weights are gathered in the precision of the computation, so that no copies of them are made.
     """
-    passes = [_pass(one, samples) for one in stages]
+    passes = [_held(one, samples, is_half) for one in stages]
     is_later = options.schedule == "zeroBubble"
     late = 2 * place * max(one.kept for one in passes) if is_later else 0
     alive = 0
@@ -124,7 +131,8 @@ def _rank(
     parts = 1 if sharding is None else sharding.ranks
     parameters = sum(one.parameters for one in stages)
     learning = sum(one.gradients for one in stages)
-    activations, gradients = held(options, place, chunks, stages, samples, parts)
+    is_half = sharding is not None and sharding.is_half
+    activations, gradients = held(options, place, chunks, stages, samples, parts, is_half)
     outside = footprint.buffers - sum(one.buffers for one in footprint.stages) if place == 0 else 0
     buffers = sum(one.buffers for one in stages) + max(0, outside)
     share = learning / footprint.gradients if footprint.gradients else 0.0
@@ -197,6 +205,11 @@ def step_time(
 
 def _stages(footprint: Footprint, options: Pipeline, place: int) -> tuple[Stage, ...]:
     return footprint.stages[place :: options.stages]
+
+
+def _held(stage: Stage, samples: int, is_half: bool) -> Held:
+    found = _pass(stage, samples)
+    return found.uncast if is_half and found.uncast is not None else found
 
 
 def _pass(stage: Stage, samples: int) -> StagePass:

@@ -68,6 +68,8 @@ class Row:
     """What is combined with the strategy, as `+fsdp`."""
     is_own: bool = False
     """Whether the job says this strategy and this number of workers."""
+    copies: int = 1
+    """The data-parallel size: ranks, or groups of them, that share a global batch."""
 
     @property
     def fits(self) -> bool:
@@ -171,7 +173,7 @@ def planned(
         for strategy, tensor in _strategies(world, footprints, loop)
     ]
     if loop is not None and staged is not None and staged.stages:
-        allowed = (world for world in worlds if world % pipeline_ranks(loop) == 0)
+        allowed = (world for world in worlds if world % pipeline_ranks(loop) == 0 and _is_within(loop, per_worker))
         rows += [_pipeline_row(world, footprint, staged, loop, steps, budget, per_worker) for world in allowed]
     if loop is not None:
         known = {number: one for number, one in (spread or {}).items() if not one.untraced}
@@ -180,9 +182,9 @@ def planned(
     if loop is not None and wanted > 1:
         rows = owned(rows, loop, wanted)
     is_known = bool(footprint.passes)
-    notes = _notes(footprint, loop, worlds, is_known)
+    notes = _notes(footprint, loop, is_known)
     if loop is not None and loop.strategy == "pipeline":
-        notes += _pipeline_notes(loop, staged)
+        notes += _pipeline_notes(loop, staged, per_worker)
     if loop is not None:
         notes += _spread_notes(loop, spread or {})
     if (
@@ -192,10 +194,7 @@ def planned(
         and not any(row.tensor > 1 for row in rows)
     ):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
-    if any(row.time is not None and row.time.step < SHORT for row in rows):
-        notes.append(
-            f"Steps of less than {1e3 * SHORT:.0f} ms are mostly spent on starting kernels, which is not in the times."
-        )
+    notes += _row_notes(rows, loop)
     return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
@@ -209,13 +208,14 @@ def owned(rows: Sequence[Row], loop: Loop, wanted: int) -> list[Row]:
     return [replace(row, is_own=row.workers == wanted and row.label == own) for row in rows]
 
 
-def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int) -> Plan:
+def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int, missing: Sequence[str] = ()) -> Plan:
     """One plan of several strategies, in their order.
 
     Args:
         plans: of the job under each strategy, by the name of that.
         loop: of the job itself.
         wanted: number of ranks that it asks for.
+        missing: why there is no plan of others, in sentences.
 
     Raises:
         UserError: none of them has a row.
@@ -224,19 +224,26 @@ def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int) -> Plan:
     found = [row for row in first.rows if row.strategy is Strategy.SINGLE]
     for name, one in plans.items():
         found += [row for row in one.rows if row.label == name]
-    notes = dict.fromkeys(note for one in plans.values() for note in one.notes)
+    # Rows that are not shown say nothing.
+    of_rows = {note for one in plans.values() for note in _row_notes(one.rows, loop)}
+    notes = dict.fromkeys(note for one in plans.values() for note in one.notes if note not in of_rows)
+    notes |= dict.fromkeys(missing)
     if not found:
         raise UserError(f"--strategies: there is nothing to plan. {' '.join(notes)}".rstrip())
     found.sort(key=lambda row: row.workers)
     rows = owned(found, loop, wanted) if wanted > 1 else found
-    notes |= dict.fromkeys(_gaps(plans, rows))
+    notes |= dict.fromkeys([*_gaps(plans, rows), *_row_notes(rows, loop)])
     is_known = any(row.memory.activations for row in rows)
     return Plan(tuple(rows), first.steps, recommendation(rows, wanted, is_known), tuple(notes))
 
 
 def _gaps(plans: Mapping[str, Plan], rows: Sequence[Row]) -> Iterator[str]:
-    """For each strategy that has rows, for which numbers of ranks it has none though another one has."""
+    """For each strategy, for which numbers of ranks it has no row though another one has."""
     worlds = sorted({row.workers for row in rows if row.workers > 1})
+    if not worlds:
+        for name in plans:
+            if name in ("ddp", "fsdp", "dp", "model"):
+                yield f"{name} has no row: it is for more than one {_UNITS.get(Strategy(name), 'worker')}."
     for name in plans:
         there = {row.workers for row in rows if row.label == name}
         if there and (missing := [str(world) for world in worlds if world not in there]):
@@ -289,7 +296,7 @@ def _row(
     if time is not None and budget.price_per_hour is not None and steps is not None:
         price = cost(steps, time.step, world, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
-    return Row(strategy, world, batch, peak, spare, time, price, tensor)
+    return Row(strategy, world, batch, peak, spare, time, price, tensor, copies=copies)
 
 
 def _spread_row(number: int, footprint: Footprint, loop: Loop, steps: int | None, budget: Budget) -> Row:
@@ -300,13 +307,14 @@ def _spread_row(number: int, footprint: Footprint, loop: Loop, steps: int | None
     else:
         strategy, peak = Strategy.MODEL, of_layers(footprint, batch.passes)
         traced = footprint.portions[0].passes[0]
+    copies = number if loop.strategy == "dp" else 1
     time = price = None
     if budget.speed is not None:
         time = step_time(strategy, 1, footprint, traced, batch.passes, budget.speed)
         if budget.price_per_hour is not None and steps is not None:
             price = cost(steps, time.step, number, budget.price_per_hour)
     spare = budget.device_memory - budget.reserve - peak.total
-    return Row(strategy, number, batch, peak, spare, time, price)
+    return Row(strategy, number, batch, peak, spare, time, price, copies=copies)
 
 
 def _pipeline_row(
@@ -325,8 +333,7 @@ def _pipeline_row(
     known = footprint.model_copy(update={"stages": staged.stages})
     sharding = None
     if loop.fsdp is not None and copies > 1:
-        in_worker = min(copies, max(1, per_worker // ranks))
-        shards = in_worker if loop.fsdp.shard_within == "Worker" else copies
+        shards = min(copies, per_worker // ranks) if loop.fsdp.shard_within == "Worker" else copies
         sharding = pipeline.Sharding(shards, loop.fsdp, loop.precision == "bfloat16")
     peak = pipeline.memory(known, options, chunks, samples, sharding)
     time = price = None
@@ -338,16 +345,28 @@ def _pipeline_row(
     spare = budget.device_memory - budget.reserve - peak.total
     combined = combinations.own(loop).removeprefix("pipeline")
     tensor = degree_of(loop)
-    return Row(Strategy.PIPELINE, world, Batch(samples, chunks), peak, spare, time, price, tensor, combined)
+    batch = Batch(samples, chunks)
+    return Row(Strategy.PIPELINE, world, batch, peak, spare, time, price, tensor, combined, copies=copies)
 
 
-def _pipeline_notes(loop: Loop, staged: Footprint | None) -> list[str]:
+def _is_within(loop: Loop, per_worker: int) -> bool:
+    """Whether pipelines lie in workers as the job wants it (tandem.strategies.RULES)."""
+    is_free = loop.fsdp is None or loop.fsdp.shard_within != "Worker"
+    return is_free or per_worker % pipeline_ranks(loop) == 0
+
+
+def _pipeline_notes(loop: Loop, staged: Footprint | None, per_worker: int) -> list[str]:
     if staged is None:
         stages, ranks = (loop.pipeline or Pipeline()).stages, pipeline_ranks(loop)
         of_each = f" with tensorParallel {degree_of(loop)}" if degree_of(loop) > 1 else ""
         return [f"A pipeline of {stages} stages{of_each} needs a multiple of {ranks} ranks, and none is planned for."]
     if not staged.stages:
         return [f"The pipeline is not planned, because {staged.untraced}."]
+    if not _is_within(loop, per_worker):
+        return [
+            f"The pipeline is not planned, because with fsdp.shardWithin: Worker each stays within a worker, and its "
+            f"{pipeline_ranks(loop)} ranks do not divide the {several(per_worker, 'process', 'processes')} of a worker."
+        ]
     return []
 
 
@@ -404,7 +423,20 @@ def _advice(row: Row, more: str) -> str:
     return "Activations of one sample are most of it: set loop.activationCheckpointing, or loop.precision bfloat16."
 
 
-def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_known: bool) -> list[str]:
+def _row_notes(rows: Sequence[Row], loop: Loop | None) -> Iterator[str]:
+    """What these rows do not say."""
+    most = max(rows, key=lambda row: row.copies, default=None)
+    if loop is not None and most is not None and most.copies > loop.global_batch_size:
+        there = several(most.workers, _UNITS.get(most.strategy, "worker"))
+        if most.copies < most.workers:
+            there = f"the {most.copies} data-parallel groups of {most.label} on {there}"
+        yield f"globalBatchSize {loop.global_batch_size} is less than {there}: some have nothing to do."
+    if any(row.time is not None and row.time.step < SHORT for row in rows):
+        least = f"{1e3 * SHORT:.0f} ms"
+        yield f"Steps of less than {least} are mostly spent on starting kernels, which is not in the times."
+
+
+def _notes(footprint: Footprint, loop: Loop | None, is_known: bool) -> list[str]:
     notes = []
     if loop is None:
         notes.append(
@@ -419,10 +451,6 @@ def _notes(footprint: Footprint, loop: Loop | None, worlds: Sequence[int], is_kn
         )
     if loop.strategy == "hogwild":
         notes.append("Sizes are those of all ranks of the worker together: the weights once, the rest for each rank.")
-    if any(world > loop.global_batch_size for world in worlds):
-        notes.append(
-            f"globalBatchSize {loop.global_batch_size} is less than {max(worlds)} workers: some have nothing to do."
-        )
     if loop.compile:
         notes.append("The step is traced without loop.compile, which usually needs less.")
     return notes

@@ -12,6 +12,7 @@ from pathlib import Path
 from tandem import launch
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
+from tandem.supervision import SAVING_SECONDS
 from tandem_cli.local.local_run import COORDINATOR
 from tandem_cli.slurm.extension import outside
 from tandem_cli.slurm.jobs import Place
@@ -114,6 +115,7 @@ class Crew:
         token: the secret that all but the evaluators know.
         scratch: a private folder of this node.
         job_id: the number of the job of SLURM.
+        saving_seconds: what a process on a node gets between SIGTERM and SIGKILL.
     """
 
     job: DistributedTrainingJob
@@ -123,6 +125,7 @@ class Crew:
     token: str
     scratch: Path
     job_id: str
+    saving_seconds: float = SAVING_SECONDS
 
     @property
     def python(self) -> str:
@@ -146,7 +149,9 @@ class Crew:
 
     def agent(self, name: str, place: Place, address: str, endpoint: str) -> Step:
         """One replica."""
-        command = launch.agent_command(self.job, endpoint, address, python=self.python)
+        # torchrun has to end its ranks before it is ended itself.
+        shutdown = launch.SHUTDOWN_SECONDS + int(self.saving_seconds - SAVING_SECONDS)
+        command = launch.agent_command(self.job, endpoint, address, shutdown, self.python)
         variables = launch.environment(self.job, self.run_dir.path, name, self.token, endpoint)
         variables[launch.NODE] = place.node
         if cores := os.environ.get("SLURM_CPUS_PER_TASK", ""):
@@ -180,4 +185,4 @@ class Crew:
         return Step(name, self._step(name, command), os.environ | variables, self.log(name))
 
     def _step(self, name: str, command: Sequence[str], job_id: str = "") -> list[str]:
-        return [sys.executable, "-m", "tandem_cli.slurm.step", job_id, name, *command]
+        return [sys.executable, "-m", "tandem_cli.slurm.step", job_id, name, str(self.saving_seconds), *command]

@@ -40,6 +40,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem.status import Snapshot
 from tandem.supervision import (
+    SAVING_SECONDS,
     Action,
     Ask,
     Child,
@@ -138,7 +139,7 @@ class Head:
             self._add(f"evaluator-{index}", "evaluator")
 
     def _add(self, name: str, role: Role) -> None:
-        self.children[name] = Child(name=name, role=role)
+        self.children[name] = Child(name=name, role=role, saving_seconds=self.crew.saving_seconds)
 
     def run(self) -> ExitCode:
         """Until nothing runs and nothing will."""
@@ -484,6 +485,9 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides", help="change a field of the manifest")
     parser.add_argument("--evaluators", action="store_true", help="start the evaluators on the training's nodes")
     parser.add_argument("--replace-nodes", action="store_true", help="ask for a node in place of one that failed")
+    parser.add_argument(
+        "--saving-seconds", type=float, default=SAVING_SECONDS, help="what an agent gets between SIGTERM and SIGKILL"
+    )
     parser.add_argument("--metrics-targets", type=Path, help="folder in which Prometheus looks for files with targets")
     parser.add_argument("--container", action="append", default=[], help="a word before Python; repeatable")
     own, srun = _split(sys.argv[1:])
@@ -501,7 +505,7 @@ def main() -> int:
         return ExitCode.USAGE
     with tempfile.TemporaryDirectory(prefix=f"tandem-{job_id}-") as scratch:
         token = secrets.token_urlsafe(32)
-        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch), job_id)
+        crew = Crew(job, run_dir, srun, args.container, token, Path(scratch), job_id, args.saving_seconds)
         array = None if args.what == "train" else int(os.environ.get(ARRAY_TASK_ID, "0"))
         return Head(crew, array, args.evaluators, args.metrics_targets, args.replace_nodes).run()
 

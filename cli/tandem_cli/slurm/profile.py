@@ -70,7 +70,8 @@ class Profile(Model):
     """Time limit, for instance `24:00:00`. A job that reaches it saves, and waits in the queue again. Default: the
     partition's."""
     warn_seconds: Annotated[int, Field(ge=30, le=3600)] = 120
-    """How long before the time limit, and before a preemption that announces itself, the job begins to save."""
+    """How long before the time limit, and before a preemption that announces itself, the job begins to save. A save may
+    take 30 s; beyond 120 it gets the seconds that are more."""
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     """GPUs of each node, where the manifest requests none in `workers.resources`. One rank uses each."""
     gpu_type: Word | None = None

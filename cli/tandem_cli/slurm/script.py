@@ -15,6 +15,7 @@ from pathlib import Path
 from tandem.formatting import printable, several
 from tandem.job import DistributedTrainingJob
 from tandem.pod_template import cpus
+from tandem.supervision import SAVING_SECONDS
 from tandem_cli.slurm.profile import Profile
 
 LOGS = "logs"
@@ -23,6 +24,8 @@ EXTEND = "extend.sh"
 """The script, in the folder `slurm` of the run directory, that a running training submits for one more node."""
 WHERE = {"partition": "partition", "account": "account", "qos": "quality of service"}
 """Options of sbatch that say where a job may run, and what they are called."""
+AFTER_SAVING = 75
+"""Seconds of the warning that remain for the coordinator, and for SLURM, which is not always quick."""
 _ASKED = re.compile(rf"^#SBATCH --({'|'.join(WHERE)})[= ](\S+)", re.MULTILINE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -100,6 +103,7 @@ def training(job: DistributedTrainingJob, profile: Profile, places: Places) -> s
     what = [] if apart or not job.spec.evaluation.processes else ["--evaluators"]
     what += [f"--metrics-targets={Path(profile.metrics_targets).expanduser()}"] if profile.metrics_targets else []
     what += ["--replace-nodes"] if profile.replace_nodes else []
+    what += [f"--saving-seconds={saving}"] if (saving := profile.warn_seconds - AFTER_SAVING) > SAVING_SECONDS else []
     about = [
         f"Tandem: {name}, {several(workers.replicas, 'node')}.",
         f"SLURM does not make the folder {LOGS}; `tandem submit --slurm` does.",

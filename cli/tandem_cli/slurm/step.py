@@ -1,6 +1,8 @@
 """What srun starts on a node: one process of a job, which is asked to leave through the standard input.
 
-    python -m tandem_cli.slurm.step JOB NAME COMMAND…
+    python -m tandem_cli.slurm.step JOB NAME SECONDS COMMAND…
+
+SECONDS are what the command gets between SIGTERM and SIGKILL.
 
 JOB is the head's, which may have this step on a node of another job (tandem_cli.slurm.extension). It is empty for a
 step that is lost with the head, on the same node.
@@ -38,8 +40,6 @@ LOOK_SECONDS = 15.0
 """Between two questions to SLURM whether it is."""
 LOST_SECONDS = 1800.0
 """How long is asked once the input has ended. SLURM gives a node up after its SlurmdTimeout, 300 s by default."""
-SAVING_SECONDS = 45.0
-"""What a process gets between SIGTERM and SIGKILL, as on a laptop (tandem.supervision)."""
 POLL_SECONDS = 0.1
 NOT_STARTED = 127
 """The shell's exit code for a command that is not there."""
@@ -85,7 +85,8 @@ class _Input:
 
 def main() -> int:
     """Run the command; returns its exit code."""
-    job, name, *command = sys.argv[1:]
+    job, name, seconds, *command = sys.argv[1:]
+    patience = float(seconds)
     print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {name}, start on {os.uname().nodename}", flush=True)
     signalled = False
 
@@ -113,7 +114,7 @@ def main() -> int:
             asked_at = now
             if not signalled:
                 process.terminate()
-        if asked_at and now - asked_at > SAVING_SECONDS:
+        if asked_at and now - asked_at > patience:
             process.kill()
     _say_end(name, code)
     if job and not head.answers():

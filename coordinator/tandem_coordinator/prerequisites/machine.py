@@ -21,7 +21,7 @@ from tandem.architectures import elements, shapes
 from tandem.errors import Unmet
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
-from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification
+from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification, Loop
 from tandem.tracking import database, tracking_uri
 from tandem_coordinator.prerequisites.dataset import known
 from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_there
@@ -105,6 +105,8 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
     if loop.precision == "float16" and there.has_gpu is False:
         message = "float16 needs a GPU, but training runs on CPUs here; use bfloat16 or float32"
         yield Unmet((*place, "precision"), message)
+    if there.has_gpu is False:
+        yield from _for_gpus(loop, place)
     data = trainer.settings.data
     if trainer.is_built_in and data.name == "synthetic" and there.memory is not None:
         pixels = (data.image_size or SYNTHETIC_SIZE) ** 2
@@ -118,6 +120,17 @@ def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[U
     if loop.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
         message = "compile needs a C++ compiler (g++), and none is in the folders of PATH"
         yield Unmet((*place, "compile"), message)
+
+
+def _for_gpus(loop: Loop, place: tuple[str, ...]) -> Iterator[Unmet]:
+    """What has no effect on CPUs."""
+    if loop.strategy in ("dp", "model"):
+        message = f"{loop.strategy} is for several GPUs; training runs on CPUs here, as one rank with the whole model"
+        yield Unmet((*place, "strategy"), message, fails=False)
+    if loop.fsdp is not None and loop.fsdp.cpu_offload:
+        yield Unmet((*place, "fsdp", "cpuOffload"), "cpuOffload has no effect: training runs on CPUs here", fails=False)
+    if loop.sync_batch_norm:
+        yield Unmet((*place, "syncBatchNorm"), "syncBatchNorm has no effect: training runs on CPUs here", fails=False)
 
 
 def _store_ports(job: DistributedTrainingJob) -> Iterator[Unmet]:

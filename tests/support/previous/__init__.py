@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "53c785e0c7c694b58a83e57d3ce607befd297adb"
+COMMIT = "f43cd6b9d8f5024f6e39d4cfff48fb008219bb30"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")

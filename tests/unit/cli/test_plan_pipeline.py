@@ -7,11 +7,11 @@ import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from tandem.errors import UserError
-from tandem.footprint import Footprint, Moment, Pass, Stage, StagePass
+from tandem.footprint import Footprint, Held, Moment, Pass, Stage, StagePass
 from tandem.strategies import micro_batches
 from tandem.tasks import Fsdp, Loop, Optimizer, Pipeline, TaskLoop
 from tandem_cli.planning.memory import Batch, Strategy
-from tandem_cli.planning.pipeline import held, memory, order, step_time
+from tandem_cli.planning.pipeline import Sharding, held, memory, order, step_time
 from tandem_cli.planning.plan import Budget, Plan, batches, joined, planned, staged_batches
 from tandem_cli.planning.speed import Speed
 
@@ -79,6 +79,17 @@ def test_gradients_come_into_being_with_the_first_backward_pass() -> None:
     assert held(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 50)
     assert held(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0)
     assert held(options("1f1b"), 1, 1, [stage()], 2) == (0, 50), "once all is over"
+
+
+def test_where_stages_are_gathered_in_half_precision_no_copies_of_weights_are_made() -> None:
+    casting = stage(kept=10, forward=12, peak=15, uncast=Held(kept=6, forward=9, peak=11))
+    model = MODEL.model_copy(update={"stages": (casting, casting)})
+    plain, whole, half = (
+        memory(model, options("gpipe"), 3, 2, sharding)
+        for sharding in (None, Sharding(2, Fsdp()), Sharding(2, Fsdp(), is_half=True))
+    )
+    assert (plain.activations, whole.activations, half.activations) == (10 + 15, 10 + 15, 6 + 11)
+    assert half.gathered < whole.gathered
 
 
 def test_with_zero_bubble_gradients_between_layers_stay_until_those_of_weights_are_computed() -> None:
@@ -155,6 +166,34 @@ def test_strategies_of_which_none_has_a_row_are_refused_with_the_reason() -> Non
     loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline")
     with pytest.raises(UserError, match=r"nothing to plan. A pipeline of 5 stages needs a multiple of 5 ranks"):
         joined({"pipeline": without_single(made(pipeline=Pipeline(stages=5, chunks=5)))}, loop, 4)
+
+
+def test_rows_that_are_not_shown_say_nothing() -> None:
+    loop = TaskLoop(global_batch_size=3, optimizer=Optimizer(), strategy="pipeline")
+    plans = {"ddp": made(global_batch_size=3), "pipeline": made(global_batch_size=3)}
+    less = "globalBatchSize 3 is less than 4 workers: some have nothing to do."
+    assert less in joined(plans, loop, 4).notes
+    assert less not in joined({"pipeline": plans["pipeline"]}, loop, 4).notes, "two pipelines share it"
+    found = joined({"pipeline": made(global_batch_size=1)}, loop.model_copy(update={"global_batch_size": 1}), 4).notes
+    assert "globalBatchSize 1 is less than the 2 data-parallel groups of pipeline on 4 workers: some have" in str(found)
+
+
+def test_pipelines_that_do_not_lie_in_a_worker_as_the_job_wants_it_are_not_planned() -> None:
+    plan = made(fsdp=Fsdp(shard_within="Worker"), pipeline=Pipeline(stages=4, chunks=4))
+    assert not any(row.strategy is Strategy.PIPELINE for row in plan.rows)
+    assert any("its 4 ranks do not divide the 2 processes of a worker" in note for note in plan.notes)
+    within = made(fsdp=Fsdp(shard_within="Worker"))
+    assert [row.workers for row in within.rows if row.strategy is Strategy.PIPELINE] == [2, 4]
+
+
+def test_a_strategy_without_a_row_and_one_without_a_plan_say_why() -> None:
+    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer())
+    one = made()
+    alone = replace(one, rows=tuple(row for row in one.rows if row.workers == 1))
+    notes = joined({"dp": alone, "ddp": alone}, loop, 1, ["pipeline is not planned: x"]).notes
+    assert "dp has no row: it is for more than one device." in notes
+    assert "ddp has no row: it is for more than one worker." in notes
+    assert "pipeline is not planned: x" in notes
 
 
 def without_single(plan: Plan) -> Plan:

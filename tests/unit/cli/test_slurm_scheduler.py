@@ -215,7 +215,7 @@ def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_
 
 
 def step(tmp_path: Path, *command: str) -> Step:
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", *command]
+    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", "45", *command]
     return Step("worker-0", words, {}, tmp_path / "worker-0.txt")
 
 
@@ -233,7 +233,17 @@ def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_en
 def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: Path) -> None:
     counts = "import signal, sys, time; n = []; signal.signal(signal.SIGTERM, lambda *_: n.append(1))"
     waits = "print('up', flush=True)\nwhile not n: time.sleep(0.01)\ntime.sleep(1)\nsys.exit(10 + len(n))"
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", sys.executable, "-c", f"{counts}\n{waits}"]
+    words = [
+        sys.executable,
+        "-m",
+        "tandem_cli.slurm.step",
+        "",
+        "worker-0",
+        "45",
+        sys.executable,
+        "-c",
+        f"{counts}\n{waits}",
+    ]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -296,7 +306,7 @@ def started_with(tmp_path: Path, state: str, *command: str) -> subprocess.Popen[
     )
     scontrol.chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = [sys.executable, "-c", HASTY, "7", "worker-1", *command]
+    words = [sys.executable, "-c", HASTY, "7", "worker-1", "45", *command]
     return subprocess.Popen(words, bufsize=0, stdin=subprocess.PIPE, env=variables, start_new_session=True)
 
 

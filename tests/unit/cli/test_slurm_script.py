@@ -12,8 +12,11 @@ import yaml
 from tandem.errors import UserError
 from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import job_of, read_source
+from tandem.rundir.layout import RunDir
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import script
+from tandem_cli.slurm.crew import Crew
+from tandem_cli.slurm.jobs import Place
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.script import Places
 from tests.support import EXAMPLES, ROOT
@@ -92,6 +95,19 @@ def test_ranks_use_the_gpus_of_the_profile_as_their_strategy_does_and_idle_ones_
     assert found == ([asked] if asked else [])
     assert note in script.idle_gpus(job, profile)
     assert bool(note) == bool(script.idle_gpus(job, profile))
+
+
+def test_who_warns_earlier_gets_longer_saves(tmp_path: Path) -> None:
+    assert "--saving-seconds" not in script.training(digits(), Profile(), PLACES)
+    text = script.training(digits(), Profile(warn_seconds=600), PLACES)
+    assert "--signal=B:TERM@600" in options(text)
+    assert "head train --evaluators --replace-nodes --saving-seconds=525 " in text
+    job = digits()
+    crew = Crew(job, RunDir(tmp_path), ["srun"], (), "token-of-this-test", tmp_path, "7", 525.0)
+    agent = crew.agent("worker-0", Place("7", "n0"), "127.0.0.1", "127.0.0.1:1")
+    begin = agent.command.index("tandem_cli.slurm.step")
+    assert agent.command[begin : begin + 4] == ["tandem_cli.slurm.step", "7", "worker-0", "525.0"]
+    assert "--shutdown-timeout=510" in agent.command, "torchrun's ranks have ended before torchrun is ended"
 
 
 def test_one_more_node_is_like_the_others_and_a_job_that_is_not_requeued() -> None:

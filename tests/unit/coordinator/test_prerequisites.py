@@ -382,6 +382,22 @@ def test_half_precision_is_let_alone_where_there_may_be_a_gpu(has_gpu: bool | No
     assert found(trains(precision="float16"), replace(LAPTOP, has_gpu=has_gpu)) == []
 
 
+@pytest.mark.parametrize(
+    ("of", "field"),
+    [
+        ({"strategy": "dp"}, "strategy"),
+        ({"strategy": "model"}, "strategy"),
+        ({"strategy": "fsdp", "fsdp": {"cpuOffload": True}}, "cpuOffload"),
+        ({"syncBatchNorm": True}, "syncBatchNorm"),
+    ],
+)
+def test_what_is_for_gpus_alone_is_told_where_there_are_none(of: dict[str, Any], field: str) -> None:
+    (one,) = found(trains(**of))
+    assert (one.field[-1], one.fails) == (field, False)
+    assert "training runs on CPUs here" in one.message
+    assert found(trains(**of), replace(LAPTOP, has_gpu=None)) == []
+
+
 # On a cluster
 
 

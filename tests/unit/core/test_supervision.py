@@ -199,6 +199,12 @@ class TestLeaving:
         assert decide(asked, facts, now=10.1 + LEAVING_SECONDS) == [Kill("evaluator-0-0")]
         assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), Kill)[:2] == ["worker-0", "worker-1"]
 
+    def test_gives_agents_longer_whose_saves_take_longer(self, facts: Facts) -> None:
+        slow = [replace(child, saving_seconds=300.0) for child in ALL_RUNNING]
+        asked = [child if child.role == "coordinator" else child.asked(10.0) for child in slow]
+        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), Kill) == ["evaluator-0-0"]
+        assert names(decide(asked, facts, now=10.1 + 300), Kill)[:2] == ["worker-0", "worker-1"]
+
     def test_the_coordinator_goes_last(self, facts: Facts) -> None:
         gone = [over(worker, 1) for worker in WORKERS]
         rest = [running(COORDINATOR), *gone, running(EVALUATOR)]

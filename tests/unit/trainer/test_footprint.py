@@ -319,6 +319,22 @@ def test_stages_keep_their_inputs_and_what_they_pass_on() -> None:
     assert found.kept >= 3 * values
 
 
+def test_copies_of_weights_that_a_stage_makes_are_told_apart() -> None:
+    matrix, values = 4 * WIDTH * WIDTH, 4 * WIDTH * 1024
+    full, half = staged(Tall, 1024).footprint, staged(Tall, 1024, precision="bfloat16").footprint
+    assert full is not None
+    assert half is not None
+    assert [one.passes[0].uncast for one in full.stages] == [None, None]
+    first, last = (one.passes[0] for one in half.stages)
+    assert first.uncast is not None
+    assert last.uncast is not None
+    # Those of two matrices, in half the bytes; the first needs no gradient of its input, and lets go of its copy.
+    assert first.kept - first.uncast.kept == matrix / 2
+    assert last.kept - last.uncast.kept == matrix
+    assert first.forward - first.uncast.forward == matrix
+    assert 2 * values < first.uncast.kept <= first.uncast.peak < first.peak
+
+
 class Again(Tall):
     """Four layers, of which the third is the first one again."""
 

@@ -392,8 +392,7 @@ class FineTuning(Task[Config]):
             if count % ranks:
                 raise ConfigurationError(f"tensorParallel: {ranks} does not divide the {count} heads of the model")
         plan = super().tensor_plan(model, ranks)
-        plan = {name: style for name, style in plan.items() if style in ("colwise", "rowwise")}
-        return plan if self.config.lora is None else tensor_plan(model, self.config.lora, plan, ranks)
+        return {**plan} if self.config.lora is None else tensor_plan(model, self.config.lora, plan, ranks)
 
     def pipeline_parts(self, model: nn.Module) -> dict[str, nn.Module]:
         """Embedding, layers, and what predicts. From then on the task asks for a loss as a pipeline computes it."""

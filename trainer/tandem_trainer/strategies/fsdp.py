@@ -34,8 +34,9 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.malloc import LARGE_BYTES, keep_freed_memory, return_large_blocks
 from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.process_group import Group
+from tandem_trainer.strategies.replicated import add_up_gradients
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
-from tandem_trainer.strategies.tensor import COLWISE, ROWWISE, check, split_modules
+from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, ROWWISE, check, split_modules
 from tandem_trainer.task import Task
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,9 @@ def split_matrices(
     for name, module, style in split_modules(plan, model):
         if not is_here(module):
             continue
-        if isinstance(module, SampleDropout):
+        if style == REPLICATED:
+            add_up_gradients(module, mesh.get_group())
+        elif isinstance(module, SampleDropout):
             module.part = (mesh.get_local_rank(), mesh.size())
         elif not isinstance(module, nn.Dropout):
             styles[name] = STYLES[style]()

@@ -47,7 +47,7 @@ from tandem_trainer.strategies.passes import Passes, RecordedStage
 from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
 from tandem_trainer.strategies.strategy import Examples, Plan, Runner, Strategy, clip_parts, mixed_precision
-from tandem_trainer.strategies.tensor import check, split_modules
+from tandem_trainer.strategies.tensor import REPLICATED, check, split_modules
 from tandem_trainer.task import Task
 from tandem_trainer.time_slices import shorten
 
@@ -268,7 +268,7 @@ class Pipelined(Strategy):
         if self._degree > 1:
             self._plan = task.tensor_plan(model, self._degree)
             check(self._plan, model, self._degree)
-            split = (module for _, module, _ in split_modules(self._plan, model))
+            split = (module for _, module, style in split_modules(self._plan, model) if style != REPLICATED)
             matrices = {id(one) for module in split for one in module.parameters()}
         if not self.splits:
             return set()

@@ -22,8 +22,8 @@ from tandem_trainer.task import Task
 log = logging.getLogger(__name__)
 
 Plan = Mapping[str, str]
-"""How tensor parallelism splits the modules of a model: a pattern of names, with * for any part, to `colwise` or
-`rowwise`."""
+"""How tensor parallelism splits the modules of a model: a pattern of names, with * for any part, to one of the words of
+tandem_trainer.strategies.tensor."""
 Runner = Callable[[int, Share], Tensor]
 """Runs forward and backward pass of this rank's share in a step. Returns its part of the mean loss, a scalar."""
 Examples = Callable[[int], Any]

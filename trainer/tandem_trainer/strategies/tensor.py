@@ -11,8 +11,17 @@ from torch import nn
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.strategies.strategy import Plan
 
-COLWISE, ROWWISE = "colwise", "rowwise"
-"""By the names that models of Hugging Face use in their plans, too."""
+COLWISE, ROWWISE, REPLICATED = "colwise", "rowwise", "replicated_with_grad_allreduce"
+"""By the names that models of Hugging Face use in their plans, too. The last is for a layer whose weights are not split
+and that is given a part of the heads (tandem_trainer.strategies.replicated)."""
+WHOLE = frozenset({"colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "embedding_colwise"})
+"""Words of theirs for layers with whole inputs and whole outputs, which may as well not be split."""
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """What a model of Hugging Face's brings, for the layers that have to be split together; empty: it brings none."""
+    brought: Plan = getattr(model, "tp_plan", None) or {}
+    return {pattern: style for pattern, style in brought.items() if style not in WHOLE}
 
 
 def check(plan: Plan, model: nn.Module, ranks: int) -> None:
@@ -22,17 +31,18 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
         ranks: how many split a matrix.
 
     Raises:
-        ConfigurationError: it is empty, has another word than the two, or names no module of the model.
+        ConfigurationError: it is empty, has another word than these, or names no module of the model.
     """
     if not plan:
         raise ConfigurationError(
             f"tensorParallel: {ranks} needs a plan of which matrices to split and how; the task's "
-            "tensor_plan(model) gives it, and neither task nor model has one (in a session: distribute(tensor_plan=…))"
+            "tensor_plan(model) gives it, and neither task nor model has one that splits any "
+            "(in a session: distribute(tensor_plan=…))"
         )
     for pattern, style in plan.items():
-        if style not in (COLWISE, ROWWISE):
+        if style not in (COLWISE, ROWWISE, REPLICATED):
             raise ConfigurationError(
-                f"the plan for tensorParallel says {pattern}: {style}; known are {COLWISE} and {ROWWISE}"
+                f"the plan for tensorParallel says {pattern}: {style}; known are {COLWISE}, {ROWWISE} and {REPLICATED}"
             )
         if not any(_is_meant(name, pattern) for name, _ in model.named_modules()):
             raise ConfigurationError(f"the plan for tensorParallel names {pattern}, and the model has no such module")

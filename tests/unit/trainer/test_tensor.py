@@ -1,0 +1,73 @@
+"""Plans of tensor parallelism: what a model brings, what is refused, and layers that stay whole."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.strategies import replicated
+from tandem_trainer.strategies.tensor import check, plan_of
+from tandem_trainer.task import Task
+from tests.support import language
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+def test_a_model_of_hugging_face_s_brings_a_plan_that_any_task_can_use(kind: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(language.config(kind))
+    brought = set(model.tp_plan.values())
+    assert "colwise_gather_output" in brought, "a last layer that gathers"
+    plan = Task.tensor_plan(cast(Task[Any], SimpleNamespace()), model, 2)
+    check(plan, model, 2)
+    assert set(plan.values()) == {"colwise", "rowwise"} | ({"replicated_with_grad_allreduce"} & brought)
+    assert ("model.layers.*.self_attn.q_norm" in plan) == (kind == "qwen3")
+
+
+def test_a_plan_with_a_word_for_other_layers_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.tp_plan = {"0": "colwise", "1": "mla_kv_a_proj"}
+    with pytest.raises(ConfigurationError, match=r"says 1: mla_kv_a_proj; known are colwise, rowwise and replicated"):
+        check(plan_of(model), model, 2)
+    model.tp_plan = {"0": "colwise_gather_output"}
+    with pytest.raises(ConfigurationError, match=r"neither task nor model has one that splits any"):
+        check(plan_of(model), model, 2)
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that find the same."""
+    monkeypatch.setattr(replicated.dist, "all_reduce", lambda value, group: value.mul_(2))
+
+
+@pytest.mark.usefixtures("doubled")
+def test_gradients_of_a_layer_that_stays_whole_are_added_up_in_each_pass() -> None:
+    plain = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    made = copy.deepcopy(plain)
+    replicated.add_up_gradients(made[1], cast(Any, None))
+    again = copy.deepcopy(made)
+    for model in (plain, made, again):
+        for _ in range(2):
+            model(torch.arange(6.0).reshape(2, 3)).square().sum().backward()
+    for model in (made, again):
+        assert model.state_dict().keys() == plain.state_dict().keys()
+        assert all(isinstance(one, nn.Parameter) for one in model[1]._parameters.values())
+        torch.testing.assert_close(model[1].weight.grad, 2 * plain[1].weight.grad)
+        torch.testing.assert_close(model[0].weight.grad, plain[0].weight.grad)
+
+
+@pytest.mark.usefixtures("doubled")
+def test_a_layer_that_stays_whole_has_its_weights_back_after_a_pass_that_fails() -> None:
+    layer = nn.LayerNorm(3)
+    replicated.add_up_gradients(layer, cast(Any, None))
+    own = layer.weight
+    with pytest.raises(RuntimeError):
+        layer(torch.zeros(2, 4))
+    assert layer.weight is own
+    layer.weight.requires_grad_(False)
+    layer(torch.zeros(2, 3))
+    assert layer.weight is own, "one that does not learn is left alone"
