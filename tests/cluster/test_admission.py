@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support.cluster.helm import CHART, Helm
-from tests.support.cluster.operated import CRD, Job, kubectl, manifest
+from tests.support.cluster.operated import CRD, Job, established, kubectl, manifest
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted
 from tests.support.waiting import until
 
@@ -45,7 +45,7 @@ class Account:
 def account(helm: Helm, system: Namespace) -> Iterator[Account]:
     """The operator's account, with its rights in the whole cluster and the policy that confines it."""
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
+    established("-f", str(CRD))
     text = helm("template", "tandem", CHART, f"--namespace={system.name}", f"--api-versions={KIND}", values=VALUES)
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     kinds |= {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}

@@ -17,7 +17,7 @@ from tandem_operator.objects import Peers, Volumes
 from tandem_operator.pods import Images, coordinator
 from tandem_operator.rbac import key_rules, lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
-from tests.support.cluster.operated import kubectl
+from tests.support.cluster.operated import established, kubectl
 from tests.support.cluster.pods import Manifest, Namespace, restricted
 from tests.support.worlds.operator_job import IMAGES, job
 from tools.crd import crd
@@ -459,7 +459,7 @@ def monitoring() -> Iterator[None]:
     for one in made:
         kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(one))
     for one in made:
-        kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{one['metadata']['name']}")
+        established(f"crd/{one['metadata']['name']}")
     yield
     for one in made:
         kubectl("delete", "crd", one["metadata"]["name"], "--wait=false")

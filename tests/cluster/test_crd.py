@@ -16,6 +16,7 @@ import pytest
 
 from tandem.manifest.reading import read_job
 from tests.support import ROOT
+from tests.support.cluster.operated import established
 from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
@@ -35,7 +36,7 @@ def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> subprocess.
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
+    established("-f", str(CRD))
     conditions = json.loads(kubectl("get", "-o", "json", "-f", str(CRD)).stdout)["status"]["conditions"]
     assert not [one for one in conditions if one["type"] == "NonStructuralSchema"], conditions
     kubectl("create", "namespace", NAMESPACE)

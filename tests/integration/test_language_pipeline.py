@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tandem.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
@@ -106,6 +107,19 @@ def test_weights_between_split_matrices_learn_from_all_heads(
         moved, apart = wanted[name].sub(begun[name]).norm(), found[name].sub(wanted[name]).norm()
         assert moved > 0, name
         assert apart < 0.01 * moved, (name, float(apart / moved))
+
+
+@pytest.mark.parametrize(("loop", "ranks"), [({"strategy": "fsdp"}, 4), (PIPELINE, 4)], ids=["fsdp", "pipeline"])
+def test_a_plan_that_lacks_a_layer_between_split_matrices_fails_the_job(
+    tmp_path: Path, loop: dict[str, Any], ranks: int
+) -> None:  # fmt: skip
+    """Apertus has weights in its activation function."""
+    rundir = job(tmp_path / "split", "apertus", loop | {"tensorParallel": 2}, ranks)
+    with Ranks(rundir, ranks) as group:
+        codes, output = group.finish()
+    assert ExitCode.CONFIGURATION in codes, output
+    assert "mlp.act_fn.alpha_p and " in output
+    assert rundir.checkpoint_names() == []
 
 
 @pytest.mark.parametrize(

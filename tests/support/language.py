@@ -47,7 +47,7 @@ def tokenizer(chat: bool = True) -> Any:
 
 
 def config(kind: str = "qwen2", **more: Any) -> Any:
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import ApertusConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
     size = {
         "vocab_size": 600,
@@ -61,7 +61,12 @@ def config(kind: str = "qwen2", **more: Any) -> Any:
         # Larger than usual, so that attention matters at once.
         "initializer_range": 0.2,
     }
-    kinds = {"qwen2": (Qwen2Config, True), "llama": (LlamaConfig, False), "qwen3": (Qwen3Config, True)}
+    kinds = {
+        "qwen2": (Qwen2Config, True),
+        "llama": (LlamaConfig, False),
+        "qwen3": (Qwen3Config, True),
+        "apertus": (ApertusConfig, False),
+    }
     made, tied = kinds[kind]
     return made(**{**size, "tie_word_embeddings": tied, **more})
 

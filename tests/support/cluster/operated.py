@@ -93,7 +93,7 @@ def operated(namespace: Namespace, images: Images, folder: Path, *options: str) 
 def install(namespace: Namespace) -> None:
     """Make the kind of our jobs known, and an account for an operator in the namespace."""
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRD))
+    established("-f", str(CRD))
     for manifest in account():
         namespace("apply", "-f", "-", stdin=json.dumps(manifest))
 
@@ -125,6 +125,25 @@ def kubectl(*arguments: str, stdin: str = "") -> str:
     result = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"kubectl {' '.join(arguments)}: {result.stderr}"
     return result.stdout
+
+
+def established(*kind: str) -> None:
+    """Wait until the API server serves a kind.
+
+    Args:
+        kind: as kubectl names it: `-f FILE` or `crd/NAME`.
+    """
+    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=60s", *kind]
+    said = ""
+
+    def is_there() -> bool:
+        # For a moment a new one has no conditions, which kubectl takes for an error (1.35).
+        nonlocal said
+        result = subprocess.run(wait, capture_output=True, text=True, timeout=120)
+        said = result.stderr
+        return result.returncode == 0
+
+    until(is_there, " ".join(wait), otherwise=lambda: said)
 
 
 def manifest(name: str, **spec: Any) -> Manifest:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tandem_trainer.failure import ConfigurationError
@@ -71,3 +72,52 @@ def test_a_layer_that_stays_whole_has_its_weights_back_after_a_pass_that_fails()
     layer.weight.requires_grad_(False)
     layer(torch.zeros(2, 3))
     assert layer.weight is own, "one that does not learn is left alone"
+
+
+class Peers:
+    """What the other rank of two has found: a multiple of what is found here."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor, self.calls = factor, 0
+
+    def all_reduce(self, value: torch.Tensor, op: Any, group: object) -> None:
+        self.calls += 1
+        larger = op is dist.ReduceOp.MAX
+        value.copy_(torch.stack([value, value * self.factor]).amax(0) if larger else value.minimum(value * self.factor))
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Peers:
+    found = Peers(1.0)
+    monkeypatch.setattr(replicated.dist, "all_reduce", found.all_reduce)
+    monkeypatch.setattr(replicated.dist, "get_world_size", lambda group: 2)
+    return found
+
+
+def learned(value: float = 1.0) -> nn.Linear:
+    layer = nn.Linear(3, 2)
+    layer.weight.grad, layer.bias.grad = torch.full((2, 3), value), torch.zeros(2)
+    return layer
+
+
+def test_gradients_of_whole_weights_are_compared_once(peers: Peers) -> None:
+    comparison = replicated.Comparison(cast(Any, None), torch.device("cpu"))
+    comparison.look(learned().named_parameters())
+    comparison.look(learned().named_parameters())
+    assert peers.calls == 2, "the most and the least"
+
+
+def test_ranks_with_different_gradients_of_a_whole_weight_are_refused(peers: Peers) -> None:
+    peers.factor = 0.9
+    with pytest.raises(
+        ConfigurationError, match=r"each rank has another gradient of weight, between matrices that are"
+    ):
+        replicated.Comparison(cast(Any, None), torch.device("cpu")).look(learned().named_parameters())
+
+
+def test_rounding_is_no_difference_and_what_is_not_finite_is_looked_at_again(peers: Peers) -> None:
+    comparison = replicated.Comparison(cast(Any, None), torch.device("cpu"))
+    comparison.look(learned(float("inf")).named_parameters())
+    peers.factor = 0.99
+    comparison.look(learned().named_parameters())
+    assert peers.calls == 4

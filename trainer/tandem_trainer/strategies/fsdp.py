@@ -16,8 +16,9 @@ block's part is copied to the GPU before it is gathered, and its gradient is cop
 Rejected: DistributedDataParallel around a model with split matrices (torch 2.15 refuses it).
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.malloc import LARGE_BYTES, keep_freed_memory, return_large_blocks
 from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.strategies.replicated import add_up_gradients
+from tandem_trainer.strategies.replicated import Comparison, add_up_gradients
 from tandem_trainer.strategies.strategy import Examples, Plan, Strategy, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, ROWWISE, check, split_modules
 from tandem_trainer.task import Task
@@ -74,6 +75,7 @@ class Fsdp(Strategy):
             why = "there is no GPU" if group.device.type == "cpu" else "no more ranks than tensorParallel says"
             log.warning("setting=fsdp.cpuOffload ignored: %s", why)
         self._mesh = group.mesh(sizes)
+        self._comparison = Comparison(self._mesh.get_group("tensor"), group.device)
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
         weights = sum(one.numel() * one.element_size() for one in model.parameters())
@@ -101,6 +103,12 @@ class Fsdp(Strategy):
         if self.loop.compile and self.dp_size == 1:
             model.compile()
         return model
+
+    @contextlib.contextmanager
+    def synchronised(self, forward: nn.Module, last: bool) -> Iterator[None]:
+        yield
+        if last:
+            self._comparison.look(forward.named_parameters())
 
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
         # torch's own cannot: parameters are on meshes of several shapes, and some of them on none.

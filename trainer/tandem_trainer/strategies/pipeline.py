@@ -44,6 +44,7 @@ from tandem_trainer.micro_batch import PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.passes import Passes, RecordedStage
+from tandem_trainer.strategies.replicated import Comparison
 from tandem_trainer.strategies.scaler import AgreedScaler
 from tandem_trainer.strategies.stages import SINGLE, Answer, Stage, cut, inputs_of, run
 from tandem_trainer.strategies.strategy import Examples, Plan, Runner, Strategy, clip_parts, mixed_precision
@@ -89,6 +90,7 @@ class Pipelined(Strategy):
         copies = self.dp_size // split
         sizes = {"replicate": copies, "shard": split, "pipe": options.stages, "tensor": tensor_parallel}
         self._mesh = group.mesh(sizes)
+        self._comparison = Comparison(self._mesh.get_group("tensor"), group.device)
         if not self.splits:
             sizes["data"] = sizes.pop("replicate")
         self.mesh = {name: size for name, size in sizes.items() if size > 1}
@@ -196,6 +198,12 @@ class Pipelined(Strategy):
             if part is last:
                 unit = self._last = Last(part)
             fully_shard(unit, **settings_of(self.loop, self.loop.fsdp, self._mesh))
+
+    def compare(self) -> None:
+        """Look once whether ranks that split matrices agree on the gradients of what they do not split."""
+        assert self._model is not None or self._degree == 1
+        if self._model is not None:
+            self._comparison.look(self._model.named_parameters())
 
     def scaler(self) -> torch.amp.GradScaler:
         return AgreedScaler(self.group.device.type, enabled=self.loop.precision == "float16")
@@ -443,6 +451,7 @@ class _Runner:
             if used.item():
                 one.grad = torch.zeros_like(one) if one.grad is None else one.grad
                 dist.all_reduce(here(one.grad), group=sharers)
+        strategy.compare()
         if not is_last:
             return torch.zeros((), device=strategy.group.device)
         # Ranks that work on the same samples share what they say of them.

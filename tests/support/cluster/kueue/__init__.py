@@ -17,7 +17,7 @@ import yaml
 from tests.support.cluster.background import Background
 from tests.support.cluster.machine import certificates
 from tests.support.cluster.machine.places import OUTSIDE, PKI
-from tests.support.cluster.operated import kubectl
+from tests.support.cluster.operated import established, kubectl
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Manifest, Namespace
 
@@ -48,7 +48,7 @@ def running(binary: Path, folder: Path) -> Iterator[None]:
     for crd in crds:
         kubectl("apply", "--server-side", "-f", str(crd))
     for crd in crds:
-        kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(crd))
+        established("-f", str(crd))
     try:
         with _process(binary, folder):
             try:

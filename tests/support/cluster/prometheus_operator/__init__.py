@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.cluster.background import Background
-from tests.support.cluster.operated import kubectl
+from tests.support.cluster.operated import established, kubectl
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Manifest, Namespace
 
@@ -49,7 +49,7 @@ def running(binary: Path, folder: Path) -> Iterator[Path]:
         for crd in crds:
             kubectl("apply", "--server-side", "-f", str(crd))
         for crd in crds:
-            kubectl("wait", "--for=condition=Established", "--timeout=100s", "-f", str(crd))
+            established("-f", str(crd))
         with _process(binary, folder) as log:
             yield log
     finally:
