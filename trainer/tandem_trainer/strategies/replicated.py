@@ -28,6 +28,8 @@ from tandem_trainer.strategies.tensor import REPLICATED
 APART = 0.05
 """Of the norm of a gradient: ranks that each have a part of it differ by more, those that have all of it by the
 rounding of sums in bfloat16 at the most."""
+PROJECTED = 2**20
+"""Numbers: the table of an embedding is too large to be held once more."""
 NOTHING = 1e-5
 """Of the norm of the largest gradient: less is zero but for rounding."""
 
@@ -112,11 +114,12 @@ class Comparison:
 
 
 def _told(gradient: Tensor) -> Tensor:
-    """[2]: the norm of a gradient, and its projection on a fixed direction."""
-    values = here(gradient).flatten().float()
-    direction = torch.cos(torch.arange(values.numel(), dtype=torch.float32, device=values.device))
+    """[2]: the norm of a gradient, and the projection of its beginning on a fixed direction."""
+    values = here(gradient).flatten()
+    some = values[:PROJECTED].float()
+    direction = torch.cos(torch.arange(len(some), dtype=torch.float32, device=some.device))
     # As long as a vector of signs, so that both numbers are of one size.
-    return torch.stack([values.norm(), values.dot(direction) * 2**0.5])
+    return torch.stack([torch.linalg.vector_norm(values, dtype=torch.float32), some.dot(direction) * 2**0.5])
 
 
 def _is_split(parameter: Tensor) -> bool:
