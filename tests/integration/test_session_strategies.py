@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tandem.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
@@ -149,3 +150,61 @@ def test_tensor_parallelism_without_fsdp_is_refused(tmp_path: Path) -> None:
     with Ranks(rundir, 2, SCRIPT, "--tensor", "2") as group:
         _, output = group.finish()
     assert 'tensor parallelism in a session needs distribute(…, strategy="fsdp")' in output
+
+
+NORMED = """
+import sys
+import torch
+from torch import nn
+from tandem_trainer.session import Session
+
+LAYERS = {"0": "colwise", "1": "replicated_with_grad_allreduce", "2": "rowwise"}
+
+class Narrow(nn.Module):
+    # A weight that is the same for all outputs of the layer before it, whichever rank has them.
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, rows):
+        return rows * self.weight
+
+with Session(seed=1, tensor_parallel=2 if sys.argv[1:] else 1) as session:
+    model = nn.Sequential(nn.Linear(4, 8), Narrow(), nn.Linear(8, 1))
+    # The loss of the first steps says nothing of the layers before the last one.
+    nn.init.zeros_(model[2].weight)
+    plan = {name: style for name, style in LAYERS.items() if name in sys.argv[1:]}
+    model = session.distribute(model, strategy="fsdp", tensor_plan=plan or None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    rows = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for batch in session.batches([(row, row.sum()) for row in rows], 16, epochs=4):
+        inputs, wanted = batch.data
+        batch.mean((model(inputs).squeeze(1) - wanted) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def normed(tmp_path: Path) -> str:
+    (tmp_path / "normed.py").write_text(NORMED)
+    return str(tmp_path / "normed.py")
+
+
+def test_a_plan_of_a_script_that_lacks_a_layer_fails_the_job(tmp_path: Path, normed: str) -> None:
+    """Each rank has a part of the gradient of a weight between split matrices: in the second step, for at first it is
+    zero."""
+    rundir = rundir_of(tmp_path / "run", 2)
+    with Ranks(rundir, 2, normed, "0", "2") as group:
+        codes, output = group.finish()
+    assert ExitCode.CONFIGURATION in codes, output
+    assert "each rank has another gradient of 1.weight, between matrices that are split" in output
+    assert rundir.checkpoint_names() == []
+
+
+def test_with_that_layer_in_the_plan_a_script_learns_what_one_rank_learns(tmp_path: Path, normed: str) -> None:
+    alone, split = rundir_of(tmp_path / "alone"), rundir_of(tmp_path / "split", 2)
+    run(alone, 1, normed)
+    run(split, 2, normed, "0", "1", "2")
+    assert_same(split, alone)

@@ -200,10 +200,8 @@ class Task(ABC, Generic[C]):
         Raises:
             ConfigurationError: they cannot be split among that many ranks.
         """
-        # Its other modules need tasks.
-        from tandem_trainer.strategies.tensor import plan_of
-
-        return plan_of(model)
+        brought: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
+        return brought
 
     def pipeline_parts(self, model: nn.Module) -> Mapping[str, nn.Module]:
         """The forward pass of the model in parts, for `strategy: pipeline`: by name, in order, each called with what

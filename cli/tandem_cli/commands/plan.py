@@ -194,9 +194,10 @@ def _planned_job(
             plans[name] = under(_chosen(trainer, name))
         except UserError as error:
             failed[name] = error
-    if not plans:
-        raise next(iter(failed.values()))
     missing = [f"{name} is not planned: {one_line(str(error))}" for name, error in failed.items()]
+    if not plans:
+        different = {str(error) for error in failed.values()}
+        raise UserError(f"--strategies: {' '.join(missing)}") if len(different) > 1 else next(iter(failed.values()))
     return joined(plans, loop, wanted, missing), whole[1]
 
 

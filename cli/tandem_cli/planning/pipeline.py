@@ -56,6 +56,16 @@ def order(options: Pipeline, place: int, chunks: int, per_rank: int) -> Iterator
             yield Step(False, per_rank - 1 - (number - ahead) // together % per_rank)
 
 
+class Moment(NamedTuple):
+    """What a rank holds beyond its state when it holds most, in bytes."""
+
+    activations: int
+    """Without casts."""
+    casts: int
+    """Copies of parameters in a lower precision, of each micro-batch that is under way."""
+    gradients: int
+
+
 def held(
     options: Pipeline,
     place: int,
@@ -64,8 +74,8 @@ def held(
     samples: int,
     parts: int = 1,
     is_half: bool = False,
-) -> tuple[int, int]:
-    """Bytes of activations and of gradients that a rank holds when it holds most of both.
+) -> Moment:
+    """What a rank holds of activations and of gradients when it holds most of both.
 
     Gradients of a stage exist from its first backward pass on. With `zeroBubble`, gradients between layers stay until
     those of weights are computed from them, which is later by as many passes as ranks come before.
@@ -76,23 +86,33 @@ def held(
         parts: ranks that hold a part each of the gradients.
         is_half: whether weights are gathered in the precision of the computation, so that no copies of them are made.
     """
-    passes = [_held(one, samples, is_half) for one in stages]
+    whole = _alive(options, place, chunks, [_held(one, samples, is_half) for one in stages])
+    uncast = _alive(options, place, chunks, [_held(one, samples, True) for one in stages])
+    begun: set[int] = set()
+    gradients = [-(-one.gradients // parts) for one in stages]
+    most = Moment(0, 0, sum(gradients))
+    for step, now, without in zip(order(options, place, chunks, len(stages)), whole, uncast, strict=True):
+        least = min(now, without)
+        most = max(most, Moment(least, now - least, sum(gradients[number] for number in begun)), key=sum)
+        if not step.is_forward:
+            begun.add(step.stage)
+    return most
+
+
+def _alive(options: Pipeline, place: int, chunks: int, passes: Sequence[Held]) -> Iterator[int]:
+    """Bytes of activations at the most, during each pass of a rank.
+
+    Args:
+        passes: what a micro-batch takes in each of its stages.
+    """
     is_later = options.schedule == "zeroBubble"
     late = 2 * place * max(one.kept for one in passes) if is_later else 0
     alive = 0
-    begun: set[int] = set()
-    gradients = [-(-one.gradients // parts) for one in stages]
-    most = 0, sum(gradients)
     for step in order(options, place, chunks, len(passes)):
         one = passes[step.stage]
         alive -= 0 if step.is_forward else one.kept
-        now = alive + (one.forward if step.is_forward else one.peak + (late + one.kept if is_later else 0))
-        most = max(most, (now, sum(gradients[number] for number in begun)), key=sum)
-        if step.is_forward:
-            alive += one.kept
-        else:
-            begun.add(step.stage)
-    return most
+        yield alive + (one.forward if step.is_forward else one.peak + (late + one.kept if is_later else 0))
+        alive += one.kept if step.is_forward else 0
 
 
 class Sharding(NamedTuple):
@@ -132,17 +152,17 @@ def _rank(
     parameters = sum(one.parameters for one in stages)
     learning = sum(one.gradients for one in stages)
     is_half = sharding is not None and sharding.is_half
-    activations, gradients = held(options, place, chunks, stages, samples, parts, is_half)
+    most = held(options, place, chunks, stages, samples, parts, is_half)
     outside = footprint.buffers - sum(one.buffers for one in footprint.stages) if place == 0 else 0
     buffers = sum(one.buffers for one in stages) + max(0, outside)
     share = learning / footprint.gradients if footprint.gradients else 0.0
     averaged = (parameters + buffers) / max(1, footprint.parameters + footprint.buffers)
     return Memory(
         parameters=-(-parameters // parts),
-        gradients=gradients,
+        gradients=most.gradients,
         optimizer=round(footprint.optimizer * share / parts),
-        activations=activations,
-        casts=0,
+        activations=most.activations,
+        casts=most.casts,
         gathered=0 if sharding is None else _gathered(stages, sharding),
         buffers=buffers + round(footprint.average * averaged / parts),
         data=footprint.data,

@@ -150,7 +150,7 @@ class Crew:
     def agent(self, name: str, place: Place, address: str, endpoint: str) -> Step:
         """One replica."""
         # torchrun has to end its ranks before it is ended itself.
-        shutdown = launch.SHUTDOWN_SECONDS + int(self.saving_seconds - SAVING_SECONDS)
+        shutdown = max(0, launch.SHUTDOWN_SECONDS + int(self.saving_seconds - SAVING_SECONDS))
         command = launch.agent_command(self.job, endpoint, address, shutdown, self.python)
         variables = launch.environment(self.job, self.run_dir.path, name, self.token, endpoint)
         variables[launch.NODE] = place.node

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import ROOT
 
-COMMIT = "f43cd6b9d8f5024f6e39d4cfff48fb008219bb30"
+COMMIT = "1da57420faf34b872d1c91dff47d8e3c3c5bc415"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")

@@ -71,14 +71,14 @@ def test_several_stages_of_a_rank_take_turns_as_in_torch(schedule: str, kind: An
 
 def test_a_rank_holds_what_has_passed_forward_and_not_yet_backward() -> None:
     one = stage()
-    assert held(options("1f1b"), 0, 4, [one], 2) == (10 + 15, 50)
-    assert held(options("1f1b"), 1, 4, [one], 2) == (15, 50)
+    assert held(options("1f1b"), 0, 4, [one], 2) == (10 + 15, 0, 50)
+    assert held(options("1f1b"), 1, 4, [one], 2) == (15, 0, 50)
 
 
 def test_gradients_come_into_being_with_the_first_backward_pass() -> None:
-    assert held(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 50)
-    assert held(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0)
-    assert held(options("1f1b"), 1, 1, [stage()], 2) == (0, 50), "once all is over"
+    assert held(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 0, 50)
+    assert held(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0, 0)
+    assert held(options("1f1b"), 1, 1, [stage()], 2) == (0, 0, 50), "once all is over"
 
 
 def test_where_stages_are_gathered_in_half_precision_no_copies_of_weights_are_made() -> None:
@@ -88,13 +88,14 @@ def test_where_stages_are_gathered_in_half_precision_no_copies_of_weights_are_ma
         memory(model, options("gpipe"), 3, 2, sharding)
         for sharding in (None, Sharding(2, Fsdp()), Sharding(2, Fsdp(), is_half=True))
     )
-    assert (plain.activations, whole.activations, half.activations) == (10 + 15, 10 + 15, 6 + 11)
+    assert (plain.activations, whole.activations, half.activations) == (6 + 11, 6 + 11, 6 + 11)
+    assert (plain.casts, whole.casts, half.casts) == (4 + 4, 4 + 4, 0), "of each micro-batch"
     assert half.gathered < whole.gathered
 
 
 def test_with_zero_bubble_gradients_between_layers_stay_until_those_of_weights_are_computed() -> None:
-    assert held(options("zeroBubble"), 0, 4, [stage(), stage()], 2) == (3 * 10 + 15 + 10, 100)
-    assert held(options("zeroBubble"), 1, 4, [stage(), stage()], 2)[0] > 15 + 10 + 2 * 10
+    assert held(options("zeroBubble"), 0, 4, [stage(), stage()], 2) == (3 * 10 + 15 + 10, 0, 100)
+    assert held(options("zeroBubble"), 1, 4, [stage(), stage()], 2).activations > 15 + 10 + 2 * 10
 
 
 def test_the_rank_that_has_most_counts() -> None:

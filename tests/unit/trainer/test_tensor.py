@@ -11,7 +11,7 @@ from torch import nn
 
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.strategies import replicated
-from tandem_trainer.strategies.tensor import check, plan_of
+from tandem_trainer.strategies.tensor import check, split_modules
 from tandem_trainer.task import Task
 from tests.support import language
 
@@ -24,19 +24,23 @@ def test_a_model_of_hugging_face_s_brings_a_plan_that_any_task_can_use(kind: str
     brought = set(model.tp_plan.values())
     assert "colwise_gather_output" in brought, "a last layer that gathers"
     plan = Task.tensor_plan(cast(Task[Any], SimpleNamespace()), model, 2)
-    check(plan, model, 2)
-    assert set(plan.values()) == {"colwise", "rowwise"} | ({"replicated_with_grad_allreduce"} & brought)
-    assert ("model.layers.*.self_attn.q_norm" in plan) == (kind == "qwen3")
+    # As a task returns it, or a script gives it to distribute.
+    for one in (plan, model.tp_plan, {**model.tp_plan}):
+        check(one, model, 2)
+        split = {name: style for name, _, style in split_modules(one, model)}
+        assert set(split.values()) == {"colwise", "rowwise"} | ({"replicated_with_grad_allreduce"} & brought)
+        assert ("model.layers.0.self_attn.q_norm" in split) == (kind == "qwen3")
+        assert "lm_head" not in split
 
 
 def test_a_plan_with_a_word_for_other_layers_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.tp_plan = {"0": "colwise", "1": "mla_kv_a_proj"}
     with pytest.raises(ConfigurationError, match=r"says 1: mla_kv_a_proj; known are colwise, rowwise and replicated"):
-        check(plan_of(model), model, 2)
+        check(model.tp_plan, model, 2)
     model.tp_plan = {"0": "colwise_gather_output"}
     with pytest.raises(ConfigurationError, match=r"neither task nor model has one that splits any"):
-        check(plan_of(model), model, 2)
+        check(model.tp_plan, model, 2)
 
 
 @pytest.fixture
@@ -79,11 +83,14 @@ class Peers:
 
     def __init__(self, factor: float) -> None:
         self.factor, self.calls = factor, 0
+        self.has_gradients = True
 
     def all_reduce(self, value: torch.Tensor, op: Any, group: object) -> None:
+        assert op is dist.ReduceOp.MAX
         self.calls += 1
-        larger = op is dist.ReduceOp.MAX
-        value.copy_(torch.stack([value, value * self.factor]).amax(0) if larger else value.minimum(value * self.factor))
+        theirs = value.clone()
+        theirs[..., :2] *= self.factor
+        value.copy_(torch.stack([value, theirs if self.has_gradients else theirs * 0]).amax(0))
 
 
 @pytest.fixture
@@ -100,11 +107,16 @@ def learned(value: float = 1.0) -> nn.Linear:
     return layer
 
 
-def test_gradients_of_whole_weights_are_compared_once(peers: Peers) -> None:
-    comparison = replicated.Comparison(cast(Any, None), torch.device("cpu"))
-    comparison.look(learned().named_parameters())
-    comparison.look(learned().named_parameters())
-    assert peers.calls == 2, "the most and the least"
+def comparison() -> replicated.Comparison:
+    return replicated.Comparison(cast(Any, None), torch.device("cpu"))
+
+
+def test_gradients_of_whole_weights_are_compared_in_the_first_steps(peers: Peers) -> None:
+    compared = comparison()
+    for _ in range(replicated.STEPS + 3):
+        compared.look(learned().named_parameters())
+    assert peers.calls == replicated.STEPS
+    assert not compared.is_due
 
 
 def test_ranks_with_different_gradients_of_a_whole_weight_are_refused(peers: Peers) -> None:
@@ -112,12 +124,42 @@ def test_ranks_with_different_gradients_of_a_whole_weight_are_refused(peers: Pee
     with pytest.raises(
         ConfigurationError, match=r"each rank has another gradient of weight, between matrices that are"
     ):
-        replicated.Comparison(cast(Any, None), torch.device("cpu")).look(learned().named_parameters())
+        comparison().look(learned().named_parameters())
+
+
+def test_a_weight_whose_gradient_is_zero_at_first_is_compared_when_it_is_not(peers: Peers) -> None:
+    """As those of LoRA's first matrices are, while the second ones are zero."""
+    compared, model = comparison(), nn.ModuleDict({"late": learned(0.0), "other": learned()})
+    compared.look(model.named_parameters())
+    peers.factor = 0.9
+    model["other"].requires_grad_(False)
+    model["late"].bias.grad = torch.ones(2)
+    with pytest.raises(ConfigurationError, match=r"another gradient of late\.bias,"):
+        compared.look(model.named_parameters())
 
 
 def test_rounding_is_no_difference_and_what_is_not_finite_is_looked_at_again(peers: Peers) -> None:
-    comparison = replicated.Comparison(cast(Any, None), torch.device("cpu"))
-    comparison.look(learned(float("inf")).named_parameters())
+    compared = comparison()
+    compared.look(learned(float("inf")).named_parameters())
     peers.factor = 0.99
-    comparison.look(learned().named_parameters())
-    assert peers.calls == 4
+    for _ in range(replicated.STEPS + 3):
+        compared.look(learned().named_parameters())
+    assert peers.calls == 1 + replicated.STEPS
+
+
+def test_a_step_in_which_a_rank_has_no_gradients_is_none(peers: Peers) -> None:
+    """The ranks ask each other all the same, for each of them has to know."""
+    compared, peers.has_gradients, peers.factor = comparison(), False, 0.5
+    for _ in range(replicated.STEPS + 3):
+        compared.look(learned().named_parameters())
+        compared.look(nn.Linear(3, 2).named_parameters())
+    assert compared.is_due
+    peers.has_gradients = True
+    with pytest.raises(ConfigurationError):
+        compared.look(learned().named_parameters())
+
+
+def test_a_model_without_weights_that_are_whole_and_learn_is_not_asked_about(peers: Peers) -> None:
+    compared = comparison()
+    compared.look(nn.Linear(3, 2).requires_grad_(False).named_parameters())
+    assert (peers.calls, compared.is_due) == (0, False)

@@ -270,7 +270,7 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: in
     """A plan for tensor parallelism of a model without adapters, for the layers in them.
 
     Where outputs are split, those of the second matrix are; where inputs are, those of the first one, and what is
-    dropped of them.
+    dropped of them. Beside a layer that is whole all of the adapter is.
 
     Raises:
         ConfigurationError: inputs that are dropped cannot be split evenly, or weights have four bits.
@@ -280,7 +280,7 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: in
             f"{FIELD}.quantizeBase does not go together with tensorParallel; fsdp alone splits such weights, by rows"
         )
     # Imported by those alone that split matrices.
-    from tandem_trainer.strategies.tensor import COLWISE, split_modules
+    from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, split_modules
 
     names = {module: name for name, module in model.named_modules()}
     found = {}
@@ -288,6 +288,9 @@ def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: in
         name = names[module]
         if not hasattr(module, "base_layer"):
             found[name] = style
+            continue
+        if style == REPLICATED:
+            found |= {f"{name}.base_layer": style, **{f"{name}.{part}.{NAME}": style for part in PARTS}}
             continue
         if style != COLWISE and lora.dropout:
             inputs: Any = module.in_features

@@ -5,15 +5,16 @@ heads. So the gradient that a rank computes is its heads' part of it. The parts 
 that of any other weight that is whole on all ranks is complete, too: what follows, such as `fully_shard`, accumulation
 and clipping, treats them alike.
 
-A plan may lack such a layer, and the loss hardly shows it. So the gradients of weights that are whole are compared once
-for each generation: what the ranks of a tensor group compute of them is the same, or a plan is not complete.
+A plan may lack such a layer, and the loss hardly shows it. So the gradients of weights that are whole are compared in
+the first steps of each generation: what the ranks of a tensor group compute of them is the same, or a plan is not
+complete. In several steps, for in the very first one some gradients are zero, such as those of LoRA's first matrices.
 
 Rejected: hooks on parameters, as transformers has them. A parameter that `fully_shard` gathers is another object in
 each pass, and with several micro-batches sums would be added up again. Weights as DTensors (torch's SequenceParallel):
 their gradients stay partial until something redistributes them, which optimizers of local tensors do not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ PROJECTED = 2**20
 """Numbers: the table of an embedding is too large to be held once more."""
 NOTHING = 1e-5
 """Of the norm of the largest gradient: less is zero but for rounding."""
+STEPS = 10
+"""That are looked at. Each costs a collective of three numbers for each weight, and a pass over its gradient."""
 
 
 def add_up_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -68,7 +71,7 @@ class _AddedUp(torch.autograd.Function):
 
 
 class Comparison:
-    """Compares the gradients of weights that are whole on all ranks of a tensor group, until it could once.
+    """Compares the gradients of weights that are whole on all ranks of a tensor group, in the first steps.
 
     Args:
         ranks: those that split matrices.
@@ -76,10 +79,18 @@ class Comparison:
     """
 
     def __init__(self, ranks: dist.ProcessGroup, device: torch.device) -> None:
-        self._ranks, self._device, self._is_due = ranks, device, dist.get_world_size(ranks) > 1
+        self._ranks, self._device = ranks, device
+        self._left = STEPS if dist.get_world_size(ranks) > 1 else 0
+        self._noted: dict[int, Tensor] = {}
+        """What this rank has of a step, by the position of the weight: [3], on the device."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step is still to be looked at; the same on all ranks."""
+        return self._left > 0
 
     def look(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Compare those of a step. Collective.
+        """Compare the gradients of a step as they are. Collective.
 
         Args:
             parameters: of a model, with their names.
@@ -87,24 +98,49 @@ class Comparison:
         Raises:
             ConfigurationError: some differ.
         """
-        if not self._is_due:
-            return
-        whole = [(name, one) for name, one in parameters if one.grad is not None and not _is_split(one)]
-        if not whole:
-            self._is_due = False
-            return
+        if self.is_due:
+            named = [*parameters]
+            self.note(named)
+            self.compare(named)
+
+    def note(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Remember what this rank has of those that have gradients, until they are compared."""
         with torch.no_grad():
-            # With cpuOffload gradients are elsewhere.
-            mine = torch.stack([_told(one.grad) for _, one in whole if one.grad is not None]).to(self._device)
-        most, least = mine.clone(), mine.clone()
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._ranks)
-        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._ranks)
-        if not torch.isfinite(most).all() or not torch.isfinite(least).all():
+            for position, (_, one) in enumerate(parameters):
+                if one.grad is not None and not _is_split(one):
+                    # With cpuOffload gradients are elsewhere.
+                    self._noted[position] = _told(one.grad).to(self._device)
+
+    def compare(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Compare what was noted of a step. Collective.
+
+        Args:
+            parameters: the same in the same order, on all ranks.
+
+        Raises:
+            ConfigurationError: some differ.
+        """
+        whole = [(at, name) for at, (name, one) in enumerate(parameters) if one.requires_grad and not _is_split(one)]
+        if not whole:
+            self._left = 0
+            return
+        missing = torch.zeros(3, device=self._device)
+        mine = torch.stack([self._noted.get(at, missing) for at, _ in whole])
+        self._noted = {}
+        # The ranks may not have the same: a shape that does not depend on it keeps them together.
+        limits = torch.stack([mine, -mine])
+        dist.all_reduce(limits, dist.ReduceOp.MAX, group=self._ranks)
+        most, least = limits[0], -limits[1]
+        if not torch.isfinite(limits).all():
             return  # A loss scale that is still too large.
-        self._is_due = False
-        norms = most[:, 0]
-        apart = (most - least).amax(1) > APART * norms + NOTHING * norms.max()
-        if names := [name for (name, _), differs in zip(whole, apart.tolist(), strict=True) if differs]:
+        there = least[:, 2] > 0
+        if not there.any():
+            return  # Between two steps of the optimizer.
+        self._left -= 1
+        norms = most[:, 0] * there
+        apart = (most - least)[:, :2].amax(1) > APART * norms + NOTHING * norms.max()
+        differ = (apart & there).tolist()
+        if names := [name for (_, name), differs in zip(whole, differ, strict=True) if differs]:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ConfigurationError(
                 f"the plan for tensorParallel is not complete: each rank has another gradient of {names[0]}{more}, "
@@ -114,12 +150,13 @@ class Comparison:
 
 
 def _told(gradient: Tensor) -> Tensor:
-    """[2]: the norm of a gradient, and the projection of its beginning on a fixed direction."""
+    """[3]: the norm of a gradient, the projection of its beginning on a fixed direction, and 1: it is there."""
     values = here(gradient).flatten()
     some = values[:PROJECTED].float()
     direction = torch.cos(torch.arange(len(some), dtype=torch.float32, device=some.device))
     # As long as a vector of signs, so that both numbers are of one size.
-    return torch.stack([torch.linalg.vector_norm(values, dtype=torch.float32), some.dot(direction) * 2**0.5])
+    norm = torch.linalg.vector_norm(values, dtype=torch.float32)
+    return torch.stack([norm, some.dot(direction) * 2**0.5, torch.ones_like(norm)])
 
 
 def _is_split(parameter: Tensor) -> bool:

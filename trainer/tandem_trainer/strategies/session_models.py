@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tandem_trainer.checkpoint.sharding import copies_of, here, is_sharded, placed_like
 from tandem_trainer.data.keyed import mixed, seed_everything
@@ -25,6 +26,9 @@ from tandem_trainer.strategies.tensor import check
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
+
+    from tandem_trainer.strategies.replicated import Comparison
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,11 @@ class Models:
         self._averaging: list[DistributedDataParallel] = []
         self._recording: list[DistributedDataParallel] = []
         self._made: DeviceMesh | None = None
+        self._planned: list[nn.Module] = []
+        """Those that a plan for tensor parallelism splits."""
+        self._comparison: Comparison | None = None
+        """Of their gradients, while it is due."""
+        self._before_steps: RemovableHandle | None = None
 
     @property
     def mesh(self) -> "DeviceMesh":
@@ -156,6 +165,7 @@ class Models:
         from torch.distributed.fsdp import CPUOffloadPolicy
 
         from tandem_trainer.strategies.fsdp import shard_blocks, split_matrices
+        from tandem_trainer.strategies.replicated import Comparison
 
         if any(one.is_meta for one in model.parameters()):
             raise ConfigurationError(
@@ -164,6 +174,11 @@ class Models:
         self.share(model)
         if self._degree > 1 and tensor_plan is not None:
             split_matrices(model, tensor_plan, self.mesh["tensor"])
+            if not self._planned:
+                self._comparison = Comparison(self.mesh["tensor"].get_group(), self._group.device)
+                # Not of one optimizer: a script may have several, and some that are no torch.optim.Optimizer.
+                self._before_steps = register_optimizer_step_pre_hook(self._note)
+            self._planned.append(model)
         settings = {"mesh": self.mesh["shard"], **options}
         if settings["mesh"].size() == 1:
             if options:
@@ -230,5 +245,23 @@ class Models:
             yield
 
     def end_step(self) -> None:
-        """A step is complete."""
+        """A step is complete. Collective.
+
+        Raises:
+            ConfigurationError: the plan of a model for tensor parallelism is not complete.
+        """
         self._recording = []
+        if self._comparison is None:
+            return
+        self._comparison.compare(self._parameters())
+        if not self._comparison.is_due and self._before_steps is not None:
+            self._before_steps.remove()
+            self._comparison = None
+
+    def _note(self, *_: Any) -> None:
+        """Before a step of an optimizer: what follows may change gradients, or leave none."""
+        if self._comparison is not None:
+            self._comparison.note(self._parameters())
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [named for model in self._planned for named in model.named_parameters()]

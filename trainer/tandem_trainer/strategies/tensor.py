@@ -15,13 +15,7 @@ COLWISE, ROWWISE, REPLICATED = "colwise", "rowwise", "replicated_with_grad_allre
 """By the names that models of Hugging Face use in their plans, too. The last is for a layer whose weights are not split
 and that is given a part of the heads (tandem_trainer.strategies.replicated)."""
 WHOLE = frozenset({"colwise_gather_output", "rowwise_split_input", "embedding_rowwise", "embedding_colwise"})
-"""Words of theirs for layers with whole inputs and whole outputs, which may as well not be split."""
-
-
-def plan_of(model: nn.Module) -> Plan:
-    """What a model of Hugging Face's brings, for the layers that have to be split together; empty: it brings none."""
-    brought: Plan = getattr(model, "tp_plan", None) or {}
-    return {pattern: style for pattern, style in brought.items() if style not in WHOLE}
+"""Words of theirs for layers with whole inputs and whole outputs, which may as well not be split, and are not."""
 
 
 def check(plan: Plan, model: nn.Module, ranks: int) -> None:
@@ -31,15 +25,16 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
         ranks: how many split a matrix.
 
     Raises:
-        ConfigurationError: it is empty, has another word than these, or names no module of the model.
+        ConfigurationError: it splits nothing, has another word than these, or names no module of the model.
     """
-    if not plan:
+    followed = _followed(plan)
+    if not followed:
         raise ConfigurationError(
             f"tensorParallel: {ranks} needs a plan of which matrices to split and how; the task's "
             "tensor_plan(model) gives it, and neither task nor model has one that splits any "
             "(in a session: distribute(tensor_plan=…))"
         )
-    for pattern, style in plan.items():
+    for pattern, style in followed.items():
         if style not in (COLWISE, ROWWISE, REPLICATED):
             raise ConfigurationError(
                 f"the plan for tensorParallel says {pattern}: {style}; known are {COLWISE}, {ROWWISE} and {REPLICATED}"
@@ -50,11 +45,17 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
 
 def split_modules(plan: Plan, model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Each module that a plan splits, with its name before it and how after it."""
+    followed = _followed(plan)
     for name, module in model.named_modules():
-        for pattern, style in plan.items():
+        for pattern, style in followed.items():
             if _is_meant(name, pattern):
                 yield name, module, style
                 break
+
+
+def _followed(plan: Plan) -> Plan:
+    """Of the layers that have to be split together, as plans that come with models of Hugging Face have others, too."""
+    return {pattern: style for pattern, style in plan.items() if style not in WHOLE}
 
 
 def _is_meant(name: str, pattern: str) -> bool:
