@@ -194,10 +194,12 @@ def _planned_job(
             plans[name] = under(_chosen(trainer, name))
         except UserError as error:
             failed[name] = error
-    missing = [f"{name} is not planned: {one_line(str(error))}" for name, error in failed.items()]
+    told = {name: one_line(str(error)).removeprefix("--strategies: ") for name, error in failed.items()}
+    missing = [f"{name} is not planned: {why}" for name, why in told.items()]
+    if not plans and len(set(told.values())) == 1:
+        raise next(iter(failed.values()))
     if not plans:
-        different = {str(error) for error in failed.values()}
-        raise UserError(f"--strategies: {' '.join(missing)}") if len(different) > 1 else next(iter(failed.values()))
+        raise UserError("\n".join(["--strategies: there is nothing to plan", *missing]))
     return joined(plans, loop, wanted, missing), whole[1]
 
 

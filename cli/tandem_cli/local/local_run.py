@@ -46,7 +46,7 @@ from tandem_cli.local.display import Display, Watch
 from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem_cli.local.placement import Placement
 from tandem_cli.local.prepare import HeldFolder
-from tandem_cli.local.run_view import over
+from tandem_cli.local.run_view import missed, over
 from tandem_cli.terminal.screen import Scene, Trail, merged
 
 HOST = "127.0.0.1"
@@ -512,7 +512,9 @@ class LocalRun:
         scene, status = self._scene(time.monotonic()), over(self._crew.run_dir.path)
         known = scene.snapshot or Snapshot(job=scene.job, time=time.time(), status=status)
         snapshot = known.model_copy(update={"status": status})
-        return replace(scene, waiting="", notice="", leaving=False, draining=False, snapshot=snapshot)
+        late = missed(self._crew.run_dir.path, known.events, time.time() - scene.elapsed)
+        events = merged(scene.events, late)
+        return replace(scene, waiting="", notice="", leaving=False, draining=False, snapshot=snapshot, events=events)
 
     def _scene(self, now: float) -> Scene:
         snapshot = self._watch.newest if self._watch else None

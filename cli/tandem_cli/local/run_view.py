@@ -18,7 +18,7 @@ from tandem.rundir.ledger import newest_ledger, of_record
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, Sample, Told
-from tandem.status import CheckpointRef, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
+from tandem.status import CheckpointRef, Event, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.scheduler import SlurmError
@@ -27,6 +27,8 @@ from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
 SECONDS = 2.0
 """For the coordinator's answer."""
+SAME_SECONDS = 1.0
+"""Between what the coordinator says and the line of it in the log, at the most."""
 _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
 
 
@@ -63,6 +65,26 @@ def job_events(path: Path) -> tuple[JobEvent, ...]:
         warning = told.level != "info"
         found.append(JobEvent(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
     return tuple(found)
+
+
+def missed(path: Path, seen: Sequence[Event], since: float) -> list[Event]:
+    """What the coordinator has said after the newest of these events, as its log tells: it may have ended before
+    anybody could ask.
+
+    Args:
+        seen: of its snapshot.
+        since: seconds since the epoch, for when there are none.
+    """
+    since = max((one.at for one in seen), default=since)
+    found = []
+    for told in _told(RunDir(path).coordinator_log):
+        if told.time < since:
+            continue
+        kind = told.level if told.level in ("warning", "error") else "info"
+        event = Event.parse({"at": told.time, "kind": kind, "text": told.text or ""})
+        if not any(one.text == event.text and event.at < one.at + SAME_SECONDS for one in seen):
+            found.append(event)
+    return found
 
 
 def _snapshot(path: Path) -> Snapshot | None:

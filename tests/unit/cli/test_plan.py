@@ -448,6 +448,22 @@ def test_a_wrong_option_is_told_with_what_is_right(words: list[str], told: str) 
     assert str(caught.value).startswith(told)
 
 
+def test_where_no_strategy_can_be_planned_each_is_named_with_its_reason() -> None:
+    compiled = ("examples/minigpt.yaml", "--set", "trainer.loop.compile=true")
+    with pytest.raises(UserError) as caught:
+        plan(*compiled, "--workers", "1", "--strategies", "dp,model")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "--strategies: there is nothing to plan"
+    assert [line.partition(": compile")[0] for line in lines[1:]] == [
+        "dp is not planned: this job cannot take dp",
+        "model is not planned: this job cannot take model",
+    ]
+    with pytest.raises(
+        UserError, match=r"^--strategies: this job cannot take dp: compile is for a model on one device"
+    ):
+        plan(*compiled, "--workers", "1", "--strategies", "dp")
+
+
 SCRIPT = """\
 apiVersion: tandem.dev/v1alpha1
 kind: DistributedTrainingJob

@@ -18,7 +18,7 @@ from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.lora import Lora, adapt, digest, merged
+from tandem_trainer.language.lora import Lora, adapt, digest, merged, tensor_plan
 from tests.support import manifests
 from tests.support.language import logits, pretrained, tuned
 from tests.support.worlds.small_run import SmallRun
@@ -151,6 +151,16 @@ def test_what_is_dropped_of_inputs_is_split_as_the_inputs_are(base: Path) -> Non
     assert plan["model.layers.0.self_attn.o_proj.lora_A.default"] == "rowwise"
     assert not any("dropout" in name for name in plan)
     assert "model.layers.0.self_attn.q_proj.lora_A.default" not in plan
+
+
+def test_adapters_beside_a_layer_that_is_whole_are_whole(base: Path) -> None:
+    """Such a layer has a part of the heads, so the gradients of all that is beside it are added up, too."""
+    made = task(base, {"rank": 4, "dropout": 0.1})
+    whole = "replicated_with_grad_allreduce"
+    q_proj = "model.layers.0.self_attn.q_proj"
+    assert tensor_plan(made.model(), Lora(rank=4, dropout=0.1), {q_proj: whole}, 2) == {
+        f"{q_proj}.{part}": whole for part in ("base_layer", "lora_A.default", "lora_B.default")
+    }
 
 
 def test_adapters_of_a_model_in_bfloat16_are_in_float32(tmp_path: Path) -> None:
