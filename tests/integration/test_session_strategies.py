@@ -156,6 +156,7 @@ NORMED = """
 import sys
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from tandem_trainer.session import Session
 
 LAYERS = {"0": "colwise", "1": "replicated_with_grad_allreduce", "2": "rowwise"}
@@ -176,13 +177,19 @@ with Session(seed=1, tensor_parallel=2 if sys.argv[1:] else 1) as session:
     plan = {name: style for name, style in LAYERS.items() if name in sys.argv[1:]}
     model = session.distribute(model, strategy="fsdp", tensor_plan=plan or None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = nn.Parameter(torch.zeros(()))
+    other.grad = torch.ones(())
+    probe = torch.optim.SGD([other], lr=0.1)
     session.keep(model, optimizer)
     rows = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    for batch in session.batches([(row, row.sum()) for row in rows], 16, epochs=4):
+    for batch in session.batches([(row, row.sum()) for row in rows], 16, epochs=2):
         inputs, wanted = batch.data
         batch.mean((model(inputs).squeeze(1) - wanted) ** 2).backward()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
+        if session.rank == 0:
+            probe.step()
+assert not _global_optimizer_pre_hooks, "what was there for the session has gone with it"
 """
 
 

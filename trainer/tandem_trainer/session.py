@@ -323,8 +323,8 @@ class Session:
                 in which the first dimension of what is dropped out is that of the samples.
             strategy: `ddp` or `fsdp` (docs/strategies.md).
             tensor_plan: how `Session(tensor_parallel=…)` splits the modules of this model: a pattern of names, with *
-                for any part, to `colwise`, `rowwise` or `replicated_with_grad_allreduce` (docs/strategies.md). Needs
-                `fsdp`.
+                for any part, to `colwise`, `rowwise` or `replicated_with_grad_allreduce`, or the `tp_plan` of a model
+                of Hugging Face's (docs/strategies.md). Needs `fsdp`.
             comm_hook: what averages a bucket of gradients, such as those in torch.distributed.algorithms.
             comm_state: its first argument.
             options: with `ddp` of torch.nn.parallel.DistributedDataParallel: `find_unused_parameters=True` where a step
@@ -520,6 +520,7 @@ class Session:
         self._models.end_step()
 
     def _end(self, elastic: ElasticRun, broken_off: bool = False) -> None:
+        self._models.close()
         self._ended = elastic.end_steps(broken_off)
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
@@ -557,6 +558,7 @@ class Session:
                 return
         except (Exception, SystemExit) as late:
             error = late
+        self._models.close()
         self._failed = True
         code = self._code_after(error)
         if code in AT_ONCE:

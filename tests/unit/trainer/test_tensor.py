@@ -33,6 +33,12 @@ def test_a_model_of_hugging_face_s_brings_a_plan_that_any_task_can_use(kind: str
         assert "lm_head" not in split
 
 
+def test_the_first_pattern_that_means_a_layer_counts_also_where_it_leaves_it_whole() -> None:
+    model = nn.ModuleDict({"up": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    found = {name: style for name, _, style in split_modules({"head": "colwise_gather_output", "*": "colwise"}, model)}
+    assert found == {"up": "colwise"}
+
+
 def test_a_plan_with_a_word_for_other_layers_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.tp_plan = {"0": "colwise", "1": "mla_kv_a_proj"}
@@ -83,14 +89,14 @@ class Peers:
 
     def __init__(self, factor: float) -> None:
         self.factor, self.calls = factor, 0
-        self.has_gradients = True
+        self.has_gradients: bool | torch.Tensor = True
 
     def all_reduce(self, value: torch.Tensor, op: Any, group: object) -> None:
         assert op is dist.ReduceOp.MAX
         self.calls += 1
         theirs = value.clone()
         theirs[..., :2] *= self.factor
-        value.copy_(torch.stack([value, theirs if self.has_gradients else theirs * 0]).amax(0))
+        value.copy_(torch.stack([value, theirs * self.has_gradients]).amax(0))
 
 
 @pytest.fixture
@@ -159,7 +165,24 @@ def test_a_step_in_which_a_rank_has_no_gradients_is_none(peers: Peers) -> None:
         compared.look(learned().named_parameters())
 
 
-def test_a_model_without_weights_that_are_whole_and_learn_is_not_asked_about(peers: Peers) -> None:
+def test_a_gradient_that_some_ranks_have_and_others_have_not_is_one_that_differs(peers: Peers) -> None:
+    compared, model = comparison(), nn.ModuleDict({"some": learned(), "all": learned()})
+    peers.has_gradients = torch.tensor([[0.0], [1.0], [0.0], [0.0]])
+    with pytest.raises(ConfigurationError, match=r"another gradient of some\.weight and 2 more"):
+        compared.look(model.named_parameters())
+
+
+def test_nothing_is_asked_of_weights_that_do_not_learn_or_are_elsewhere_until_they_do(peers: Peers) -> None:
+    compared, frozen = comparison(), learned().requires_grad_(False)
+    compared.look(frozen.named_parameters())
+    compared.look(nn.Linear(3, 2, device="meta").named_parameters())
+    assert (peers.calls, compared.is_due) == (0, True)
+    compared.look(frozen.requires_grad_(True).named_parameters())
+    assert peers.calls == 1
+
+
+def test_where_nothing_comes_the_ranks_stop_asking(peers: Peers) -> None:
     compared = comparison()
-    compared.look(nn.Linear(3, 2).requires_grad_(False).named_parameters())
-    assert (peers.calls, compared.is_due) == (0, False)
+    for _ in range(replicated.FRUITLESS + 3):
+        compared.look(nn.Linear(3, 2).named_parameters())
+    assert (peers.calls, compared.is_due) == (replicated.FRUITLESS, False)

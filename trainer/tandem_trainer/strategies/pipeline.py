@@ -200,7 +200,7 @@ class Pipelined(Strategy):
             fully_shard(unit, **settings_of(self.loop, self.loop.fsdp, self._mesh))
 
     def compare(self) -> None:
-        """Look once whether ranks that split matrices agree on the gradients of what they do not split."""
+        """Look whether ranks that split matrices agree on the gradients of what they do not split."""
         assert self._model is not None or self._degree == 1
         if self._model is not None:
             self._comparison.look(self._model.named_parameters())

@@ -35,6 +35,8 @@ NOTHING = 1e-5
 """Of the norm of the largest gradient: less is zero but for rounding."""
 STEPS = 10
 """That are looked at. Each costs a collective of three numbers for each weight, and a pass over its gradient."""
+FRUITLESS = 100
+"""Steps in which there is nothing to look at, until no more is expected."""
 
 
 def add_up_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -80,9 +82,10 @@ class Comparison:
 
     def __init__(self, ranks: dist.ProcessGroup, device: torch.device) -> None:
         self._ranks, self._device = ranks, device
-        self._left = STEPS if dist.get_world_size(ranks) > 1 else 0
+        self._left, self._fruitless = STEPS if dist.get_world_size(ranks) > 1 else 0, 0
         self._noted: dict[int, Tensor] = {}
-        """What this rank has of a step, by the position of the weight: [3], on the device."""
+        """What this rank has of a step, by the id of the weight: [3], on the device."""
+        self._direction: Tensor | None = None
 
     @property
     def is_due(self) -> bool:
@@ -98,65 +101,76 @@ class Comparison:
         Raises:
             ConfigurationError: some differ.
         """
-        if self.is_due:
-            named = [*parameters]
-            self.note(named)
-            self.compare(named)
+        if not self.is_due:
+            return
+        whole = [(name, one) for name, one in parameters if one.requires_grad and is_whole(one)]
+        self.note(one for _, one in whole)
+        self.compare(whole)
 
-    def note(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def note(self, weights: Iterable[nn.Parameter]) -> None:
         """Remember what this rank has of those that have gradients, until they are compared."""
         with torch.no_grad():
-            for position, (_, one) in enumerate(parameters):
-                if one.grad is not None and not _is_split(one):
-                    # With cpuOffload gradients are elsewhere.
-                    self._noted[position] = _told(one.grad).to(self._device)
+            self._noted |= {id(one): self._told(one.grad) for one in weights if one.grad is not None}
 
-    def compare(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def compare(self, whole: Sequence[tuple[str, nn.Parameter]]) -> None:
         """Compare what was noted of a step. Collective.
 
         Args:
-            parameters: the same in the same order, on all ranks.
+            whole: weights with their names, the same in the same order on all ranks.
 
         Raises:
             ConfigurationError: some differ.
         """
-        whole = [(at, name) for at, (name, one) in enumerate(parameters) if one.requires_grad and not _is_split(one)]
-        if not whole:
-            self._left = 0
+        if self._found(whole):
+            self._left -= 1
             return
+        self._fruitless += 1
+        if self._fruitless == FRUITLESS:
+            self._left = 0
+
+    def _found(self, whole: Sequence[tuple[str, nn.Parameter]]) -> bool:
+        """Whether there was something to compare."""
+        noted, self._noted = self._noted, {}
+        if not whole:
+            return False
         missing = torch.zeros(3, device=self._device)
-        mine = torch.stack([self._noted.get(at, missing) for at, _ in whole])
-        self._noted = {}
-        # The ranks may not have the same: a shape that does not depend on it keeps them together.
+        mine = torch.stack([noted.get(id(one), missing) for _, one in whole])
+        # The ranks may not have noted the same: a shape that does not depend on it keeps them together.
         limits = torch.stack([mine, -mine])
         dist.all_reduce(limits, dist.ReduceOp.MAX, group=self._ranks)
         most, least = limits[0], -limits[1]
-        if not torch.isfinite(limits).all():
-            return  # A loss scale that is still too large.
-        there = least[:, 2] > 0
-        if not there.any():
-            return  # Between two steps of the optimizer.
-        self._left -= 1
-        norms = most[:, 0] * there
+        # A loss scale that is still too large; or between two steps of the optimizer.
+        if not torch.isfinite(limits).all() or not least[:, 2].any():
+            return False
+        norms = most[:, 0]
         apart = (most - least)[:, :2].amax(1) > APART * norms + NOTHING * norms.max()
-        differ = (apart & there).tolist()
-        if names := [name for (_, name), differs in zip(whole, differ, strict=True) if differs]:
+        # On some of the ranks alone, as where each has experts of its own.
+        apart |= most[:, 2] > least[:, 2]
+        if names := [name for (name, _), differs in zip(whole, apart.tolist(), strict=True) if differs]:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ConfigurationError(
                 f"the plan for tensorParallel is not complete: each rank has another gradient of {names[0]}{more}, "
                 f"between matrices that are split; say {REPLICATED} for the layers there that have weights, or train "
                 "without tensorParallel"
             )
+        return True
+
+    def _told(self, gradient: Tensor) -> Tensor:
+        """[3]: the norm of a gradient, the projection of its beginning on a fixed direction, and 1: it is there."""
+        values = here(gradient).flatten()
+        # With cpuOffload gradients are elsewhere.
+        some = values[:PROJECTED].to(self._device, torch.float32)
+        if self._direction is None or len(self._direction) < len(some):
+            self._direction = torch.cos(torch.arange(len(some), dtype=torch.float32, device=self._device))
+        norm = torch.linalg.vector_norm(values, dtype=torch.float32).to(self._device)
+        # As long as a vector of signs, so that both numbers are of one size.
+        projection = some.dot(self._direction[: len(some)]) * 2**0.5
+        return torch.stack([norm, projection, torch.ones_like(norm)])
 
 
-def _told(gradient: Tensor) -> Tensor:
-    """[3]: the norm of a gradient, the projection of its beginning on a fixed direction, and 1: it is there."""
-    values = here(gradient).flatten()
-    some = values[:PROJECTED].float()
-    direction = torch.cos(torch.arange(len(some), dtype=torch.float32, device=some.device))
-    # As long as a vector of signs, so that both numbers are of one size.
-    norm = torch.linalg.vector_norm(values, dtype=torch.float32)
-    return torch.stack([norm, some.dot(direction) * 2**0.5, torch.ones_like(norm)])
+def is_whole(parameter: Tensor) -> bool:
+    """Whether each rank of a tensor group has all of it, or the same part of its rows; and not none of it."""
+    return not (parameter.is_meta or _is_split(parameter))
 
 
 def _is_split(parameter: Tensor) -> bool:

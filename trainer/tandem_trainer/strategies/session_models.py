@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,8 +67,8 @@ class Models:
         self._averaging: list[DistributedDataParallel] = []
         self._recording: list[DistributedDataParallel] = []
         self._made: DeviceMesh | None = None
-        self._planned: list[nn.Module] = []
-        """Those that a plan for tensor parallelism splits."""
+        self._whole: list[tuple[str, nn.Parameter]] = []
+        """Weights of models that a plan for tensor parallelism splits which it leaves whole."""
         self._comparison: Comparison | None = None
         """Of their gradients, while it is due."""
         self._before_steps: RemovableHandle | None = None
@@ -124,6 +125,8 @@ class Models:
                     tensor.data = tensor.data.to(self._group.device)
         elif strategy == "fsdp" and self._group.world_size > 1:
             self._split(model, tensor_plan, options)
+            if self._degree > 1 and tensor_plan is not None:
+                self._follow(model)
         else:
             model.to(self._group.device)
             if self._group.world_size > 1 and learns:
@@ -165,7 +168,6 @@ class Models:
         from torch.distributed.fsdp import CPUOffloadPolicy
 
         from tandem_trainer.strategies.fsdp import shard_blocks, split_matrices
-        from tandem_trainer.strategies.replicated import Comparison
 
         if any(one.is_meta for one in model.parameters()):
             raise ConfigurationError(
@@ -174,11 +176,6 @@ class Models:
         self.share(model)
         if self._degree > 1 and tensor_plan is not None:
             split_matrices(model, tensor_plan, self.mesh["tensor"])
-            if not self._planned:
-                self._comparison = Comparison(self.mesh["tensor"].get_group(), self._group.device)
-                # Not of one optimizer: a script may have several, and some that are no torch.optim.Optimizer.
-                self._before_steps = register_optimizer_step_pre_hook(self._note)
-            self._planned.append(model)
         settings = {"mesh": self.mesh["shard"], **options}
         if settings["mesh"].size() == 1:
             if options:
@@ -192,6 +189,17 @@ class Models:
         if not isinstance(settings.get("offload_policy"), CPUOffloadPolicy):
             # Otherwise parameters stay where they are.
             model.to(self._group.device)
+
+    def _follow(self, model: nn.Module) -> None:
+        """Have the gradients be compared of what a plan leaves whole."""
+        from tandem_trainer.strategies.replicated import Comparison, is_whole
+
+        # Now: while a block computes it has other parameters, with the same names and without gradients.
+        self._whole += [(name, one) for name, one in model.named_parameters() if is_whole(one)]
+        if self._comparison is None:
+            self._comparison = Comparison(self.mesh["tensor"].get_group(), self._group.device)
+            # A script may have several optimizers, and wrap them.
+            self._before_steps = register_optimizer_step_pre_hook(self._note)
 
     def share(self, model: nn.Module) -> None:
         """As `Session.share`."""
@@ -253,15 +261,19 @@ class Models:
         self._recording = []
         if self._comparison is None:
             return
-        self._comparison.compare(self._parameters())
-        if not self._comparison.is_due and self._before_steps is not None:
+        self._comparison.compare(self._whole)
+        if not self._comparison.is_due:
+            self.close()
+
+    def close(self) -> None:
+        """No step will follow."""
+        if self._before_steps is not None:
             self._before_steps.remove()
-            self._comparison = None
+        self._comparison = self._before_steps = None
 
-    def _note(self, *_: Any) -> None:
-        """Before a step of an optimizer: what follows may change gradients, or leave none."""
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before a step of an optimizer, for afterwards scripts clear gradients."""
         if self._comparison is not None:
-            self._comparison.note(self._parameters())
-
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [named for model in self._planned for named in model.named_parameters()]
+            learns = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            self._comparison.note(one for _, one in self._whole if id(one) in learns)

@@ -27,7 +27,7 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
     Raises:
         ConfigurationError: it splits nothing, has another word than these, or names no module of the model.
     """
-    followed = _followed(plan)
+    followed = {pattern: style for pattern, style in plan.items() if style not in WHOLE}
     if not followed:
         raise ConfigurationError(
             f"tensorParallel: {ranks} needs a plan of which matrices to split and how; the task's "
@@ -45,20 +45,14 @@ def check(plan: Plan, model: nn.Module, ranks: int) -> None:
 
 def split_modules(plan: Plan, model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Each module that a plan splits, with its name before it and how after it."""
-    followed = _followed(plan)
     for name, module in model.named_modules():
-        for pattern, style in followed.items():
-            if _is_meant(name, pattern):
-                yield name, module, style
-                break
-
-
-def _followed(plan: Plan) -> Plan:
-    """Of the layers that have to be split together, as plans that come with models of Hugging Face have others, too."""
-    return {pattern: style for pattern, style in plan.items() if style not in WHOLE}
+        # The first pattern that means it, also where that leaves it whole.
+        style = next((style for pattern, style in plan.items() if _is_meant(name, pattern)), None)
+        if style is not None and style not in WHOLE:
+            yield name, module, style
 
 
 def _is_meant(name: str, pattern: str) -> bool:
-    """Whether a pattern means a module: part by part, and a * stands for no dot."""
+    """Whether a pattern means a module: part by part, and a * stands for no dot, nor for the model itself."""
     names, patterns = name.split("."), pattern.split(".")
-    return len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
+    return bool(name or not pattern) and len(names) == len(patterns) and all(map(fnmatch.fnmatchcase, names, patterns))
