@@ -78,7 +78,7 @@ TARGETS = {
     "digits-dp": 0.95,
     "minigpt-fsdp": 2.4,
     "minigpt-tensor": 2.4,
-    "minigpt-model": 2.6,
+    "minigpt-model": 2.8,
     "minigpt-pipeline": 2.4,
     "minigpt-composed": 2.4,
 }
