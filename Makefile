@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run fmt lint type check test e2e e2e-prepare e2e-full slurm budgets recording gpu cluster soak soak-operator generate picture images clean \
+.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,10 @@ run: $(STAMP) ## Train and evaluate real digits on this machine, then write a re
 	@$(BIN)/tandem report runs/digits
 	@echo; echo "To have the tandem command in this terminal:  . $(VENV)/bin/activate"
 
+one: $(STAMP) ## One test, or several, of any tier that needs no cluster: make one T=tests/unit/core/test_job.py::test_…
+	@test -n "$(T)" || { echo 'make one: which? make one T=tests/unit/core/test_manifest.py, or T="tests/unit -k retention"'; exit 2; }
+	@$(BIN)/pytest -m "full or not full" $(T)
+
 fmt: $(STAMP) ## Format the code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -43,10 +47,16 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
 	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
 
-test: check ## All that needs no cluster, with real processes: before each commit (13 min)
+test: check ## All that needs no cluster, with real processes: before each commit (8 min)
 	@$(PYTEST) --tier=test tests/integration
 
-e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 15 min, 15 more the first time)
+gate: $(STAMP) ## What a change has to pass to land: of every tier the tests that it reaches (ARGS="--since COMMIT" or --all)
+	@$(BIN)/python -m tests.gate $(ARGS)
+
+chance: $(STAMP) ## Run tests again and again beside other work, and say which fail by chance (ARGS="--times 20 --beside 2 tests/…")
+	@$(BIN)/python -m tests.support.chance $(ARGS)
+
+e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 8 min, 15 more the first time)
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
 e2e-prepare: $(STAMP) ## Compile and build what e2e needs, before it is needed
@@ -60,9 +70,6 @@ slurm: $(STAMP) ## Tests on a real SLURM, started here from Debian's packages (r
 
 gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
 	@$(BIN)/pytest tests/gpu
-
-budgets: $(STAMP) ## How long each tier took the last time; fails if one took half as long again as it may
-	@$(BIN)/python -m tests.support.tiers
 
 recording: $(STAMP) ## Text frames of a run, a kill, Ctrl-C and resume on two terminals, in runs/recording
 	@$(BIN)/python -m tests.support.recording

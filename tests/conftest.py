@@ -5,11 +5,12 @@ import signal
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.support import tiers
+from tests.support import reach, tiers
 from tests.support.cluster import ELSEWHERE
 from tests.support.pace import pace
 
@@ -33,6 +34,8 @@ LONGEST_FIRST = (
     *("test_chart", "test_commands", "test_operator_faults"),
 )
 """Files that take long. Workers take files in this order, so that all of them end at about the same time."""
+DESELECTED = pytest.StashKey[int]()
+"""How many tests the change does not reach."""
 NO_GPU = "tests/gpu/"
 """Tests that are skipped on most machines, and say so."""
 
@@ -44,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--touched-since",
         metavar="COMMIT",
-        help="of the tests of the full tier, only those that a change since COMMIT touches",
+        help="only the tests that the changes since COMMIT reach, and those marked smoke",
     )
 
 
@@ -58,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full(*rooms): in the full tier alone; a change of one of the rooms makes it necessary again"
     )
+    config.addinivalue_line("markers", "smoke: proves for its tier that a job trains at all; runs whatever changed")
     config.addinivalue_line("markers", "property: a Hypothesis test (set by itself)")
     config.addinivalue_line("markers", "alone: on the cluster, nothing else may run beside it")
     if not hasattr(config, "workerinput"):
@@ -79,20 +83,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_touched(config: pytest.Config, items: list[pytest.Item], commit: str) -> None:
-    changed = tiers.changes_since(commit)
-    if changed is None:
+    files = reach.changed_files(commit)
+    if files is None:
         return
-    judged: dict[tuple[Path, tuple[str, ...]], bool] = {}
-    kept, left_out = [], []
+    change = reach.Change(files)
+    verdicts: dict[tuple[Path, tuple[str, ...] | None], bool] = {}
+    selected, deselected = [], []
     for item in items:
         mark = item.get_closest_marker("full")
-        key = item.path, tuple(mark.args) if mark else ()
-        if key not in judged:
-            judged[key] = mark is None or tiers.is_touched(item.path, mark.args, changed)
-        (kept if judged[key] else left_out).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+        key = item.path, mark.args if mark else None
+        if key not in verdicts:
+            verdicts[key] = change.touches(*key)
+        (selected if verdicts[key] or item.get_closest_marker("smoke") else deselected).append(item)
+    if deselected:
+        config.stash[DESELECTED] = len(deselected)
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = selected
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that keeps the record how many tests it has left out; each collects all of them."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["deselected"] = session.config.stash.get(DESELECTED, 0)
 
 
 class Record:
@@ -107,6 +119,7 @@ class Record:
         self._outcomes = Counter[str]()
         self._tests: defaultdict[str, float] = defaultdict(float)
         self._skipped: list[str] = []
+        self._deselected = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._tests[report.nodeid] += report.duration
@@ -117,19 +130,23 @@ class Record:
             if not reason.endswith(ELSEWHERE):
                 self._skipped.append(f"{report.nodeid}: {reason}")
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._deselected = max(self._deselected, getattr(node, "workeroutput", {}).get("deselected", 0))
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._skipped and os.environ.get("CI") == "true" and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._tier:
-            self._run().keep()
+            self._run(session.config.stash.get(DESELECTED, 0)).save()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._skipped and os.environ.get("CI") == "true":
             terminalreporter.section("skipped, though in CI nothing may be", red=True)
             terminalreporter.write_line("\n".join(self._skipped))
 
-    def _run(self) -> tiers.Run:
+    def _run(self, deselected: int) -> tiers.Run:
         files: defaultdict[str, float] = defaultdict(float)
         for name, seconds in self._tests.items():
             files[name.partition("::")[0]] += seconds
@@ -141,6 +158,7 @@ class Record:
             passed=self._outcomes["passed"],
             failed=self._outcomes["failed"],
             skipped=self._outcomes["skipped"],
+            deselected=max(self._deselected, deselected),
             pace=round((self._pace + pace()) / 2, 2),
             files=_longest(files, 300),
             slowest=_longest(self._tests, 60),

@@ -130,9 +130,9 @@ def _write(passed: Sequence[tuple[str, float]], started: float, touched: bool) -
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
     tier = {"processes": "full", "slurm": "full-slurm", "cluster": "e2e-full", "random examples": "random"}
-    runs = {name: tiers.newest(tier[name]) for name in tier}
-    # On a cluster of somebody's own the run is not kept, and the newest would be an older one.
-    counts = {name: run.passed for name, run in runs.items() if run and run.started >= started}
+    # On a cluster of somebody's own no record is kept, and the newest would be an older one.
+    runs = {name: tiers.newest(tier[name], since=started) for name in tier}
+    counts = {name: run.passed for name, run in runs.items() if run}
     day = time.strftime("%Y-%m-%d", time.gmtime())
     page = result(PAGE.read_text(encoding="utf-8"), commit, day, passed, counts, touched)
     PAGE.write_text(page, encoding="utf-8")

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             if "KUBECONFIG" not in os.environ:
                 _prepare(full=True)
             return 0
-        if full and (nothing := _collects_nothing(arguments)):
+        if (full or TOUCHED in arguments) and (nothing := _collects_nothing(arguments, full)):
             return nothing
         if given := os.environ.get("KUBECONFIG"):
             return _on_theirs(given, arguments, full)
@@ -86,9 +86,9 @@ def _prepare(full: bool) -> Path:
     return binaries
 
 
-def _collects_nothing(arguments: Sequence[str]) -> int:
+def _collects_nothing(arguments: Sequence[str], full: bool) -> int:
     """pytest's exit code for that, so that no cluster is started for nothing; 0 if there is something to run."""
-    command = [*_command(arguments, full=True), "--collect-only", "-q"]
+    command = [*_command(arguments, full), "--collect-only", "-q"]
     code = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode
     return code if code == pytest.ExitCode.NO_TESTS_COLLECTED else 0
 

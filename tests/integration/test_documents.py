@@ -1,5 +1,8 @@
 """The commands of README and docs, run as they stand there, in the order of the pages. What needs a cluster, a GPU or
 half an hour says so in a comment beside it, and is only parsed: tests/unit/repository/test_documents.py.
+
+`make test` runs the blocks of README and of the pages that changed since the commit in `.ci/since`; the full tier runs
+those of all pages, since a command may change without the page that shows it.
 """
 
 import subprocess
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, reach
 from tests.support.documents import PAGES, Block, blocks
 from tests.support.local_run import LocalRun
 from tests.support.processes import environment
@@ -20,6 +23,14 @@ RUNS = [block for page in PAGES for block in blocks(page) if block.language in (
 ALONE = [block for block in RUNS if not block.beside_a_run]
 BESIDE = sorted((block for block in RUNS if block.beside_a_run), key=lambda block: "tandem stop" in block.text)
 """The run is stopped last."""
+CHANGED = reach.changed_files(reach.base())
+
+
+def marks(block: Block) -> tuple[pytest.MarkDecorator, ...]:
+    """The full tier's mark for a block of a page that did not change; in an unknown history, all pages may have."""
+    page = block.page.relative_to(ROOT).as_posix()
+    unchanged = CHANGED is not None and page != "README.md" and page not in CHANGED
+    return (FULL,) if block.in_full_tier or unchanged else ()
 
 
 def checkout(folder: Path) -> Path:
@@ -73,14 +84,12 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize(
-    "block", [pytest.param(one, id=str(one), marks=FULL if one.in_full_tier else ()) for one in ALONE]
-)
+@pytest.mark.parametrize("block", [pytest.param(one, id=str(one), marks=marks(one)) for one in ALONE])
 def test_a_block_runs_as_it_stands(block: Block, workspace: Path) -> None:
     runs_well(block, workspace)
 
 
-@pytest.mark.parametrize("block", BESIDE, ids=str)
+@pytest.mark.parametrize("block", [pytest.param(one, id=str(one), marks=marks(one)) for one in BESIDE])
 def test_a_block_beside_a_run_runs_as_it_stands(block: Block, going: Path) -> None:
     runs_well(block, going)
 

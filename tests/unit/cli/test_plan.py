@@ -448,6 +448,7 @@ def test_a_wrong_option_is_told_with_what_is_right(words: list[str], told: str) 
     assert str(caught.value).startswith(told)
 
 
+@pytest.mark.full("cli", "trainer")
 def test_where_no_strategy_can_be_planned_each_is_named_with_its_reason() -> None:
     compiled = ("examples/minigpt.yaml", "--set", "trainer.loop.compile=true")
     with pytest.raises(UserError) as caught:

@@ -33,6 +33,7 @@ from tests.support.worlds.small_run import SmallRun
 
 LAPTOP = Machine(cores=2, memory=16 * 2**30, processes=32_768, has_gpu=False)
 TASK = {"task": "image-classification"}
+FULL = pytest.mark.full("coordinator", "trainer", "examples")
 
 
 @pytest.fixture
@@ -169,7 +170,17 @@ def test_two_checkpoints_have_to_have_room(monkeypatch: pytest.MonkeyPatch, fold
 # What can run is let alone
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+LIKE_MINIGPT = ("minigpt-", "fine-tune-")
+"""Beginnings of names of examples that differ by their strategy from `minigpt` and `fine-tune`."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=FULL if path.stem.startswith(LIKE_MINIGPT) else ())
+        for path in sorted((ROOT / "examples").glob("*.yaml"))
+    ],
+)
 def test_nothing_is_said_of_the_examples(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert found(read_job(path), Machine(cores=4, memory=16 * 2**30)) == []

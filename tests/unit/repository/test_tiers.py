@@ -1,38 +1,42 @@
-"""Tiers: their budgets, what a change touches, and what holds for every test (tests/conftest.py)."""
+"""Tiers: their budgets and records, and what holds for every test (tests/conftest.py)."""
 
 import os
 import signal
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT, pace, tiers
-from tests.support.tiers import Run
-
-CLUSTER_TEST = ROOT / "tests/cluster/test_operator_node.py"
-ROOMS = ("operator", "coordinator")
+from tests.support.tiers import Run, Stage, table
 
 
-def run(tier: str, seconds: float, started: float = 0.0, pace: float = 1.0) -> Run:
-    return Run(tier, started, seconds, passed=1, failed=0, skipped=0, pace=pace)
+def run(tier: str, seconds: float, started: float = 0.0, pace: float = 1.0, **more: int) -> Run:
+    return Run(tier, started, seconds, **{"passed": 1, "failed": 0, "skipped": 0, **more}, pace=pace)
 
 
-def test_a_tier_may_take_half_as_long_again_as_its_budget() -> None:
+def test_a_budget_warns_at_the_pace_of_the_machine_and_fails_nothing() -> None:
     budget = tiers.BUDGETS["check"]
-    assert not tiers.is_over(run("check", 1.49 * budget))
-    assert tiers.is_over(run("check", 1.51 * budget))
-    assert "OVER" in tiers.verdict([run("check", 2 * budget)])[0]
+    quick, slow = run("check", 0.9 * budget), run("check", 1.5 * budget)
+    slow_machine = run("check", 1.5 * budget, pace=2.0)
+    assert "OVER" not in Stage("unit", 1, 0, quick).row[-1]
+    assert Stage("unit", 1, 0, slow).row[-1] == "passed, OVER ITS BUDGET 1.5 times"
+    assert "OVER" not in Stage("unit", 1, 0, slow_machine).row[-1]
 
 
-def test_a_slow_machine_counts_as_slow_and_a_slow_tier_as_too_slow_on_any() -> None:
-    budget = tiers.BUDGETS["test"]
-    assert not tiers.is_over(run("test", 2.9 * budget, pace=2.0))
-    assert tiers.is_over(run("test", 3.1 * budget, pace=2.0))
-    assert "at pace 2.0" in tiers.verdict([run("test", budget, pace=2.0)])[0]
+def test_the_table_has_a_row_for_each_stage_and_says_what_failed() -> None:
+    chosen = run("check", 60.0, passed=30, failed=2, deselected=68)
+    lines = table(
+        [Stage("setup", 30, 0), Stage("unit", 66, 1, chosen), Stage("SLURM", 0, 0, note="nothing")]
+    ).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["stage", "setup", "unit", "SLURM", "all"]
+    assert "32 of 100" in lines[2]
+    assert "1.0 of 3.0" in lines[2]
+    assert lines[2].rstrip().endswith("FAILED")
+    assert lines[3].rstrip().endswith("passed, nothing")
+    assert lines[4].split() == ["all", "1.6", "FAILED"]
 
 
 def test_a_pace_is_how_long_work_takes_and_never_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,60 +50,21 @@ def test_a_pace_is_how_long_work_takes_and_never_below_one(monkeypatch: pytest.M
 
 
 def test_a_tier_is_not_judged_by_the_record_of_one_whose_name_begins_alike(tmp_path: Path) -> None:
-    run("e2e", 1, started=2000.0).keep(tmp_path)
-    run("e2e-full", 2, started=1000.0).keep(tmp_path)
-    found = tiers.newest("e2e", tmp_path)
+    run("e2e", 1, started=2000.0).save(tmp_path)
+    run("e2e-full", 2, started=1000.0).save(tmp_path)
+    found = tiers.newest("e2e", folder=tmp_path)
     assert found is not None
     assert found.tier == "e2e"
 
 
 def test_the_newest_run_is_judged_and_only_some_are_kept(tmp_path: Path) -> None:
-    for number in range(tiers.KEPT + 5):
-        run("test", number, started=1000.0 * number).keep(tmp_path)
-    assert len(list(tmp_path.iterdir())) == tiers.KEPT
-    found = tiers.newest("test", tmp_path)
+    for number in range(tiers.MAX_RECORDS + 5):
+        run("test", number, started=1000.0 * number).save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == tiers.MAX_RECORDS
+    found = tiers.newest("test", folder=tmp_path)
     assert found is not None
-    assert found.seconds == tiers.KEPT + 4
-    assert tiers.newest("check", tmp_path) is None
-
-
-def test_which_rooms_a_change_reaches_follows_from_the_contracts() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    others = ("cli", "coordinator", "trainer", "evaluator", "operator")
-    room = {"tandem": "core"} | {f"tandem_{name}": name for name in others}
-    forbidden = {
-        room[source]: {room[name] for name in contract["forbidden_modules"] if name in room}
-        - {room[ignored.partition(" -> ")[2].partition(".")[0]] for ignored in contract.get("ignore_imports", ())}
-        for contract in contracts
-        for source in contract["source_modules"]
-        if source in room
-    }
-    assert set(forbidden) == set(room.values())
-    assert tiers.contracts(forbidden) == {name: tiers.REACH[name] for name in forbidden}
-
-
-@pytest.mark.parametrize(
-    ("changed", "touched"),
-    [
-        ("operator/tandem_operator/reconcile.py", True),
-        ("core/tandem/job.py", True),
-        ("evaluator/tandem_evaluator/loop.py", False),
-        ("docs/operator.md", False),
-        ("tests/cluster/test_operator_node.py", True),
-        ("tests/cluster/test_kueue.py", False),
-        ("tests/support/waiting.py", True),
-        ("tests/support/cluster/machine/modules/kubernetes/go.mod", True),
-        ("tests/support/cluster/kueue/module/go.mod", False),
-        ("pyproject.toml", True),
-    ],
-)
-def test_a_change_touches_tests_of_the_rooms_it_reaches_and_tests_made_of_it(changed: str, touched: bool) -> None:
-    assert tiers.is_touched(CLUSTER_TEST, ROOMS, [changed]) is touched
-
-
-def test_what_a_commit_unknown_to_this_clone_has_changed_is_not_known() -> None:
-    assert tiers.changes_since("0" * 40) is None
-    assert tiers.changes_since("") is None
+    assert found.seconds == tiers.MAX_RECORDS + 4
+    assert tiers.newest("check", folder=tmp_path) is None
 
 
 @pytest.fixture
