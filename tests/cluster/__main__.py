@@ -1,7 +1,7 @@
 """`make e2e`: the tests on a real cluster, the one in KUBECONFIG, or else one started here and removed again.
 
     python -m tests.cluster [--full] [PYTEST'S ARGUMENTS]    all tests of the tier, or those that are named
-    python -m tests.cluster --prepare                        only compile and build what all of them need
+    python -m tests.cluster [--full] --prepare               only compile and build what all of them need
 
 All together they run in two workers, by file; a file that is marked `alone` waits for the other worker and keeps it
 waiting (tests/cluster/conftest.py).
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if arguments == ["--prepare"]:
             if "KUBECONFIG" not in os.environ:
-                _prepare(full=True)
+                _prepare(full)
             return 0
         if (full or TOUCHED in arguments) and (nothing := _collects_nothing(arguments, full)):
             return nothing
