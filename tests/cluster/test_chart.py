@@ -59,6 +59,7 @@ def can_i(verb: str, user: str, namespace: Namespace) -> bool:
     return namespace("auth", "can-i", verb, KIND, f"--as={user}", check=False).strip() == "yes"
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(900)
 def test_a_release_is_installed_upgraded_and_removed_while_a_job_trains(
     helm: Helm, images: Images, system: Namespace, namespace: Namespace, released: None, tmp_path: Path

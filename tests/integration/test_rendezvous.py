@@ -26,6 +26,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastic]:
         yield made
 
 
+@pytest.mark.smoke
 def test_a_killed_worker_costs_no_more_than_the_start_of_new_ones(group: Elastic) -> None:
     last = group.step_after(time.time(), world=2)
     killed = group.kill_rank("worker-1")

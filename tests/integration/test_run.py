@@ -91,6 +91,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
 
 
 class TestFromBeginningToEnd:
+    @pytest.mark.smoke
     def test_it_says_that_the_run_is_complete(self, complete: LocalRun) -> None:
         assert complete.process.returncode == 0, complete.output
         assert complete.run_dir.done() is not None

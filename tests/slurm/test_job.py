@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 BRIEF = ("--set", "trainer.config.epochs=30")
 
 
+@pytest.mark.smoke
 def test_a_job_on_two_nodes_is_trained_and_evaluated_to_its_end(run: SlurmRun) -> None:
     job = run.submit(*BRIEF)
     until((run.path / ENDPOINT).exists, "the coordinator's address", otherwise=run.output)
