@@ -68,6 +68,7 @@ def test_json_is_for_machines() -> None:
     assert (result.returncode, result.stderr) == (2, "")
     bad, good = json.loads(result.stdout)
     assert (good["valid"], good["problems"]) == (True, [])
+    assert bad["valid"] is False
     assert bad["problems"][0]["line"] > 0
     assert set(bad["problems"][0]) >= {"file", "line", "column", "field", "message", "given", "allowed", "suggestion"}
 
