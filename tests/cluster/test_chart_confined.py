@@ -31,6 +31,7 @@ def grant(user: str, namespace: Namespace) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full("charts", "operator")
 def test_confined_to_a_namespace_nobody_needs_rights_in_the_whole_cluster(
     helm: Helm, images: Images, system: Namespace, namespace: Namespace, team: Namespace, released: None
 ) -> None:

@@ -88,6 +88,7 @@ def follow(namespace: Namespace) -> Iterator[object]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.full("cli", "operator")
 def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     namespace: Namespace, operator: Operator, images: Images, follow: type[Following]
 ) -> None:

@@ -12,6 +12,7 @@ from tests.support.cluster.pods import Namespace
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.full("operator", "coordinator", "trainer", "evaluator")
 def test_an_example_is_applied_and_succeeds(namespace: Namespace, operator: Operator, tmp_path: Path) -> None:
     job = Job(namespace, "digits")
     namespace("apply", "-f", str(ROOT / "examples/digits.yaml"))

@@ -26,6 +26,7 @@ def test_all_pods_are_made_at_once_and_workers_wait_for_their_coordinator(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_job_on_the_volume_of_an_earlier_one_goes_on_and_one_that_cannot_gets_no_workers_unless_it_begins_anew(
     namespace: Namespace, operator: Operator
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_deleted_token_comes_back_as_it_was_and_the_job_goes_on(namespace: Nam
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_job_made_again_gives_the_new_token_to_pods_beside_one_that_had_the_old(
     namespace: Namespace, operator: Operator, images: Images
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_job_made_again_gives_the_new_token_to_pods_beside_one_that_had_the_ol
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_job_whose_token_an_earlier_operator_has_drawn_keeps_it(namespace: Namespace, operator: Operator) -> None:
     """That operator made the Secret at random; this one cannot read it, and is known by a digest."""
     namespace("create", "secret", "generic", "earlier-token", "--from-literal=token=drawn-at-random-before")
@@ -114,6 +117,7 @@ def test_a_job_whose_token_an_earlier_operator_has_drawn_keeps_it(namespace: Nam
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_coordinator_has_a_template_and_all_pods_can_run_as_any_user_of_group_0(
     namespace: Namespace, operator: Operator
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_secret_reaches_the_processes_and_is_written_nowhere(namespace: Namesp
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_volume_that_waits_for_its_first_pod_is_bound_where_workers_can_run(
     namespace: Namespace, operator: Operator
 ) -> None:

@@ -25,6 +25,7 @@ while not killed:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.full("operator", "coordinator")
 def test_a_failed_job_goes_on_from_its_newest_checkpoint(namespace: Namespace, operator: Operator) -> None:
     job = Job(namespace, "again")
     job.apply(manifest("again", trainer=LONG, elasticity={"maxRestarts": 0, "warmStart": False}))
