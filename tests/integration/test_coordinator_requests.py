@@ -149,7 +149,7 @@ def test_a_heartbeat_that_says_nothing_new_is_held_and_then_answered(
     with coordinator.client() as client:
         began = time.monotonic()
         assert client.sync(says_nothing_new).order == "run"
-        # For how long at most is shown in time that jumps (tests/unit/coordinator/test_heartbeats.py).
+        # For how long at most is shown in time that jumps (tests/unit/coordinator/test_coordinator_heartbeats.py).
         assert time.monotonic() - began > 0.75 * coordinator.rundir.read_job().spec.elasticity.heartbeat_seconds
 
 
