@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -24,14 +23,6 @@ from tests.support.waiting import SECONDS, until
 
 BEFORE_IT_IS_ANSWERED = 45.0
 """A coordinator holds a heartbeat of a minute for longer."""
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without agents, for requests that change nothing."""
-    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
-    yield made
-    made.kill()
 
 
 GARBAGE = [

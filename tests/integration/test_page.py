@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,6 @@ from tests.support.waiting import until
 EVIL = "</script><script>alert(1)</script>"
 GUARDED = ["/", "/page/stream", "/page/ready"]
 OURS = ["/", "/open", "/page/stream", "/page/ready", "/page/page.js", "/page/page.css", "/page/icon.svg", "/page/none"]
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without agents."""
-    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture(scope="module")

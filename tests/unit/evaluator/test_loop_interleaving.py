@@ -21,11 +21,10 @@ from torch import Tensor
 
 from tandem.job import Evaluators
 from tandem.rundir import lease
-from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
-from tandem.rundir.durable import commit_folder, encode, read_json
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json
 from tandem.rundir.evaluations import merged_name
-from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose
 from tandem_evaluator.claim import Claim
@@ -33,7 +32,7 @@ from tandem_evaluator.evaluation import Tally, TaskScoring
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult
-from tests.support.hashing import hash_file
+from tests.support import checkpoints
 
 SAMPLES, CLASSES = 7, 3
 
@@ -138,7 +137,7 @@ class World:
     def __init__(self, path: Path, policy: Policy, processes: int, clock: Clock) -> None:
         self.rundir, self.clock = RunDir(path), clock
         self.rundir.create()
-        self.rundir.record_generation(GenerationRecord(generation=1, world_size=1, started_at=0.0))
+        checkpoints.begin(self.rundir, 1)
         self.evaluators = Evaluators(processes_per_replica=processes, policy=policy)
         self.started = 0
         self.newest_step = 0
@@ -157,21 +156,8 @@ class World:
         if self.final is not None:
             return
         self.newest_step += 10
-        step = self.newest_step
-        aside = self.rundir.checkpoints / ".tmp-aside"
-        aside.mkdir()
-        safetensors.torch.save_file({"step": torch.tensor([step])}, aside / WEIGHTS)
-        manifest = Manifest(
-            name=checkpoint_name(step),
-            step=step,
-            generation=1,
-            created_at=0.0,
-            world_size=1,
-            files=[hash_file(aside / WEIGHTS)],
-        )
-        (aside / FILE).write_bytes(encode(manifest.sealed()))
-        commit_folder(aside, self.rundir.checkpoint(manifest.name))
-        self.committed.append(manifest.reference)
+        weights = safetensors.torch.save({"step": torch.tensor([self.newest_step])})
+        self.committed.append(checkpoints.commit(self.rundir, self.newest_step, files={WEIGHTS: weights}))
 
     def delete(self) -> None:
         """Retention takes the oldest checkpoint, unless it is the newest or somebody holds a lease on it."""

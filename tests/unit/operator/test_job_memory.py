@@ -10,6 +10,7 @@ from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused, Unavailable
 from tandem_operator.job_memory import LONGEST_SECONDS, MANY
 from tandem_operator.reconcile import HASTY_SECONDS
+from tests.support.clock import Clock
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
 from tests.support.worlds.operator_job import IMAGES
 from tests.support.worlds.operator_world import KEY, LOOP, NAME, World, live
@@ -20,19 +21,9 @@ HOUR = 3600.0
 QUOTA = RequestRefused(403, "Forbidden", "exceeded quota: few")
 
 
-class Clock:
-    """Wall clock and monotonic clock, which tests move."""
-
-    def __init__(self) -> None:
-        self.now = THEN
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+    found = Clock(THEN)
     monkeypatch.setattr(time, "time", found)
     monkeypatch.setattr(time, "monotonic", found)
     return found
