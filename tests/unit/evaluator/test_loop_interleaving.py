@@ -33,6 +33,7 @@ from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult
 from tests.support import checkpoints
+from tests.support.clock import Clock
 
 SAMPLES, CLASSES = 7, 3
 
@@ -56,29 +57,11 @@ class Computation:
         return Tally(len(range(shard, SAMPLES, shards)), step / (1 + shard), confusion)
 
 
-class Silence:
-    """Stands for the log."""
-
-    def event(self, kind: str, **facts: Any) -> None: ...
-
-    def doing(self, state: str, checkpoint: str | None = None) -> None: ...
-
-
-class Clock:
-    """The time that leases see."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def time(self, folder: Path) -> float:
-        return self.now
-
-
 class Process:
     """An evaluator whose steps the test takes one by one."""
 
     def __init__(self, rundir: RunDir, evaluators: Evaluators, name: str) -> None:
-        self.subject = Evaluator(rundir, evaluators, name, TaskScoring(Computation()), Silence())  # type: ignore[arg-type]
+        self.subject = Evaluator(rundir, evaluators, name, TaskScoring(Computation()), mock.Mock())  # type: ignore[arg-type]
         self.name, self.policy, self.shards = name, evaluators.policy, evaluators.processes
         self.action: object = None
         self.claim: tuple[CheckpointRef, int, Claim] | None = None
@@ -233,10 +216,10 @@ MOVES = st.one_of(
 
 @contextmanager
 def world(policy: Policy, processes: int) -> Iterator[World]:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     with (
         tempfile.TemporaryDirectory() as path,
-        mock.patch.object(lease, "server_time", clock.time),
+        mock.patch.object(lease, "server_time", clock),
         mock.patch("os.fsync"),
         mock.patch("tandem_evaluator.loop.say"),
     ):
