@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tandem_operator import kinds, names
 from tandem_operator.api import Object
 from tandem_operator.kinds import Kind
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
-from tests.support.worlds.operator_world import KEY, NAME, STEPS, Step, World, happen, live
+from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, STEPS, Cluster, Place, Step, World, happen, live
 
 ENDED = ("Succeeded", "Failed")
 
