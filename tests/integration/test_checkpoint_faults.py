@@ -19,10 +19,10 @@ import torch
 
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.process_group import Group
+from tests.support.disks import fill, small_disk
 from tests.support.faults.points import CHANGING, CREATE, GROWING, READ, RENAME, SYNC, WRITE
 from tests.support.faults.power import CASES
 from tests.support.faults.scene import PATIENCE, Findings, Save, Scene, Server, small_chunks
-from tests.support.small_disk import fill, small_disk
 
 Faults = dict[str, int]
 """How many of each kind were played."""
