@@ -23,6 +23,7 @@ from tests.support.lines import Lines
 
 T0 = 1_780_000_000.0
 """When every simulated run starts."""
+KEEP_LAST = 3
 
 
 @dataclass
@@ -45,12 +46,10 @@ class Script:
     """done, failed, or open: neither marker."""
     stop_after: int | None = None
     """Nothing is written after that step: all was killed."""
-    keep_last: int = 3
     holds_out: bool = False
     """Whether there is validation data, on which scores fall while they rise on the test data."""
     gpus: bool = False
     classes: int = 10
-    seed: int = 0
 
 
 def job(script: Script) -> DistributedTrainingJob:
@@ -60,7 +59,7 @@ def job(script: Script) -> DistributedTrainingJob:
         trainer={"task": "image-classification", "config": {"data": {"name": "digits"}, "epochs": 40}},
         workers={"replicas": script.workers},
         evaluators={"processesPerReplica": max(1, script.evaluators)},
-        checkpoint={"everySteps": script.every, "keepLast": script.keep_last},
+        checkpoint={"everySteps": script.every, "keepLast": KEEP_LAST},
     )
 
 
@@ -69,7 +68,7 @@ class Simulation:
 
     def __init__(self, path: Path, script: Script) -> None:
         self.script, self.rundir = script, RunDir(path)
-        self.random = random.Random(script.seed)
+        self.random = random.Random(0)
         self.now = T0 + 1.0
         self.saved: list[tuple[CheckpointRef, float]] = []
         self.stretches: list[tuple[float, float, int, int]] = []
@@ -235,7 +234,7 @@ class Simulation:
         log.close()
 
     def _keep(self) -> None:
-        for reference, at in self.saved[-self.script.keep_last :]:
+        for reference, at in self.saved[-KEEP_LAST:]:
             folder = self.rundir.checkpoint(reference.name)
             folder.mkdir(exist_ok=True)
             manifest = Manifest(
