@@ -45,7 +45,7 @@ from tandem_evaluator.evaluation import Evaluation
 from tandem_trainer.checkpoint.reader import read_weights
 from tandem_trainer.data import Samples
 from tests.support import ROOT
-from tests.support.hashing import hash_file
+from tests.support.checkpoints import hash_file
 
 NAME = "step-000000001"
 PICKLE, DCP = "weights.pt", "dcp"

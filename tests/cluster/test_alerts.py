@@ -1,7 +1,9 @@
 """Each alert fires when it should and is quiet when it should be, as promtool plays it."""
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ RULES = ROOT / "charts/tandem/files/alerts.yaml"
 WHOSE = 'job="bert",namespace="lab"'
 LABELS = {"job": "bert", "namespace": "lab"}
 RUNS = f'tandem_phase{{{WHOSE},phase="Running",pod="p"}}'
-HOURS = "x180"
+EMPTY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -31,328 +33,182 @@ class Case:
     """The reason that it is told with."""
 
 
-def of(name: str, more: str = "") -> str:
-    return f'{name}{{{WHOSE},pod="p"{more}}}'
-
-
-STATE = "tandem_operator_job_state_seconds"
-SERVICE = 'namespace="tandem-system",job="tandem-operator-metrics",pod="o"'
-OTHER = 'namespace="team",job="tandem-operator-metrics",pod="q"'
+def of(name: str, **labels: str) -> str:
+    """A series of the job."""
+    more = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return f'tandem_{name}{{{WHOSE},pod="p"{more}}}'
 
 
 def state(phase: str, reason: str) -> str:
-    return f'{STATE}{{{WHOSE},phase="{phase}",reason="{reason}",pod="o"}}'
+    """For how long the operator says that the job is in a state."""
+    return f'tandem_operator_job_state_seconds{{{WHOSE},phase="{phase}",reason="{reason}",pod="o"}}'
 
 
+def operator(name: str, labels: str = 'pod="o"') -> str:
+    """A series of an operator."""
+    return f"tandem_operator_{name}{{{labels}}}"
+
+
+def case(
+    alert: str,
+    minutes: int,
+    why: str,
+    series: Mapping[str, str] = EMPTY,
+    fires: bool = False,
+    more: str = "",
+    **of_job: str,
+) -> Case:
+    """A case of these series and those of the job, for three hours unless they say for how long; `runs`: it trains."""
+    read = {**series, **{RUNS if name == "runs" else of(name): values for name, values in of_job.items()}}
+    return Case(alert, why, {name: v if "x" in v else f"{v}x180" for name, v in read.items()}, minutes, fires, more)
+
+
+quiet, fires = case, partial(case, fires=True)
+SERVICE = 'namespace="tandem-system",job="tandem-operator-metrics",pod="o"'
+OTHER = 'namespace="team",job="tandem-operator-metrics",pod="q"'
 CASES = [
-    Case(
-        "TandemScriptIdle",
-        "it waits for ever",
-        {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0+60{HOURS}"},
-        30,
-        True,
+    fires("TandemScriptIdle", 30, "it waits for ever", runs="1", ranks_idle_seconds="0+60"),
+    quiet("TandemScriptIdle", 12, "for ten minutes", runs="1", ranks_idle_seconds="0+60"),
+    quiet("TandemScriptIdle", 60, "it works", runs="1", ranks_idle_seconds="0"),
+    fires("TandemJobStalled", 60, "it never made a step", {state("Starting", "Starting"): "0+60"}),
+    quiet("TandemJobStalled", 20, "it starts", {state("Starting", "Starting"): "0+60"}),
+    fires("TandemJobStalled", 60, "a script restarts", {state("Restarting", "MemberLost"): "0+60"}),
+    fires("TandemJobFailed", 5, "it does not start", {state("Failed", "DoesNotStart"): "0+60"}, more="DoesNotStart"),
+    quiet("TandemJobFailed", 5, "two days ago", {state("Failed", "Diverged"): "172800+60"}),
+    quiet("TandemJobFailed", 5, "it runs", {state("Running", "Running"): "0+60"}),
+    fires(
+        "TandemJobPending", 60, "no room for long", {state("Pending", "Unschedulable"): "0+60"}, more="Unschedulable"
     ),
-    Case(
-        "TandemScriptIdle",
-        "for ten minutes",
-        {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0+60{HOURS}"},
-        12,
-        False,
+    quiet("TandemJobPending", 20, "no room for a while", {state("Pending", "Unschedulable"): "0+60"}),
+    quiet("TandemJobPending", 60, "it is queued", {state("Pending", "SchedulingGated"): "0+60"}),
+    quiet(
+        "TandemRestartStorm", 10, "the first failure where one is forgiven", restart_budget="1", restart_budget_used="1"
     ),
-    Case("TandemScriptIdle", "it works", {RUNS: f"1{HOURS}", of("tandem_ranks_idle_seconds"): f"0{HOURS}"}, 60, False),
-    Case("TandemJobStalled", "it never made a step", {state("Starting", "Starting"): f"0+60{HOURS}"}, 60, True),
-    Case("TandemJobStalled", "it starts", {state("Starting", "Starting"): f"0+60{HOURS}"}, 20, False),
-    Case("TandemJobStalled", "a script restarts", {state("Restarting", "MemberLost"): f"0+60{HOURS}"}, 60, True),
-    Case(
-        "TandemJobFailed",
-        "it does not start",
-        {state("Failed", "DoesNotStart"): f"0+60{HOURS}"},
-        5,
-        True,
-        "DoesNotStart",
-    ),
-    Case("TandemJobFailed", "two days ago", {state("Failed", "Diverged"): f"172800+60{HOURS}"}, 5, False),
-    Case("TandemJobFailed", "it runs", {state("Running", "Running"): f"0+60{HOURS}"}, 5, False),
-    Case(
-        "TandemJobPending",
-        "no room for long",
-        {state("Pending", "Unschedulable"): f"0+60{HOURS}"},
-        60,
-        True,
-        "Unschedulable",
-    ),
-    Case("TandemJobPending", "no room for a while", {state("Pending", "Unschedulable"): f"0+60{HOURS}"}, 20, False),
-    Case("TandemJobPending", "it is queued", {state("Pending", "SchedulingGated"): f"0+60{HOURS}"}, 60, False),
-    Case(
-        "TandemRestartStorm",
-        "the first failure where one is forgiven",
-        {of("tandem_restart_budget"): f"1{HOURS}", of("tandem_restart_budget_used"): f"1{HOURS}"},
-        10,
-        False,
-    ),
-    Case(
+    fires(
         "TandemOperatorNotReconciling",
+        60,
         "one of two is gone",
-        {
-            f"tandem_operator_last_list_seconds{{{SERVICE}}}": "30x20",
-            f"tandem_operator_last_list_seconds{{{OTHER}}}": f"30{HOURS}",
-        },
-        60,
-        True,
-        "operator",
+        {operator("last_list_seconds", SERVICE): "30x20", operator("last_list_seconds", OTHER): "30"},
+        more="operator",
     ),
-    Case(
+    fires(
         "TandemOperatorNotReconciling",
+        60,
         "one of two compares nothing",
-        {
-            f"tandem_operator_last_list_seconds{{{SERVICE}}}": f"0+60{HOURS}",
-            f"tandem_operator_last_list_seconds{{{OTHER}}}": f"30{HOURS}",
-        },
-        60,
-        True,
-        "operator",
+        {operator("last_list_seconds", SERVICE): "0+60", operator("last_list_seconds", OTHER): "30"},
+        more="operator",
     ),
-    Case(
+    fires("TandemJobStalled", 30, "no step for longer and longer", runs="1", step_age_seconds="0+60"),
+    quiet("TandemJobStalled", 30, "a step now and then", runs="1", step_age_seconds="400"),
+    quiet(
         "TandemJobStalled",
-        "no step for longer and longer",
-        {RUNS: f"1{HOURS}", of("tandem_step_age_seconds"): f"0+60{HOURS}"},
         30,
-        True,
-    ),
-    Case(
-        "TandemJobStalled",
-        "a step now and then",
-        {RUNS: f"1{HOURS}", of("tandem_step_age_seconds"): f"400{HOURS}"},
-        30,
-        False,
-    ),
-    Case(
-        "TandemJobStalled",
         "the job waits for room",
-        {
-            of("tandem_phase", ',phase="Pending"'): f"1{HOURS}",
-            RUNS: f"0{HOURS}",
-            of("tandem_step_age_seconds"): f"0+60{HOURS}",
-        },
-        30,
-        False,
+        {of("phase", phase="Pending"): "1"},
+        runs="0",
+        step_age_seconds="0+60",
     ),
-    Case("TandemLossUseless", "training went back", {of("tandem_rewinds_total"): "0x20 1x160"}, 30, True),
-    Case("TandemLossUseless", "it went back long ago", {of("tandem_rewinds_total"): "0x20 1x160"}, 120, False),
-    Case("TandemSavesFail", "the disk is full", {of("tandem_saves_failed_in_a_row"): "0x20 1+1x160"}, 30, True),
-    Case(
-        "TandemSavesFail",
-        "one failed, the next did not",
-        {of("tandem_saves_failed_in_a_row"): "0x20 1x3 0x150"},
-        22,
-        False,
-    ),
-    Case(
+    fires("TandemLossUseless", 30, "training went back", rewinds_total="0x20 1x160"),
+    quiet("TandemLossUseless", 120, "it went back long ago", rewinds_total="0x20 1x160"),
+    fires("TandemSavesFail", 30, "the disk is full", saves_failed_in_a_row="0x20 1+1x160"),
+    quiet("TandemSavesFail", 22, "one failed, the next did not", saves_failed_in_a_row="0x20 1x3 0x150"),
+    fires(
         "TandemEvaluationFailed",
+        30,
         "a checkpoint cannot be read",
-        {of("tandem_evaluations_total", ',result="failed"'): "0x20 1x160"},
-        30,
-        True,
+        {of("evaluations_total", result="failed"): "0x20 1x160"},
     ),
-    Case(
-        "TandemEvaluationFailed",
-        "checkpoints are skipped",
-        {of("tandem_evaluations_total", ',result="skipped"'): "0+1x180"},
-        30,
-        False,
-    ),
-    Case(
-        "TandemWorseThanBase",
-        "three checkpoints are worse",
-        {of("tandem_evaluation_worse_than_base"): "0x20 3x160"},
-        30,
-        True,
-    ),
-    Case(
-        "TandemWorseThanBase",
-        "a later one is no worse",
-        {of("tandem_evaluation_worse_than_base"): "3x20 0x160"},
-        30,
-        False,
-    ),
-    Case("TandemLogLinesLost", "the disk is full", {of("tandem_log_lines_lost_total"): "0x20 0+50x160"}, 30, True),
-    Case("TandemLogLinesLost", "all are written", {of("tandem_log_lines_lost_total"): f"0{HOURS}"}, 30, False),
-    Case("TandemLossRising", "it rises", {RUNS: f"1{HOURS}", of("tandem_loss"): "1x60 1+0.05x120"}, 100, True),
-    Case("TandemLossRising", "it falls", {RUNS: f"1{HOURS}", of("tandem_loss"): "3-0.01x180"}, 100, False),
-    Case(
-        "TandemLossRising",
-        "it rises after training has ended",
-        {RUNS: f"0{HOURS}", of("tandem_loss"): "1x60 1+0.05x120"},
-        100,
-        False,
-    ),
-    Case(
+    quiet("TandemEvaluationFailed", 30, "checkpoints are skipped", {of("evaluations_total", result="skipped"): "0+1"}),
+    fires("TandemWorseThanBase", 30, "three checkpoints are worse", evaluation_worse_than_base="0x20 3x160"),
+    quiet("TandemWorseThanBase", 30, "a later one is no worse", evaluation_worse_than_base="3x20 0x160"),
+    fires("TandemLogLinesLost", 30, "the disk is full", log_lines_lost_total="0x20 0+50x160"),
+    quiet("TandemLogLinesLost", 30, "all are written", log_lines_lost_total="0"),
+    fires("TandemLossRising", 100, "it rises", runs="1", loss="1x60 1+0.05x120"),
+    quiet("TandemLossRising", 100, "it falls", runs="1", loss="3-0.01"),
+    quiet("TandemLossRising", 100, "it rises after training has ended", runs="0", loss="1x60 1+0.05x120"),
+    fires("TandemRestartStorm", 60, "workers fail", {of("restarts_total", reason="WorkerFailed"): "0x20 0+1x160"}),
+    quiet("TandemRestartStorm", 25, "two nodes are lost", {of("restarts_total", reason="MemberLost"): "0x20 2x160"}),
+    quiet(
         "TandemRestartStorm",
-        "workers fail",
-        {of("tandem_restarts_total", ',reason="WorkerFailed"'): "0x20 0+1x160"},
         60,
-        True,
-    ),
-    Case(
-        "TandemRestartStorm",
-        "two nodes are lost",
-        {of("tandem_restarts_total", ',reason="MemberLost"'): "0x20 2x160"},
-        25,
-        False,
-    ),
-    Case(
-        "TandemRestartStorm",
         "the job is scaled again and again",
-        {of("tandem_restarts_total", ',reason="TargetChanged"'): "0x20 0+1x160"},
-        60,
-        False,
+        {of("restarts_total", reason="TargetChanged"): "0x20 0+1x160"},
     ),
-    Case(
-        "TandemRestartStorm",
-        "the budget is nearly used",
-        {of("tandem_restart_budget"): f"10{HOURS}", of("tandem_restart_budget_used"): f"8{HOURS}"},
-        10,
-        True,
-    ),
-    Case(
-        "TandemRestartStorm",
-        "there is no budget, and no failure",
-        {of("tandem_restart_budget"): f"0{HOURS}", of("tandem_restart_budget_used"): f"0{HOURS}"},
-        10,
-        False,
-    ),
-    Case(
+    fires("TandemRestartStorm", 10, "the budget is nearly used", restart_budget="10", restart_budget_used="8"),
+    quiet("TandemRestartStorm", 10, "there is no budget, and no failure", restart_budget="0", restart_budget_used="0"),
+    fires(
         "TandemCheckpointTooOld",
+        60,
         "nothing is saved any more",
-        {
-            RUNS: f"1{HOURS}",
-            of("tandem_checkpoint_age_seconds"): f"0+60{HOURS}",
-            of("tandem_checkpoint_interval_seconds"): f"300{HOURS}",
-        },
-        60,
-        True,
+        runs="1",
+        checkpoint_age_seconds="0+60",
+        checkpoint_interval_seconds="300",
     ),
-    Case(
+    quiet(
         "TandemCheckpointTooOld",
+        60,
         "one an hour was asked for",
-        {
-            RUNS: f"1{HOURS}",
-            of("tandem_checkpoint_age_seconds"): f"0+60{HOURS}",
-            of("tandem_checkpoint_interval_seconds"): f"3600{HOURS}",
-        },
-        60,
-        False,
+        runs="1",
+        checkpoint_age_seconds="0+60",
+        checkpoint_interval_seconds="3600",
     ),
-    Case("TandemEvaluatorsBehind", "one waits", {of("tandem_evaluation_wait_seconds"): f"0+60{HOURS}"}, 60, True),
-    Case(
-        "TandemEvaluatorsBehind",
-        "none waits for long",
-        {of("tandem_evaluation_wait_seconds"): f"900{HOURS}"},
-        60,
-        False,
-    ),
-    Case(
+    fires("TandemEvaluatorsBehind", 60, "one waits", evaluation_wait_seconds="0+60"),
+    quiet("TandemEvaluatorsBehind", 60, "none waits for long", evaluation_wait_seconds="900"),
+    fires("TandemGPUsIdle", 30, "hardly used", {of("rank_gpu_utilization_ratio", rank="0"): "0.04"}, runs="1"),
+    quiet(
         "TandemGPUsIdle",
-        "hardly used",
-        {RUNS: f"1{HOURS}", of("tandem_rank_gpu_utilization_ratio", ',rank="0"'): f"0.04{HOURS}"},
         30,
-        True,
-    ),
-    Case(
-        "TandemGPUsIdle",
         "one of two works",
-        {
-            RUNS: f"1{HOURS}",
-            of("tandem_rank_gpu_utilization_ratio", ',rank="0"'): f"0.04{HOURS}",
-            of("tandem_rank_gpu_utilization_ratio", ',rank="1"'): f"0.9{HOURS}",
-        },
-        30,
-        False,
+        {of("rank_gpu_utilization_ratio", rank="0"): "0.04", of("rank_gpu_utilization_ratio", rank="1"): "0.9"},
+        runs="1",
     ),
-    Case(
+    fires("TandemVolumeNearlyFull", 10, "a twentieth is free", volume_bytes="1000", volume_free_bytes="50"),
+    fires(
         "TandemVolumeNearlyFull",
-        "a twentieth is free",
-        {of("tandem_volume_bytes"): f"1000{HOURS}", of("tandem_volume_free_bytes"): f"50{HOURS}"},
         10,
-        True,
-    ),
-    Case(
-        "TandemVolumeNearlyFull",
         "one checkpoint fits, and no second",
-        {
-            of("tandem_volume_bytes"): f"1000{HOURS}",
-            of("tandem_volume_free_bytes"): f"400{HOURS}",
-            of("tandem_checkpoint_bytes"): f"300{HOURS}",
-        },
-        10,
-        True,
+        volume_bytes="1000",
+        volume_free_bytes="400",
+        checkpoint_bytes="300",
     ),
-    Case(
+    quiet(
         "TandemVolumeNearlyFull",
-        "there is room",
-        {
-            of("tandem_volume_bytes"): f"1000{HOURS}",
-            of("tandem_volume_free_bytes"): f"400{HOURS}",
-            of("tandem_checkpoint_bytes"): f"100{HOURS}",
-        },
         10,
-        False,
+        "there is room",
+        volume_bytes="1000",
+        volume_free_bytes="400",
+        checkpoint_bytes="100",
     ),
-    Case(
+    fires("TandemOperatorNotReconciling", 30, "it compares nothing", {operator("last_list_seconds"): "0+60"}),
+    fires("TandemOperatorNotReconciling", 10, "it is gone"),
+    fires(
         "TandemOperatorNotReconciling",
-        "it compares nothing",
-        {'tandem_operator_last_list_seconds{pod="o"}': f"0+60{HOURS}"},
         30,
-        True,
-    ),
-    Case("TandemOperatorNotReconciling", "it is gone", {}, 10, True),
-    Case(
-        "TandemOperatorNotReconciling",
         "another one holds its Lease",
-        {
-            'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}",
-            'tandem_operator_leads{pod="o"}': f"0{HOURS}",
-        },
-        30,
-        True,
+        {operator("last_list_seconds"): "30", operator("leads"): "0"},
     ),
-    Case(
+    quiet(
         "TandemOperatorNotReconciling",
+        30,
         "it acts in one of its namespaces",
         {
-            'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}",
-            'tandem_operator_leads{exported_namespace="a"}': f"0{HOURS}",
-            'tandem_operator_leads{exported_namespace="b"}': f"1{HOURS}",
+            operator("last_list_seconds"): "30",
+            operator("leads", 'exported_namespace="a"'): "0",
+            operator("leads", 'exported_namespace="b"'): "1",
         },
-        30,
-        False,
     ),
-    Case(
-        "TandemOperatorNotReconciling",
-        "it compares every minute",
-        {'tandem_operator_last_list_seconds{pod="o"}': f"30{HOURS}"},
-        30,
-        False,
-    ),
-    Case(
+    quiet("TandemOperatorNotReconciling", 30, "it compares every minute", {operator("last_list_seconds"): "30"}),
+    fires(
         "TandemOperatorErrors",
+        60,
         "half fails",
-        {
-            'tandem_operator_reconcile_errors_total{pod="o"}': f"0+5{HOURS}",
-            'tandem_operator_reconciles_total{pod="o"}': f"0+10{HOURS}",
-        },
-        60,
-        True,
+        {operator("reconcile_errors_total"): "0+5", operator("reconciles_total"): "0+10"},
     ),
-    Case(
+    quiet(
         "TandemOperatorErrors",
-        "one in twenty fails",
-        {
-            'tandem_operator_reconcile_errors_total{pod="o"}': f"0+1{HOURS}",
-            'tandem_operator_reconciles_total{pod="o"}': f"0+20{HOURS}",
-        },
         60,
-        False,
+        "one in twenty fails",
+        {operator("reconcile_errors_total"): "0+1", operator("reconciles_total"): "0+20"},
     ),
 ]
 

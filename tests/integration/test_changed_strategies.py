@@ -1,7 +1,6 @@
 """A run goes on under other strategies and on other numbers of ranks: `tandem run` with a manifest that was changed,
 and with a rank killed under each."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text"
     path.write_text("the quick brown fox jumps over the lazy dog, and " * 40)
     return path
-
-
-@pytest.fixture
-def runs() -> Iterator[list[LocalRun]]:
-    """Runs to be ended whatever the test does."""
-    started: list[LocalRun] = []
-    yield started
-    for run in reversed(started):
-        run.close()
 
 
 def manifest(folder: Path, text: Path, part: Part) -> Path:

@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -24,14 +23,6 @@ from tests.support.waiting import SECONDS, until
 
 BEFORE_IT_IS_ANSWERED = 45.0
 """A coordinator holds a heartbeat of a minute for longer."""
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without agents, for requests that change nothing."""
-    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
-    yield made
-    made.kill()
 
 
 GARBAGE = [
@@ -149,7 +140,7 @@ def test_a_heartbeat_that_says_nothing_new_is_held_and_then_answered(
     with coordinator.client() as client:
         began = time.monotonic()
         assert client.sync(says_nothing_new).order == "run"
-        # For how long at most is shown in time that jumps (tests/unit/coordinator/test_heartbeats.py).
+        # For how long at most is shown in time that jumps (tests/unit/coordinator/test_coordinator_heartbeats.py).
         assert time.monotonic() - began > 0.75 * coordinator.rundir.read_job().spec.elasticity.heartbeat_seconds
 
 

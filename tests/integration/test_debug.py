@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import select
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,12 +56,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         yield started
 
 
-def called(run: LocalRun, *words: str) -> subprocess.CompletedProcess[str]:
-    """One call of the command line, from a folder that has nothing to do with the run, without a cluster."""
-    state = run.path.parent / "state"
-    return tandem(*words, cwd=Path("/usr"), variables={"XDG_STATE_HOME": str(state), "PATH": "/usr/bin:/bin"})
-
-
 def turn(run: LocalRun, rank: int) -> int:
     return int((run.path.parent / f"turn-{rank}").read_text())
 
@@ -92,7 +85,7 @@ def typed(run: LocalRun, text: str, *words: str, shell: str = "/bin/sh") -> tupl
 
 def test_each_rank_is_one_line_with_what_its_main_thread_is_in(run: LocalRun) -> None:
     def asleep() -> list[str] | None:
-        head, *lines = called(run, "debug", "sleepy").stdout.splitlines()
+        head, *lines = run.called("debug", "sleepy").stdout.splitlines()
         assert head.split() == ["RANK", "STEP", "WORKER", "PHASE", "MAIN", "THREAD"]
         # Between two naps they write a file, and are in pathlib.
         return lines if all("train.py:" in line for line in lines) else None
@@ -105,7 +98,7 @@ def test_the_stacks_of_all_threads_of_a_rank_are_told_and_training_goes_on(run: 
     file = f'  File "{run.path.parent / "train.py"}", line '
 
     def asleep() -> str | None:
-        told = called(run, "debug", "sleepy", "1")
+        told = run.called("debug", "sleepy", "1")
         assert told.returncode == 0, told.stderr
         return told.stdout if "in sleeps_here" in told.stdout else None
 
@@ -135,13 +128,13 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def test_programs_get_it_as_json(run: LocalRun) -> None:
-    one = json.loads(called(run, "debug", "sleepy", "0", "-o", "json").stdout)
+    one = json.loads(run.called("debug", "sleepy", "0", "-o", "json").stdout)
     assert (one["rank"], one["replica"], one["phase"]) == (0, "worker-0", "script")
     assert any(frame["file"].endswith("train.py") for frame in one["threads"][0]["frames"])
 
 
 def test_a_rank_that_is_not_there_is_told_with_those_that_are(run: LocalRun) -> None:
-    told = called(run, "debug", "sleepy", "7")
+    told = run.called("debug", "sleepy", "7")
     assert (told.returncode, told.stderr) == (2, "error: sleepy has no rank 7; there are the ranks 0, 1\n")
 
 
@@ -167,7 +160,7 @@ def test_a_process_that_is_not_there_is_told_with_those_that_are(run: LocalRun) 
 
 
 def test_a_shell_needs_a_terminal(run: LocalRun) -> None:
-    told = called(run, "shell", "sleepy")
+    told = run.called("shell", "sleepy")
     assert told.returncode == 2
     assert "tandem shell needs a terminal" in told.stderr
 
@@ -184,7 +177,7 @@ def test_of_a_run_that_is_over_there_are_no_stacks_and_the_shell_is_in_its_folde
     (run.path.parent / "stop").touch()
     assert run.ends() == 0, run.output
     assert run.leavings() == {}
-    told = called(run, "debug", "sleepy", "1")
+    told = run.called("debug", "sleepy", "1")
     assert told.returncode == 2
     assert "is not running, so there are no stacks" in told.stderr
     code, shown = typed(run, 'echo "<$TANDEM_RUN_DIR>"; exit\n', "sleepy")

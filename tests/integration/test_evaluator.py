@@ -21,8 +21,8 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.watched import Finder
 from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
+from tests.support.disks import unreadable
 from tests.support.evaluator_run import Run, ends
-from tests.support.failing_disk import unreadable
 from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}

@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,12 @@ from tandem_coordinator.page.viewers import MOST_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.lines import Lines
-from tests.support.page_client import Stream, ask, invited
+from tests.support.page_client import Stream, invited
 from tests.support.waiting import until
 
 EVIL = "</script><script>alert(1)</script>"
 GUARDED = ["/", "/page/stream", "/page/ready"]
 OURS = ["/", "/open", "/page/stream", "/page/ready", "/page/page.js", "/page/page.css", "/page/icon.svg", "/page/none"]
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator without agents."""
-    made = Coordinator(tmp_path_factory.mktemp("idle")).start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture(scope="module")
@@ -50,45 +41,45 @@ class TestWhoMayLook:
     ) -> None:
         with idle.client() as client:
             word = client.invitation()
-        traded = ask(idle, "POST", "/open", {"word": word})
+        traded = idle.ask("POST", "/open", {"word": word})
         name, _, rest = traded.headers["Set-Cookie"].partition("=")
         assert name.startswith("tandem-")
         assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in rest.split(";")}
-        assert ask(idle, "GET", "/", Cookie=traded.cookie).status == 200
-        assert ask(idle, "POST", "/open", {"word": word}).status == 403
+        assert idle.ask("GET", "/", Cookie=traded.cookie).status == 200
+        assert idle.ask("POST", "/open", {"word": word}).status == 403
 
     def test_nobody_is_invited_without_the_token(self, idle: Coordinator, cookie: str) -> None:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": cookie}):
-            assert ask(idle, "POST", "/v1/invitation", **headers).status == 401
+            assert idle.ask("POST", "/v1/invitation", **headers).status == 401
 
     @pytest.mark.parametrize("path", GUARDED)
     def test_without_a_cookie_there_is_nothing_to_see(self, idle: Coordinator, path: str) -> None:
         for headers in ({}, {"Cookie": "tandem=x"}, {"Authorization": f"Bearer {TOKEN}"}):
-            answer = ask(idle, "GET", path, **headers)
+            answer = idle.ask("GET", path, **headers)
             assert answer.status == (303 if path == "/" else 401)
             assert "digits" not in answer.body
-        assert ask(idle, "GET", "/").headers["Location"] == "/open"
+        assert idle.ask("GET", "/").headers["Location"] == "/open"
 
     def test_the_cookie_opens_the_page_and_nothing_else(self, idle: Coordinator, cookie: str) -> None:
         for method, path in (("GET", "/status"), ("GET", "/metrics"), ("POST", "/v1/sync"), ("POST", "/v1/target")):
-            assert ask(idle, method, path, {}, Cookie=cookie).status == 401
+            assert idle.ask(method, path, {}, Cookie=cookie).status == 401
 
     @pytest.mark.parametrize("path", OURS)
     def test_a_name_that_somebody_else_pointed_here_is_refused(self, idle: Coordinator, cookie: str, path: str) -> None:
-        answer = ask(idle, "GET", path, host=f"evil.example:{idle.port}", Cookie=cookie)
+        answer = idle.ask("GET", path, Host=f"evil.example:{idle.port}", Cookie=cookie)
         assert answer.status == 421
         assert "tandem open" in answer.error
 
     def test_a_page_of_another_origin_cannot_trade(self, idle: Coordinator) -> None:
         with idle.client() as client:
             word = client.invitation()
-        assert ask(idle, "POST", "/open", {"word": word}, Origin="http://evil.example").status == 403
+        assert idle.ask("POST", "/open", {"word": word}, Origin="http://evil.example").status == 403
         own = f"http://127.0.0.1:{idle.port}"
-        assert ask(idle, "POST", "/open", {"word": word}, Origin=own).status == 204
+        assert idle.ask("POST", "/open", {"word": word}, Origin=own).status == 204
 
     @pytest.mark.parametrize("body", [None, [], {}, {"word": 5}, {"word": "x" * 2000}, "x"])
     def test_what_is_no_invitation_is_refused_with_a_sentence(self, idle: Coordinator, body: Any) -> None:
-        answer = ask(idle, "POST", "/open", body)
+        answer = idle.ask("POST", "/open", body)
         assert (answer.status, answer.error) == (400, 'send {"word": …}')
 
 
@@ -101,7 +92,7 @@ class TestWhatABrowserIsTold:
             with Stream(idle, cookie) as stream:
                 headers = stream.headers
         else:
-            headers = ask(idle, "GET", path, Cookie=cookie).headers
+            headers = idle.ask("GET", path, Cookie=cookie).headers
         policy = {part.split()[0]: part.split()[1:] for part in headers["Content-Security-Policy"].split(";")}
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == ["'none'"]
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == ["'self'"]
@@ -113,12 +104,12 @@ class TestWhatABrowserIsTold:
     def test_a_page_needs_nothing_from_elsewhere_and_has_no_script_in_itself(
         self, idle: Coordinator, cookie: str, path: str
     ) -> None:
-        body = ask(idle, "GET", path, Cookie=cookie).body
+        body = idle.ask("GET", path, Cookie=cookie).body
         assert "http" not in body
         assert "<script>" not in body
         assert not re.search(r"\son[a-z]+=", body)
         for name in ("page.js", "page.css", "open.js", "icon.svg"):
-            text = ask(idle, "GET", f"/page/{name}", Cookie=cookie)
+            text = idle.ask("GET", f"/page/{name}", Cookie=cookie)
             assert text.status == 200
             assert "://" not in text.body.replace("http://www.w3.org/2000/svg", "")
 
@@ -126,8 +117,8 @@ class TestWhatABrowserIsTold:
         status, answer = idle.raw("GET", "/status")
         assert status == 200
         assert answer["job"] == "digits"
-        assert ask(idle, "GET", "/healthz").status == 200
-        assert ask(idle, "GET", "/nowhere").status == 401
+        assert idle.ask("GET", "/healthz").status == 200
+        assert idle.ask("GET", "/nowhere").status == 401
 
 
 class TestTheStream:
@@ -151,7 +142,7 @@ class TestTheStream:
                 stream.until(lambda parts: "<svg" in parts.get("speed", ""), "a chart")
                 boxes.append(stream.parts["speed"].partition('viewBox="0 0 ')[2].partition(" ")[0])
         assert boxes == ["1072", "358"]
-        assert ask(coordinator, "GET", "/page/stream?look=round", Cookie=cookie).status == 400
+        assert coordinator.ask("GET", "/page/stream?look=round", Cookie=cookie).status == 400
 
     def test_says_that_it_is_there_while_nothing_happens(self, idle: Coordinator, cookie: str) -> None:
         with Stream(idle, cookie) as stream:
@@ -161,9 +152,9 @@ class TestTheStream:
         with ExitStack() as stack:
             streams = [stack.enter_context(Stream(idle, cookie)) for _ in range(MOST_VIEWERS)]
             assert {stream.status for stream in streams} == {200}
-            assert ask(idle, "GET", "/page/stream", Cookie=cookie).status == 429
-            assert "tries again" in ask(idle, "GET", "/page/ready", Cookie=cookie).error
-        until(lambda: ask(idle, "GET", "/page/ready", Cookie=cookie).status == 204, "room again")
+            assert idle.ask("GET", "/page/stream", Cookie=cookie).status == 429
+            assert "tries again" in idle.ask("GET", "/page/ready", Cookie=cookie).error
+        until(lambda: idle.ask("GET", "/page/ready", Cookie=cookie).status == 204, "room again")
 
     def test_shows_what_a_run_says_and_runs_none_of_it(
         self, coordinator: Coordinator, agents: tuple[Agent, Agent]

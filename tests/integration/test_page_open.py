@@ -17,7 +17,7 @@ from tests.support.elastic import TOKEN
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.local_run import LocalRun
 from tests.support.manifests import job, run_directory
-from tests.support.page_client import Stream, ask
+from tests.support.page_client import Stream
 from tests.support.processes import TANDEM, environment, tandem
 from tests.support.waiting import SECONDS, until
 
@@ -51,7 +51,7 @@ def opens(coordinator: Coordinator, said: str) -> None:
     found = ADDRESS.search(said)
     assert found is not None, said
     assert int(found[1]) == coordinator.port
-    traded = ask(coordinator, "POST", "/open", {"word": found[2]})
+    traded = coordinator.ask("POST", "/open", {"word": found[2]})
     assert traded.status == 204
     with Stream(coordinator, traded.cookie) as stream:
         stream.until(lambda parts: "digits" in parts.get("head", ""), "the page")
@@ -199,7 +199,7 @@ def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) 
         port = int(found[1])
         coordinator = Coordinator.__new__(Coordinator)
         coordinator.port = port
-        cookie = ask(coordinator, "POST", "/open", {"word": found[2]}).cookie
+        cookie = coordinator.ask("POST", "/open", {"word": found[2]}).cookie
         with Stream(coordinator, cookie, "narrow") as stream:
             stream.until(lambda parts: "Training loss" in parts.get("losses", ""), "the loss")
             stream.until(lambda parts: "evaluated" in parts.get("checkpoints", ""), "an evaluation")

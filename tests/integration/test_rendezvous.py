@@ -11,8 +11,8 @@ import pytest
 from tandem.datasets import FILES
 from tandem.exitcode import ExitCode
 from tests.support.bad_surroundings import whole_mnist
+from tests.support.disks import unreadable
 from tests.support.elastic import Elastic
-from tests.support.failing_disk import unreadable
 from tests.support.lines import read_lines
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until

@@ -72,15 +72,6 @@ def expect_ledger(run: LocalRun) -> Accounted:
     return ledger
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
-    """Runs to be ended whatever the test does."""
-    started: list[LocalRun] = []
-    yield started
-    for run in reversed(started):  # the later one of the same folder holds its lock
-        run.close()
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that nothing disturbs."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_run import LocalRun
-from tests.support.processes import TANDEM, environment, tandem
+from tests.support.processes import TANDEM, environment
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,51 +27,45 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         yield started
 
 
-def called(run: LocalRun, *words: str) -> subprocess.CompletedProcess[str]:
-    """One call of the command line, from a folder that has nothing to do with the run, without a cluster."""
-    state = run.path.parent / "state"
-    return tandem(*words, cwd=Path("/usr"), variables={"XDG_STATE_HOME": str(state), "PATH": "/usr/bin:/bin"})
-
-
 def test_a_path_with_spaces_is_quoted_where_it_is_to_be_typed(run: LocalRun) -> None:
     assert " " in str(run.path)
     assert f"live page: tandem open '{run.path}'" in run.output
 
 
 def test_it_is_found_by_its_name_wherever_it_is(run: LocalRun) -> None:
-    listed = called(run, "ls")
+    listed = run.called("ls")
     assert listed.stdout.splitlines()[0].split()[:3] == ["RUN", "NAME", "PHASE"]
     assert str(run.path) in listed.stdout
-    (record,) = json.loads(called(run, "ls", "-o", "json").stdout)
+    (record,) = json.loads(run.called("ls", "-o", "json").stdout)
     assert (record["name"], record["status"]["phase"]) == ("digits", "Running")
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])
 def test_status_is_that_of_a_job(run: LocalRun, by: str) -> None:
-    told = called(run, "status", "digits" if by == "name" else str(run.path))
+    told = run.called("status", "digits" if by == "name" else str(run.path))
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith(f"digits  Running  in {run.path} · made ")
     for line in ("  workers      1 of 1 (1 to 1) · world size 1 · generation 1 · no restarts", "PROCESS", "worker-0"):
         assert line in told.stdout
-    record = json.loads(called(run, "status", str(run.path), "-o", "json").stdout)
+    record = json.loads(run.called("status", str(run.path), "-o", "json").stdout)
     assert record["status"]["progress"]["step"] >= 20
     assert [pod["name"] for pod in record["pods"]][:2] == ["coordinator", "worker-0"]
 
 
 def test_events_and_logs_are_told(run: LocalRun) -> None:
-    assert "generation 1 with 1 replica, because the job starts" in called(run, "events", "digits").stdout
-    (event,) = [one for one in json.loads(called(run, "events", "digits", "-o", "json").stdout) if not one["warning"]]
+    assert "generation 1 with 1 replica, because the job starts" in run.called("events", "digits").stdout
+    (event,) = [one for one in json.loads(run.called("events", "digits", "-o", "json").stdout) if not one["warning"]]
     assert event["who"] == "job"
-    whole = called(run, "logs", "digits").stdout
+    whole = run.called("logs", "digits").stdout
     assert "coordinator   │ " in whole
     assert "worker-0      │ " in whole
-    lines = called(run, "logs", "digits", "coordinator", "--tail", "1").stdout.splitlines()
+    lines = run.called("logs", "digits", "coordinator", "--tail", "1").stdout.splitlines()
     assert len(lines) == 1
 
 
 def test_open_gives_the_address_of_its_page(run: LocalRun) -> None:
-    assert called(run, "open", "--print").stdout.startswith("http://127.0.0.1:")
-    assert called(run, "open", "digits", "--print").stdout.startswith("http://127.0.0.1:")
+    assert run.called("open", "--print").stdout.startswith("http://127.0.0.1:")
+    assert run.called("open", "digits", "--print").stdout.startswith("http://127.0.0.1:")
 
 
 def test_stop_has_it_save_and_whoever_follows_sees_it_end(run: LocalRun, tmp_path: Path) -> None:
@@ -82,15 +76,15 @@ def test_stop_has_it_save_and_whoever_follows_sees_it_end(run: LocalRun, tmp_pat
             [TANDEM, "logs", "digits", "--follow"], cwd="/usr", env=environment(variables), stdout=output
         )
     until(lambda: "listening" in followed.read_text(), "the first lines")
-    stopped = called(run, "stop", "digits")
+    stopped = run.called("stop", "digits")
     assert stopped.returncode == 0, stopped.stderr
     (saved, *_) = run.run_dir.committed()
     assert stopped.stdout == f"{run.path} is stopped; saved after step {saved.step:,}\n"
     assert run.ends() == 130
     assert following.wait(60) == 0
     assert "event=stopped" in followed.read_text()
-    told = called(run, "status", "digits").stdout
+    told = run.called("status", "digits").stdout
     assert f"nothing of it runs; the same `tandem run` goes on after step {saved.step:,}" in told
-    again = called(run, "stop", "digits")
+    again = run.called("stop", "digits")
     assert again.returncode == 2
     assert "is not running" in again.stderr

@@ -10,11 +10,11 @@ import yaml
 
 from tandem.status import lasting
 from tests.support.cluster.prometheus import configured, program
+from tests.support.disks import BALLAST, fill, small_disk
 from tests.support.planned import planned_samples
 from tests.support.processes import TANDEM
 from tests.support.ranks import sample_ids
 from tests.support.slurm.run import ENDLESS, GIVEN_UP_SECONDS, SlurmRun, repeated, saved
-from tests.support.small_disk import BALLAST, fill, small_disk
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
 

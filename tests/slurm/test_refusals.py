@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from tests.support.disks import small_disk
 from tests.support.slurm.run import DIGITS, SlurmRun
-from tests.support.small_disk import small_disk
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)

@@ -36,8 +36,7 @@ from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_coordinator.run_watcher import RunDirectory
 from tandem_operator import bounded, coordinators
 from tandem_operator.bounded import MOST_COST, UNREAD, cost
-from tests.support.hostile import mutated, real_objects
-from tests.support.intake import Operator
+from tests.support.hostile import Operator, mutated, real_objects
 from tests.support.worlds.small_run import SmallRun
 
 MOST_SECONDS = 0.1

@@ -4,6 +4,7 @@ Those that the API server must refuse as well are files in tests/manifests/bad; 
 only a person would type, what nests or repeats without end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.support import ROOT
@@ -40,6 +41,22 @@ def _case(name: str, text: str | bytes, words: str, field: str = "") -> BadManif
     return BadManifest(name, text.encode() if isinstance(text, str) else text, words, field)
 
 
+def _below(head: str, indent: int, path: str) -> Callable[..., BadManifest]:
+    """Cases of one more line below a manifest's beginning, about the field that it begins with or one inside of it."""
+
+    def case(name: str, line: str, words: str, inside: str = "") -> BadManifest:
+        return _case(name, f"{head}{' ' * indent}{line}\n", words, f"{path}{line.partition(':')[0]}{inside}")
+
+    return case
+
+
+_head, _named = _below(HEAD, 0, ""), _below(NAMED, 0, "")
+_spec, _trainer = _below(TASK, 2, "spec."), _below(TASK, 4, "spec.trainer.")
+_config, _command = _below(CONFIG, 6, "spec.trainer.config."), _below(COMMAND, 4, "spec.trainer.")
+_own_task, _own_trainer = _below(OWN_TASK, 2, "spec."), _below(OWN_TASK, 4, "spec.trainer.")
+_language = _below(LANGUAGE_MODEL, 2, "spec.")
+
+
 def _deep(opening: str, count: int = 20_000) -> str:
     return TASK + "  workers: " + opening * count
 
@@ -48,7 +65,8 @@ CASES: tuple[BadManifest, ...] = (
     *(_of_file(path.name) for path in sorted(FOLDER.glob("*.yaml"))),
     # No manifest at all
     _case("empty", "", "empty: there is no manifest"),
-    _case("comment-alone", "# nothing\n", "empty: there is no manifest"),
+    _case("comment-alone", "   \n# nothing\n", "empty: there is no manifest"),
+    _case("empty-documents", "---\n---\n", "empty: there is no manifest"),
     _case("a-word", "hello\n", "not a single value"),
     _case("a-list", "- a\n- b\n", "not a list"),
     _case("a-pod", "apiVersion: v1\nkind: Pod\n", "this is a Pod, not a DistributedTrainingJob", "kind"),
@@ -61,6 +79,9 @@ CASES: tuple[BadManifest, ...] = (
     _case("html", "<!DOCTYPE html>\n<html>\n", "not a single value"),
     _case("json-cut-short", '{"apiVersion": "tandem.dev/v1alpha1",', "a group whose } is missing|brackets"),
     # No YAML
+    _case("bracket", "[", "brackets of which the last is missing"),
+    _case("no-colon-after-a-mark", "a: 1\n---b", "a name without a colon"),
+    _case("no-block", "a: |x\n", "not YAML"),
     _case("tab", "spec:\n\tworkers: 1\n", "a tab; YAML is indented with spaces"),
     _case("second-colon", NAMED + "spec: trainer: {}\n", "a second colon in one line"),
     _case("colon-in-a-value", TASK + "    image: a: b\n", "a second colon in one line"),
@@ -78,33 +99,24 @@ CASES: tuple[BadManifest, ...] = (
     _case("at-sign", TASK + "    image: @team/image\n", "cannot begin with @"),
     _case("percent", TASK + "    image: %a\n", "cannot begin with %"),
     _case("backtick", TASK + "    image: `a`\n", "cannot begin with `"),
-    _case("unknown-alias", TASK + "  workers: *group\n", "\\*group refers to the anchor &group"),
+    _case("unknown-alias", TASK + "  workers: *group\n", "\\*group refers to the anchor &group.*not defined above"),
     _case("glob", NAMED + "spec:\n  trainer:\n    command: [ls, *.py]\n", "put a text into quotes|not YAML"),
     _case("list-after-a-name", TASK + "  checkpoint: - a\n", "a list cannot begin here"),
     _case("unknown-escape", TASK + '    image: "C:\\data"\n', "begins an escape"),
-    _case("alias-of-itself", TASK + "  workers: &a [*a]\n", "an alias that contains itself", "spec.workers[0]"),
-    _case("merge-of-a-number", TASK + "  workers:\n    <<: 3\n", "<< takes a group of fields", "spec.workers"),
-    _case("tag", TASK + "    image: !x a\n", "the tag !x is not supported", "spec.trainer.image"),
+    _spec("alias-of-itself", "workers: &a [*a]", "an alias that contains itself", "[0]"),
+    _spec("merge-of-a-number", "workers:\n    <<: 3", "<< takes a group of fields"),
+    _trainer("tag", "image: !x a", "the tag !x is not supported"),
     _case("number-for-a-name", "1: a\n", "a name must be text"),
     _case("list-for-a-name", "? [a]\n: b\n", "a name must be text"),
+    _case("field-twice-in-a-group", "a: {b: 1, b: 2}\n", "a.b appears twice", "a.b"),
+    _case("tag-of-python", "a: !!python/object/apply:os.system [ls]\nb: !x 1\n", "tag !x", "b"),
+    _case("number-of-64-bits", "a: 9223372036854775808\n", "does not fit into 64 bits", "a"),
     _case("field-twice", TASK + "spec: {}\n", "spec appears twice, first in line 5", "spec"),
-    _case(
-        "infinity",
-        CONFIG + "      gradientClipNorm: .inf\n",
-        "not a number that JSON",
-        "spec.trainer.config.gradientClipNorm",
-    ),
-    _case(
-        "not-a-number",
-        CONFIG + "      gradientClipNorm: .nan\n",
-        "not a number",
-        "spec.trainer.config.gradientClipNorm",
-    ),
-    _case("too-large-a-float", CONFIG + "      emaDecay: 1e999\n", "floating point", "spec.trainer.config.emaDecay"),
-    _case("too-large-a-number", TASK + f"  workers:\n    replicas: {'9' * 30}\n", "64 bits", "spec.workers.replicas"),
-    _case(
-        "number-of-5000-digits", TASK + f"  workers:\n    replicas: {'9' * 5000}\n", "64 bits", "spec.workers.replicas"
-    ),
+    _config("infinity", "gradientClipNorm: .inf", "not a number that JSON"),
+    _config("not-a-number", "gradientClipNorm: .nan", "not a number"),
+    _config("too-large-a-float", "emaDecay: 1e999", "floating point"),
+    _spec("too-large-a-number", f"workers:\n    replicas: {'9' * 30}", "64 bits", ".replicas"),
+    _spec("number-of-5000-digits", f"workers:\n    replicas: {'9' * 5000}", "64 bits", ".replicas"),
     # Without end
     _case("brackets", _deep("["), "nested too deeply: more than 100 levels"),
     _case("braces", _deep("{"), "nested too deeply: more than 100 levels"),
@@ -130,258 +142,138 @@ CASES: tuple[BadManifest, ...] = (
         "lower-case",
         "metadata.namespace",
     ),
-    _case(
-        "name-too-long",
-        HEAD + f"metadata: {{name: {'a' * 64}}}\nspec: {{trainer: {{command: [a]}}}}\n",
-        "at most 63",
-        "metadata.name",
+    _head(
+        "name-too-long", f"metadata: {{name: {'a' * 64}}}\nspec: {{trainer: {{command: [a]}}}}", "at most 63", ".name"
     ),
-    _case(
-        "name-with-a-dot",
-        HEAD + "metadata: {name: a.b}\nspec: {trainer: {command: [a]}}\n",
-        "lower-case",
-        "metadata.name",
-    ),
-    _case(
-        "name-missing",
-        HEAD + "metadata: {}\nspec: {trainer: {command: [a]}}\n",
-        "metadata.name is missing",
-        "metadata.name",
-    ),
+    _head("name-with-a-dot", "metadata: {name: a.b}\nspec: {trainer: {command: [a]}}", "lower-case", ".name"),
+    _head("name-missing", "metadata: {}\nspec: {trainer: {command: [a]}}", "metadata.name is missing", ".name"),
     _case("no-metadata", HEAD + "spec: {trainer: {command: [a]}}\n", "metadata is missing", "metadata"),
     _case("other-version", TASK.replace("v1alpha1", "v2"), "must be tandem.dev/v1alpha1", "apiVersion"),
     _case("misspelt-kind", TASK.replace("TrainingJob", "TraningJob"), "must be DistributedTrainingJob", "kind"),
-    _case(
-        "queue-too-long", TASK + f"  runPolicy:\n    queueName: {'q' * 64}\n", "at most 63", "spec.runPolicy.queueName"
-    ),
-    _case(
-        "claim-is-a-path",
-        TASK + "  checkpoint: {storage: {claimName: ../x}}\n",
-        "lower-case",
-        "spec.checkpoint.storage.claimName",
-    ),
-    _case(
-        "claim-is-empty",
-        TASK + "  checkpoint: {storage: {claimName: ''}}\n",
-        "not empty text",
-        "spec.checkpoint.storage.claimName",
-    ),
-    _case(
+    _spec("queue-too-long", f"runPolicy:\n    queueName: {'q' * 64}", "at most 63", ".queueName"),
+    _spec("claim-is-a-path", "checkpoint: {storage: {claimName: ../x}}", "lower-case", ".storage.claimName"),
+    _spec("claim-is-empty", "checkpoint: {storage: {claimName: ''}}", "not empty text", ".storage.claimName"),
+    _spec(
         "class-with-a-space",
-        TASK + "  checkpoint: {storage: {storageClassName: a b}}\n",
+        "checkpoint: {storage: {storageClassName: a b}}",
         "lower-case",
-        "spec.checkpoint.storage.storageClassName",
+        ".storage.storageClassName",
     ),
-    _case(
+    _command(
         "secret-with-capitals",
-        COMMAND + "    env: [{name: A, valueFrom: {secretKeyRef: {name: Hub, key: t}}}]\n",
+        "env: [{name: A, valueFrom: {secretKeyRef: {name: Hub, key: t}}}]",
         "lower-case",
-        "spec.trainer.env[0].valueFrom.secretKeyRef.name",
+        "[0].valueFrom.secretKeyRef.name",
     ),
-    _case(
+    _command(
         "key-with-a-slash",
-        COMMAND + "    env: [{name: A, valueFrom: {secretKeyRef: {name: hub, key: a/b}}}]\n",
+        "env: [{name: A, valueFrom: {secretKeyRef: {name: hub, key: a/b}}}]",
         "letters, digits",
-        "spec.trainer.env[0].valueFrom.secretKeyRef.key",
+        "[0].valueFrom.secretKeyRef.key",
     ),
-    _case("image-with-a-space", TASK + "    image: a b\n", "without spaces", "spec.trainer.image"),
+    _trainer("image-with-a-space", "image: a b", "without spaces"),
     # Fields
-    _case("spec-empty", NAMED + "spec: {}\n", "spec.trainer is missing", "spec.trainer"),
-    _case("spec-is-text", NAMED + "spec: train\n", "must be a group of fields", "spec"),
-    _case(
-        "command-line",
-        NAMED + "spec: {trainer: {command: python train.py}}\n",
-        "a list of words",
-        "spec.trainer.command",
-    ),
-    _case("args-as-text", COMMAND + "    args: --lr 3\n", "a list of words", "spec.trainer.args"),
-    _case("number-among-words", COMMAND + "    args: [--lr, 3]\n", "must be text", "spec.trainer.args[1]"),
-    _case("env-as-a-group", COMMAND + "    env: {A: b}\n", "a list of groups of fields", "spec.trainer.env"),
-    _case(
-        "zero-in-a-path",
-        CONFIG + '      data: {path: "a\\0b"}\n',
-        "without zero characters",
-        "spec.trainer.config.data.path",
-    ),
-    _case(
-        "zero-in-weights",
-        CONFIG + '      initialWeights: "a\\0b"\n',
-        "without zero",
-        "spec.trainer.config.initialWeights",
-    ),
-    _case("zero-epochs", CONFIG + "      epochs: 0\n", "1 or more, not 0", "spec.trainer.config.epochs"),
-    _case("half-an-epoch", CONFIG + "      epochs: 0.5\n", "a whole number", "spec.trainer.config.epochs"),
-    _case("epochs-in-quotes", CONFIG + "      epochs: '5'\n", "a whole number", "spec.trainer.config.epochs"),
-    _case(
-        "negative-rate",
-        CONFIG + "      optimizer: {learningRate: -1}\n",
-        "greater than 0",
-        "spec.trainer.config.optimizer.learningRate",
-    ),
-    _case(
-        "rate-as-text",
-        CONFIG + "      optimizer: {learningRate: fast}\n",
-        "a number",
-        "spec.trainer.config.optimizer.learningRate",
-    ),
-    _case(
+    _named("spec-empty", "spec: {}", "spec.trainer is missing", ".trainer"),
+    _named("spec-is-text", "spec: train", "must be a group of fields"),
+    _named("command-line", "spec: {trainer: {command: python train.py}}", "a list of words", ".trainer.command"),
+    _command("args-as-text", "args: --lr 3", "a list of words"),
+    _command("number-among-words", "args: [--lr, 3]", "must be text", "[1]"),
+    _command("env-as-a-group", "env: {A: b}", "a list of groups of fields"),
+    _config("zero-in-a-path", 'data: {path: "a\\0b"}', "without zero characters", ".path"),
+    _config("zero-in-weights", 'initialWeights: "a\\0b"', "without zero"),
+    _config("zero-epochs", "epochs: 0", "1 or more, not 0"),
+    _config("half-an-epoch", "epochs: 0.5", "a whole number"),
+    _config("epochs-in-quotes", "epochs: '5'", "a whole number"),
+    _config("negative-rate", "optimizer: {learningRate: -1}", "greater than 0", ".learningRate"),
+    _config("rate-as-text", "optimizer: {learningRate: fast}", "a number", ".learningRate"),
+    _config(
         "rate-of-another-optimizer",
-        CONFIG + "      optimizer: {name: adamw, adamwLearningRate: 0.1}\n",
+        "optimizer: {name: adamw, adamwLearningRate: 0.1}",
         "only for muon",
-        "spec.trainer.config.optimizer.adamwLearningRate",
+        ".adamwLearningRate",
     ),
-    _case(
-        "unknown-optimizer",
-        CONFIG + "      optimizer: {name: adm}\n",
-        "one of adam",
-        "spec.trainer.config.optimizer.name",
-    ),
-    _case("unknown-precision", CONFIG + "      precision: fp16\n", "one of float32", "spec.trainer.config.precision"),
-    _case("unknown-data", CONFIG + "      data: {name: cifar}\n", "one of digits", "spec.trainer.config.data.name"),
-    _case(
-        "slice-the-wrong-way-round",
-        CONFIG + "      data: {start: 9, end: 5}\n",
-        "end must be greater",
-        "spec.trainer.config.data.end",
-    ),
-    _case(
-        "slice-after-digits",
-        CONFIG + "      data: {name: digits, start: 1442}\n",
-        "1,442 training samples",
-        "spec.trainer.config.data.end",
-    ),
-    _case(
-        "slice-of-synthetic",
-        CONFIG + "      data: {name: synthetic, end: 9000}\n",
-        "samples",
-        "spec.trainer.config.data.end",
-    ),
+    _config("unknown-optimizer", "optimizer: {name: adm}", "one of adam", ".name"),
+    _config("unknown-precision", "precision: fp16", "one of float32"),
+    _config("unknown-data", "data: {name: cifar}", "one of digits", ".name"),
+    _config("slice-the-wrong-way-round", "data: {start: 9, end: 5}", "end must be greater", ".end"),
+    _config("slice-after-digits", "data: {name: digits, start: 1442}", "1,442 training samples", ".end"),
+    _config("slice-of-synthetic", "data: {name: synthetic, end: 9000}", "samples", ".end"),
     _case(
         "batch-larger-than-the-slice",
         CONFIG + "      dropLast: true\n      data: {end: 50}\n",
         "drop all",
         "spec.trainer.config.globalBatchSize",
     ),
-    _case("decay-of-one", CONFIG + "      emaDecay: 1\n", "less than 1", "spec.trainer.config.emaDecay"),
-    _case("negative-seed", CONFIG + "      seed: -1\n", "from 0 to", "spec.trainer.config.seed"),
-    _case("yes-for-a-number", CONFIG + "      seed: yes\n", "from 0 to", "spec.trainer.config.seed"),
-    _case("no-replicas", TASK + "  workers: {replicas: 0}\n", "from 1 to 10000", "spec.workers.replicas"),
-    _case("too-many-replicas", TASK + "  workers: {replicas: 10001}\n", "from 1 to 10000", "spec.workers.replicas"),
-    _case(
-        "too-many-processes",
-        TASK + "  workers: {processesPerReplica: 65}\n",
-        "from 1 to 64",
-        "spec.workers.processesPerReplica",
-    ),
-    _case(
+    _config("decay-of-one", "emaDecay: 1", "less than 1"),
+    _config("negative-seed", "seed: -1", "from 0 to"),
+    _config("yes-for-a-number", "seed: yes", "from 0 to"),
+    _spec("no-replicas", "workers: {replicas: 0}", "from 1 to 10000", ".replicas"),
+    _spec("too-many-replicas", "workers: {replicas: 10001}", "from 1 to 10000", ".replicas"),
+    _spec("too-many-processes", "workers: {processesPerReplica: 65}", "from 1 to 64", ".processesPerReplica"),
+    _spec(
         "gpus-of-another-kind",
-        TASK + "  workers: {resources: {limits: {amd.com/gpu: 1.5}}}\n",
+        "workers: {resources: {limits: {amd.com/gpu: 1.5}}}",
         "devices come whole",
-        "spec.workers.resources.limits.amd.com/gpu",
+        ".resources.limits.amd.com/gpu",
     ),
-    _case(
+    _spec(
         "memory-in-words",
-        TASK + "  workers: {resources: {limits: {memory: much}}}\n",
+        "workers: {resources: {limits: {memory: much}}}",
         "an amount such as",
-        "spec.workers.resources.limits.memory",
+        ".resources.limits.memory",
     ),
-    _case(
-        "port-too-low",
-        TASK + "  workers: {storePorts: {first: 80, last: 2000}}\n",
-        "1024 to 65535",
-        "spec.workers.storePorts",
-    ),
-    _case(
+    _spec("port-too-low", "workers: {storePorts: {first: 80, last: 2000}}", "1024 to 65535", ".storePorts"),
+    _spec(
         "tracking-with-a-password",
-        TASK + '  tracking: {mlflow: {uri: "https://me:secret@mlflow.example"}}\n',
+        'tracking: {mlflow: {uri: "https://me:secret@mlflow.example"}}',
         "MLFLOW_TRACKING_PASSWORD",
-        "spec.tracking.mlflow.uri",
+        ".mlflow.uri",
     ),
-    _case(
+    _spec(
         "tracking-without-a-scheme",
-        TASK + "  tracking: {mlflow: {uri: mlflow.example}}\n",
+        "tracking: {mlflow: {uri: mlflow.example}}",
         "Tracking server or store",
-        "spec.tracking.mlflow.uri",
+        ".mlflow.uri",
     ),
-    _case(
+    _spec(
         "tracking-with-a-variable-of-python",
-        TASK + "  tracking: {mlflow: {env: [{name: PYTHONPATH, value: /tmp}]}}\n",
+        "tracking: {mlflow: {env: [{name: PYTHONPATH, value: /tmp}]}}",
         "variables of tracking begin with",
-        "spec.tracking.mlflow.env",
+        ".mlflow.env",
     ),
-    _case("snake-case-policy", TASK + "  run_policy: {suspend: true}\n", "unknown field run_policy", "spec.run_policy"),
-    _case("backoff-limit", TASK + "  backoffLimit: 3\n", "unknown field backoffLimit", "spec.backoffLimit"),
-    _case("learning-rate-elsewhere", CONFIG + "      lr: 0.1\n", "unknown field lr", "spec.trainer.config.lr"),
-    _case("epochs-elsewhere", TASK + "    epochs: 3\n", "unknown field epochs", "spec.trainer.epochs"),
-    _case(
+    _spec("snake-case-policy", "run_policy: {suspend: true}", "unknown field run_policy"),
+    _spec("backoff-limit", "backoffLimit: 3", "unknown field backoffLimit"),
+    _config("learning-rate-elsewhere", "lr: 0.1", "unknown field lr"),
+    _trainer("epochs-elsewhere", "epochs: 3", "unknown field epochs"),
+    _spec(
         "metric-of-a-program-without-a-goal",
-        TASK + "  evaluators: {command: [python, score.py], metric: bleu}\n",
+        "evaluators: {command: [python, score.py], metric: bleu}",
         "goal must say whether",
-        "spec.evaluators.metric",
+        ".metric",
     ),
-    _case("watch-alone", TASK + "  evaluators: {watch: '*.pt'}\n", "needs a command", "spec.evaluators.watch"),
-    _case(
-        "watch-elsewhere",
-        TASK + "  evaluators: {command: [python, score.py], watch: ../*.pt}\n",
-        "",
-        "spec.evaluators.watch",
-    ),
-    _case(
-        "timeout-of-a-task",
-        TASK + "  evaluators: {timeoutSeconds: 60}\n",
-        "belongs to a command",
-        "spec.evaluators.timeoutSeconds",
-    ),
-    _case(
-        "args-of-no-program",
-        TASK + "  evaluators: {args: [x]}\n",
-        "args belong to a command",
-        "spec.evaluators.args",
-    ),
-    _case(
-        "metric-of-a-task-without-a-goal",
-        OWN_TASK + "  evaluators: {metric: bleu}\n",
-        "goal must say",
-        "spec.evaluators.metric",
-    ),
-    _case("config-of-an-own-task", OWN_TASK + "    config: {}\n", "take loop and parameters", "spec.trainer.config"),
-    _case("loop-of-a-built-in-task", TASK + "    loop: {epochs: 2}\n", "task of your own", "spec.trainer.loop"),
-    _case(
-        "parameters-of-a-built-in-task",
-        TASK + "    parameters: {a: 1}\n",
-        "task of your own",
-        "spec.trainer.parameters",
-    ),
+    _spec("watch-alone", "evaluators: {watch: '*.pt'}", "needs a command", ".watch"),
+    _spec("watch-elsewhere", "evaluators: {command: [python, score.py], watch: ../*.pt}", "", ".watch"),
+    _spec("timeout-of-a-task", "evaluators: {timeoutSeconds: 60}", "belongs to a command", ".timeoutSeconds"),
+    _spec("args-of-no-program", "evaluators: {args: [x]}", "args belong to a command", ".args"),
+    _own_task("metric-of-a-task-without-a-goal", "evaluators: {metric: bleu}", "goal must say", ".metric"),
+    _own_trainer("config-of-an-own-task", "config: {}", "take loop and parameters"),
+    _trainer("loop-of-a-built-in-task", "loop: {epochs: 2}", "task of your own"),
+    _trainer("parameters-of-a-built-in-task", "parameters: {a: 1}", "task of your own"),
     _case("config-of-causal-lm", LANGUAGE_MODEL + "    config: {}\n", "causal-lm and a task of", "spec.trainer.config"),
-    _case(
-        "metric-of-another-task",
-        LANGUAGE_MODEL + "  evaluators: {metric: macroF1}\n",
-        "one of loss, bitsPerByte",
-        "spec.evaluators.metric",
-    ),
-    _case("bits-of-images", TASK + "  evaluators: {metric: bitsPerByte}\n", "one of loss", "spec.evaluators.metric"),
-    _case("parameters-as-text", OWN_TASK + "    parameters: width\n", "a group", "spec.trainer.parameters"),
-    _case("task-as-a-path", NAMED + "spec:\n  trainer:\n    task: a/b.py:C\n", "module and class", "spec.trainer.task"),
-    _case("metric-unknown", TASK + "  evaluators: {metric: f1}\n", "one of loss", "spec.evaluators.metric"),
-    _case("never-a-checkpoint", TASK + "  checkpoint: {everySteps: 0}\n", "1 or more", "spec.checkpoint.everySteps"),
-    _case("keep-none", TASK + "  checkpoint: {keepLast: 0}\n", "1 or more", "spec.checkpoint.keepLast"),
-    _case(
-        "negative-seconds",
-        TASK + "  checkpoint: {everySeconds: -1}\n",
-        "greater than 0",
-        "spec.checkpoint.everySeconds",
-    ),
-    _case("template-as-text", TASK + "  workers: {template: pod}\n", "a group", "spec.workers.template"),
-    _case(
-        "template-of-a-list",
-        TASK + "  workers: {template: {spec: []}}\n",
-        "must be a group of fields",
-        "spec.workers.template",
-    ),
-    _case(
+    _language("metric-of-another-task", "evaluators: {metric: macroF1}", "one of loss, bitsPerByte", ".metric"),
+    _spec("bits-of-images", "evaluators: {metric: bitsPerByte}", "one of loss", ".metric"),
+    _own_trainer("parameters-as-text", "parameters: width", "a group"),
+    _named("task-as-a-path", "spec:\n  trainer:\n    task: a/b.py:C", "module and class", ".trainer.task"),
+    _spec("metric-unknown", "evaluators: {metric: f1}", "one of loss", ".metric"),
+    _spec("never-a-checkpoint", "checkpoint: {everySteps: 0}", "1 or more", ".everySteps"),
+    _spec("keep-none", "checkpoint: {keepLast: 0}", "1 or more", ".keepLast"),
+    _spec("negative-seconds", "checkpoint: {everySeconds: -1}", "greater than 0", ".everySeconds"),
+    _spec("template-as-text", "workers: {template: pod}", "a group", ".template"),
+    _spec("template-of-a-list", "workers: {template: {spec: []}}", "must be a group of fields", ".template"),
+    _spec(
         "label-of-ours",
-        TASK + "  workers: {template: {metadata: {labels: {tandem.dev/job: x}}}}\n",
+        "workers: {template: {metadata: {labels: {tandem.dev/job: x}}}}",
         "must not set tandem.dev/job",
-        "spec.workers.template",
+        ".template",
     ),
 )

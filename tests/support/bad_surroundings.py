@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +27,28 @@ class BadSurroundings:
 
     name: str
     job: Callable[[Path], Manifest]
-    field: str
-    """Which field the message is about."""
     words: str
-    """What it says, as a regular expression."""
+    """What the message says, as a regular expression."""
     suggestion: str = ""
+    field: str = ""
+    """The field that the message is about."""
     needs_no_gpu: bool = False
     """It is nothing bad on a machine with a GPU."""
 
 
 def idx(*sizes: int, kind: int = BYTES, content: bytes | None = None) -> bytes:
     """A file of the IDX format; zeros where nothing else is said."""
-    count = 1
-    for size in sizes:
-        count *= size
-    return struct.pack(f">HBB{len(sizes)}I", 0, kind, len(sizes), *sizes) + (
-        bytes(count) if content is None else content
-    )
+    data = bytes(math.prod(sizes)) if content is None else content
+    return struct.pack(f">HBB{len(sizes)}I", 0, kind, len(sizes), *sizes) + data
 
 
 def safetensors(**tensors: tuple[int, ...]) -> bytes:
     """A file of float32 zeros, of these shapes."""
     entries, at = {}, 0
     for name, shape in tensors.items():
-        count = 4
-        for size in shape:
-            count *= size
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + count]}
-        at += count
+        end = at + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(entries).encode()
     return struct.pack("<Q", len(text)) + text + bytes(at)
 
@@ -217,242 +213,188 @@ def _damaged(content: bytes) -> bytes:
     return bytes(packed)
 
 
-_FIRST = "spec.trainer.command[0]"
-_SECOND = "spec.trainer.command[1]"
-_PATH = "spec.trainer.config.data.path"
-_WEIGHTS = "spec.trainer.config.initialWeights"
 _SECRET = {"name": "NO_SUCH_VARIABLE_HERE", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
-_THIRD = "spec.trainer.command[2]"
 _SCRIPT = "import os\n"
+_first, _second, _third = (partial(BadSurroundings, field=f"spec.trainer.command[{index}]") for index in range(3))
+_path = partial(BadSurroundings, field="spec.trainer.config.data.path")
+_weights = partial(BadSurroundings, field="spec.trainer.config.initialWeights")
 
 CASES = (
     # The user's own command
-    BadSurroundings("script-missing", _command("python", "train.py"), _SECOND, "there is no file train.py in /"),
+    _second("script-missing", _command("python", "train.py"), "there is no file train.py in /"),
+    _second("script-misspelt", _command("python", "tain.py", train__py=_SCRIPT), "no file tain", "train.py"),
     BadSurroundings(
-        "script-misspelt", _command("python", "tain.py", train__py=_SCRIPT), _SECOND, "no file tain", "train.py"
+        "script-in-args", _command("python", args=("train.py",)), "no file train.py", field="spec.trainer.args[0]"
     ),
+    _first("script-without-python", _command("train.py"), "there is no file train.py"),
     BadSurroundings(
-        "script-in-args", _command("python", args=("train.py",)), "spec.trainer.args[0]", "no file train.py"
+        "script-after-options", _command("python", "-u", "-X", "dev", "a.py"), "a.py", field="spec.trainer.command[4]"
     ),
-    BadSurroundings("script-without-python", _command("train.py"), _FIRST, "there is no file train.py"),
-    BadSurroundings(
-        "script-after-options", _command("python", "-u", "-X", "dev", "a.py"), "spec.trainer.command[4]", "a.py"
-    ),
-    BadSurroundings("script-is-a-folder", _folder("train.py", "python", "train.py"), _SECOND, "train.py is a folder"),
-    BadSurroundings("folder-without-main", _folder("train", "python", "-u", "train"), _THIRD, "__main__.py"),
-    BadSurroundings("script-below-a-file", _command("python", "a/b.py", a=""), _SECOND, "there is no file a/b.py"),
-    BadSurroundings(
-        "script-does-not-compile", _command("python", "a.py", a__py="x = 1\nif x\n"), _SECOND, "a.py, line 2"
-    ),
-    BadSurroundings("script-with-zeros", _command("python", "a.py", a__py=b"x\0"), _SECOND, "null bytes"),
-    BadSurroundings(
-        "script-linked-to-nothing", _linked("a.py", "gone.py"), _SECOND, "a link to gone.py, which does not exist"
-    ),
-    BadSurroundings("script-linked-in-circles", _linked("a.py", "a.py"), _SECOND, "symbolic links|a link to"),
-    BadSurroundings(
+    _second("script-is-a-folder", _folder("train.py", "python", "train.py"), "train.py is a folder"),
+    _third("folder-without-main", _folder("train", "python", "-u", "train"), "__main__.py"),
+    _second("script-below-a-file", _command("python", "a/b.py", a=""), "there is no file a/b.py"),
+    _second("script-does-not-compile", _command("python", "a.py", a__py="x = 1\nif x\n"), "a.py, line 2"),
+    _second("script-with-zeros", _command("python", "a.py", a__py=b"x\0"), "null bytes"),
+    _second("script-linked-to-nothing", _linked("a.py", "gone.py"), "a link to gone.py, which does not exist"),
+    _second("script-linked-in-circles", _linked("a.py", "a.py"), "symbolic links|a link to"),
+    _second(
         "script-unreadable",
         _forbidden("a.py", _command("python", "a.py", a__py=_SCRIPT)),
-        _SECOND,
         "a.py cannot be read: Permission denied",
     ),
-    BadSurroundings("script-name-too-long", _command("python", "a" * 300 + ".py"), _SECOND, "too long"),
-    BadSurroundings("home-not-expanded", _command("python", "~/train.py"), _SECOND, "~ is not expanded"),
-    BadSurroundings("variable-not-expanded", _command("python", "$HOME/train.py"), _SECOND, "no shell runs this"),
-    BadSurroundings("module-missing", _command("python", "-m", "no_such"), _THIRD, "no module no_such"),
-    BadSurroundings("task-missing", _own_task("no_such:A"), "spec.trainer.task", "finds no module no_such"),
+    _second("script-name-too-long", _command("python", "a" * 300 + ".py"), "too long"),
+    _second("home-not-expanded", _command("python", "~/train.py"), "~ is not expanded"),
+    _second("variable-not-expanded", _command("python", "$HOME/train.py"), "no shell runs this"),
+    _third("module-missing", _command("python", "-m", "no_such"), "no module no_such"),
+    BadSurroundings("task-missing", _own_task("no_such:A"), "finds no module no_such", field="spec.trainer.task"),
     BadSurroundings(
         "parameter-of-causal-lm",
         lambda path: manifest("case", trainer={"task": "causal-lm", "parameters": {"width": 30}}),
-        "spec.trainer.parameters",
         "width must be a multiple of twice",
-    ),
-    BadSurroundings("task-in-a-module", _own_task("json.decoder.a:A"), "spec.trainer.task", "json.decoder is a module"),
-    BadSurroundings("module-is-a-file", _command("python", "-m", "a.py", a__py=""), _THIRD, "not a package", "a"),
-    BadSurroundings("module-is-a-path", _command("python", "-m", "./a"), _THIRD, "is not a module name"),
-    BadSurroundings("module-in-a-module", _command("python", "-m", "a.b", a__py=""), _THIRD, "not a package"),
-    BadSurroundings(
-        "package-without-main",
-        _command("python", "-m", "pack", **{"pack/__init__.py": ""}),
-        _THIRD,
-        "without a __main__.py",
-    ),
-    BadSurroundings("module-unnamed", _command("python", "-m"), _SECOND, "-m needs the name"),
-    BadSurroundings(
-        "program-missing", _command("no-such-program"), _FIRST, "no program no-such-program in the folders of PATH"
+        field="spec.trainer.parameters",
     ),
     BadSurroundings(
-        "program-here", _command("start", start="#!/bin/sh\n", executable=True), _FIRST, "./start", "./start"
+        "task-in-a-module", _own_task("json.decoder.a:A"), "json.decoder is a module", field="spec.trainer.task"
     ),
-    BadSurroundings("program-not-executable", _command("./start", start="#!/bin/sh\n"), _FIRST, "chmod \\+x"),
-    BadSurroundings("program-is-a-folder", _folder("bin", "./bin"), _FIRST, "is a folder"),
-    BadSurroundings(
-        "no-interpreter", _command("./a", a="#!/no/such\n", executable=True), _FIRST, "interpreter /no/such"
+    _third("module-is-a-file", _command("python", "-m", "a.py", a__py=""), "not a package", "a"),
+    _third("module-is-a-path", _command("python", "-m", "./a"), "is not a module name"),
+    _third("module-in-a-module", _command("python", "-m", "a.b", a__py=""), "not a package"),
+    _third(
+        "package-without-main", _command("python", "-m", "pack", **{"pack/__init__.py": ""}), "without a __main__.py"
     ),
+    _second("module-unnamed", _command("python", "-m"), "-m needs the name"),
+    _first("program-missing", _command("no-such-program"), "no program no-such-program in the folders of PATH"),
+    _first("program-here", _command("start", start="#!/bin/sh\n", executable=True), "./start", "./start"),
+    _first("program-not-executable", _command("./start", start="#!/bin/sh\n"), "chmod \\+x"),
+    _first("program-is-a-folder", _folder("bin", "./bin"), "is a folder"),
+    _first("no-interpreter", _command("./a", a="#!/no/such\n", executable=True), "interpreter /no/such"),
+    _first("no-interpreter-by-env", _command("./a", a="#!/usr/bin/env nosuch\n", executable=True), "no folder of PATH"),
+    _first("windows-line-ends", _command("./a", a="#!/bin/sh\r\ntrue\r\n", executable=True), "Windows line endings"),
+    _second("shell-script-missing", _command("bash", "run.sh"), "there is no file run.sh"),
     BadSurroundings(
-        "no-interpreter-by-env",
-        _command("./a", a="#!/usr/bin/env nosuch\n", executable=True),
-        _FIRST,
-        "no folder of PATH",
-    ),
-    BadSurroundings(
-        "windows-line-ends", _command("./a", a="#!/bin/sh\r\ntrue\r\n", executable=True), _FIRST, "Windows line endings"
-    ),
-    BadSurroundings("shell-script-missing", _command("bash", "run.sh"), _SECOND, "there is no file run.sh"),
-    BadSurroundings(
-        "secret-not-set", _task(variables=[_SECRET]), "spec.trainer.env[0].name", "set NO_SUCH_VARIABLE_HERE"
+        "secret-not-set", _task(variables=[_SECRET]), "set NO_SUCH_VARIABLE_HERE", field="spec.trainer.env[0].name"
     ),
     # Data
-    BadSurroundings("data-folder-missing", _mnist(lambda _: None, {"path": "dat"}), _PATH, "there is no folder dat"),
-    BadSurroundings(
-        "home-of-nobody", _mnist(lambda _: None, {"path": "~nobody-here/data"}), _PATH, "no user nobody-here"
+    _path("data-folder-missing", _mnist(lambda _: None, {"path": "dat"}), "there is no folder dat"),
+    _path("home-of-nobody", _mnist(lambda _: None, {"path": "~nobody-here/data"}), "no user nobody-here"),
+    _path("data-is-a-file", _mnist(_file_in_its_place), "data is a file"),
+    _path("data-missing", _mnist(_emptied), "lacks the training data"),
+    _path(
+        "data-folder-unreadable", _forbidden("data", _mnist(lambda _: None)), "data cannot be read: Permission denied"
     ),
-    BadSurroundings("data-is-a-file", _mnist(_file_in_its_place), _PATH, "data is a file"),
-    BadSurroundings("data-missing", _mnist(_emptied), _PATH, "lacks the training data"),
-    BadSurroundings(
-        "data-folder-unreadable",
-        _forbidden("data", _mnist(lambda _: None)),
-        _PATH,
-        "data cannot be read: Permission denied",
-    ),
-    BadSurroundings(
+    _path(
         "images-unreadable",
         _forbidden(f"data/{IMAGES}", _mnist(lambda _: None)),
-        _PATH,
         f"{IMAGES} cannot be read as an IDX file: Permission denied$",
     ),
-    BadSurroundings("labels-missing", _mnist(lambda data: (data / LABELS).unlink()), _PATH, f"training data: {LABELS}"),
-    BadSurroundings(
-        "test-data-missing", _mnist(lambda data: (data / TEST_IMAGES).unlink()), _PATH, "test data.*evaluators"
-    ),
-    BadSurroundings(
+    _path("labels-missing", _mnist(lambda data: (data / LABELS).unlink()), f"training data: {LABELS}"),
+    _path("test-data-missing", _mnist(lambda data: (data / TEST_IMAGES).unlink()), "test data.*evaluators"),
+    _path(
         "data-not-downloadable",
         _mnist(_file_in_its_place, {"path": "data/in", "download": True}),
-        _PATH,
         "cannot be downloaded",
     ),
-    BadSurroundings(
-        "data-is-garbage", _mnist(_with(IMAGES, b"garbage, and more")), _PATH, "not an IDX file of unsigned bytes"
-    ),
-    BadSurroundings("data-is-empty", _mnist(_with(LABELS, b"")), _PATH, "ends before its header"),
-    BadSurroundings("data-of-floats", _mnist(_with(IMAGES, idx(20, 28, 28, kind=FLOATS))), _PATH, "unsigned bytes"),
-    BadSurroundings(
-        "data-too-large", _mnist(_with(IMAGES, idx(2**31, 28, 28, content=b""))), _PATH, "more than this reads"
-    ),
-    BadSurroundings(
-        "images-cut-short", _mnist(_with(IMAGES, idx(20, 28, 28)[:-1])), _PATH, "cut short: 15,679 of 15,680"
-    ),
-    BadSurroundings("labels-cut-short", _mnist(_with(TEST_LABELS, idx(20)[:-5])), _PATH, "cut short: 15 of 20"),
-    BadSurroundings("no-gzip", _mnist(_compressed(IMAGES, b"garbage")), _PATH, "Not a gzipped file"),
-    BadSurroundings(
-        "gzip-cut-short", _mnist(_compressed(IMAGES, gzip.compress(idx(20, 28, 28))[:-30])), _PATH, "ended before"
-    ),
-    BadSurroundings(
-        "gzip-damaged",
-        _mnist(_compressed(LABELS, _damaged(idx(20, content=bytes(range(10)) * 2)))),
-        _PATH,
-        "Error -3|CRC",
-    ),
-    BadSurroundings(
+    _path("data-is-garbage", _mnist(_with(IMAGES, b"garbage, and more")), "not an IDX file of unsigned bytes"),
+    _path("data-is-empty", _mnist(_with(LABELS, b"")), "ends before its header"),
+    _path("data-of-floats", _mnist(_with(IMAGES, idx(20, 28, 28, kind=FLOATS))), "unsigned bytes"),
+    _path("data-too-large", _mnist(_with(IMAGES, idx(2**31, 28, 28, content=b""))), "more than this reads"),
+    _path("images-cut-short", _mnist(_with(IMAGES, idx(20, 28, 28)[:-1])), "cut short: 15,679 of 15,680"),
+    _path("labels-cut-short", _mnist(_with(TEST_LABELS, idx(20)[:-5])), "cut short: 15 of 20"),
+    _path("no-gzip", _mnist(_compressed(IMAGES, b"garbage")), "Not a gzipped file"),
+    _path("gzip-cut-short", _mnist(_compressed(IMAGES, gzip.compress(idx(20, 28, 28))[:-30])), "ended before"),
+    _path("gzip-damaged", _mnist(_compressed(LABELS, _damaged(idx(20, content=bytes(range(10)) * 2)))), "Error -3|CRC"),
+    _path(
         "label-out-of-range",
         _mnist(_with(LABELS, idx(20, content=bytes(19) + b"\x0a"))),
-        _PATH,
         "the label 10; labels are 0 to 9",
     ),
-    BadSurroundings(
-        "test-label-out-of-range", _mnist(_with(TEST_LABELS, idx(20, content=b"\xff" * 20))), _PATH, "the label 255"
-    ),
-    BadSurroundings("more-images-than-labels", _mnist(_counted(20, 19)), _PATH, "20 images and 19 labels"),
-    BadSurroundings("no-images", _mnist(_counted(0, 0)), _PATH, "holds no images"),
-    BadSurroundings("colour-images", _mnist(_with(IMAGES, idx(20, 28, 28, 3))), _PATH, "not images and labels"),
-    BadSurroundings("images-not-square", _mnist(_sized(20, 28, 20)), _PATH, "28×20 pixels"),
-    BadSurroundings("images-too-small", _mnist(_sized(20, 5, 5)), "spec.trainer.config.model", "at least 6×6"),
+    _path("test-label-out-of-range", _mnist(_with(TEST_LABELS, idx(20, content=b"\xff" * 20))), "the label 255"),
+    _path("more-images-than-labels", _mnist(_counted(20, 19)), "20 images and 19 labels"),
+    _path("no-images", _mnist(_counted(0, 0)), "holds no images"),
+    _path("colour-images", _mnist(_with(IMAGES, idx(20, 28, 28, 3))), "not images and labels"),
+    _path("images-not-square", _mnist(_sized(20, 28, 20)), "28×20 pixels"),
+    BadSurroundings("images-too-small", _mnist(_sized(20, 5, 5)), "at least 6×6", field="spec.trainer.config.model"),
     BadSurroundings(
         "slice-past-the-data",
         _mnist(lambda _: None, {"end": 21}),
-        "spec.trainer.config.data.end",
         "20 training samples",
+        field="spec.trainer.config.data.end",
     ),
     BadSurroundings(
         "slice-after-the-data",
         _mnist(lambda _: None, {"start": 20}),
-        "spec.trainer.config.data.start",
         "no slice 20:20",
+        field="spec.trainer.config.data.start",
     ),
     BadSurroundings(
         "slice-of-what-is-held-out",
         _mnist(lambda _: None, {"end": 20, "validation": 0.5}),
-        "spec.trainer.config.data.end",
         "10 training samples",
+        field="spec.trainer.config.data.end",
     ),
     BadSurroundings(
         "validation-of-nothing",
         _mnist(lambda _: None, {"validation": 0.01}),
-        "spec.trainer.config.data.validation",
         "leaves nothing to validate",
+        field="spec.trainer.config.data.validation",
     ),
     BadSurroundings(
         "batch-larger-than-data",
         _mnist(lambda _: None, dropLast=True),
-        "spec.trainer.config.globalBatchSize",
         "64, and there are 20",
+        field="spec.trainer.config.globalBatchSize",
     ),
     # Weights
-    BadSurroundings("weights-missing", _initial(None), _WEIGHTS, "there is no file w.safetensors"),
-    BadSurroundings(
+    _weights("weights-missing", _initial(None), "there is no file w.safetensors"),
+    _weights(
         "weights-unreadable",
         _forbidden("w.safetensors", _initial(weights())),
-        _WEIGHTS,
         "w.safetensors cannot be read: Permission denied",
     ),
-    BadSurroundings(
-        "weights-in-a-folder", _folder_of_weights, _WEIGHTS, "step is no run directory, no checkpoint, and no folder"
-    ),
-    BadSurroundings("weights-of-no-run", _run_without_checkpoints, _WEIGHTS, "first has no checkpoint that counts"),
-    BadSurroundings("weights-of-pickle", _initial(b"\x80\x04" + bytes(100), "w.pkl"), _WEIGHTS, "a file of pickle"),
-    BadSurroundings("weights-not-fetched", _initial(b"version https://git-lfs"), _WEIGHTS, "Git LFS"),
-    BadSurroundings("weights-empty", _initial(b""), _WEIGHTS, "it has 0 bytes"),
-    BadSurroundings("weights-garbage", _initial(b"\xff" * 100), _WEIGHTS, "no safetensors file: a header of"),
-    BadSurroundings("weights-without-json", _initial(struct.pack("<Q", 4) + b"{{{{"), _WEIGHTS, "no safetensors file"),
-    BadSurroundings("weights-cut-short", _initial(weights()[:-8]), _WEIGHTS, "ends after the file"),
-    BadSurroundings(
-        "weights-of-another-model", _initial(weights("baby-cnn")), _WEIGHTS, "model cnn on images of 8×8: it lacks"
-    ),
-    BadSurroundings(
-        "weights-of-another-size", _initial(weights(size=28)), _WEIGHTS, r"classifier.0.weight is \[128, 9216\] there"
-    ),
-    BadSurroundings(
-        "weights-with-more", _initial(safetensors(**shapes("cnn", 1, 8, 10), extra=(2,))), _WEIGHTS, "extra too many"
-    ),
+    _weights("weights-in-a-folder", _folder_of_weights, "step is no run directory, no checkpoint, and no folder"),
+    _weights("weights-of-no-run", _run_without_checkpoints, "first has no checkpoint that counts"),
+    _weights("weights-of-pickle", _initial(b"\x80\x04" + bytes(100), "w.pkl"), "a file of pickle"),
+    _weights("weights-not-fetched", _initial(b"version https://git-lfs"), "Git LFS"),
+    _weights("weights-empty", _initial(b""), "it has 0 bytes"),
+    _weights("weights-garbage", _initial(b"\xff" * 100), "no safetensors file: a header of"),
+    _weights("weights-without-json", _initial(struct.pack("<Q", 4) + b"{{{{"), "no safetensors file"),
+    _weights("weights-cut-short", _initial(weights()[:-8]), "ends after the file"),
+    _weights("weights-of-another-model", _initial(weights("baby-cnn")), "model cnn on images of 8×8: it lacks"),
+    _weights("weights-of-another-size", _initial(weights(size=28)), r"classifier.0.weight is \[128, 9216\] there"),
+    _weights("weights-with-more", _initial(safetensors(**shapes("cnn", 1, 8, 10), extra=(2,))), "extra too many"),
     # The machine
     BadSurroundings(
         "float16-on-a-cpu",
         _task(precision="float16"),
-        "spec.trainer.config.precision",
         "needs a GPU",
+        field="spec.trainer.config.precision",
         needs_no_gpu=True,
     ),
     BadSurroundings(
-        "ten-thousand-replicas", _task({"workers": {"replicas": 10_000}}), "spec.workers.replicas", "of memory at least"
+        "ten-thousand-replicas",
+        _task({"workers": {"replicas": 10_000}}),
+        "of memory at least",
+        field="spec.workers.replicas",
     ),
     BadSurroundings(
         "evaluators-without-end",
         _task({"evaluators": {"replicas": 1000, "processesPerReplica": 256}}),
-        "spec.evaluators.replicas",
         "256,000 evaluator processes",
+        field="spec.evaluators.replicas",
     ),
     BadSurroundings(
         "data-larger-than-memory",
         _task(data={"name": "synthetic", "samples": 10**12}),
-        "spec.trainer.config.data.samples",
         "the data takes",
+        field="spec.trainer.config.data.samples",
     ),
     BadSurroundings(
         "no-compiler",
         _task(compile=True, variables=[{"name": "PATH", "value": "/nowhere"}]),
-        "spec.trainer.config.compile",
         "compiler",
+        field="spec.trainer.config.compile",
         needs_no_gpu=True,
     ),
-    BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "", "Permission denied|may not be"),
-    BadSurroundings("run-directory-below-a-file", _runs_is_a_file, "", "is a file; a folder is needed"),
+    BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "Permission denied|may not be"),
+    BadSurroundings("run-directory-below-a-file", _runs_is_a_file, "is a file; a folder is needed"),
 )

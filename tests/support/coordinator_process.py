@@ -54,13 +54,36 @@ class Coordinator:
         with self.client() as client:
             return client.status()
 
-    def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> "Reply":
+        """A request without the token, but for its headers; a body that is no bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
-        connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} | headers)
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        return response.status, json.loads(content) if content.startswith(b"{") else {"text": content.decode()}
+        try:
+            sent = body if isinstance(body, bytes) or body is None else json.dumps(body)
+            connection.request(method, path, sent, headers)
+            return Reply(connection.getresponse())
+        finally:
+            connection.close()
+
+    def raw(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, Any]]:
+        """Status and content of the answer to a request with the token."""
+        reply = self.ask(method, path, body, **{"Authorization": f"Bearer {TOKEN}"} | headers)
+        return reply.status, json.loads(reply.body) if reply.body.startswith("{") else {"text": reply.body}
+
+
+class Reply:
+    """What came back."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers = response.status, response.headers
+        self.body = response.read().decode()
+
+    @property
+    def error(self) -> str:
+        return str(json.loads(self.body)["error"])
+
+    @property
+    def cookie(self) -> str:
+        return (self.headers["Set-Cookie"] or "").partition(";")[0]
 
 
 def spawn(rundir: RunDir, command: list[str], **environment: str) -> subprocess.Popen[bytes]:

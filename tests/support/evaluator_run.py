@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor
 
 from tandem.launch import environment, evaluator_command
-from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
-from tandem.rundir.durable import commit_folder, encode, read_json_or_none, temporary_beside
-from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json_or_none
 from tandem.status import CheckpointRef
 from tandem_trainer import models
-from tests.support import manifests
-from tests.support.hashing import hash_file
+from tests.support import checkpoints, manifests
 from tests.support.lines import read_lines
 from tests.support.warm import warm_command, warm_environment
 
@@ -41,8 +37,7 @@ class Run:
 
     def generation(self, number: int, resumed_from: CheckpointRef | None = None) -> None:
         """Record a generation."""
-        record = GenerationRecord(generation=number, resumed_from=resumed_from, world_size=1, started_at=time.time())
-        assert self.rundir.record_generation(record)
+        checkpoints.begin(self.rundir, number, resumed_from)
 
     def weights(self, seed: int, channels: int = 1, image_size: int = 28) -> dict[str, Tensor]:
         """A state_dict of the job's model with fresh weights."""
@@ -51,21 +46,8 @@ class Run:
 
     def checkpoint(self, step: int, weights: Mapping[str, Tensor], generation: int = 1) -> CheckpointRef:
         """Commit a checkpoint the way the trainer does."""
-        final = self.rundir.checkpoint(checkpoint_name(step))
-        aside = temporary_beside(final)
-        aside.mkdir()
-        safetensors.torch.save_file({key: value.contiguous() for key, value in weights.items()}, aside / WEIGHTS)
-        manifest = Manifest(
-            name=final.name,
-            step=step,
-            generation=generation,
-            created_at=time.time(),
-            world_size=1,
-            files=[hash_file(aside / WEIGHTS)],
-        )
-        (aside / FILE).write_bytes(encode(manifest.sealed()))
-        commit_folder(aside, final)
-        return manifest.reference
+        content = safetensors.torch.save({key: value.contiguous() for key, value in weights.items()})
+        return checkpoints.commit(self.rundir, step, generation, files={WEIGHTS: content})
 
     @contextmanager
     def evaluator(self, replica: str = "evaluator-0", index: int = 0) -> Iterator["subprocess.Popen[str]"]:

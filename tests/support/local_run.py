@@ -20,7 +20,7 @@ from tandem.status import Snapshot
 from tandem_cli.local.guardian import MARK, marked
 from tests.support import ROOT
 from tests.support.lines import read_lines
-from tests.support.processes import TANDEM, environment
+from tests.support.processes import TANDEM, environment, tandem
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -128,6 +128,11 @@ class LocalRun:
             return self.step() >= step
 
         until(there, f"step {step}")
+
+    def called(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """One call of the command line, from a folder that has nothing to do with the run, without a cluster."""
+        state = self.path.parent / "state"
+        return tandem(*words, cwd=Path("/usr"), variables={"XDG_STATE_HOME": str(state), "PATH": "/usr/bin:/bin"})
 
     def interrupt(self) -> None:
         """Press Ctrl-C: the terminal's signal to the foreground group."""

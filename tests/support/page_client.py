@@ -10,41 +10,10 @@ from tests.support.coordinator_process import Coordinator
 from tests.support.waiting import SECONDS
 
 
-class Answer:
-    """What came back."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status, self.headers = response.status, response.headers
-        self.body = response.read().decode()
-
-    @property
-    def error(self) -> str:
-        return str(json.loads(self.body)["error"])
-
-    @property
-    def cookie(self) -> str:
-        return (self.headers["Set-Cookie"] or "").partition(";")[0]
-
-
-def ask(
-    coordinator: Coordinator, method: str, path: str, body: Any = None, host: str = "", **headers: str
-) -> Answer:  # fmt: skip
-    """A request without the token."""
-    connection = http.client.HTTPConnection("127.0.0.1", coordinator.port, timeout=SECONDS)
-    try:
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        if host:
-            sent["Host"] = host
-        connection.request(method, path, None if body is None else json.dumps(body), sent)
-        return Answer(connection.getresponse())
-    finally:
-        connection.close()
-
-
 def invited(coordinator: Coordinator) -> str:
     """The cookie of somebody who was invited."""
     with coordinator.client() as client:
-        traded = ask(coordinator, "POST", "/open", {"word": client.invitation()})
+        traded = coordinator.ask("POST", "/open", {"word": client.invitation()})
     assert traded.status == 204, traded.body
     return traded.cookie
 

@@ -17,13 +17,13 @@ from tandem.measures import is_restart
 from tandem.rundir.checkpoint import FileEntry, Manifest
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tests.support import manifests
+from tests.support import checkpoints, manifests
 from tests.support.lines import Lines
 
 T0 = 1_780_000_000.0
 """When every simulated run starts."""
+KEEP_LAST = 3
 
 
 @dataclass
@@ -46,12 +46,10 @@ class Script:
     """done, failed, or open: neither marker."""
     stop_after: int | None = None
     """Nothing is written after that step: all was killed."""
-    keep_last: int = 3
     holds_out: bool = False
     """Whether there is validation data, on which scores fall while they rise on the test data."""
     gpus: bool = False
     classes: int = 10
-    seed: int = 0
 
 
 def job(script: Script) -> DistributedTrainingJob:
@@ -61,7 +59,7 @@ def job(script: Script) -> DistributedTrainingJob:
         trainer={"task": "image-classification", "config": {"data": {"name": "digits"}, "epochs": 40}},
         workers={"replicas": script.workers},
         evaluators={"processesPerReplica": max(1, script.evaluators)},
-        checkpoint={"everySteps": script.every, "keepLast": script.keep_last},
+        checkpoint={"everySteps": script.every, "keepLast": KEEP_LAST},
     )
 
 
@@ -70,7 +68,7 @@ class Simulation:
 
     def __init__(self, path: Path, script: Script) -> None:
         self.script, self.rundir = script, RunDir(path)
-        self.random = random.Random(script.seed)
+        self.random = random.Random(0)
         self.now = T0 + 1.0
         self.saved: list[tuple[CheckpointRef, float]] = []
         self.stretches: list[tuple[float, float, int, int]] = []
@@ -118,25 +116,12 @@ class Simulation:
         script, rundir = self.script, self.rundir
         members = [f"worker-{index}" for index in range(size)]
         opened = self.now
-        self.coordinator.append(
-            {
-                **{"kind": "generation", "time": opened, "generation": number, "worldSize": size, "members": members},
-                **{"reason": reason, "detail": f"{reason} of worker-1" if number > 1 else ""},
-            }
-        )
-        rundir.record_generation(
-            GenerationRecord(
-                generation=number, resumed_from=resumed, world_size=size, members=members, started_at=opened
-            )
-        )
-        begin = resumed.step if resumed else 0
-        lines: list[dict[str, Any]] = [
-            {
-                **{"kind": "start", "time": opened + 1.4, "step": begin, "totalSteps": script.steps, "worldSize": size},
-                "resumedFrom": resumed.dump() if resumed else None,
-            }
-        ]
-        self.now = opened + 1.4
+        opening = line("generation", opened, generation=number, worldSize=size, members=members, reason=reason)
+        self.coordinator.append({**opening, "detail": f"{reason} of worker-1" if number > 1 else ""})
+        checkpoints.begin(rundir, number, resumed, world_size=size, members=members, started_at=opened)
+        begin, self.now = resumed.step if resumed else 0, opened + 1.4
+        lines = [line("start", self.now, step=begin, totalSteps=script.steps, worldSize=size)]
+        lines[0]["resumedFrom"] = resumed.dump() if resumed else None
         phases, rate_from, rate_step = {"data": 0.0, "compute": 0.0, "checkpoint": 0.0}, self.now, begin
         for step in range(begin + 1, until + 1):
             took = script.step_seconds * script.workers / size * self.random.uniform(0.9, 1.15)
@@ -145,54 +130,35 @@ class Simulation:
             phases["compute"] += 0.95 * took
             loss = math.nan if step in script.nan_steps else loss_at(step, script.steps, self.random)
             self.steps_at.append((self.now, step))
-            lines.append(
-                {
-                    **{"kind": "step", "time": self.now, "step": step, "loss": loss, "samples": 64},
-                    **{"lr": 1e-3 * min(1.0, step / 100)},
-                    **({"gradientNorm": 0.2 + 3 * math.exp(-3 * step / script.steps)} if step % 5 == 0 else {}),
-                    "ids": f"{self.random.getrandbits(64):016x}",
-                }
-            )
+            norm = {"gradientNorm": 0.2 + 3 * math.exp(-3 * step / script.steps)} if step % 5 == 0 else {}
+            taken = line("step", self.now, step=step, loss=loss, samples=64, lr=1e-3 * min(1.0, step / 100), **norm)
+            lines.append({**taken, "ids": f"{self.random.getrandbits(64):016x}"})
             if step % script.every == 0 or step == script.steps:
                 stall = self.random.uniform(0.002, 0.006)
                 phases["checkpoint"] += stall
                 self.now += stall
                 name = checkpoint_name(step)
                 commit = self.random.uniform(0.03, 0.08)
-                lines.append(
-                    {
-                        **{"kind": "checkpoint", "time": self.now + commit, "name": name, "step": step},
-                        **{"stallSeconds": stall, "commitSeconds": commit, "bytes": 14_412_316},
-                    }
-                )
+                saved = line("checkpoint", self.now + commit, name=name, step=step, stallSeconds=stall)
+                lines.append({**saved, "commitSeconds": commit, "bytes": 14_412_316})
                 self.saved.append((CheckpointRef(name=name, step=step, generation=number), self.now + commit))
             if step % 20 == 0 or step == until:
                 rate = (step - rate_step) * 64 / (self.now - rate_from)
-                lines.append(
-                    {
-                        **{"kind": "rate", "time": self.now, "step": step, "epoch": step / 23, "throughput": rate},
-                        **{"stepSeconds": script.step_seconds, "phases": dict(phases)},
-                    }
-                )
+                told = line("rate", self.now, step=step, epoch=step / 23, throughput=rate)
+                lines.append({**told, "stepSeconds": script.step_seconds, "phases": dict(phases)})
                 phases = dict.fromkeys(phases, 0.0)
                 rate_from, rate_step = self.now, step
         if not killed and script.stop_after is None:
-            lines.append({"kind": "end", "time": self.now, "step": until, "why": "complete"})
-        log = Lines(rundir.log / f"train-g{number:06d}.jsonl")
-        log.append(*sorted(lines, key=lambda line: line["time"]))
-        log.close()
+            lines.append(line("end", self.now, step=until, why="complete"))
+        self._log(f"train-g{number:06d}", lines)
         self.stretches.append((opened + 1.4, self.now, size, number))
         if killed:
-            self.coordinator.append(
-                {
-                    **{"kind": "closed", "time": self.now + 0.05, "generation": number, "reason": "WorkerFailed"},
-                    "detail": "rank 1 of worker-1 ended with signal 9",
-                }
-            )
+            closed = line("closed", self.now + 0.05, generation=number, reason="WorkerFailed")
+            self.coordinator.append({**closed, "detail": "rank 1 of worker-1 ended with signal 9"})
 
     def _evaluate(self) -> float:
         """Each evaluator does its shard of every checkpoint it gets to; the first one decides what is skipped."""
-        script, rundir = self.script, self.rundir
+        script = self.script
         if not script.evaluators:
             return self.now
         taken, skipped, free = [], [], T0 + 3.0
@@ -211,23 +177,12 @@ class Simulation:
             for shard, log in enumerate(logs):
                 seconds = script.evaluation_seconds * self.random.uniform(0.8, 1.08)
                 ends.append(begin + seconds)
-                log.append(
-                    {
-                        **{"kind": "evaluated", "time": begin + seconds, "checkpoint": reference.name},
-                        **{"step": reference.step, "generation": reference.generation},
-                        **{"shard": shard, "seconds": seconds},
-                    }
-                )
+                of = {"checkpoint": reference.name, "step": reference.step, "generation": reference.generation}
+                log.append(line("evaluated", begin + seconds, **of, shard=shard, seconds=seconds))
             self._result(reference, begin, max(ends))
         for (reference, _), at in skipped:
-            logs[0].append({"kind": "skipped", "time": at, "checkpoint": reference.name, "step": reference.step})
-            folder = rundir.evaluations / reference.name
-            folder.mkdir(exist_ok=True)
-            replace_json(
-                folder / f"g{reference.generation:06d}.skipped.json",
-                {"why": "a newer checkpoint was there", "at": at},
-                durable=False,
-            )
+            logs[0].append(line("skipped", at, checkpoint=reference.name, step=reference.step))
+            self._evaluation(reference, ".skipped", {"why": "a newer checkpoint was there", "at": at})
         for index, log in enumerate(logs):
             self._usage(index, log, finished)
         self._keep()
@@ -238,20 +193,13 @@ class Simulation:
         used, now, lines = 0.8, T0 + 2.0, list(log)
         while now < finished:
             at_work = next((line for begin, end, line in busy if begin <= now < end), None)
-            lines.append(
-                {
-                    **{"kind": "usage", "time": now, "cpuSeconds": used, "state": "evaluating" if at_work else "idle"},
-                    "checkpoint": at_work["checkpoint"] if at_work else None,
-                }
-            )
+            sign = line("usage", now, cpuSeconds=used, state="evaluating" if at_work else "idle")
+            lines.append({**sign, "checkpoint": at_work["checkpoint"] if at_work else None})
             then = now + 1.0
             overlap = sum(max(0.0, min(end, then) - max(begin, now)) for begin, end, _ in busy)
             used += 0.97 * overlap + 0.004
             now = then
-        lines.append({"kind": "end", "time": finished + 0.1})
-        file = Lines(self.rundir.log / f"evaluator-evaluator-0-{index}.jsonl")
-        file.append(*sorted(lines, key=lambda line: line["time"]))
-        file.close()
+        self._log(f"evaluator-evaluator-0-{index}", [*lines, line("end", finished + 0.1)])
 
     def _result(self, reference: CheckpointRef, begin: float, end: float) -> None:
         classes = self.script.classes
@@ -265,23 +213,28 @@ class Simulation:
         hits = np.diag(confusion)
         f1 = 2 * hits / np.maximum(1, confusion.sum(0) + confusion.sum(1))
         accuracy = float(hits.sum() / confusion.sum())
+        held_out = {"loss": 0.5, "accuracy": 0.9 - 0.4 * reference.step / self.script.steps, "macroF1": 0.5}
+        result = {
+            **{"checkpoint": reference.name, "step": reference.step, "generation": reference.generation},
+            **{"samples": int(confusion.sum()), "perClassF1": f1.tolist(), "confusion": confusion.tolist()},
+            "metrics": {"loss": 3 * (1 - accuracy), "accuracy": accuracy, "macroF1": float(f1.mean())},
+            **({"validation": {"samples": 100, "metrics": held_out}} if self.script.holds_out else {}),
+            **{"startedAt": begin, "finishedAt": end},
+        }
+        self._evaluation(reference, "", result)
+
+    def _evaluation(self, reference: CheckpointRef, what: str, content: Mapping[str, Any]) -> None:
         folder = self.rundir.evaluations / reference.name
         folder.mkdir(exist_ok=True)
-        held_out = {"loss": 0.5, "accuracy": 0.9 - 0.4 * reference.step / self.script.steps, "macroF1": 0.5}
-        replace_json(
-            folder / f"g{reference.generation:06d}.json",
-            {
-                **{"checkpoint": reference.name, "step": reference.step, "generation": reference.generation},
-                **{"samples": int(confusion.sum()), "perClassF1": f1.tolist(), "confusion": confusion.tolist()},
-                "metrics": {"loss": 3 * (1 - accuracy), "accuracy": accuracy, "macroF1": float(f1.mean())},
-                **({"validation": {"samples": 100, "metrics": held_out}} if self.script.holds_out else {}),
-                **{"startedAt": begin, "finishedAt": end},
-            },
-            durable=False,
-        )
+        replace_json(folder / f"g{reference.generation:06d}{what}.json", content, durable=False)
+
+    def _log(self, name: str, lines: list[dict[str, Any]]) -> None:
+        log = Lines(self.rundir.log / f"{name}.jsonl")
+        log.append(*sorted(lines, key=lambda line: line["time"]))
+        log.close()
 
     def _keep(self) -> None:
-        for reference, at in self.saved[-self.script.keep_last :]:
+        for reference, at in self.saved[-KEEP_LAST:]:
             folder = self.rundir.checkpoint(reference.name)
             folder.mkdir(exist_ok=True)
             manifest = Manifest(
@@ -295,9 +248,7 @@ class Simulation:
             replace_json(folder / "manifest.json", manifest.sealed(), durable=False)
 
     def _coordinate(self, until: float) -> None:
-        log = Lines(self.rundir.log / "coordinator.jsonl")
-        lines, now, index = list(self.coordinator), T0, 0
-        step = 0
+        lines, now, index, step = list(self.coordinator), T0, 0, 0
         while now < until:
             while index < len(self.steps_at) and self.steps_at[index][0] <= now:
                 step = self.steps_at[index][1]
@@ -305,23 +256,25 @@ class Simulation:
             running = next((s for s in self.stretches if s[0] <= now <= s[1]), None)
             size, number = (running[2], running[3]) if running else (0, 0)
             cpu = {str(rank): round(self.random.uniform(0.94, 1.0), 3) for rank in range(size)}
-            lines.append(
-                {
-                    **{"kind": "sample", "time": now, "generation": number, "worldSize": size, "workers": size},
-                    **{"step": step, "loss": 0.5 if running else None, "trainerCpu": cpu},
-                    "throughput": 64 / self.script.step_seconds * size / self.script.workers if running else None,
-                    "gpu": {rank: self.random.uniform(0.9, 1) for rank in cpu} if self.script.gpus else {},
-                    "busySeconds": {rank: self.random.uniform(0.010, 0.012) * (1 + int(rank)) for rank in cpu},
-                    "gpuMemory": {rank: int(6e9 + 1e8 * int(rank) + now % 7 * 1e7) for rank in cpu}
-                    if self.script.gpus
-                    else {},
-                    "evaluatorCpu": {},
-                }
-            )
+            gpus = cpu if self.script.gpus else ()
+            sample = {
+                **line("sample", now, generation=number, worldSize=size, workers=size, step=step),
+                **{"loss": 0.5 if running else None, "trainerCpu": cpu},
+                "throughput": 64 / self.script.step_seconds * size / self.script.workers if running else None,
+                "gpu": {rank: self.random.uniform(0.9, 1) for rank in gpus},
+                "busySeconds": {rank: self.random.uniform(0.010, 0.012) * (1 + int(rank)) for rank in cpu},
+                "gpuMemory": {rank: int(6e9 + 1e8 * int(rank) + now % 7 * 1e7) for rank in gpus},
+                "evaluatorCpu": {},
+            }
+            lines.append(sample)
             now += 1.0
-        lines.append({"kind": "event", "time": T0 + 0.2, "level": "info", "text": "2 of 2 replicas are there"})
-        log.append(*sorted(lines, key=lambda line: line["time"]))
-        log.close()
+        lines.append(line("event", T0 + 0.2, level="info", text="2 of 2 replicas are there"))
+        self._log("coordinator", lines)
+
+
+def line(kind: str, time: float, **facts: Any) -> dict[str, Any]:
+    """A line of a log."""
+    return {"kind": kind, "time": time, **facts}
 
 
 def loss_at(step: int, steps: int, noise: random.Random) -> float:

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
-from tandem.rundir.checkpoint import FILE, WEIGHTS, DataPosition, Manifest
+from tandem.rundir.checkpoint import FILE, WEIGHTS, DataPosition
 from tandem.rundir.durable import replace_json
-from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lease import Lease, acquire
-from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
-from tests.support import manifests
-from tests.support.hashing import hash_file
+from tests.support import checkpoints, manifests
 
 
 class SmallRun:
@@ -37,8 +34,7 @@ class SmallRun:
     def begin(self, generation: int, parent: CheckpointRef | None = None) -> None:
         """A generation's record."""
         self.parents[generation] = parent.name if parent else None
-        record = GenerationRecord(generation=generation, resumed_from=parent, world_size=2, started_at=time.time())
-        assert self.rundir.record_generation(record)
+        checkpoints.begin(self.rundir, generation, parent, world_size=2)
 
     def save(
         self,
@@ -53,33 +49,23 @@ class SmallRun:
         Args:
             full: the weights in full precision, where those for evaluators are rounded.
         """
-        name = checkpoint_name(step)
-        folder = self.rundir.checkpoint(name)
-        (folder / "state").mkdir(parents=True)
         values = weights if weights is not None else {"layer.weight": torch.full((4, 3), float(step))}
-        save_file(dict(values), folder / WEIGHTS)
-        save_file({"layer.weight/exp_avg": torch.ones(4, 3)}, folder / OPTIMIZER)
-        paths = [WEIGHTS, OPTIMIZER]
-        if full is not None:
-            save_file(dict(full), folder / FULL_WEIGHTS)
-            paths.append(FULL_WEIGHTS)
-        entries = [hash_file(folder / path).model_copy(update={"path": path}) for path in paths]
-        manifest = Manifest(
-            name=name,
-            step=step,
-            generation=generation,
+        files = {WEIGHTS: save(dict(values)), OPTIMIZER: save({"layer.weight/exp_avg": torch.ones(4, 3)})}
+        reference = checkpoints.commit(
+            self.rundir,
+            step,
+            generation,
+            files=files | ({} if full is None else {FULL_WEIGHTS: save(dict(full))}),
             parent=self.parents.get(generation),
             created_at=time.time() - 60,
             world_size=2,
             mesh={"data": 2},
             data=DataPosition(seed=0, epoch=step // 100, cursor=step % 100),
             versions={"tandem": "0.1.0"},
-            files=entries,
         )
-        replace_json(folder / FILE, manifest.sealed())
         if accuracy is not None:
-            self.evaluate(manifest.reference, accuracy)
-        return manifest.reference
+            self.evaluate(reference, accuracy)
+        return reference
 
     def evaluate(self, reference: CheckpointRef, accuracy: float, loss: float | None = 0.5, **more: Any) -> None:
         """A merged result."""

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from tandem.rundir.checkpoint import FILE, WEIGHTS, FileEntry, Manifest
+from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import replace_json
-from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
-from tests.support import manifests
+from tests.support import checkpoints, manifests
 from tests.support.lines import Lines
 
 BEGAN = 1_000_000.0
@@ -24,8 +22,7 @@ class TrackedRun:
 
     def begin(self, generation: int, resumed: CheckpointRef | None = None, at: float = 0.0, **start: Any) -> None:
         """A generation of a task begins, so many seconds after the run did."""
-        record = GenerationRecord(generation=generation, resumed_from=resumed, world_size=1, started_at=BEGAN + at)
-        assert self.rundir.record_generation(record)
+        checkpoints.begin(self.rundir, generation, resumed, started_at=BEGAN + at)
         self.log(generation, {"kind": "start", "step": resumed.step if resumed else 0, "time": BEGAN + at})
 
     def log(self, generation: int, *records: dict[str, Any]) -> None:
@@ -46,16 +43,10 @@ class TrackedRun:
 
     def save(self, generation: int, step: int, accuracy: float | None = None) -> CheckpointRef:
         """A checkpoint, evaluated if it has a score."""
-        name = checkpoint_name(step)
-        folder = self.rundir.checkpoint(name)
-        folder.mkdir()
-        (folder / WEIGHTS).write_bytes(b"weights")
-        files = [FileEntry(path=WEIGHTS, size=7, xxh3=["0" * 32])]
-        made = Manifest(name=name, step=step, generation=generation, created_at=BEGAN, world_size=1, files=files)
-        replace_json(folder / FILE, made.sealed())
-        self.log(generation, {"kind": "checkpoint", "name": name, "step": step, "time": BEGAN + step})
+        made = checkpoints.commit(self.rundir, step, generation, created_at=BEGAN, files={WEIGHTS: b"weights"})
+        self.log(generation, {"kind": "checkpoint", "name": made.name, "step": step, "time": BEGAN + step})
         if accuracy is not None:
             result = {"metrics": {"loss": 0.5, "accuracy": accuracy}, "finishedAt": BEGAN + step + 5}
-            (self.rundir.evaluations / name).mkdir(exist_ok=True)
-            replace_json(self.rundir.evaluations / name / f"g{generation:06d}.json", result)
-        return made.reference
+            (self.rundir.evaluations / made.name).mkdir(exist_ok=True)
+            replace_json(self.rundir.evaluations / made.name / f"g{generation:06d}.json", result)
+        return made

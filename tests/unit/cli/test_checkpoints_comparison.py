@@ -12,7 +12,7 @@ from tandem.rundir.checkpoint import FILE, Broken
 from tandem_cli.checkpoints import manifest_diff, tensor_diff, verification
 from tandem_cli.checkpoints.manifest_diff import Contrast, FileDifference, TensorDifference, facts
 from tandem_cli.checkpoints.tensor_diff import compare
-from tests.support.hashing import hash_file
+from tests.support.checkpoints import hash_file
 from tests.support.worlds.small_run import SmallRun
 
 

@@ -3,23 +3,14 @@
 import pytest
 
 from tandem_coordinator.page.routes import INVITATION_SECONDS, MOST_INVITATIONS, SESSION_SECONDS, Sessions, is_direct
+from tests.support.clock import Clock
 
 TOKEN = "the-secret-of-this-job"
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_780_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_780_000_000.0)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tandem_coordinator.prerequisites import Site, here, on_shared_disk, pod, un
 from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
-from tests.support.failing_disk import unreadable
+from tests.support.disks import unreadable
 from tests.support.manifests import job, run_directory
 from tests.support.rights import as_any_user
 from tests.support.worlds.small_run import SmallRun

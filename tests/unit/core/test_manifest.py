@@ -9,7 +9,7 @@ import pytest
 
 from tandem.rundir.checkpoint import CHUNK, FILE, Broken, DataPosition, FileEntry, Manifest, OtherFormat, verified_bytes
 from tandem.rundir.durable import encode, replace_json
-from tests.support.hashing import hash_file
+from tests.support.checkpoints import hash_file
 
 NAME = "step-000000500"
 
@@ -22,10 +22,7 @@ def folder(tmp_path: Path) -> Path:
     rng = random.Random(0)
     (made / "weights.safetensors").write_bytes(rng.randbytes(300))
     (made / "state/rank-0.bin").write_bytes(rng.randbytes(200))
-    files = [
-        hash_file(path).model_copy(update={"path": str(path.relative_to(made))})
-        for path in (made / "weights.safetensors", made / "state/rank-0.bin")
-    ]
+    files = [hash_file(made / path, path) for path in ("weights.safetensors", "state/rank-0.bin")]
     manifest = Manifest(
         name=NAME,
         step=500,

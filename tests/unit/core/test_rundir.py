@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.rundir.checkpoint import FILE, Broken, Manifest
-from tandem.rundir.durable import read_json, replace_json, temporary_beside
+from tandem.rundir.checkpoint import FILE, Broken
+from tandem.rundir.durable import read_json, temporary_beside
 from tandem.rundir.layout import BAD, STALE, RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tests.support import manifests
+from tests.support.checkpoints import commit
 
 
 @pytest.fixture
@@ -19,14 +20,6 @@ def run(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.create()
     return made
-
-
-def commit(run: RunDir, generation: int, step: int) -> CheckpointRef:
-    name = checkpoint_name(step)
-    manifest = Manifest(name=name, step=step, generation=generation, created_at=0.0, world_size=1, files=[])
-    run.checkpoint(name).mkdir()
-    replace_json(run.checkpoint(name) / FILE, manifest.sealed())
-    return manifest.reference
 
 
 def start(run: RunDir, generation: int, resumed_from: CheckpointRef | None = None) -> bool:
@@ -66,7 +59,7 @@ def test_the_job_is_kept(run: RunDir) -> None:
 
 
 def test_a_generation_is_recorded_once(run: RunDir) -> None:
-    first = commit(run, 1, 10)
+    first = commit(run, 10)
     assert start(run, 1)
     assert start(run, 2, first)
     assert not start(run, 2)
@@ -76,34 +69,34 @@ def test_a_generation_is_recorded_once(run: RunDir) -> None:
 
 def test_checkpoints_that_count_come_newest_first(run: RunDir) -> None:
     start(run, 1)
-    commit(run, 1, 10)
-    resumed = commit(run, 1, 20)
-    commit(run, 1, 30)
+    commit(run, 10)
+    resumed = commit(run, 20)
+    commit(run, 30)
     start(run, 2, resumed)
-    commit(run, 2, 25)
+    commit(run, 25, 2)
     assert committed(run) == [25, 20, 10]
 
 
 def test_a_superseded_writer_that_ran_ahead_is_ignored(run: RunDir) -> None:
     start(run, 1)
-    first = commit(run, 1, 10)
+    first = commit(run, 10)
     start(run, 2, first)
-    commit(run, 1, 1000)
-    commit(run, 2, 20)
+    commit(run, 1000)
+    commit(run, 20, 2)
     assert committed(run) == [20, 10]
 
 
 def test_a_generation_that_nobody_resumed_from_is_ignored(run: RunDir) -> None:
     start(run, 1)
     start(run, 2)
-    commit(run, 1, 500)
+    commit(run, 500)
     assert committed(run) == []
 
 
 def test_damaged_checkpoints_are_passed_over_and_told(run: RunDir) -> None:
     start(run, 1)
     for step in (10, 20, 30):
-        commit(run, 1, step)
+        commit(run, step)
     (run.checkpoint(checkpoint_name(20)) / FILE).unlink()
     (run.checkpoint(checkpoint_name(30)) / FILE).write_text("{")
     run.checkpoint(checkpoint_name(40)).touch()
@@ -113,7 +106,7 @@ def test_damaged_checkpoints_are_passed_over_and_told(run: RunDir) -> None:
 
 def test_what_is_not_committed_is_no_checkpoint(run: RunDir) -> None:
     start(run, 1)
-    commit(run, 1, 10)
+    commit(run, 10)
     for name in (temporary_beside(run.checkpoint(checkpoint_name(20))).name, "step-20", "step-000000030.bad", "x"):
         (run.checkpoints / name).mkdir()
     assert run.checkpoint_names() == [checkpoint_name(10)]
@@ -122,14 +115,14 @@ def test_what_is_not_committed_is_no_checkpoint(run: RunDir) -> None:
 def test_names_are_in_the_order_of_the_steps_beyond_nine_digits(run: RunDir) -> None:
     steps = [999_999_999, 1_000_000_000, 5]
     for step in steps:
-        commit(run, 1, step)
+        commit(run, step)
     assert run.checkpoint_names() == [checkpoint_name(step) for step in sorted(steps)]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"generation": 2}'])
 def test_a_damaged_record_is_refused_for_it_says_what_counts(run: RunDir, content: bytes) -> None:
     start(run, 1)
-    first = commit(run, 1, 10)
+    first = commit(run, 10)
     start(run, 2, first)
     (run.generations / "000002.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"000002\.json is damaged"):
@@ -147,13 +140,13 @@ def test_a_record_under_the_wrong_number_is_refused(run: RunDir) -> None:
 def test_a_checkpoint_set_aside_frees_its_name_and_says_why(run: RunDir) -> None:
     start(run, 1)
     for _ in range(3):
-        commit(run, 1, 10)
+        commit(run, 10)
         assert run.set_aside(checkpoint_name(10), BAD, "a bit was flipped") is not None
     names = sorted(path.name for path in run.checkpoints.iterdir() if path.is_dir())
     assert names == [f"{checkpoint_name(10)}{ending}" for ending in (".bad", ".bad.1", ".bad.2")]
     assert "a bit was flipped" in (run.checkpoints / f"{checkpoint_name(10)}.bad.why.json").read_text()
     assert run.checkpoint_names() == []
-    commit(run, 1, 10)
+    commit(run, 10)
     assert run.set_aside(checkpoint_name(10), STALE) == run.checkpoints / f"{checkpoint_name(10)}.stale"
 
 

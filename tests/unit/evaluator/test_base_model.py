@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -54,14 +55,6 @@ PREPARES = """
 """
 
 
-class Silence:
-    """Stands for the log."""
-
-    def event(self, record: Any) -> None: ...
-
-    def doing(self, state: str, checkpoint: str | None = None) -> None: ...
-
-
 class Pretrained(Task[None]):
     """Begins with weights that `model` does not make."""
 
@@ -105,7 +98,7 @@ def preparing(rundir: RunDir, script: str = PREPARES) -> BaseWeights:
 def evaluator(rundir: RunDir, number: int, base: BaseWeights) -> tuple[Evaluator, ProgramScoring]:
     evaluators = rundir.read_job().spec.evaluation
     scoring = ProgramScoring(evaluators)
-    return Evaluator(rundir, evaluators, f"evaluator-{number}", scoring, Silence(), base), scoring  # type: ignore[arg-type]
+    return Evaluator(rundir, evaluators, f"evaluator-{number}", scoring, Mock(), base), scoring
 
 
 def test_its_weights_are_those_that_training_begins_with_under_checksums(rundir: RunDir) -> None:

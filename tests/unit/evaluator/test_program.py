@@ -259,75 +259,33 @@ def test_sums_that_no_float_holds_have_no_score() -> None:
         assert merged.scores == {"loss": 0.5, "words": None}
 
 
+def reporting(content: str) -> str:
+    """A program that writes such a report."""
+    return f"import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text({content!r})"
+
+
+LIBRARY = "from tandem.evaluation import checkpoints\nfor one in checkpoints(): "
+NULL_TOLD = "import os, time; os.write(int(os.environ['TANDEM_CHANNEL'].split(',')[1]), b'{\"metrics\": null}\\n')"
+HISTOGRAM = '{"h": {"histogram": {"counts": [1], "edges": [0, 1]}}}'
 FAILURES = {
     "crash": ("raise KeyError('text')", "exit code 1: KeyError: 'text'"),
     "a-number-of-ours": ("raise SystemExit(78)", "exit code 78"),
     "signal": ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "silence": ("pass", "ended without a report"),
-    "null": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('null')",
-        "ended without a report",
-    ),
-    "null-in-the-channel": (
-        "import os, time\n"
-        "os.write(int(os.environ['TANDEM_CHANNEL'].split(',')[1]), b'{\"metrics\": null}\\n')\n"
-        "time.sleep(600)",
-        "something else than reports",
-    ),
-    "larger-than-a-float": (
-        "import os, pathlib\n"
-        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": 1' + '0' * 400 + '}')",
-        "too large for a float",
-    ),
-    "larger-than-a-count": (
-        "import os, pathlib\n"
-        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"c\": {\"confusion\": [[9' + '0' * 30 + ']]}}')",
-        "report is wrong: confusion",
-    ),
-    "no-json": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{')",
-        "report is not JSON",
-    ),
-    "text": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"accuracy\": \"good\"}')",
-        "accuracy is 'good', which is no number",
-    ),
-    "list": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('[1]')",
-        "it has to be an object",
-    ),
-    "name": (
-        "import os, pathlib; pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"a b\": 1}')",
-        "report is wrong: metrics",
-    ),
-    "not-square": (
-        "import os, pathlib\n"
-        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text('{\"c\": {\"confusion\": [[1, 2]]}}')",
-        "as many columns as rows",
-    ),
-    "histogram": (
-        "import os, pathlib\n"
-        'pathlib.Path(os.environ[\'TANDEM_REPORT\']).write_text(\'{"a": 1, "h": {"histogram": [1, 2]}}\')',
-        "report is wrong: histograms",
-    ),
-    "histogram-alone": (
-        "import os, pathlib\n"
-        'content = \'{"h": {"histogram": {"counts": [1], "edges": [0, 1]}}}\'\n'
-        "pathlib.Path(os.environ['TANDEM_REPORT']).write_text(content)",
-        "at least one metric beside its histograms, which have no score",
-    ),
-    "none": (
-        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): one.report(accuracy=None)",
-        "TypeError: accuracy is None, which is no number",
-    ),
-    "unreported": (
-        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): pass",
-        "step 100 was not reported",
-    ),
-    "stays-and-ends": (
-        "from tandem.evaluation import checkpoints\nfor one in checkpoints(): break",
-        "ended without a report",
-    ),
+    "null": (reporting("null"), "ended without a report"),
+    "null-in-the-channel": (f"{NULL_TOLD}; time.sleep(600)", "something else than reports"),
+    "larger-than-a-float": (reporting('{"accuracy": 1' + "0" * 400 + "}"), "too large for a float"),
+    "larger-than-a-count": (reporting('{"c": {"confusion": [[9' + "0" * 30 + "]]}}"), "report is wrong: confusion"),
+    "no-json": (reporting("{"), "report is not JSON"),
+    "text": (reporting('{"accuracy": "good"}'), "accuracy is 'good', which is no number"),
+    "list": (reporting("[1]"), "it has to be an object"),
+    "name": (reporting('{"a b": 1}'), "report is wrong: metrics"),
+    "not-square": (reporting('{"c": {"confusion": [[1, 2]]}}'), "as many columns as rows"),
+    "histogram": (reporting('{"a": 1, "h": {"histogram": [1, 2]}}'), "report is wrong: histograms"),
+    "histogram-alone": (reporting(HISTOGRAM), "at least one metric beside its histograms, which have no score"),
+    "none": (f"{LIBRARY}one.report(accuracy=None)", "TypeError: accuracy is None, which is no number"),
+    "unreported": (f"{LIBRARY}pass", "step 100 was not reported"),
+    "stays-and-ends": (f"{LIBRARY}break", "ended without a report"),
 }
 
 

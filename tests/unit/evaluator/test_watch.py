@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -285,13 +286,8 @@ def test_what_changed_while_it_was_evaluated_has_no_result(rundir: RunDir) -> No
 
         def best_changed(self, rundir: RunDir) -> None: ...
 
-    class Silence:
-        def event(self, record: object) -> None: ...
-
-        def doing(self, state: str, checkpoint: str | None = None) -> None: ...
-
     evaluators = Evaluators(command=["true"], watch=PT)
-    subject = Evaluator(rundir, evaluators, "evaluator-0-0", Overwriting(), Silence())  # type: ignore[arg-type]
+    subject = Evaluator(rundir, evaluators, "evaluator-0-0", Overwriting(), Mock())  # type: ignore[arg-type]
     for _ in range(3):
         subject.step()
     note = read_json_or_none(rundir.evaluations / "step-000000009/g000000.skipped.json")
@@ -313,14 +309,9 @@ def test_a_program_gets_the_path_and_the_best_is_found_by_it(rundir: RunDir, tmp
     rundir.mark_failed("Failed", "exit code 1", 1)
     evaluators = Evaluators(command=["python", str(script)], watch=PT, policy="Every")
 
-    class Silence:
-        def event(self, record: object) -> None: ...
-
-        def doing(self, state: str, checkpoint: str | None = None) -> None: ...
-
     scoring = ProgramScoring(evaluators)
     try:
-        assert Evaluator(rundir, evaluators, "evaluator-0-0", scoring, Silence()).run() == 0  # type: ignore[arg-type]
+        assert Evaluator(rundir, evaluators, "evaluator-0-0", scoring, Mock()).run() == 0
     finally:
         scoring.close()
     best = json.loads(rundir.best_file.read_text())

@@ -14,8 +14,7 @@ from tandem_operator import bounded, kinds
 from tandem_operator.bounded import MOST_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.informer import Cache
 from tandem_operator.observed import REFUSED
-from tests.support.hostile import LARGE, MOST_BYTES, filled, real_objects
-from tests.support.intake import HEALTHY
+from tests.support.hostile import HEALTHY, LARGE, MOST_BYTES, filled, real_objects
 from tests.support.worlds.operator_world import JOB
 
 MOST_PARSED = 10_000_000

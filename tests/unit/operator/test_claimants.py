@@ -11,8 +11,7 @@ from tandem_operator.claimants import AT_A_TIME
 from tandem_operator.gang_deadlock import GAVE_WAY
 from tandem_operator.informer import Key
 from tests.support import manifests
-from tests.support.hostile import unplaced
-from tests.support.intake import HEALTHY, WORKERS, Operator, worker
+from tests.support.hostile import HEALTHY, WORKERS, Operator, unplaced, worker
 from tests.support.worlds.operator_job import TASK
 
 WIDE = {"spec": {"notes": [[] for _ in range(9_900)]}}

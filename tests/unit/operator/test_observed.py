@@ -9,8 +9,8 @@ from tandem_operator.informer import Cache
 from tandem_operator.observed import Pod, children, observe
 from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch
-from tests.support.worlds.operator_cluster import merged
 from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
+from tests.support.worlds.operator_world import merged
 
 
 def pod(phase: str = "Running", **status: Any) -> Pod:

@@ -7,16 +7,10 @@ import pytest
 from tandem.exitcode import ExitCode
 from tandem.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
-from tandem_operator.controller import Controller
-from tandem_operator.informer import Cache
-from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.plan import Plan
 from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
-from tests.support import manifests
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
     IDLE,
-    IMAGES,
     NOW,
     TASK,
     ended,
@@ -30,6 +24,7 @@ from tests.support.worlds.operator_job import (
     worker,
 )
 from tests.support.worlds.operator_job import decided as decided_about
+from tests.support.worlds.operator_world import JOB, KEY, LOOP, NAME, World
 
 
 def condition(status: Status, kind: str) -> Condition | None:
@@ -137,29 +132,14 @@ def test_that_a_job_does_not_start_is_remembered_and_told_once() -> None:
 
 # InvalidSpec
 
-KEY = (NAMESPACE, "digits")
+
+def operated(spec: dict[str, Any], status: dict[str, Any] | None = None) -> World:
+    """A job beside an operator."""
+    return World(job={**JOB, "spec": spec, **({"status": status} if status else {})})
 
 
-class Operated:
-    """One job beside an operator that looks at it."""
-
-    def __init__(self, spec: dict[str, Any], status: dict[str, Any] | None = None) -> None:
-        self.cluster, self.cache = Cluster(), Cache()
-        api: Any = self.cluster
-        self.controller = Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key")
-        self.cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, status, trainer=TASK) | {"spec": spec})
-
-    async def look(self) -> float | None:
-        self.cache.see(kinds.JOB, self.cluster.objects[kinds.JOB, *KEY])
-        return await self.controller.look(KEY)
-
-    @property
-    def status(self) -> Status:
-        return Status.parse(self.cluster.objects[kinds.JOB, *KEY]["status"])
-
-    @property
-    def written(self) -> list[str]:
-        return [f"{verb} {kind.name}" for verb, kind, _ in self.cluster.written]
+def written(world: World) -> list[str]:
+    return [f"{verb} {kind.name}" for verb, kind, _ in world.cluster.written]
 
 
 @pytest.mark.parametrize(
@@ -171,83 +151,83 @@ class Operated:
     ],
     ids=["another type", "a field that is missing", "a rule that does not hold"],
 )
-async def test_what_the_api_server_took_and_the_operator_cannot_read_is_told_and_left_alone(
+def test_what_the_api_server_took_and_the_operator_cannot_read_is_told_and_left_alone(
     spec: dict[str, Any], where: str, what: str
 ) -> None:
-    world = Operated(spec)
-    assert await world.look() is None, "only a change of the job could help"
+    world = operated(spec)
+    assert world.resync() is None, "only a change of the job could help"
     state, reason, message = why(world.status, "Initialized")
     assert (state, reason, world.status.phase) == ("False", "InvalidSpec", "Pending")
     assert message.startswith(f"spec.{where}: ")
     assert what in message
     assert message.endswith("; the CRD and the operator may be of different versions")
     assert world.status.message == message
-    assert world.written == ["status DistributedTrainingJob"]
-    await world.look()
-    assert world.written == ["status DistributedTrainingJob"], "it is told once"
+    assert written(world) == ["status DistributedTrainingJob"]
+    world.resync()
+    assert written(world) == ["status DistributedTrainingJob"], "it is told once"
 
 
 def with_slices(count: int) -> dict[str, Any]:
     return {"trainer": TASK, "workers": {"resources": {"limits": {"nvidia.com/mig-1g.5gb": count}}}}
 
 
-async def test_a_job_whose_number_of_processes_was_changed_is_held_as_it_is_until_that_is_undone() -> None:
-    world = Operated(with_slices(2))
-    await world.look()
-    assert "create ConfigMap" in world.written
-    before = list(world.written)
-    world.cluster.edit(kinds.JOB, "digits", with_slices(4))
-    assert await world.look() is None, "only a change of the job could help"
+def test_a_job_whose_number_of_processes_was_changed_is_held_as_it_is_until_that_is_undone() -> None:
+    world = operated(with_slices(2))
+    world.resync()
+    assert "create ConfigMap" in written(world)
+    before = list(written(world))
+    world.cluster.edit(kinds.JOB, NAME, with_slices(4))
+    assert world.resync() is None, "only a change of the job could help"
     _, reason, message = why(world.status, "Stalled")
     assert reason == "ProcessesChanged"
     assert message.startswith("each replica of this job has 2 processes, and by the GPUs that")
     assert "it would have 4" in message
-    assert world.written == [*before, "status DistributedTrainingJob"], "nothing else is touched"
-    await world.look()
-    assert world.written == [*before, "status DistributedTrainingJob"], "it is told once"
-    world.cluster.edit(kinds.JOB, "digits", with_slices(2))
-    assert await world.look() is not None
+    assert written(world) == [*before, "status DistributedTrainingJob"], "nothing else is touched"
+    world.resync()
+    assert written(world) == [*before, "status DistributedTrainingJob"], "it is told once"
+    world.cluster.edit(kinds.JOB, NAME, with_slices(2))
+    assert world.resync() is not None
     assert why(world.status, "Stalled")[1] != "ProcessesChanged"
 
 
-async def test_what_leaves_the_number_of_processes_as_it_is_holds_no_job() -> None:
-    world = Operated(with_slices(2))
-    await world.look()
-    world.cluster.edit(kinds.JOB, "digits", {"trainer": TASK, "workers": {"processesPerReplica": 2}})
-    assert await world.look() is not None
-    assert "apply ConfigMap" in world.written
+def test_what_leaves_the_number_of_processes_as_it_is_holds_no_job() -> None:
+    world = operated(with_slices(2))
+    world.resync()
+    world.cluster.edit(kinds.JOB, NAME, {"trainer": TASK, "workers": {"processesPerReplica": 2}})
+    assert world.resync() is not None
+    assert "apply ConfigMap" in written(world)
 
 
-async def test_what_a_template_must_not_set_is_told_in_the_words_of_tandem_validate() -> None:
+def test_what_a_template_must_not_set_is_told_in_the_words_of_tandem_validate() -> None:
     template = {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "theirs"}}}
-    world = Operated({"trainer": TASK, "workers": {"template": template}})
-    assert await world.look() is None
+    world = operated({"trainer": TASK, "workers": {"template": template}})
+    assert world.resync() is None
     _, reason, message = why(world.status, "Initialized")
-    assert (reason, world.written) == ("InvalidSpec", ["status DistributedTrainingJob"])
+    assert (reason, written(world)) == ("InvalidSpec", ["status DistributedTrainingJob"])
     assert message.startswith("spec.workers.template: a pod template must not set kueue.x-k8s.io/pod-group-name")
     assert "different versions" not in message
 
 
-async def test_a_job_that_can_be_read_after_all_goes_on() -> None:
-    world = Operated({"trainer": TASK, "workers": {"replicas": "2"}})
-    await world.look()
+def test_a_job_that_can_be_read_after_all_goes_on() -> None:
+    world = operated({"trainer": TASK, "workers": {"replicas": "2"}})
+    world.resync()
     world.cluster.objects[kinds.JOB, *KEY]["spec"].pop("workers")
-    assert await world.look() is not None
+    assert world.resync() is not None
     assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
-    assert "create Pod" in world.written
+    assert "create Pod" in written(world)
 
 
-async def test_fields_of_a_newer_crd_are_passed_over() -> None:
-    world = Operated({"trainer": TASK | {"speed": "high"}, "novelty": {"of": "the next version"}})
-    assert await world.look() is not None
+def test_fields_of_a_newer_crd_are_passed_over() -> None:
+    world = operated({"trainer": TASK | {"speed": "high"}, "novelty": {"of": "the next version"}})
+    assert world.resync() is not None
     assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
-    assert "create Pod" in world.written
+    assert "create Pod" in written(world)
 
 
-async def test_a_status_of_another_version_is_no_reason_to_refuse_a_job() -> None:
-    world = Operated({"trainer": TASK}, status={"phase": "Starting", "novelty": "of the next version"})
-    assert await world.look() is not None
-    assert "create Pod" in world.written
+def test_a_status_of_another_version_is_no_reason_to_refuse_a_job() -> None:
+    world = operated({"trainer": TASK}, status={"phase": "Starting", "novelty": "of the next version"})
+    assert world.resync() is not None
+    assert "create Pod" in written(world)
     assert why(world.status, "Initialized")[1] == "CoordinatorStarts"
 
 
@@ -261,11 +241,11 @@ async def test_a_status_of_another_version_is_no_reason_to_refuse_a_job() -> Non
         {"spec": {"securityContext": None, "nodeSelector": None}},
     ],
 )
-async def test_a_null_in_a_template_says_nothing(template: dict[str, Any]) -> None:
-    world = Operated({"trainer": TASK, "workers": {"template": template}, "evaluators": {"template": template}})
-    await world.look()
+def test_a_null_in_a_template_says_nothing(template: dict[str, Any]) -> None:
+    world = operated({"trainer": TASK, "workers": {"template": template}, "evaluators": {"template": template}})
+    world.resync()
     assert world.status.phase == "Pending"
-    assert "create Pod" in world.written
+    assert "create Pod" in written(world)
 
 
 @pytest.mark.parametrize(
@@ -296,17 +276,16 @@ class DefectError(Exception):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     status = {"phase": "Running", "restarts": 3, "conditions": [{"type": "Initialized", "status": "True"}]}
-    world = Operated({"trainer": TASK}, status=status if begun else None)
+    world = operated({"trainer": TASK}, status=status if begun else None)
 
     def breaks(*_: Any) -> Any:
         raise DefectError("x" * 10_000)
 
     monkeypatch.setattr(controller, "reconcile", breaks)
-    world.cache.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY])
     for _ in range(3):
-        await world.controller.attend(KEY)
+        LOOP.run(world.controller.attend(KEY))
     assert world.cluster.told == ["InternalError"], "it is told once"
     state, reason, message = why(world.status, "Ready")
     assert (state, reason) == ("False", "InternalError")
@@ -316,15 +295,15 @@ async def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypa
     assert len(message) < 700
     assert (world.status.phase, world.status.restarts) == (("Running", 3) if begun else ("Pending", 0))
     monkeypatch.undo()
-    await world.look()
+    world.resync()
     assert why(world.status, "Initialized")[1] != "InternalError"
 
 
-async def test_a_job_that_trains_goes_on_to_while_its_spec_cannot_be_read() -> None:
+def test_a_job_that_trains_goes_on_to_while_its_spec_cannot_be_read() -> None:
     conditions = [{"type": "Initialized", "status": "True"}, {"type": "Running", "status": "True"}]
     status = {"phase": "Running", "restarts": 2, "conditions": conditions}
-    world = Operated({"trainer": TASK, "workers": {"replicas": "2"}}, status=status)
-    await world.look()
+    world = operated({"trainer": TASK, "workers": {"replicas": "2"}}, status=status)
+    world.resync()
     assert (world.status.phase, world.status.restarts) == ("Running", 2)
     assert [why(world.status, kind)[0] for kind in ("Initialized", "Running", "Stalled")] == ["True"] * 3
     assert world.cluster.told == ["InvalidSpec"]

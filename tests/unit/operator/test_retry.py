@@ -8,8 +8,7 @@ import pytest
 from tandem.launch import INCARNATION
 from tandem.status import Status
 from tandem_operator import kinds, names, pods
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
-from tests.support.worlds.operator_world import KEY, NAME, World, live
+from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, Cluster, World, live
 
 AT = "2026-11-23T04:00:00Z"
 

@@ -8,7 +8,7 @@ import pytest
 from tandem_operator import kinds
 from tandem_operator.api import RequestRefused
 from tandem_operator.tokens import FIELD, NoKey, operator_key, token
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
+from tests.support.worlds.operator_world import NAMESPACE, Cluster
 
 NAME = "tandem-operator-key"
 

@@ -91,6 +91,35 @@ def test_each_folder_of_unit_tests_is_named_after_a_room() -> None:
 
 
 ROOMS = ("core", "cli", "coordinator", "trainer", "evaluator", "operator")
+TOPICS = {
+    "benchmarks/soak_verdict": "the soak is in tests/soak",
+    "cli/secrecy": "secrets are hidden by core, the command line and the coordinator together",
+    "coordinator/same_numbers": "compares what the screen, the page, the report and the metrics show",
+    "tools/generated": "compares the files that all tools generate",
+}
+"""Unit tests that are named after no module, and why."""
+
+
+def names_of_modules(room: str) -> set[str]:
+    """How a test may call a module or package of a room: its name, with or without those of the packages around it."""
+    found = set()
+    for name in TRACKED:
+        if name.startswith(f"{room}/") and name.endswith(".py"):
+            parts = [part.strip("_") for part in Path(name).with_suffix("").parts]
+            ends = {len(parts), len(parts) - 1}
+            found |= {"_".join(parts[begin:end]) for end in ends for begin in range(1, end)}
+    return found
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "benchmarks", "tools"])
+def test_each_unit_test_is_named_after_a_module_or_package_of_its_room(room: str) -> None:
+    """As `test_MODULE.py` or `test_MODULE_topic.py`."""
+    modules = names_of_modules(room)
+    tests = {found[1] for name in TRACKED if (found := re.fullmatch(rf"tests/unit/{room}/test_(\w+)\.py", name))}
+    named = {test for test in tests if any(f"{test}_".startswith(f"{module}_") for module in modules)}
+    assert tests - named == {topic.partition("/")[2] for topic in TOPICS if topic.startswith(f"{room}/")}
+
+
 LISTED = re.compile(r"^    ([a-z_]+(?:\.[a-z]+)?)/?  +\S", re.MULTILINE)
 """A line of a package's docstring that says what a module of it is."""
 

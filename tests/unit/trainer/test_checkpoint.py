@@ -17,7 +17,6 @@ from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.durable import create_json, read_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import acquire
-from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
@@ -29,6 +28,7 @@ from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tests.support import manifests
+from tests.support.checkpoints import begin
 from tests.support.waiting import SECONDS, until
 
 POSITION = DataPosition(seed=0, epoch=0, cursor=0)
@@ -45,12 +45,6 @@ def rundir(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def alone() -> Group:
     return Group(0, 1, 0, torch.device("cpu"))
-
-
-def begin(rundir: RunDir, generation: int, parent: CheckpointRef | None = None) -> None:
-    assert rundir.record_generation(
-        GenerationRecord(generation=generation, resumed_from=parent, world_size=1, started_at=0.0)
-    )
 
 
 class Writing:

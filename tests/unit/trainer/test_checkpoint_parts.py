@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunks
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import saving, staging
 from tandem_trainer.checkpoint.exchange import runs
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
@@ -27,6 +26,7 @@ from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.staging import LEAST_PART, Layout, Staging, shared_memory
 from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
+from tests.support.checkpoints import begin
 from tests.support.waiting import SECONDS, until
 
 POSITION = DataPosition(seed=0, epoch=0, cursor=0)
@@ -50,11 +50,6 @@ def made(path: Path) -> RunDir:
     run = manifests.run_directory(path, manifests.job("test"))
     begin(run, 1)
     return run
-
-
-def begin(rundir: RunDir, generation: int) -> None:
-    record = GenerationRecord(generation=generation, resumed_from=None, world_size=1, started_at=0.0)
-    assert rundir.record_generation(record)
 
 
 class Ranks:

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.rundir.checkpoint import CHUNK
 from tandem_trainer.checkpoint.writer import BLOCK, write_pieces
-from tests.support.hashing import hash_file
+from tests.support.checkpoints import hash_file
 
 SIZE = 2 * CHUNK + 3 * BLOCK + 5
 """Two whole chunks, and a third one whose end fills no block."""

@@ -16,7 +16,7 @@ from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.loading import read_idx
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tests.support.failing_disk import unreadable
+from tests.support.disks import unreadable
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

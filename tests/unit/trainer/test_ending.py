@@ -16,7 +16,7 @@ from tandem_trainer.ending import code_of
 from tandem_trainer.failure import UnusableInput
 from tandem_trainer.initial_weights import load_initial
 from tandem_trainer.process_group import Group
-from tests.support.failing_disk import unreadable
+from tests.support.disks import unreadable
 from tests.support.ports import reserved_port
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))

@@ -9,23 +9,15 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem_trainer.meter import RESIDENT, Meter, peak_memory
 from tandem_trainer.pulse import Pulse, PulseView
+from tests.support.clock import Clock
 from tests.support.lines import read_lines
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr("tandem_trainer.meter.time.perf_counter", lambda: self.now)
-
-    def passes(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+    clock = Clock()
+    monkeypatch.setattr("tandem_trainer.meter.time.perf_counter", clock)
+    return clock
 
 
 def test_the_time_of_a_pause_is_not_a_steps(tmp_path: Path, clock: Clock) -> None:

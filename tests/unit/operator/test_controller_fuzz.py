@@ -16,8 +16,7 @@ from tandem.protocol import MOST_BRIEF_BYTES
 from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_operator import kinds
 from tandem_operator.coordinators import UnreadableAnswer, understood
-from tests.support.hostile import mutated, real_objects
-from tests.support.intake import Operator
+from tests.support.hostile import Operator, mutated, real_objects
 
 FEW = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 VIEW = GenerationView(generation=1, world_size=2, members=["a", "b"], opened_at=1.0, reason="Started")

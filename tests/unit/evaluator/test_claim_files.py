@@ -14,10 +14,9 @@ import pytest
 from tandem.job import Evaluators
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Manifest
-from tandem.rundir.durable import commit_folder, encode, read_json_or_none, replace_json
+from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.evaluations import folder, merged_name, shard_name
 from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef
 from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module
@@ -27,6 +26,7 @@ from tandem_evaluator.evaluation import TaskScoring
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import ShardResult
 from tandem_evaluator.survey import Survey
+from tests.support.checkpoints import begin, commit
 from tests.support.waiting import until
 
 TWO = Evaluators(processes_per_replica=2)
@@ -36,25 +36,8 @@ TWO = Evaluators(processes_per_replica=2)
 def rundir(tmp_path: Path) -> RunDir:
     subject = RunDir(tmp_path / "run")
     subject.create()
-    generation(subject, 1)
+    begin(subject, 1)
     return subject
-
-
-def generation(rundir: RunDir, number: int, resumed_from: CheckpointRef | None = None) -> None:
-    rundir.record_generation(
-        GenerationRecord(generation=number, resumed_from=resumed_from, world_size=1, started_at=0.0)
-    )
-
-
-def checkpoint(rundir: RunDir, step: int, generation: int = 1) -> CheckpointRef:
-    manifest = Manifest(
-        name=checkpoint_name(step), step=step, generation=generation, created_at=0.0, world_size=1, files=[]
-    )
-    aside = rundir.checkpoints / f".tmp-{step}"
-    aside.mkdir()
-    (aside / FILE).write_bytes(encode(manifest.sealed()))
-    commit_folder(aside, rundir.checkpoint(manifest.name))
-    return manifest.reference
 
 
 def shard_result(reference: CheckpointRef, shard: int, shards: int = 2, right: int = 4, at: float = 1.0) -> ShardResult:
@@ -132,7 +115,7 @@ def test_claims_that_ran_out_long_ago_are_swept(rundir: RunDir) -> None:
 
 
 def test_a_claim_names_its_checkpoint_as_retention_expects(rundir: RunDir) -> None:
-    reference = checkpoint(rundir, 10)
+    reference = commit(rundir, 10)
     assert claim_file(rundir, reference, 0, 2).name.split("-")[1:3] == reference.name.split("-")
 
 
@@ -140,7 +123,7 @@ def test_a_claim_names_its_checkpoint_as_retention_expects(rundir: RunDir) -> No
 
 
 def test_the_last_shard_makes_the_merged_result(rundir: RunDir) -> None:
-    reference, subject = checkpoint(rundir, 10), publication(rundir)
+    reference, subject = commit(rundir, 10), publication(rundir)
     assert subject.publish(shard_result(reference, 1))
     assert subject.merge(reference) is None
     assert subject.publish(shard_result(reference, 0))
@@ -150,7 +133,7 @@ def test_the_last_shard_makes_the_merged_result(rundir: RunDir) -> None:
 
 
 def test_a_shard_done_twice_is_counted_once_and_the_first_stays(rundir: RunDir) -> None:
-    reference, subject = checkpoint(rundir, 10), publication(rundir)
+    reference, subject = commit(rundir, 10), publication(rundir)
     assert subject.publish(shard_result(reference, 0, at=1.0))
     assert not subject.publish(shard_result(reference, 0, at=2.0))
     subject.publish(shard_result(reference, 1, at=3.0))
@@ -161,7 +144,7 @@ def test_a_shard_done_twice_is_counted_once_and_the_first_stays(rundir: RunDir) 
 
 
 def test_shards_of_another_number_are_not_mixed(rundir: RunDir) -> None:
-    reference, subject = checkpoint(rundir, 10), publication(rundir)
+    reference, subject = commit(rundir, 10), publication(rundir)
     subject.publish(shard_result(reference, 0, shards=2))
     subject.publish(shard_result(reference, 1, shards=3))
     assert subject.merge(reference) is None
@@ -180,7 +163,7 @@ def test_shards_of_another_number_are_not_mixed(rundir: RunDir) -> None:
     ids=["torn", "not an object", "other data", "other classes", "miscounted", "other checkpoint"],
 )
 def test_a_result_that_cannot_be_right_is_discarded_and_done_again(rundir: RunDir, damage: Any) -> None:
-    reference, subject = checkpoint(rundir, 10), publication(rundir)
+    reference, subject = commit(rundir, 10), publication(rundir)
     for shard in range(2):
         subject.publish(shard_result(reference, shard))
     path = folder(rundir, reference) / shard_name(reference, 1, 2)
@@ -201,22 +184,22 @@ def test_best_follows_the_merged_results_and_the_lineage(rundir: RunDir) -> None
     subject = publication(rundir)
     subject.update_best()
     assert not rundir.best_file.exists()
-    ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
+    ten, twenty = commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, ten, right=3)
     merge_all(rundir, twenty, right=5)
     subject.update_best()
     assert read_json_or_none(rundir.best_file)["step"] == 20
-    generation(rundir, 2, resumed_from=ten)
+    begin(rundir, 2, ten)
     subject.update_best()
     assert read_json_or_none(rundir.best_file)["step"] == 10
-    generation(rundir, 3)
+    begin(rundir, 3)
     subject.update_best()
     assert not rundir.best_file.exists()
 
 
 def test_who_saw_less_but_writes_last_looks_again(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow process has computed best.json from one result; before it writes, another merges a better one."""
-    ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
+    ten, twenty = commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, ten, right=3)
     overtaken: list[object] = []
 
@@ -233,7 +216,7 @@ def test_who_saw_less_but_writes_last_looks_again(rundir: RunDir, monkeypatch: p
 
 
 def test_a_merged_result_that_is_garbage_is_discarded(rundir: RunDir) -> None:
-    ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
+    ten, twenty = commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, ten, right=3)
     merge_all(rundir, twenty, right=5)
     garbage = folder(rundir, twenty) / merged_name(twenty)
@@ -249,7 +232,7 @@ def test_a_merged_result_that_is_garbage_is_discarded(rundir: RunDir) -> None:
 
 def test_a_look_sees_results_claims_and_notes(rundir: RunDir) -> None:
     subject = Survey(rundir, 2)
-    references = [checkpoint(rundir, step) for step in (10, 20, 30, 40)]
+    references = [commit(rundir, step) for step in (10, 20, 30, 40)]
     merge_all(rundir, references[0], right=3)
     publication(rundir).skip(references[1], "why not")
     publication(rundir).publish(shard_result(references[2], 0))
@@ -267,36 +250,36 @@ def test_a_look_sees_results_claims_and_notes(rundir: RunDir) -> None:
 
 def test_only_checkpoints_on_the_lineage_are_seen(rundir: RunDir) -> None:
     subject = Survey(rundir, 2)
-    ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
+    ten, twenty = commit(rundir, 10), commit(rundir, 20)
     assert [one.reference for one in subject.look().standings] == [twenty, ten]
-    generation(rundir, 2, resumed_from=ten)
+    begin(rundir, 2, ten)
     assert [one.reference for one in subject.look().standings] == [ten]
     rundir.set_aside(twenty.name, ".stale")
-    again = checkpoint(rundir, 20, generation=2)
+    again = commit(rundir, 20, 2)
     assert [one.reference for one in subject.look().standings] == [again, ten]
 
 
 def test_the_evaluation_of_a_name_that_is_used_again_starts_anew(rundir: RunDir) -> None:
     subject = Survey(rundir, 2)
-    ten, twenty = checkpoint(rundir, 10), checkpoint(rundir, 20)
+    ten, twenty = commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, twenty, right=3)
     for _ in range(2):
         assert subject.look().standings[0].merged
-    generation(rundir, 2, resumed_from=ten)
+    begin(rundir, 2, ten)
     rundir.set_aside(twenty.name, ".stale")
-    checkpoint(rundir, 20, generation=2)
+    commit(rundir, 20, 2)
     assert subject.look().standings[0] == Standing(CheckpointRef(name=twenty.name, step=20, generation=2))
 
 
 def test_the_end_and_the_final_checkpoint(rundir: RunDir) -> None:
-    subject, final = Survey(rundir, 2), checkpoint(rundir, 10)
+    subject, final = Survey(rundir, 2), commit(rundir, 10)
     rundir.mark_done(final)
     view = subject.look()
     assert (view.ended, view.final) == (True, final)
 
 
 def test_a_final_checkpoint_that_was_evaluated_and_deleted_needs_nothing_more(rundir: RunDir) -> None:
-    subject, ten, twenty = Survey(rundir, 2), checkpoint(rundir, 10), checkpoint(rundir, 20)
+    subject, ten, twenty = Survey(rundir, 2), commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, twenty, right=3)
     rundir.mark_done(twenty)
     rundir.set_aside(twenty.name)
@@ -304,14 +287,14 @@ def test_a_final_checkpoint_that_was_evaluated_and_deleted_needs_nothing_more(ru
 
 
 def test_a_failure_is_an_end_without_a_final_checkpoint(rundir: RunDir) -> None:
-    checkpoint(rundir, 10)
+    commit(rundir, 10)
     rundir.mark_failed("Diverged", "the loss stayed NaN", 65)
     view = Survey(rundir, 2).look()
     assert (view.ended, view.final) == (True, None)
 
 
 def test_a_broken_manifest_is_believed_only_at_the_second_look(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, ten, twenty = Survey(rundir, 2), checkpoint(rundir, 10), checkpoint(rundir, 20)
+    subject, ten, twenty = Survey(rundir, 2), commit(rundir, 10), commit(rundir, 20)
     manifest = rundir.checkpoint(twenty.name) / FILE
     sound = manifest.read_bytes()
     manifest.write_bytes(sound.replace(b'"step": 20', b'"step": 21'))
@@ -329,7 +312,7 @@ def test_a_broken_manifest_is_believed_only_at_the_second_look(rundir: RunDir, m
 def test_a_manifest_that_cannot_be_read_now_is_not_called_broken(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject, ten, twenty = Survey(rundir, 2), checkpoint(rundir, 10), checkpoint(rundir, 20)
+    subject, ten, twenty = Survey(rundir, 2), commit(rundir, 10), commit(rundir, 20)
     read = rundir.manifest
 
     def failing(name: str) -> Manifest:
@@ -347,7 +330,7 @@ def test_a_manifest_that_cannot_be_read_now_is_not_called_broken(
 
 def test_a_long_run_is_not_read_again_at_every_look(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10, 60, 10):
-        merge_all(rundir, checkpoint(rundir, step), right=3)
+        merge_all(rundir, commit(rundir, step), right=3)
     subject = Survey(rundir, 2)
     before = subject.look()
 
@@ -361,8 +344,8 @@ def test_a_long_run_is_not_read_again_at_every_look(rundir: RunDir, monkeypatch:
 
 def test_of_a_long_run_a_look_asks_for_little(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10, 310, 10):
-        merge_all(rundir, checkpoint(rundir, step), right=3)
-    new = checkpoint(rundir, 310)
+        merge_all(rundir, commit(rundir, step), right=3)
+    new = commit(rundir, 310)
     subject, asked = Survey(rundir, 2), list[str]()
     before, stat = subject.look(), Path.stat
 

@@ -13,7 +13,6 @@ from tandem_operator.job_memory import Attempt, removing
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Thing
 from tandem_operator.reporting import Want
-from tests.support.worlds.operator_cluster import NAMESPACE
 from tests.support.worlds.operator_job import (
     NOW,
     UID,
@@ -25,7 +24,7 @@ from tests.support.worlds.operator_job import (
     running,
     surroundings,
 )
-from tests.support.worlds.operator_world import NAME, World, live
+from tests.support.worlds.operator_world import NAME, NAMESPACE, World, live
 
 OPERATOR: Manifest = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "tandem-system"}},
@@ -133,7 +132,7 @@ def test_somebody_elses_of_that_name_is_left_alone_and_the_job_waits() -> None:
 def isolated() -> World:
     """An operator that makes them."""
     world = World()
-    world.peers = PEERS
+    world.options = {"peers": PEERS}
     world.start()
     return world
 
@@ -149,8 +148,7 @@ def test_no_pod_is_made_without_it(isolated: World) -> None:
     said = RequestRefused(403, "Forbidden", "a webhook says no")
     isolated.cluster.refuses = lambda verb, place, _: said if place[0] is kinds.NETWORK_POLICY else None
     for _ in range(5):
-        isolated.relist()
-        isolated.look()
+        isolated.resync()
     assert isolated.cluster.pods() == []
 
 
@@ -160,7 +158,7 @@ def test_it_is_made_again_and_goes_with_the_switch(isolated: World) -> None:
     isolated.cluster.end(PLACE)
     isolated.settle()
     assert PLACE in isolated.cluster.objects
-    isolated.peers = None
+    isolated.options = {}
     isolated.start()
     isolated.settle()
     assert PLACE not in isolated.cluster.objects

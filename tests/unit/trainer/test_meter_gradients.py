@@ -7,16 +7,7 @@ import torch
 from torch import nn
 
 from tandem_trainer.meter import INTERVAL_SECONDS, GradientNorm
-
-
-class Clock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

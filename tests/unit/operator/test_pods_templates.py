@@ -4,18 +4,12 @@ from typing import Any
 
 import pytest
 
-from tandem.status import Status
 from tandem_operator import kinds
-from tandem_operator.controller import Controller
-from tandem_operator.informer import Cache
-from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.pods import complaint
-from tests.support import manifests
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
-from tests.support.worlds.operator_job import IMAGES, TASK, job
+from tests.support.worlds.operator_job import TASK, job
+from tests.support.worlds.operator_world import JOB, NAME, World
 
 ALLOWED = ("metadata.labels", "spec.nodeSelector", "spec.serviceAccountName=training", "spec.containers.env")
-KEY = (NAMESPACE, "digits")
 
 
 def asked(part: str = "workers", **spec: Any) -> dict[str, Any]:
@@ -66,20 +60,15 @@ def test_what_is_not_on_the_list_is_named(spec: dict[str, Any], where: str) -> N
     assert complaint(job(**spec), ()) is None, "without a list everything may be set"
 
 
-async def test_such_a_job_has_stalled_and_gets_no_pods_until_it_is_changed() -> None:
-    cluster, cache = Cluster(), Cache()
-    api: Any = cluster
-    controller = Controller(api, api, cache, IMAGES, OperatorMetrics(), b"key", template_fields=ALLOWED)
-    whole = manifests.manifest("digits", NAMESPACE, trainer=TASK, **asked(hostNetwork=True))
-    cluster.put(kinds.JOB, whole)
-    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
-    await controller.look(KEY)
-    status = Status.parse(cluster.objects[kinds.JOB, *KEY]["status"])
-    stalled = {one.type: (one.status, one.reason) for one in status.conditions}
+def test_such_a_job_has_stalled_and_gets_no_pods_until_it_is_changed() -> None:
+    world = World(job={**JOB, "spec": {"trainer": TASK, **asked(hostNetwork=True)}})
+    world.options = {"template_fields": ALLOWED}
+    world.start()
+    world.look()
+    stalled = {one.type: (one.status, one.reason) for one in world.status.conditions}
     assert stalled["Stalled"] == ("True", "TemplateRefused")
-    assert "workers.template sets spec.hostNetwork" in (status.message or "")
-    assert cluster.pods() == []
-    cluster.edit(kinds.JOB, "digits", {"workers": {"template": None}})
-    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
-    await controller.look(KEY)
-    assert cluster.pods() != []
+    assert "workers.template sets spec.hostNetwork" in (world.status.message or "")
+    assert world.cluster.pods() == []
+    world.cluster.edit(kinds.JOB, NAME, {"workers": {"template": None}})
+    world.resync()
+    assert world.cluster.pods() != []

@@ -10,9 +10,9 @@ from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused, Unavailable
 from tandem_operator.job_memory import LONGEST_SECONDS, MANY
 from tandem_operator.reconcile import HASTY_SECONDS
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster, Place
+from tests.support.clock import Clock
 from tests.support.worlds.operator_job import IMAGES
-from tests.support.worlds.operator_world import KEY, LOOP, NAME, World, live
+from tests.support.worlds.operator_world import KEY, LOOP, NAME, NAMESPACE, Cluster, Place, World, live
 
 THEN = 1_767_225_600.0
 """When everything in the played cluster begins: 2026-01-01."""
@@ -20,19 +20,9 @@ HOUR = 3600.0
 QUOTA = RequestRefused(403, "Forbidden", "exceeded quota: few")
 
 
-class Clock:
-    """Wall clock and monotonic clock, which tests move."""
-
-    def __init__(self) -> None:
-        self.now = THEN
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+    found = Clock(THEN)
     monkeypatch.setattr(time, "time", found)
     monkeypatch.setattr(time, "monotonic", found)
     return found
@@ -165,11 +155,9 @@ def test_a_worker_that_is_killed_at_work_again_and_again_is_replaced_at_once_eac
     for _ in range(10):
         (first, *_) = world.cluster.pods(names.WORKER)
         world.cluster.end((kinds.POD, NAMESPACE, first["metadata"]["name"]))
-        world.relist()
-        world.look()
+        world.resync()
         world.cluster.tick()
-        world.relist()
-        world.look()
+        world.resync()
         world.cluster.tick()
     assert live(world, names.WORKER) == [0, 1]
 

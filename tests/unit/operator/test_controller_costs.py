@@ -8,8 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem_operator import kinds, names, objects, pods, reconcile
 from tandem_operator.job_memory import MOST_VALUES, Memo
 from tandem_operator.reconcile import LIVELY_SECONDS, lively
-from tests.support.worlds.operator_cluster import merged
-from tests.support.worlds.operator_world import JOB, KEY, NAME, World
+from tests.support.worlds.operator_world import JOB, KEY, NAME, World, merged
 
 OBJECTS = {"Secret": 1, "ConfigMap": 1, "PersistentVolumeClaim": 1, "Service": 1, "Pod": 4}
 

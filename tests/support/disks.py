@@ -1,4 +1,4 @@
-"""A small file system of its own, which can be filled: a tmpfs. It needs a root that may mount."""
+"""A small file system of its own, which can be filled, and a file of a disk that fails."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ BALLAST = "ballast"
 
 @contextmanager
 def small_disk(folder: Path, options: str) -> Iterator[Path]:
-    """Mount one, for a while.
+    """Mount a tmpfs for a while. It needs a root that may mount.
 
     Args:
         options: of mount, such as `size=4m`.
@@ -35,3 +35,10 @@ def fill(disk: Path, pages: int = 0) -> Path:
         if (more := facts.f_bavail - pages) > 0:
             os.posix_fallocate(file.fileno(), file.tell(), more * facts.f_frsize)
     return ballast
+
+
+def unreadable(path: Path) -> Path:
+    """Make a file that is there and whose bytes are answered with EIO, as those of a bad disk or mount are."""
+    path.unlink(missing_ok=True)
+    path.symlink_to("/proc/self/mem")
+    return path

@@ -17,6 +17,9 @@ def test_a_bad_manifest_gets_one_message(case: BadManifest) -> None:
     (problem,) = caught.value.problems
     assert re.search(case.words, problem.message), problem.message
     assert problem.field.startswith(case.field) if case.field else not problem.field, problem.field
+    assert problem.place.startswith("job.yaml")
+    if problem.line and case.field:
+        assert problem.excerpt == case.text.decode().splitlines()[problem.line - 1]
     assert "\n" not in str(problem)
     assert len(problem.message) < 400
 

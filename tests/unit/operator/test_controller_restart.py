@@ -8,8 +8,7 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.replicas import MOST_FAILURES
-from tests.support.worlds.operator_cluster import NAMESPACE
-from tests.support.worlds.operator_world import KEY, NAME, World, live
+from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, World, live
 
 THEN = 1_767_225_600.0
 """When everything in the played cluster happens: 2026-01-01."""
@@ -60,8 +59,7 @@ def rests(world: World) -> None:
     """The operator has nothing to do until somebody else does something."""
     for _ in range(20):
         before = world.cluster.version
-        world.relist()
-        world.look()
+        world.resync()
         if world.cluster.version == before:
             return
     raise AssertionError("it never comes to rest")

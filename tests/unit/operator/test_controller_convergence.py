@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from tandem_operator import kinds, liveness, names
 from tandem_operator.objects import Peers
-from tests.support.worlds.operator_cluster import NAMESPACE
-from tests.support.worlds.operator_world import KEY, NAME, STEPS, Step, World, happen, live
+from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, STEPS, Step, World, happen, live
 
 PEERS = Peers(({"podSelector": {}},))
 
@@ -16,7 +15,7 @@ PEERS = Peers(({"podSelector": {}},))
 @given(st.lists(STEPS, max_size=40), st.integers(1, 4), st.sampled_from([None, PEERS]))
 def test_it_converges(steps: list[Step], replicas: int, peers: Peers | None) -> None:
     world = World()
-    world.peers = peers
+    world.options = {"peers": peers}
     world.start()
     for step in steps:
         happen(world, step)
@@ -56,8 +55,7 @@ def test_that_something_was_replaced_is_told_although_the_status_was_written_jus
     (pod,) = world.cluster.pods(names.EVALUATOR)
     world.cluster.end((kinds.POD, NAMESPACE, pod["metadata"]["name"]))
     world.cluster.step = 2
-    world.relist()
-    world.look()
+    world.resync()
     assert world.cluster.told.count("EvaluatorReplaced") == 1
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["progress"]["step"] == 2
 

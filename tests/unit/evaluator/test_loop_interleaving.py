@@ -21,11 +21,10 @@ from torch import Tensor
 
 from tandem.job import Evaluators
 from tandem.rundir import lease
-from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
-from tandem.rundir.durable import commit_folder, encode, read_json
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.durable import read_json
 from tandem.rundir.evaluations import merged_name
-from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose
 from tandem_evaluator.claim import Claim
@@ -33,7 +32,8 @@ from tandem_evaluator.evaluation import Tally, TaskScoring
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.publication import best
 from tandem_evaluator.result import MergedResult
-from tests.support.hashing import hash_file
+from tests.support import checkpoints
+from tests.support.clock import Clock
 
 SAMPLES, CLASSES = 7, 3
 
@@ -57,29 +57,11 @@ class Computation:
         return Tally(len(range(shard, SAMPLES, shards)), step / (1 + shard), confusion)
 
 
-class Silence:
-    """Stands for the log."""
-
-    def event(self, kind: str, **facts: Any) -> None: ...
-
-    def doing(self, state: str, checkpoint: str | None = None) -> None: ...
-
-
-class Clock:
-    """The time that leases see."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def time(self, folder: Path) -> float:
-        return self.now
-
-
 class Process:
     """An evaluator whose steps the test takes one by one."""
 
     def __init__(self, rundir: RunDir, evaluators: Evaluators, name: str) -> None:
-        self.subject = Evaluator(rundir, evaluators, name, TaskScoring(Computation()), Silence())  # type: ignore[arg-type]
+        self.subject = Evaluator(rundir, evaluators, name, TaskScoring(Computation()), mock.Mock())  # type: ignore[arg-type]
         self.name, self.policy, self.shards = name, evaluators.policy, evaluators.processes
         self.action: object = None
         self.claim: tuple[CheckpointRef, int, Claim] | None = None
@@ -138,7 +120,7 @@ class World:
     def __init__(self, path: Path, policy: Policy, processes: int, clock: Clock) -> None:
         self.rundir, self.clock = RunDir(path), clock
         self.rundir.create()
-        self.rundir.record_generation(GenerationRecord(generation=1, world_size=1, started_at=0.0))
+        checkpoints.begin(self.rundir, 1)
         self.evaluators = Evaluators(processes_per_replica=processes, policy=policy)
         self.started = 0
         self.newest_step = 0
@@ -157,21 +139,8 @@ class World:
         if self.final is not None:
             return
         self.newest_step += 10
-        step = self.newest_step
-        aside = self.rundir.checkpoints / ".tmp-aside"
-        aside.mkdir()
-        safetensors.torch.save_file({"step": torch.tensor([step])}, aside / WEIGHTS)
-        manifest = Manifest(
-            name=checkpoint_name(step),
-            step=step,
-            generation=1,
-            created_at=0.0,
-            world_size=1,
-            files=[hash_file(aside / WEIGHTS)],
-        )
-        (aside / FILE).write_bytes(encode(manifest.sealed()))
-        commit_folder(aside, self.rundir.checkpoint(manifest.name))
-        self.committed.append(manifest.reference)
+        weights = safetensors.torch.save({"step": torch.tensor([self.newest_step])})
+        self.committed.append(checkpoints.commit(self.rundir, self.newest_step, files={WEIGHTS: weights}))
 
     def delete(self) -> None:
         """Retention takes the oldest checkpoint, unless it is the newest or somebody holds a lease on it."""
@@ -247,10 +216,10 @@ MOVES = st.one_of(
 
 @contextmanager
 def world(policy: Policy, processes: int) -> Iterator[World]:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     with (
         tempfile.TemporaryDirectory() as path,
-        mock.patch.object(lease, "server_time", clock.time),
+        mock.patch.object(lease, "server_time", clock),
         mock.patch("os.fsync"),
         mock.patch("tandem_evaluator.loop.say"),
     ):

@@ -7,18 +7,12 @@ import pytest
 
 from tandem.status import Condition, Status
 from tandem_operator import kinds, names
-from tandem_operator.controller import Controller
-from tandem_operator.informer import Cache
 from tandem_operator.observed import Pod
-from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.plan import Plan
 from tandem_operator.reporting import OURS, refused
 from tests.support import ROOT, manifests
-from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
-    IMAGES,
     NOW,
-    TASK,
     decided,
     ended,
     heard,
@@ -27,11 +21,11 @@ from tests.support.worlds.operator_job import (
     surroundings,
     worker,
 )
+from tests.support.worlds.operator_world import KEY, LOOP, World
 
 LUA = ROOT / "charts/tandem/files/argocd-health.lua"
 GENERATION = 7
 FOREIGN = {"type": "example.com/Billed", "status": "True", "reason": "Paid", "message": "by the team"}
-KEY = (NAMESPACE, "digits")
 
 
 def concerning(phase: str, *workers: Pod, status: dict[str, Any] | None = None, **spec: Any) -> Plan:
@@ -144,18 +138,12 @@ def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
     assert later.conditions.count(Condition.parse(FOREIGN)) == 1
 
 
-async def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
-    cluster, cache = Cluster(), Cache()
-    api: Any = cluster
-    controller = Controller(api, api, cache, IMAGES, OperatorMetrics(), b"key")
-    cluster.put(kinds.JOB, manifests.manifest("digits", NAMESPACE, trainer=TASK))
-    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
-    await cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]})
-    again_in = await controller.look(KEY)
+def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
+    world = World()
+    LOOP.run(world.cluster.patch_status(kinds.JOB, *KEY, {"conditions": [FOREIGN]}))
+    again_in = world.look()
     assert again_in is not None
     assert again_in <= 1.0, "it is written at the next look"
-    cache.see(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
-    await controller.look(KEY)
-    types = [one["type"] for one in cluster.objects[kinds.JOB, *KEY]["status"]["conditions"]]
-    assert FOREIGN["type"] in types
-    assert {"Initialized", "Running", "Ready", "Reconciling"} <= set(types)
+    world.resync()
+    types = {one.type for one in world.status.conditions}
+    assert {FOREIGN["type"], "Initialized", "Running", "Ready", "Reconciling"} <= types
