@@ -542,7 +542,7 @@ class Coordinator:
 
 def _may_be_the_end(sync: Sync) -> bool:
     final = sync.failure is not None and sync.failure.code in (ExitCode.DIVERGED, ExitCode.CONFIGURATION)
-    return sync.state == "leaving" or sync.leaving or final
+    return sync.state == "leaving" or sync.leaving or bool(sync.finished) or final
 
 
 def _orders(state: State) -> tuple[object, ...]:
