@@ -10,6 +10,7 @@ import pytest
 from tandem.protocol import Sync
 from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, Over, State, Synced, Tick
 from tandem_coordinator.membership import answer, start, step
+from tandem_coordinator.snapshots import _all_run
 from tests.support.worlds.membership_job import message
 from tests.support.worlds.membership_world import RULES
 
@@ -137,3 +138,11 @@ def test_a_group_of_a_built_in_task_is_complete_by_its_own_word_alone() -> None:
         assert answer(end.state, sync, end.number).finished is None
     assert end.completed == 0
     assert not end.state.finished
+
+
+def test_a_script_of_which_some_have_finished_still_runs() -> None:
+    end = End()
+    end.ranks_end("worker-1")
+    end.departs("worker-1", "leaves")
+    end.passes(1.0)
+    assert _all_run(end.state)
