@@ -12,7 +12,8 @@ torchrun passes the signal on to the ranks: the coordinator asks the others to s
 notes the signal (tandem_trainer.rendezvous says why).
 
 When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
-runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
+runs. When all ranks have ended with exit code 0, the agent says so until the coordinator has taken note of it. When a
+generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
 signalling them and waiting.
 """
 
