@@ -162,6 +162,11 @@ class Coordinator:
             self._heard[sync.replica] = now
         else:
             if _may_be_the_end(sync) and self.state.end is None:
+                known = self.state.agents.get(sync.replica)
+                if known is not None and known.member.incarnation == sync.incarnation:
+                    # It has given up its heartbeat to say this, and must not be lost before it is taken in.
+                    self._heard[sync.replica] = now
+                    self._hurry.set()
                 await self._ask_whether_over()
             self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()

@@ -252,8 +252,9 @@ class Heartbeat(threading.Thread):
         """
         with self._changed:
             self._finished, self._noted_at = True, time.monotonic()
-            self._wake()
         # Not under the lock: a store may be slow, and heartbeats must go on.
+        if not is_needless():
+            self._wake()
         while not is_needless():
             with self._changed:
                 if self._asked is not None or self._end is not None or self._closed:
