@@ -82,6 +82,8 @@ def test_agents_leave_when_their_ranks_have_ended_and_the_one_with_the_store_whe
 
 def test_a_coordinator_that_is_gone_while_ranks_end_finds_all_that_have_ended(group: Elastic) -> None:
     rank_ends(group, 1, finished=1)
+    # It has been told that this is on the disk.
+    assert group.agents["worker-1"].wait(SECONDS) == ExitCode.DONE
     group.kill_coordinator()
     for rank in (0, 2):
         (group.rundir.path / f"ends-{rank}").touch()
