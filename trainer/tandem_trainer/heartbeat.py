@@ -292,7 +292,8 @@ class Heartbeat(threading.Thread):
                 self._wait(PAUSE_SECONDS)
                 continue
             pause = self._speak(message)
-            if message.state == "leaving" and (self._unreachable_since is None or self._is_late()):
+            is_heard = message.state == "leaving" and self._unreachable_since is None
+            if is_heard or (self._wish.state == "leaving" and self._is_late()):
                 self._client.close()
                 return
             if pause:
@@ -328,6 +329,9 @@ class Heartbeat(threading.Thread):
         if wish.state == "idle":
             return None
         finished = self._finished or None
+        if wish.state == "leaving" and finished and not self._client.knows_protocol:
+            # The last message would go without this word. The coordinator has just restarted, and adopts the group.
+            return self._sync("running", membership=_if_small(self._membership))
         if wish.state != "running":
             return self._sync(wish.state, reason=wish.reason, finished=finished, failure=aged(self._failure))
         verdict = self._verdict()
