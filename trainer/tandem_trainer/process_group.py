@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -78,9 +79,9 @@ class Group:
         """
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
         self.timeout = timeout
-        self._control: dist.ProcessGroupGloo | None = None
+        self._control: Any = None
         if world_size > 1:
-            store = dist.PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
+            store = PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
             self._control = dist.ProcessGroupGloo(store, rank, world_size, PATIENCE)
 
     @classmethod

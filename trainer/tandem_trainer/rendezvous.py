@@ -26,6 +26,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import Any
 
 import psutil
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
@@ -208,7 +209,8 @@ class TandemRendezvous(RendezvousHandler):
         def exit_barrier(agent: SimpleElasticAgent) -> None:
             # Scripts for preemptible machines end with 0 when they are asked to: that is not the end of the job.
             self._obey()
-            group, store = agent.get_worker_group(), agent._store
+            group: Any = agent.get_worker_group()
+            store: Any = agent._store
             if group.group_rank > 0:
                 with suppress(DistError):
                     store.add(FINISHED, 1)
