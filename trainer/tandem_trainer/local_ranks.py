@@ -127,11 +127,6 @@ class LocalRanks:
         """Whether all ranks are there, none has ended, and the kernel says when one does."""
         return len(self._pidfds) == len(self._views) and not self._codes
 
-    @property
-    def gone(self) -> bool:
-        """Whether all ranks were there and have ended."""
-        return len(self._codes) == len(self._views)
-
     def verdict(self) -> Verdict | None:
         """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
         for local_rank, code in self._codes.items():

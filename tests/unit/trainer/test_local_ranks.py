@@ -109,7 +109,7 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
         (before,) = ranks.reports()
         assert rank.stdin is not None
         rank.stdin.close()
-        until(lambda: ranks.watch() or ranks.gone, "its end")
+        until(lambda: ranks.watch() or ranks._codes, "its end")
         (following,) = ranks.reports()
     return before, following
 
@@ -156,7 +156,7 @@ def test_a_session_whose_last_checkpoint_is_there_may_end_in_any_way(memory: Pat
     script = RANK.replace("sys.stdin.read()", "pulse.all_steps_taken()")
     variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
     subprocess.run([sys.executable, "-c", script, "starting", "0"], env=variables, check=True)
-    until(lambda: ranks.stopped_early() == {} and ranks.gone, "its end")
+    until(lambda: ranks.stopped_early() == {} and ranks._codes, "its end")
     assert ranks.verdict() is None
     ranks.close()
 
@@ -281,7 +281,7 @@ def test_of_a_forked_rank_that_was_killed_the_fork_server_says_how(
         # The generation is closed before this agent has looked at its ranks.
         ranks.order("abort")
     ranks.watch()
-    assert ranks.gone
+    assert ranks._codes
     server(rank.pid, number)
     ranks.watch()
     failure = ranks.failure()
