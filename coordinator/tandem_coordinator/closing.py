@@ -82,6 +82,8 @@ def preempt(state: State, now: float) -> Next:
     if not state.open:
         return state, ()
     leaving = {agent.member.replica for agent in state.agents.values() if agent.leaves and is_inside(state, agent)}
+    # Nobody depends on a member whose ranks have finished.
+    leaving -= state.finished
     if not leaving:
         return state, ()
     asked = state.saving or Saving(Cause("Preempted", ""), now)
@@ -101,7 +103,11 @@ def finish_saving(state: State, now: float) -> Next:
     saving = state.saving
     if saving is None:
         return state, ()
-    at_work = [agent.member.replica for agent in state.agents.values() if is_inside(state, agent) and not agent.waits]
+    at_work = [
+        agent.member.replica
+        for agent in state.agents.values()
+        if is_inside(state, agent) and not agent.waits and agent.member.replica not in state.finished
+    ]
     if not at_work:
         return close(state, saving.cause, now)
     if not state.training:
@@ -117,8 +123,10 @@ def finish_saving(state: State, now: float) -> Next:
 
 
 def finish(state: State, replica: str) -> Next:
-    """A member of the open generation has gone because all of its ranks ended with exit code 0. Once all have, the job
+    """All ranks of a member of the open generation have ended with exit code 0. Once those of all members have, the job
     is complete: whoever comes now must not begin it anew."""
+    if replica in state.finished:
+        return state, ()
     state = replace(state, finished=state.finished | {replica})
     return complete(state) if is_finished(state) else (state, ())
 

@@ -69,7 +69,8 @@ SHORT_SECONDS = 0.002
 RETRY_SECONDS = 1.0
 """Between two tries to write to a disk that fails."""
 RECORD_SECONDS = 2.0
-"""How long a request for another number of replicas waits for the disk; less than the operator waits for an answer."""
+"""How long a request for another number of replicas, or the word of an agent whose ranks have finished, waits for the
+disk; less than the operator waits for an answer."""
 HUNG_UP_SECONDS = 0.2
 """How often it is looked whether an agent that was told that its generation is over is still there."""
 LEAVING_SECONDS = 1.0
@@ -106,6 +107,7 @@ class Coordinator:
         self._rundir, self._state_store = rundir, state_store
         self._recorded = remembered.generation
         self._recorded_target = self.state.target
+        self._recorded_finished = self.state.finished
         self._started_at = remembered.started_at
         self._history = History(rundir, remembered.history, remembered.first, remembered.restarts)
         self._reports = Reports()
@@ -162,9 +164,16 @@ class Coordinator:
             self._heard[sync.replica] = now
         else:
             if _may_be_the_end(sync) and self.state.end is None:
+                known = self.state.agents.get(sync.replica)
+                if known is not None and known.member.incarnation == sync.incarnation:
+                    # It has given up its heartbeat to say this, and must not be lost before it is taken in.
+                    self._heard[sync.replica] = now
+                    self._hurry.set()
                 await self._ask_whether_over()
             self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
             self._hurry.set()
+            if sync.finished:
+                await self._finish_recorded(sync.replica)
         self._ledger.heard(sync, time.monotonic(), self.state)
         try:
             hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
@@ -252,6 +261,14 @@ class Coordinator:
         more |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
         more["ledger"] = self._ledger.ledger
         return found.model_copy(update=more)
+
+    async def _finish_recorded(self, replica: str) -> None:
+        """Wait until the disk has it that the ranks of this replica have finished: its agent goes when it is answered,
+        and could not tell the next coordinator. A disk that fails does not keep it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RECORD_SECONDS):
+                while self.state.end is None and replica in self.state.finished - self._recorded_finished:
+                    await self._page_written.wait()
 
     async def _ask_whether_over(self) -> None:
         """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
@@ -364,6 +381,7 @@ class Coordinator:
                 self._unrecorded.set()
                 continue
             self._recorded_target = page.target
+            self._recorded_finished = frozenset(page.finished or ())
             self._page_written.set()
             self._page_written = asyncio.Event()
             if page.generation > self._recorded:
@@ -542,7 +560,7 @@ class Coordinator:
 
 def _may_be_the_end(sync: Sync) -> bool:
     final = sync.failure is not None and sync.failure.code in (ExitCode.DIVERGED, ExitCode.CONFIGURATION)
-    return sync.state == "leaving" or sync.leaving or final
+    return sync.state == "leaving" or sync.leaving or bool(sync.finished) or final
 
 
 def _orders(state: State) -> tuple[object, ...]:

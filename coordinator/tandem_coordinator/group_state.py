@@ -204,7 +204,8 @@ class State:
     agents: Mapping[str, Agent] = field(default_factory=dict)
     """Agents that are alive, by replica."""
     finished: frozenset[str] = frozenset()
-    """Replicas of the open generation, or of the one about to be adopted, whose ranks have all exited with code 0."""
+    """Replicas of the open generation, or of the one about to be adopted, whose ranks have all exited with code 0.
+    Whether their agents are still there makes no difference any more."""
     cut_off: frozenset[str] = frozenset()
     """Replicas of the newest generation that could not reach the store of its first member."""
     complaints: Mapping[str, Complaint] = field(default_factory=dict)

@@ -162,7 +162,9 @@ def answer(state: State, sync: Sync, recorded: int) -> Answer:
         return _rejoin(state)
     if runs and state.preflight is not None:
         return _told("run", preflight=True)
-    return _told("run") if runs or state.adopting_until is not None else _rejoin(state)
+    if not runs and state.adopting_until is None:
+        return _rejoin(state)
+    return _told("run", finished=bool(sync.finished and sync.replica in state.finished) or None)
 
 
 def says_nothing_new(state: State, sync: Sync) -> bool:
@@ -172,6 +174,8 @@ def says_nothing_new(state: State, sync: Sync) -> bool:
     if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
         return False
     if agent.node != (sync.node or "") or preflight.is_missing(state, sync):
+        return False
+    if sync.finished and sync.replica not in state.finished:
         return False
     if sync.state == "joining":
         return agent.waits and agent.member == sync.member
@@ -194,7 +198,7 @@ def _synced(state: State, sync: Sync, preflights: bool, now: float) -> Next:
         state, actions = _replaced(state, known, now)
         known = None
     state = failures.take(state, sync, now)
-    for notice in (_leave,) if sync.state == "leaving" else (_learn, _wish):
+    for notice in (_leave,) if sync.state == "leaving" else (_learn, _finish, _wish):
         state, more = notice(state, sync, now)
         actions += more
     if sync.state == "leaving":
@@ -213,6 +217,12 @@ def _learn(state: State, sync: Sync, now: float) -> Next:
     cause = Cause("MembershipChanged", f"{sync.replica} runs generation {sync.generation}, which is newer")
     state, actions = close(state, cause, now)
     return replace(with_latest(state, sync.membership), number=sync.generation), actions
+
+
+def _finish(state: State, sync: Sync, now: float) -> Next:
+    """Note that all ranks of a running member have ended with exit code 0."""
+    is_member = (sync.replica, sync.incarnation) in state.inside
+    return finish(state, sync.replica) if is_member and _is_complete(state, sync) else (state, ())
 
 
 def _wish(state: State, sync: Sync, now: float) -> Next:
@@ -259,8 +269,9 @@ def _leave(state: State, sync: Sync, now: float) -> Next:
     state = without(state, [sync.replica])
     if (sync.replica, sync.incarnation) not in state.inside or saved:
         return state, ()
-    goes_on = state.open or state.adopting_until is not None
-    if sync.finished and state.rules.ends_with_zero and goes_on and sync.generation == state.number:
+    if sync.replica in state.finished:
+        return state, ()
+    if _is_complete(state, sync):
         return finish(state, sync.replica)
     return close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
 
@@ -444,9 +455,15 @@ def _runs(state: State, member: Member, generation: int) -> bool:
     )
 
 
+def _is_complete(state: State, sync: Sync) -> bool:
+    """Whether the sender's ranks have done what the newest generation is there for."""
+    goes_on = state.open or state.adopting_until is not None
+    return bool(sync.finished) and state.rules.ends_with_zero and goes_on and sync.generation == state.number
+
+
 def _is_done(state: State, agent: Agent) -> bool:
-    """Whether the group saves and this member of it has: its ranks have ended, nobody depends on it any more."""
-    return state.saving is not None and agent.waits
+    """Whether nobody depends on this member any more: its ranks have finished, or the group saves and they have."""
+    return agent.member.replica in state.finished or (state.saving is not None and agent.waits)
 
 
 def _waiting_for(state: State) -> str:
@@ -469,6 +486,8 @@ def _rejoin(state: State) -> Answer:
 
 
 @lru_cache(64)
-def _told(order: Order, why: str = "", stacks: bool = False, preflight: bool | None = None) -> Answer:
+def _told(
+    order: Order, why: str = "", stacks: bool = False, preflight: bool | None = None, finished: bool | None = None
+) -> Answer:
     """An answer; what thousands are told is made once."""
-    return Answer(order=order, why=why, stacks=stacks, preflight=preflight)
+    return Answer(order=order, why=why, stacks=stacks, preflight=preflight, finished=finished)

@@ -189,8 +189,8 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
 
 
 def _all_run(state: State) -> bool:
-    running = sum(1 for agent in state.agents.values() if not agent.waits and agent.generation == state.number)
-    return running >= len(state.inside)
+    running = {name for name, one in state.agents.items() if not one.waits and one.generation == state.number}
+    return len(running | state.finished) >= len(state.inside)
 
 
 def _message(state: State, clock: Instant, observed: Observed) -> str | None:

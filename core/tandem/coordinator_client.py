@@ -88,13 +88,18 @@ class CoordinatorClient:
         self._host, self._port = parse_endpoint(endpoint)
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
-        # Of the coordinator, as far as its last answer has shown. After an error the next may be of another version.
-        self._protocol = FIRST
+        # Of the coordinator, as its last answer has shown. After an error the next may be of another version.
+        self._protocol: int | None = None
 
     @property
     def connected(self) -> bool:
         """Whether the next request goes over a connection that has already carried one."""
         return self._connection is not None
+
+    @property
+    def knows_protocol(self) -> bool:
+        """Whether the coordinator has said what it reads. Before that, only fields of the first protocol are sent."""
+        return self._protocol is not None
 
     def sync(self, message: Sync, until: Until | None = None) -> Answer:
         """Tell the coordinator about an agent, and learn what it wants.
@@ -102,7 +107,9 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused, GivenUp: see there.
         """
-        return _read(Answer, self._request("POST", _SYNC, MOST_ANSWER_BYTES, worded(message, self._protocol), until))
+        return _read(
+            Answer, self._request("POST", _SYNC, MOST_ANSWER_BYTES, worded(message, self._protocol or FIRST), until)
+        )
 
     def status(self) -> Snapshot:
         """Everything the coordinator knows of the job.
@@ -175,7 +182,7 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
         self._hang_up()
-        self._protocol = FIRST
+        self._protocol = None
 
     def _hang_up(self) -> None:
         if self._connection is not None:

@@ -204,7 +204,8 @@ class Sync(Model):
     leaving: bool = False
     """Said by a running agent that has to go (SIGTERM): it leaves once its group has saved."""
     finished: bool | None = None
-    """Said by an agent that leaves: whether it does because all of its ranks have ended with exit code 0."""
+    """Whether all of its ranks have ended with exit code 0. Sent by a running agent that stays because others use its
+    store, and with the last message. An earlier version sends it with the last message only."""
     node: Name | None = None
     """The node it runs on, where it knows."""
     failure: Failure | None = None
@@ -264,6 +265,9 @@ class Answer(Model):
     preflight: bool | None = None
     """With `run`: the ranks must not start yet. Do the pre-flight, tell what it found, and wait until this is not said
     any more, or for `rejoin`."""
+    finished: bool | None = None
+    """With `run`: it is known that the ranks of this agent have ended with exit code 0; `end` follows when all have. An
+    earlier version does not send it."""
 
 
 class Target(Model):

@@ -124,10 +124,14 @@ class TestFromBeginningToEnd:
         steps = [int(line["step"]) for line in lines if "step" in line]
         assert steps == sorted(steps)
         assert 0 < steps[-1] <= SHORT_STEPS
+        # What is not known yet is left out: DONE may be seen here before the coordinator has seen it or heard of a
+        # step, and the ranks may end before their first vote.
+        assert all(int(line["totalSteps"]) == SHORT_STEPS for line in draining if "totalSteps" in line)
+        assert all(line["workers"].endswith("/2") for line in draining if "workers" in line)
         for line in draining:
-            assert int(line["totalSteps"]) == SHORT_STEPS
-            assert line["workers"].endswith("/2")
-            assert float(line["epoch"]) == pytest.approx(int(line["step"]) / 23, abs=0.01)
+            if "epoch" in line:
+                assert float(line["epoch"]) == pytest.approx(int(line["step"]) / 23, abs=0.01)
+        assert int(draining[-1]["totalSteps"]) == SHORT_STEPS
         losses = [line["loss"] for line in complete.logged("step")]
         # The first of them may be of a moment at which the ranks were last heard before their first vote.
         shown = [float(line["loss"]) for line in draining if "loss" in line]

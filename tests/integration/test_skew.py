@@ -26,7 +26,7 @@ from tests.support import manifests
 from tests.support.elastic import TOKEN, Elastic
 from tests.support.previous import Previous
 from tests.support.processes import tandem
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(300)
 whole_runs = pytest.mark.full("core", "cli", "coordinator", "trainer", "evaluator")
@@ -117,6 +117,24 @@ def test_a_pause_and_the_code_after_the_loop_refuse_nobody(tmp_path: Path, previ
         assert "event=refused" not in group.output("worker-0"), group.output("worker-0")
 
 
+@pytest.mark.parametrize("old", ["coordinator", "worker"])
+def test_a_script_whose_ranks_end_one_after_the_other_is_complete(tmp_path: Path, previous: Previous, old: str) -> None:
+    script = tmp_path / "uneven.py"
+    script.write_text(UNEVEN)
+    trainer = {"command": ["python", str(script)]}
+    with Mixed(tmp_path, previous, old, trainer=trainer).start("worker-0", "worker-1") as group:
+        for name in ("worker-0", "worker-1"):
+            assert group.agents[name].wait(SECONDS) == 0, group.output(name)
+            assert "event=refused" not in group.output(name), group.output(name)
+            assert "event=finished-alone" not in group.output(name), group.output(name)
+        until(lambda: group.rundir.done() is not None, "DONE", otherwise=lambda: group.output("coordinator"))
+        assert "generation 2" not in group.output("coordinator")
+
+
+UNEVEN = """
+import os, time
+time.sleep(4 * int(os.environ["RANK"]))
+"""
 PAUSING = """
 import os, time
 from pathlib import Path

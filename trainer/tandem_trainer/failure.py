@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tandem.exitcode import ExitCode
-from tandem.formatting import one_line
+from tandem.formatting import number, one_line
 from tandem.model import finite
 from tandem.protocol import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
 from tandem.rundir.durable import may_pass
@@ -40,6 +40,17 @@ class MicroBatchHalved(Exception):  # noqa: N818 - it says what happened
 
 class DoesNotFit(Exception):  # noqa: N818 - it says what is the case
     """A single sample does not fit into memory."""
+
+
+class StoppedEarly(Exception):  # noqa: N818 - it says what happened
+    """A process ended with exit code 0 in the middle of its session."""
+
+    def __init__(self, step: int, total_steps: int | None) -> None:
+        steps = f"step {number(step)}" + ("" if total_steps is None else f" of {number(total_steps)}")
+        super().__init__(
+            f"it ended with exit code 0 after {steps}, before its session had ended; to end a run early, leave the loop"
+            " with break"
+        )
 
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
@@ -136,7 +147,7 @@ def _is_ours(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     if _is_ours(error):
-        return not isinstance(error, ConfigurationError | DoesNotFit)
+        return not isinstance(error, ConfigurationError | DoesNotFit | StoppedEarly)
     if isinstance(error, OSError):
         return may_pass(error)
     return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)

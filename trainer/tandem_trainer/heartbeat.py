@@ -12,7 +12,8 @@ torchrun passes the signal on to the ranks: the coordinator asks the others to s
 notes the signal (tandem_trainer.rendezvous says why).
 
 When the coordinator does not answer, training goes on: the thread tries again, and tells a restarted coordinator what
-runs. When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
+runs. When all ranks have ended with exit code 0, the agent says so until the coordinator has taken note of it. When a
+generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
 signalling them and waiting.
 """
 
@@ -25,7 +26,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -51,14 +52,15 @@ WATCH_SECONDS = 0.05
 """How often ranks are looked at that have not begun to beat, or do not obey."""
 FINISH_SECONDS = 30.0
 """What ranks get to finish by themselves once training is complete."""
-LINGER_SECONDS = 10.0
-"""How long an agent whose ranks are done waits for others once the job is over; torchrun would wait for 300 s."""
+FINISHED_SECONDS = 300.0
+"""How long an agent whose ranks have finished waits for a coordinator that does not take note of it; torchrun waits for
+the other agents for as long."""
+FINISHED_POLL_SECONDS = 0.2
+"""How often it looks whether the other agents have announced the same."""
 REFUSED_SECONDS = 10.0
 """How long an agent that is refused tries again: whoever refused it may have been a proxy, or be replaced."""
 STACKS_SECONDS = 2.0
 """How long a group that hangs is kept for the stacks of its ranks."""
-BARRIER_SECONDS = 1.0
-"""torchrun looks at ranks that end 20 times a second: so long after they have ended well it is in its exit barrier."""
 LEAVE_SECONDS = 2.0
 """For the last message."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -82,7 +84,6 @@ class _Wish:
     port: int = 1
     reason: str = ""
     generation: int | None = None
-    finished: bool | None = None
 
 
 class Heartbeat(threading.Thread):
@@ -115,7 +116,8 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._failure: tuple[float, Failure] | None = None
         self._closed = False
-        self._gone_since: float | None = None
+        self._finished = False
+        self._noted_at = 0.0
         self._preflight_asked = False
         self._preflight: PreflightReport | None = None
         self._leaving = False
@@ -129,6 +131,7 @@ class Heartbeat(threading.Thread):
         self._unreachable_since: float | None = None
         self._told_unreachable = 0.0
         self._refused_since: float | None = None
+        self._left_at = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         self._signals_read, self._signals_write = os.pipe()
@@ -158,7 +161,7 @@ class Heartbeat(threading.Thread):
         with self._changed:
             self._drop_ranks()
             self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
-            self._gone_since, self._preflight_asked = None, False
+            self._preflight_asked = False
             self._wish = replace(self._wish, state="joining", port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
@@ -224,24 +227,59 @@ class Heartbeat(threading.Thread):
             if self._ranks is not None:
                 self._ranks.told(codes)
 
+    def stopped_early(self) -> dict[int, int]:
+        """Take in that all ranks have ended with exit code 0; the processes of those whose session had steps left, by
+        local rank."""
+        with self._changed:
+            return {} if self._ranks is None else self._ranks.stopped_early()
+
     def rest(self, seconds: float) -> None:
         """Wait until torchrun has something to look at: a rank has ended, the generation is closed, or this agent is to
         end. No longer than `seconds`, and not at all while the ranks start."""
         with self._changed:
             self._changed.wait_for(self._is_eventful, seconds)
 
-    def leave(self, finished: bool = False) -> None:
-        """Say good-bye, if the coordinator answers in time, and stop.
+    def finish(self, is_needless: Callable[[], bool]) -> None:
+        """Report that all ranks have ended with exit code 0, and wait for as long as others may use this agent's store.
+        A signal that asks this agent to end is obeyed at once: nothing of its own is left to do.
 
         Args:
-            finished: all ranks have ended with exit code 0.
+            is_needless: whether nobody uses it any more, as far as this agent knows by itself.
+
+        Raises:
+            SystemExit: the generation was closed, and this replica has to take part in the next one; or the job has
+                failed.
         """
         with self._changed:
+            self._finished, self._noted_at = True, time.monotonic()
+        # Not under the lock: a store may be slow, and heartbeats must go on.
+        if not is_needless():
+            self._wake()
+        while not is_needless():
+            with self._changed:
+                if self._asked is not None or self._end is not None or self._closed:
+                    break
+                if time.monotonic() - self._noted_at > FINISHED_SECONDS:
+                    log.warning("event=finished-alone generation=%s", self._wish.generation)
+                    break
+                self._changed.wait(FINISHED_POLL_SECONDS)
+        with self._changed:
+            if self._end is not None and self._end.code != ExitCode.DONE:
+                raise SystemExit(self._end.code)
+            if self._end is None and self._closed:
+                # torchrun would end with 0. With this code the replica is started again.
+                raise SystemExit(ExitCode.PEER_LOST)
+
+    def leave(self) -> None:
+        """Send the last message, if the coordinator answers in time, and stop. It gets longer to take note of ranks
+        that have finished."""
+        with self._changed:
+            self._finished = self._finished and not self._closed
             self._drop_ranks()
-            self._wish = replace(self._wish, state="leaving", finished=finished or None)
+            self._wish, self._left_at = replace(self._wish, state="leaving"), time.monotonic()
             self._wake()
         if self.is_alive():
-            self.join(LEAVE_SECONDS)
+            self.join(self._leave_seconds)
 
     # The speaker
 
@@ -254,7 +292,8 @@ class Heartbeat(threading.Thread):
                 self._wait(PAUSE_SECONDS)
                 continue
             pause = self._speak(message)
-            if message.state == "leaving":
+            is_heard = message.state == "leaving" and self._unreachable_since is None
+            if is_heard or (self._wish.state == "leaving" and self._is_late()):
                 self._client.close()
                 return
             if pause:
@@ -289,14 +328,19 @@ class Heartbeat(threading.Thread):
         wish, ranks = self._wish, self._ranks
         if wish.state == "idle":
             return None
+        finished = self._finished or None
+        if wish.state == "leaving" and finished and not self._client.knows_protocol:
+            # The last message would go without this word. The coordinator has just restarted, and adopts the group.
+            return self._sync("running", membership=_if_small(self._membership))
         if wish.state != "running":
-            return self._sync(wish.state, reason=wish.reason, finished=wish.finished, failure=aged(self._failure))
+            return self._sync(wish.state, reason=wish.reason, finished=finished, failure=aged(self._failure))
         verdict = self._verdict()
         return self._sync(
             "running",
             reason=verdict or "",
             failure=aged(ranks.failure()) if ranks and verdict else None,
             leaving=self._leaving,
+            finished=finished,
             membership=None if self._client.connected else _if_small(self._membership),
             preflight=self._preflight,
             ranks=[] if ranks is None else ranks.reports(),
@@ -313,11 +357,12 @@ class Heartbeat(threading.Thread):
                 self._joined(answer.membership)
             return 0.0
         if self._closed:
-            self._look_at_exit_barrier()
             return PAUSE_SECONDS
         if (message.state, message.generation) != (self._wish.state, self._wish.generation):
             # torchrun's thread has entered again while this answer was on its way: it is about the generation before.
             return 0.0
+        if answer.finished:
+            self._noted_at = time.monotonic()
         if answer.order == "run" and message.preflight is not None and not answer.preflight:
             self._preflight = None
             self._changed.notify_all()
@@ -331,15 +376,6 @@ class Heartbeat(threading.Thread):
             log.info("event=generation-closed generation=%s why=%r", message.generation, answer.why)
             self._close_generation()
         return PAUSE_SECONDS if self._closed else 0.0
-
-    def _look_at_exit_barrier(self) -> None:
-        """torchrun waits there for minutes after its own ranks have ended well, and would not hear that the others
-        begin anew: end, so that another agent takes this place."""
-        if self._ranks is None or not self._ranks.gone or self._ranks.verdict() is not None:
-            return
-        self._gone_since = self._gone_since or time.monotonic()
-        if time.monotonic() - self._gone_since > BARRIER_SECONDS:
-            self._leave_exit_barrier(ExitCode.PEER_LOST)
 
     def _stacks_are_taken(self) -> bool:
         """Have the stacks written, once; whether that is done, or has taken too long."""
@@ -369,16 +405,6 @@ class Heartbeat(threading.Thread):
         over_for = time.monotonic() - self._ended_at
         if self._end.code != ExitCode.DONE or over_for > FINISH_SECONDS:
             self._close_generation()
-        elif over_for > LINGER_SECONDS and self._ranks is not None and self._ranks.gone:
-            # torchrun waits in its exit barrier for an agent that will not come. Nothing is left to do here.
-            self._leave_exit_barrier(ExitCode.DONE)
-
-    def _leave_exit_barrier(self, code: ExitCode) -> None:
-        log.warning("event=left-exit-barrier generation=%s", self._wish.generation)
-        self._drop_ranks()
-        with suppress(Unreachable, Refused):
-            self._client.sync(self._sync("leaving"))
-        os._exit(code)
 
     def _close_generation(self) -> None:
         self._closed = True
@@ -479,7 +505,8 @@ class Heartbeat(threading.Thread):
         if signals := _read(self._signals_read):
             with self._changed:
                 self._changed.notify_all()
-        if signal.SIGTERM in signals and not self._leaving and self._wish.state == "running":
+        has_to_save = self._wish.state == "running" and not self._finished
+        if signal.SIGTERM in signals and not self._leaving and has_to_save:
             log.info("event=has-to-go generation=%s", self._wish.generation)
             self._leaving = True
             return True
@@ -491,6 +518,15 @@ class Heartbeat(threading.Thread):
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"!")
+
+    @property
+    def _leave_seconds(self) -> float:
+        is_news = self._finished and self._end is None and self._asked is None
+        return FINISHED_SECONDS if is_news else LEAVE_SECONDS
+
+    def _is_late(self) -> bool:
+        """Whether the last message has been tried for long enough."""
+        return time.monotonic() - self._left_at + RETRY_SECONDS > self._leave_seconds
 
     def _drop_ranks(self) -> None:
         if self._ranks is not None:

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import DEBUGGER, SCRIPT, STARTING, STOPPED, Failure, RankReport
-from tandem_trainer.failure import read
+from tandem.protocol import DEBUGGER, MOST_ERROR, SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem_trainer.failure import StoppedEarly, read, record
 from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
@@ -127,16 +127,13 @@ class LocalRanks:
         """Whether all ranks are there, none has ended, and the kernel says when one does."""
         return len(self._pidfds) == len(self._views) and not self._codes
 
-    @property
-    def gone(self) -> bool:
-        """Whether all ranks were there and have ended."""
-        return len(self._codes) == len(self._views)
-
     def verdict(self) -> Verdict | None:
         """Why a new generation is needed, judged by the first rank that ended otherwise than done; None if none has."""
         for local_rank, code in self._codes.items():
             if code in HARMLESS and self._has_announced(local_rank, code):
                 return "MembershipChanged"
+            if self._stopped_early(local_rank):
+                return "WorkerFailed"
             if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
                 return "WorkerFailed"
         return None
@@ -151,16 +148,28 @@ class LocalRanks:
             if self._codes.get(local_rank) is None and local_rank < len(self._views):
                 self._note(local_rank, code)
 
+    def stopped_early(self) -> dict[int, int]:
+        """Take in that torchrun found exit code 0 of all ranks; the processes of those whose session had steps left, by
+        local rank."""
+        self.watch()
+        for local_rank in self._pids:
+            if self._codes.get(local_rank) is None:
+                self._note(local_rank, ExitCode.DONE)
+        return {local_rank: pid for local_rank, pid in self._pids.items() if self._stopped_early(local_rank)}
+
     def failure(self) -> tuple[float, Failure] | None:
         """When a rank of these failed first, on the monotonic clock, and by what; consequences of what happened to
         others only where there is nothing else."""
         found = []
         for local_rank, code in self._codes.items():
-            if code in (None, ExitCode.DONE):
+            stopped_early = self._stopped_early(local_rank)
+            if code is None or (code == ExitCode.DONE and not stopped_early):
                 continue
             view = self._views[local_rank]
             beat, said = view.beat(), view.failure()
             rank = self._first_rank + local_rank if beat is None else beat.rank
+            if stopped_early and beat is not None:
+                said = record(StoppedEarly(beat.step, beat.total_steps), None, MOST_ERROR)
             announced = self._has_announced(local_rank, code)
             found.append(read(said, rank, code, self._ended_at[local_rank], announced))
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
@@ -302,6 +311,11 @@ class LocalRanks:
     def _has_announced(self, local_rank: int, code: int | None) -> bool:
         """Whether Tandem, in the rank, said before its end that it would end with this exit code."""
         return code is not None and self._views[local_rank].announced() == code
+
+    def _stopped_early(self, local_rank: int) -> bool:
+        """Whether the process ended with 0 in the middle of a session."""
+        view = self._views[local_rank]
+        return self._codes.get(local_rank) == ExitCode.DONE and view.beat() is not None and not view.is_complete
 
     def _runs_script(self, local_rank: int) -> bool:
         beat = self._views[local_rank].beat()

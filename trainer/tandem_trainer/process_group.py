@@ -1,7 +1,8 @@
 """The group of ranks: its members, their devices, and their collectives.
 
 Gradients travel over NCCL or gloo as torch sees fit. What the ranks say to each other about the run itself goes through
-a gloo group of its own, so that it neither waits behind gradients nor touches the GPU.
+a gloo group of its own, so that it neither waits behind gradients nor touches the GPU. torch.distributed does not know
+that group: a script that destroys all process groups at its end, as scripts should, does not take it away.
 
 The *vote* is how all ranks take the same decision after the same step: to stop, to save, how the loss stands. One small
 all-reduce carries everything; it is held about twice a second whatever a step takes, because its interval in steps
@@ -10,6 +11,7 @@ millisecond), a flag in the store (ranks would see it after different steps, and
 """
 
 import datetime
+import itertools
 import json
 import os
 import time
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +35,9 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
 """For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
+
+_numbers = itertools.count()
+"""Groups that this process has made; all ranks make them in the same order."""
 
 
 class PeerFault(Exception):  # noqa: N818 - it says what happened
@@ -73,11 +79,10 @@ class Group:
         """
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
         self.timeout = timeout
-        self._control: dist.ProcessGroup | None = None
+        self._control: Any = None
         if world_size > 1:
-            control = dist.new_group(backend="gloo", timeout=PATIENCE)
-            assert isinstance(control, dist.ProcessGroup)
-            self._control = control
+            store = PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
+            self._control = dist.ProcessGroupGloo(store, rank, world_size, PATIENCE)
 
     @classmethod
     def join(cls, watched: bool = False, device: torch.device | None = None) -> "Group":
@@ -127,7 +132,7 @@ class Group:
         wants = torch.tensor(mine, dtype=torch.float32)
         ballot = torch.cat([wants, losses])
         if self._control is not None:
-            dist.all_reduce(ballot, group=self._control)
+            self._control.allreduce([ballot]).wait()
         stops, saves, busies, seconds, *agreed = ballot.tolist()
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
@@ -141,11 +146,11 @@ class Group:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        dist.all_gather(sizes, size, group=self._control)
+        self._control.allgather([sizes], [size]).wait()
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
         padded[: len(data)] = data
         parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded, group=self._control)
+        self._control.allgather([parts], [padded]).wait()
         return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, sizes, strict=True)]
 
     def tell(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +166,7 @@ class Group:
         if self._control is None or not tensors:
             return
         flat = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
-        dist.broadcast(flat, 0, group=self._control)
+        self._control.broadcast(flat, 0).wait()
         if self.rank != 0:
             parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
@@ -170,15 +175,18 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
         if self._control is not None:
-            dist.barrier(group=self._control)
+            self._control.barrier().wait()
 
     def leave(self) -> None:
-        """Give the process group back."""
-        if self.world_size > 1:
+        """Give the process groups back, as far as the script has not. Called at the end of the process: until then the
+        script may have collectives of its own."""
+        if self._control is not None:
             # A thread of gloo lets go of the last gradients after we have seen them, takes the interpreter's lock for
             # it, and aborts the process if the interpreter is ending by then (torch 2.15). So it gets a moment.
             time.sleep(SETTLE_SECONDS)
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            self._control = None
 
 
 def _set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup) -> None:

@@ -31,6 +31,9 @@ tandem_trainer.failure.
 An exit code alone means nothing: a script may end with any number, also with one of tandem.exitcode. It counts as
 Tandem's only if Tandem, in the rank, has announced that number as its last word. A script that was forked leaves its
 own exit code there, too, because its agent cannot ask the kernel for it; a byte says so.
+
+Exit code 0 of a session is a completion only if the session says so: by a byte, when all steps are taken and their last
+checkpoint is committed, or by its last word. Code in the loop, or a signal handler, may end the process with 0.
 """
 
 import contextlib
@@ -85,6 +88,8 @@ _AT_SCRIPT = 66
 """1 if a script of the user's own beats, which obeys no orders. A rank of a version that does not say leaves it 0."""
 _AT_OWN_CODE = 68
 """1 if the last word is an exit code that a script has chosen. The byte before is the debugger's."""
+_AT_TAKEN = 69
+"""1 once a session has taken all of its steps, and their last checkpoint is committed."""
 _AT_BEATS = (128, 384)
 _AT_USAGE = (640, 768)
 _AT_TROUBLE = (1024, 2560)
@@ -243,6 +248,7 @@ class Pulse:
 
     def _begin(self, phase: str) -> None:
         self._memory[_AT_SCRIPT] = phase == SCRIPT
+        self._memory[_AT_TAKEN] = 0
         self.beat(step=0, phase=phase)
 
     def beat(
@@ -290,6 +296,11 @@ class Pulse:
             yield
         finally:
             self._say(before, pauses=paused)
+
+    def all_steps_taken(self) -> None:
+        """Say that all steps are taken and their last checkpoint is committed: exit code 0 is a completion from now
+        on."""
+        self._memory[_AT_TAKEN] = 1
 
     def finish(self) -> None:
         """Say, from now on, that all steps are taken and the code after the loop runs."""
@@ -419,6 +430,11 @@ class PulseView:
     def runs_script(self) -> bool:
         """Whether the rank is a script of the user's own, which obeys no orders."""
         return bool(self._memory[_AT_SCRIPT])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether exit code 0 of the rank means that it is complete: of a session, only if the session said so."""
+        return self.runs_script or bool(self._memory[_AT_TAKEN]) or self.announced() == ExitCode.DONE
 
     @property
     def is_debugged(self) -> bool:

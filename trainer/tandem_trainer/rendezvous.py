@@ -22,15 +22,17 @@ import atexit
 import errno
 import os
 import socket
-import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
+from typing import Any
 
 import psutil
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -66,6 +68,8 @@ OPERATION_SECONDS = 300.0
 """For the store's own operations, torchrun's default."""
 REST_SECONDS = 1.0
 """Between two of torchrun's looks at ranks of which nothing is heard."""
+FINISHED = "tandem/finished"
+"""Key of the store: how many agents besides the first one have ranks that have all ended with exit code 0."""
 STORE_BACKLOG = 4096
 """Ranks that connect to a store at the same moment."""
 LEFT_TO_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT"}
@@ -122,6 +126,7 @@ class TandemRendezvous(RendezvousHandler):
         self._cut_off = False
         remove_leavings()
         _look_when_needed(self._heartbeat)
+        self._replace_exit_barrier()
         self._heartbeat.hear_signals()
         self._heartbeat.start()
         _hear_starts(self._heartbeat)
@@ -189,8 +194,31 @@ class TandemRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """This agent leaves for good. torchrun calls it on its way out, also with an exception."""
-        self._heartbeat.leave(finished=sys.exception() is None and not self._heartbeat.closed)
+        self._heartbeat.leave()
         return True
+
+    def _replace_exit_barrier(self) -> None:
+        """Have torchrun leave when its ranks have finished, instead of waiting in the store for the other agents.
+
+        In torchrun's own barrier an agent waits for up to 300 s for a store that may be gone, hears no signal, and does
+        not learn that the others start again. The store stays on the agent that serves it until no rank uses it: until
+        the coordinator says that all ranks have ended, or the others have announced it in the store. That is the only
+        sign that a coordinator of an earlier version, or one that is gone, does not take away.
+        """
+
+        def exit_barrier(agent: SimpleElasticAgent) -> None:
+            # Scripts for preemptible machines end with 0 when they are asked to: that is not the end of the job.
+            self._obey()
+            group: Any = agent.get_worker_group()
+            store: Any = agent._store
+            if group.group_rank > 0:
+                with suppress(DistError):
+                    store.add(FINISHED, 1)
+                self._heartbeat.finish(lambda: True)
+            else:
+                self._heartbeat.finish(lambda: store.add(FINISHED, 0) >= group.group_world_size - 1)
+
+        SimpleElasticAgent._exit_barrier = exit_barrier  # type: ignore[method-assign]
 
     def _obey(self) -> None:
         """Raise what torchrun's handler would have raised, had it been its signal."""
@@ -268,7 +296,8 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
     """Have torchrun look at its ranks when there is something to see, and tell how they failed.
 
     By itself it looks 20 times a second, which took 3 ms of each second of a core from the ranks. And it tells its
-    rendezvous that ranks have failed, and not how.
+    rendezvous that ranks have failed, and not how. It takes exit code 0 for a completion, which is for the session
+    to say.
     """
     looked = PContext.wait
 
@@ -277,6 +306,9 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
         found = looked(context, *arguments, **named)
         if found is not None and found.failures:
             heartbeat.ended({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
+        elif found is not None:
+            early = heartbeat.stopped_early().items()
+            found.failures = {rank: ProcessFailure(rank, pid, ExitCode.DONE, "") for rank, pid in early}
         return found
 
     PContext.wait = wait  # type: ignore[method-assign,assignment]

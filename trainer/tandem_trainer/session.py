@@ -199,7 +199,7 @@ class Session:
         self._loss: Tensor | None = None
         self._fed: Fed | None = None
         self._ended: ExitCode | None = None
-        self._left = self._failed = False
+        self._failed = False
         self._code: ExitCode | None = None
         self._known_error = _last_error()
         self._process = os.getpid()
@@ -499,7 +499,6 @@ class Session:
                 yield Batch(self._models, self._report, fed, data, step, fed.mine, fed.weight)
             except GeneratorExit:
                 # The script has left the loop, or fails. The other ranks are not asked before that is known.
-                self._left = True
                 self._finish()
                 raise
             self._took(elastic)
@@ -524,6 +523,8 @@ class Session:
         self._ended = elastic.end_steps(broken_off)
         if self._ended != ExitCode.DONE:
             raise SystemExit(int(self._ended))
+        if self._pulse is not None:
+            self._pulse.all_steps_taken()
         self._finish()
 
     @contextlib.contextmanager
@@ -599,7 +600,7 @@ class Session:
             self._elastic.complete()
         if self._pulse is not None:
             self._pulse.last_word(ExitCode.DONE)
-        self._group.leave()
+        _groups.append(self._group)
 
     def _end_of_script(self) -> None:
         """The interpreter ends, and there may have been an error outside of any `with` block."""
@@ -616,8 +617,7 @@ class Session:
         if self._failed or error is not self._known_error:
             return
         try:
-            if self._left:
-                self._break_off()
+            self._break_off()
             if self._ended in (None, ExitCode.DONE):
                 self._close()
             elif self._pulse is not None:
@@ -642,6 +642,8 @@ class Session:
 
 _open: list[Session] = []
 """Sessions of this process that are not closed yet."""
+_groups: list[Group] = []
+"""Groups of those that are closed."""
 
 
 def _end_of_script() -> None:
@@ -653,6 +655,9 @@ def _end_of_script() -> None:
         leave(code, Pulse.ours)
     for session in _open[:]:
         session._end_of_script()
+    if not isinstance(error, Exception):
+        for group in _groups:
+            group.leave()
 
 
 # At import, so that it runs after whatever the script has registered.

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused
+from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable
 from tandem.exitcode import ExitCode
 from tandem.protocol import Answer, Member, Membership, Sync
 from tandem.rundir.layout import RunDir
@@ -26,7 +26,7 @@ from tests.support.waiting import SECONDS, until
 class Coordinator:
     """Answers as it is told, and holds what a running agent says until it may be answered."""
 
-    connected = True
+    connected = knows_protocol = True
 
     def __init__(self) -> None:
         self.number = 0
@@ -106,31 +106,119 @@ def test_it_says_on_which_node_it_is(tmp_path: Path) -> None:
     )
 
 
-class Done:
-    """Ranks that have ended well."""
+class Answering(Coordinator):
+    """Answers a running agent at once, as it is told to."""
 
-    gone = True
+    def __init__(self, **answer: object) -> None:
+        super().__init__()
+        self.answer = Answer.model_validate({"order": "run", **answer})
+        self.messages: list[Sync] = []
+        self.is_away = False
 
-    def verdict(self) -> None:
-        return None
+    def sync(self, message: Sync, until: object = None) -> Answer:
+        if message.state == "joining":
+            return super().sync(message)
+        self.messages.append(message)
+        # After an error, the next coordinator may be of another version.
+        self.knows_protocol = not self.is_away
+        if self.is_away:
+            raise Unreachable("it restarts")
+        return Answer(order="end") if message.state == "leaving" else self.answer
 
 
-def test_who_is_done_when_the_others_begin_anew_holds_them_up_for_a_moment(
+def finished(tmp_path: Path, coordinator: Coordinator) -> Heartbeat:
+    """An agent that runs a generation; its ranks have ended with exit code 0."""
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    assert speaker.enter(4000, "Started") is not None
+    return speaker
+
+
+def never() -> bool:
+    return False
+
+
+def test_who_has_finished_stays_until_the_job_is_complete(tmp_path: Path) -> None:
+    coordinator = Answering(finished=True)
+    speaker = finished(tmp_path, coordinator)
+    torchrun = threading.Thread(target=speaker.finish, args=(never,), daemon=True)
+    torchrun.start()
+    until(lambda: any(message.finished for message in coordinator.messages), "the word that it has finished")
+    assert torchrun.is_alive(), "others may use its store"
+    RunDir(tmp_path).mark_done(None)
+    coordinator.answer = Answer(order="end", why="complete")
+    torchrun.join(SECONDS)
+    assert not torchrun.is_alive()
+    speaker.leave()
+    assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
+
+
+def test_who_has_finished_goes_when_nobody_uses_its_store(tmp_path: Path) -> None:
+    """As far as the agents have announced that in the store: an older coordinator does not say."""
+    coordinator = Answering()
+    speaker = finished(tmp_path, coordinator)
+    looks = iter([False, False, True])
+    speaker.finish(lambda: next(looks))
+    speaker.leave()
+    assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
+
+
+def test_who_has_finished_goes_when_no_coordinator_takes_note_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun is in its exit barrier then, where it would wait for minutes. But a script that was just ended because
-    its generation is closed has no exit code, and its agent joins at once."""
-    now, left = [100.0], list[ExitCode]()
-    monkeypatch.setattr("tandem_trainer.heartbeat.time.monotonic", lambda: now[0])
-    speaker = agent(tmp_path, Coordinator())
-    monkeypatch.setattr(speaker, "_leave_exit_barrier", left.append)
-    monkeypatch.setattr(speaker, "_ranks", Done())
-    for _ in range(4):
-        speaker._look_at_exit_barrier()
-        assert left == []
-        now[0] += 0.3
-    speaker._look_at_exit_barrier()
-    assert left == [ExitCode.PEER_LOST]
+    monkeypatch.setattr(heartbeat, "FINISHED_SECONDS", 0.5)
+    coordinator = Answering()
+    coordinator.is_away = True
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(never)
+    speaker.leave()
+    until(lambda: not speaker.is_alive(), "the end of its tries")
+
+
+def test_who_has_finished_begins_again_with_the_others(tmp_path: Path) -> None:
+    """torchrun would end with 0, and a replica that has ended so is not started again at once."""
+    coordinator = Answering(order="rejoin", why="worker-1 failed")
+    speaker = finished(tmp_path, coordinator)
+    with pytest.raises(SystemExit) as ended:
+        speaker.finish(never)
+    assert ended.value.code == ExitCode.PEER_LOST
+    speaker.leave()
+    assert coordinator.messages[-1].state == "leaving"
+    assert not coordinator.messages[-1].finished
+
+
+def test_who_has_finished_and_is_asked_to_end_has_nothing_to_save(tmp_path: Path) -> None:
+    coordinator = Answering(finished=True)
+    speaker = finished(tmp_path, coordinator)
+    torchrun = threading.Thread(target=speaker.finish, args=(never,), daemon=True)
+    torchrun.start()
+    until(lambda: any(message.finished for message in coordinator.messages), "the word that it has finished")
+    speaker._note(signal.SIGTERM, None)
+    os.write(speaker._signals_write, bytes([signal.SIGTERM]))
+    torchrun.join(SECONDS)
+    assert not torchrun.is_alive()
+    speaker.leave()
+    assert not any(message.leaving for message in coordinator.messages), "the others would save, or begin again"
+    assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
+
+
+def test_the_last_word_of_who_has_finished_waits_for_a_coordinator_that_restarts_and_what_that_reads(
+    tmp_path: Path,
+) -> None:
+    coordinator = Answering()
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(lambda: True)
+    coordinator.is_away = True
+    torchrun = threading.Thread(target=speaker.leave, daemon=True)
+    torchrun.start()
+    until(lambda: sum(message.membership is not None for message in coordinator.messages) > 2, "tries")
+    coordinator.is_away = False
+    torchrun.join(SECONDS)
+    assert not torchrun.is_alive()
+    *_, before, last = coordinator.messages
+    assert (before.state, before.generation) == ("running", 1), "the first message takes only what every version reads"
+    assert before.membership is not None
+    assert (last.state, last.finished) == ("leaving", True)
 
 
 class Patient(Coordinator):

@@ -109,7 +109,7 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
         (before,) = ranks.reports()
         assert rank.stdin is not None
         rank.stdin.close()
-        until(lambda: ranks.watch() or ranks.gone, "its end")
+        until(lambda: ranks.watch() or ranks._codes, "its end")
         (following,) = ranks.reports()
     return before, following
 
@@ -130,6 +130,41 @@ def test_a_session_that_trains_saves_when_asked_and_its_exit_code_is_ours(memory
     assert (running.phase, running.script, running.saves) == ("train", False, True)
     assert ended.phase == "train"
     assert ranks.verdict() == "MembershipChanged"
+    ranks.close()
+
+
+@pytest.mark.parametrize(("announced", "is_complete"), [(None, False), (ExitCode.DONE, True)])
+def test_a_session_is_complete_when_it_says_so_and_not_because_its_process_ended_with_zero(
+    memory: Path, announced: ExitCode | None, is_complete: bool
+) -> None:
+    ranks = LocalRanks(1, 1, first_rank=3)
+    steps(ranks, "starting", ExitCode.DONE, announced=announced)
+    assert ranks.verdict() == (None if is_complete else "WorkerFailed")
+    assert list(ranks.stopped_early()) == ([] if is_complete else [0])
+    found = ranks.failure()
+    assert (found is None) == is_complete
+    if found is not None:
+        assert (found[1].code, found[1].passing) == (ExitCode.DONE, False)
+        assert "exit code 0 after step 5, before its session had ended" in found[1].error
+        assert "leave the loop with break" in found[1].error
+    ranks.close()
+
+
+def test_a_session_whose_last_checkpoint_is_there_may_end_in_any_way(memory: Path) -> None:
+    """As with os._exit, which runs no exit function."""
+    ranks = LocalRanks(1, 1)
+    script = RANK.replace("sys.stdin.read()", "pulse.all_steps_taken()")
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    subprocess.run([sys.executable, "-c", script, "starting", "0"], env=variables, check=True)
+    until(lambda: ranks.stopped_early() == {} and ranks._codes, "its end")
+    assert ranks.verdict() is None
+    ranks.close()
+
+
+def test_a_script_of_ones_own_is_complete_when_it_ends_with_zero(memory: Path) -> None:
+    ranks = LocalRanks(1, 1)
+    steps(ranks, "script", ExitCode.DONE)
+    assert (ranks.verdict(), ranks.failure(), ranks.stopped_early()) == (None, None, {})
     ranks.close()
 
 
@@ -246,7 +281,7 @@ def test_of_a_forked_rank_that_was_killed_the_fork_server_says_how(
         # The generation is closed before this agent has looked at its ranks.
         ranks.order("abort")
     ranks.watch()
-    assert ranks.gone
+    assert ranks._codes
     server(rank.pid, number)
     ranks.watch()
     failure = ranks.failure()

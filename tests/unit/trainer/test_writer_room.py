@@ -2,6 +2,9 @@
 
 import errno
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
+from tests.support.waiting import SECONDS
 
 POSITION = DataPosition(seed=0, epoch=0, cursor=0)
 
@@ -126,6 +130,29 @@ def test_a_manifest_that_nobody_could_read_is_not_committed(
     answer = writer._answer(rundir, rundir.read_job(), json.loads(json.dumps(asked)), memoryview(b""))
     assert "nobody reads so much" in answer["failed"]
     assert rundir.checkpoint_names() == []
+
+
+def test_a_writer_whose_rank_was_killed_commits_and_ends_without_a_word(tmp_path: Path) -> None:
+    rundir = made(tmp_path)
+    facts = {"name": "step-000000100", "step": 100, "generation": 1, "createdAt": 0.0, "worldSize": 1, "loop": {}}
+    asked = request(100, 1) | {"regions": [], "files": {}, "parts": 1, "stallSeconds": 0.0, "facts": facts}
+    command = [sys.executable, "-m", "tandem_trainer.checkpoint.writer", "--run-dir", str(rundir.path)]
+    with tempfile.TemporaryFile() as memory:
+        memory.truncate(4096)
+        descriptor = memory.fileno()
+        with subprocess.Popen(
+            [*command, "--descriptor", str(descriptor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[descriptor],
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            process.stdout = None
+            _, errors = process.communicate(json.dumps(asked).encode() + b"\n", SECONDS)
+    assert (process.returncode, errors) == (0, b"")
+    assert rundir.checkpoint_names() == ["step-000000100"]
 
 
 def test_an_unforeseen_error_costs_one_save_and_no_more(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The end of a job, as real processes: ranks end one after the other, agents leave, scripts end before they should."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.exitcode import ExitCode
+from tests.support.elastic import Elastic
+from tests.support.waiting import SECONDS, until
+
+pytestmark = pytest.mark.timeout(240)
+NAMES = ("worker-0", "worker-1", "worker-2")
+ONE_BY_ONE = """
+import os, time
+from pathlib import Path
+
+folder, rank = Path(os.environ["TANDEM_RUN_DIR"]), os.environ["RANK"]
+with open(folder / f"begins-{rank}", "a") as file:
+    file.write("x")
+while not (folder / f"ends-{rank}").exists():
+    time.sleep(0.02)
+"""
+SESSION = """
+import os, sys
+import torch, torch.distributed as dist
+from tandem_trainer.session import Session
+
+with Session(seed=1) as session:
+    model = session.distribute(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    for batch in session.batches(torch.rand(40, 4), 8, epochs=4):
+        batch.mean(model(batch.data).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if batch.step == 12 and session.rank == 0:
+            LEAVES
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Elastic]:
+    """Three agents, each with a rank that ends when it is told to."""
+    script = tmp_path / "one_by_one.py"
+    script.write_text(ONE_BY_ONE)
+    with Elastic(tmp_path, replicas=3, trainer={"command": ["python", str(script)]}).start(*NAMES) as elastic:
+        until(lambda: all(begun(elastic)), "three ranks")
+        yield elastic
+
+
+def begun(group: Elastic) -> list[int]:
+    """How often each rank has begun."""
+    files = [group.rundir.path / f"begins-{rank}" for rank in range(3)]
+    return [len(file.read_text()) if file.exists() else 0 for file in files]
+
+
+def rank_ends(group: Elastic, rank: int, finished: int) -> None:
+    """Its agent says so; `finished` is how many have then."""
+    (group.rundir.path / f"ends-{rank}").touch()
+    until(lambda: (seen := group.snapshot()) is not None and seen.finished == finished, f"the end of rank {rank}")
+
+
+def is_complete(group: Elastic) -> None:
+    for name in NAMES:
+        assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
+        assert "Traceback" not in group.output(name)
+    until(lambda: group.rundir.done() is not None, "DONE")
+    assert begun(group) == [1, 1, 1], "nobody began again"
+
+
+def test_agents_leave_when_their_ranks_have_ended_and_the_one_with_the_store_when_all_have(group: Elastic) -> None:
+    rank_ends(group, 0, finished=1)
+    rank_ends(group, 1, finished=2)
+    assert group.agents["worker-1"].wait(SECONDS) == ExitCode.DONE
+    assert group.agents["worker-0"].poll() is None, "rank 2 may use its store"
+    (group.rundir.path / "ends-2").touch()
+    is_complete(group)
+
+
+def test_a_coordinator_that_is_gone_while_ranks_end_finds_all_that_have_ended(group: Elastic) -> None:
+    rank_ends(group, 1, finished=1)
+    # It has been told that this is on the disk.
+    assert group.agents["worker-1"].wait(SECONDS) == ExitCode.DONE
+    group.kill_coordinator()
+    for rank in (0, 2):
+        (group.rundir.path / f"ends-{rank}").touch()
+    until(lambda: "event=coordinator-unreachable" in group.output("worker-2"), "an agent that tries to say so")
+    group.start_coordinator()
+    is_complete(group)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_who_has_finished_may_go_at_any_time(group: Elastic, how: signal.Signals) -> None:
+    rank_ends(group, 0, finished=1)
+    agent = group.agents["worker-0"]
+    agent.send_signal(how)
+    assert agent.wait(SECONDS) == (ExitCode.DONE if how == signal.SIGTERM else -how)
+    del group.agents["worker-0"]
+    for rank in (2, 1):
+        (group.rundir.path / f"ends-{rank}").touch()
+    for name in ("worker-1", "worker-2"):
+        assert group.agents[name].wait(SECONDS) == ExitCode.DONE
+    until(lambda: group.rundir.done() is not None, "DONE")
+    assert begun(group) == [1, 1, 1]
+
+
+def session(tmp_path: Path, leaves: str, warm: bool = True) -> Elastic:
+    script = tmp_path / "session.py"
+    script.write_text(SESSION.replace("LEAVES", leaves))
+    elasticity = {"warmStart": warm, "maxRestarts": 1}
+    spec = {"trainer": {"command": ["python", str(script)]}, "checkpoint": {"everySteps": 5}, "elasticity": elasticity}
+    return Elastic(tmp_path, **spec).start("worker-0", "worker-1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "warm"),
+    [("sys.exit(0)", True), pytest.param("sys.exit(0)", False, marks=pytest.mark.full("core", "trainer"))],
+)
+def test_a_session_that_ends_with_zero_before_its_steps_are_taken_is_not_complete(
+    tmp_path: Path, leaves: str, warm: bool
+) -> None:
+    with session(tmp_path, leaves, warm) as group:
+        failed = until(group.rundir.failed, "the end of the job")
+        assert "ended with exit code 0 after step 12 of 20, before its session had ended" in failed["message"]
+        assert group.rundir.done() is None
+
+
+def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -> None:
+    with session(tmp_path, "pass") as group:
+        for name in ("worker-0", "worker-1"):
+            assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
+            assert "Traceback" not in group.output(name)
+        done = group.rundir.done()
+        assert done is not None
+        assert done["final"]["step"] == 20
+        assert group.rundir.newest_generation() == 1
