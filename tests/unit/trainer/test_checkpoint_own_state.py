@@ -131,14 +131,6 @@ def test_an_optimizer_that_would_drop_state_is_refused() -> None:
         NamedOptimizer(other, adam(groups(other))).check(NamedOptimizer(net, optimizer).state())
 
 
-def test_a_version_that_does_not_know_such_state_refuses_it() -> None:
-    """It takes every name under `rest` but the empty one for a parameter's, and looks for it in its model."""
-    net = Net()
-    optimizer = WRAPPED["lookahead"](groups(net))
-    take_steps(net, optimizer, 0, 2)
-    assert NamedOptimizer(net, optimizer).state().rest.keys() - dict(net.named_parameters()).keys() - {""}
-
-
 def test_an_optimizer_that_splits_its_state_over_ranks_is_refused_by_name() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
