@@ -140,6 +140,45 @@ def test_an_optimizer_that_splits_its_state_over_ranks_is_refused_by_name() -> N
         TrainState(Net(), optimizer)
 
 
+class Sharp(torch.optim.Optimizer):
+    """As SAM is often written: it shares its groups with another one, and gives its own empty state."""
+
+    def __init__(self, given: list[dict[str, Any]]) -> None:
+        super().__init__(given, {})
+        self.inner = torch.optim.Adam(self.param_groups, lr=0.01)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_state_that_a_state_dict_does_not_give_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    net = Net()
+    optimizer = Sharp(groups(net))
+    kept = TrainState(net, optimizer)
+    kept.contents({})
+    assert not caplog.records
+    take_steps(net, optimizer, 0, 1)
+    for _ in range(2):
+        kept.contents({})
+    (warning,) = caplog.messages
+    assert (
+        "optimizer=Sharp holds the optimizer Adam, and its state_dict does not give that one's exp_avg, exp_avg_sq"
+        in warning
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(WRAPPED))
+def test_an_optimizer_that_gives_the_state_of_the_one_inside_is_not_warned_of(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    optimizer = WRAPPED[kind](groups(net))
+    take_steps(net, optimizer, 0, 1)
+    TrainState(net, optimizer).contents({})
+    assert not caplog.records
+
+
 # --- what is changed while it trains
 
 

@@ -27,6 +27,7 @@ an optimizer with the same groups in the same order.
 """
 
 import copy
+import logging
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ from tandem.errors import enumerated
 from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 MOST_DIFFERENCES = 6
 """In a sentence for people."""
@@ -413,6 +416,7 @@ class NamedOptimizer:
                 "the state, too"
             )
         self.optimizer, self.name, self._model = optimizer, name, model
+        self._has_warned = False
         self._prefix = f"{name}/" if name else ""
         self.mark_start()
         strange = sum(id(one) not in self._names for group in optimizer.param_groups for one in group[PARAMETERS])
@@ -467,7 +471,27 @@ class NamedOptimizer:
                     found.rest.setdefault(name, {})[key] = value
         if beside := {key: value for key, value in given.items() if key not in (STATE, GROUPS)}:
             found.rest[OWN] = {BESIDE: beside}
+        else:
+            self._warn_of_what_is_lost({parameters[number]: given[STATE].get(number, {}) for number in parameters})
         return found
+
+    def _warn_of_what_is_lost(self, given: Mapping[str, Mapping[Any, Any]]) -> None:
+        """An optimizer around another one, such as SAM as it is often written, may give its own state alone."""
+        lost = {
+            (type(inner).__name__, str(key))
+            for inner in vars(self.optimizer).values()
+            if isinstance(inner, torch.optim.Optimizer)
+            for owner, entries in inner.state.items()
+            for key in entries
+            if isinstance(owner, Tensor) and key not in given.get(self._names.get(id(owner), ""), {})
+        }
+        if lost and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "optimizer=%s holds the optimizer %s, and its state_dict does not give that one's %s, which no "
+                "checkpoint has then; have it give them, and load_state_dict take them back",
+                *(type(self.optimizer).__name__, min(lost)[0], enumerated(sorted(key for _, key in lost))),
+            )
 
     def check(self, state: OptimizerState) -> None:
         """See whether a state belongs to this optimizer; nothing is changed.
