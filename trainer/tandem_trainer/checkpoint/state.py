@@ -451,7 +451,7 @@ class NamedOptimizer:
             ConfigurationError: a parameter that was added is not the model's.
         """
         given, groups = self.optimizer.state_dict(), self.groups()
-        parameters = self._numbered(given)
+        parameters = self._numbered(given, groups)
         holders = self.optimizer.param_groups if parameters is None else given[GROUPS]
         hyperparameters = [{key: value for key, value in one.items() if key != PARAMETERS} for one in holders]
         added = max(0, len(groups) - self._first_groups)
@@ -472,20 +472,23 @@ class NamedOptimizer:
         if beside := {key: value for key, value in given.items() if key not in (STATE, GROUPS)}:
             found.rest[OWN] = {BESIDE: beside}
         else:
-            self._warn_of_what_is_lost({parameters[number]: given[STATE].get(number, {}) for number in parameters})
+            self._warn_of_what_is_lost(given[STATE], parameters)
         return found
 
-    def _warn_of_what_is_lost(self, given: Mapping[str, Mapping[Any, Any]]) -> None:
+    def _warn_of_what_is_lost(self, given: Mapping[Any, Mapping[Any, Any]], parameters: Mapping[Any, str]) -> None:
         """An optimizer around another one, such as SAM as it is often written, may give its own state alone."""
+        inside = [one for one in vars(self.optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+        if self._has_warned or not inside:
+            return
+        named = {name: given.get(number, {}) for number, name in parameters.items()}
         lost = {
-            (type(inner).__name__, str(key))
-            for inner in vars(self.optimizer).values()
-            if isinstance(inner, torch.optim.Optimizer)
-            for owner, entries in inner.state.items()
+            (type(one).__name__, str(key))
+            for one in inside
+            for owner, entries in one.state.items()
             for key in entries
-            if isinstance(owner, Tensor) and key not in given.get(self._names.get(id(owner), ""), {})
+            if isinstance(owner, Tensor) and key not in named.get(self._names.get(id(owner), ""), {})
         }
-        if lost and not self._has_warned:
+        if lost:
             self._has_warned = True
             log.warning(
                 "optimizer=%s holds the optimizer %s, and its state_dict does not give that one's %s, which no "
@@ -592,9 +595,13 @@ class NamedOptimizer:
         hooks = getattr(one, "_optimizer_load_state_dict_pre_hooks", {})
         return bool(hooks) or method is not torch.optim.Optimizer.load_state_dict
 
-    def _numbered(self, given: Mapping[str, Any]) -> dict[Any, str] | None:
-        """The names of the parameters by their numbers in a state_dict; None if that is not of torch's form."""
-        groups, live = given.get(GROUPS), self.groups()
+    def _numbered(self, given: Mapping[str, Any], live: list[list[str]]) -> dict[Any, str] | None:
+        """The names of the parameters by their numbers in a state_dict; None if that is not of torch's form.
+
+        Args:
+            live: names of the parameters of each group.
+        """
+        groups = given.get(GROUPS)
         if not isinstance(given.get(STATE), Mapping) or not isinstance(groups, list):
             return None
         numbers = [group.get(PARAMETERS) if isinstance(group, Mapping) else None for group in groups]
@@ -607,7 +614,7 @@ class NamedOptimizer:
     def _entries(self) -> dict[str, MutableMapping[Any, Any]]:
         """What the optimizer holds now, by parameter; torch's give the very dictionaries that they use."""
         given = self.optimizer.state_dict()
-        numbered = self._numbered(given) or {}
+        numbered = self._numbered(given, self.groups()) or {}
         return {name: given[STATE][number] for number, name in numbered.items() if number in given[STATE]}
 
     def _name_parameters(self) -> None:

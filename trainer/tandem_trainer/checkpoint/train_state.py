@@ -187,7 +187,7 @@ class TrainState:
     def mark_start(self) -> None:
         """What learns now, and in which groups, is what the script begins with; a checkpoint has what is changed later,
         because a script that is resumed does not change it again."""
-        self._learns = {plain(name): one.requires_grad for name, one in self._model.named_parameters()}
+        self._learns = [(plain(name), one, one.requires_grad) for name, one in self._model.named_parameters()]
         for one in self._optimizers:
             one.mark_start()
 
@@ -229,11 +229,7 @@ class TrainState:
                 where = f"{HYPERPARAMETERS}:{one.name}"
                 records[one.name][HYPERPARAMETERS] = tree(where, state.hyperparameters)
         extra = extra_state(self._model)
-        changed = {
-            plain(name): one.requires_grad
-            for name, one in self._model.named_parameters()
-            if one.requires_grad != self._learns.get(plain(name), one.requires_grad)
-        }
+        changed = {name: one.requires_grad for name, one, learned in self._learns if one.requires_grad != learned}
         found = self._weights(self._model)
         return Contents(
             weights=found,
