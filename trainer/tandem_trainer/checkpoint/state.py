@@ -116,8 +116,14 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[
                 raise DoesNotFit(why)
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None) -> None:
+def load_weights(
+    model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None, is_borrowed: bool = False
+) -> None:
     """Put weights, and what modules keep beside them, into a model.
+
+    Args:
+        is_borrowed: the tensors lie in memory that is given back. torch's own way to load copies their values; modules
+            that load in another way may keep them, and get copies.
 
     Raises:
         DoesNotFit: they belong to another one; the model is as it was.
@@ -125,6 +131,13 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[s
     check_weights(model, state, extra or {})
     there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
     live = model.state_dict()
+    if is_borrowed:
+        ways = own_ways(model)
+        for name, one in live.items():
+            # What is split is copied anyway, and less of it.
+            is_given = isinstance(there[plain(name)], Tensor) and not is_sharded(one)
+            if is_given and (is_extra(name) or _way(plain(name), ways) is not None):
+                there[plain(name)] = own(there[plain(name)], one.device if isinstance(one, Tensor) else CPU)
     try:
         model.load_state_dict(split_all_like(live, {name: there[plain(name)] for name in live}), strict=True)
     except (KeyError, ValueError, TypeError) as error:
@@ -151,16 +164,6 @@ def own_ways(model: nn.Module) -> dict[str, nn.Module]:
         for path, module in model.named_modules(remove_duplicate=False)
         if module._load_state_dict_pre_hooks
         or getattr(module._load_from_state_dict, "__func__", None) is not nn.Module._load_from_state_dict
-    }
-
-
-def not_borrowed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights for a model out of memory that is given back: copies of those that a module may keep. torch's own way to
-    load copies values, and gets the tensors as they are."""
-    ways = own_ways(model)
-    return {
-        name: tensor.clone() if is_extra(name) or _way(plain(name), ways) is not None else tensor
-        for name, tensor in state.items()
     }
 
 

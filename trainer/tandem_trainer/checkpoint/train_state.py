@@ -45,7 +45,6 @@ from tandem_trainer.checkpoint.state import (
     join,
     load_weights,
     moment,
-    not_borrowed,
     put_back,
     split,
     unwrapped,
@@ -301,7 +300,7 @@ class TrainState:
             DoesNotFit: something that is kept does not take its state.
         """
         extra = self._extra(contents)
-        load_weights(self._model, not_borrowed(self._model, contents.weights), extra)
+        load_weights(self._model, contents.weights, extra, is_borrowed=True)
         changed = contents.loop.get(REQUIRES_GRAD, {})
         for name, one in self._model.named_parameters():
             if plain(name) in changed:
@@ -310,7 +309,7 @@ class TrainState:
         if self._average is not None:
             averaged = contents.weights if contents.average is None else contents.average
             # What modules keep beside tensors is not averaged.
-            load_weights(self._average, not_borrowed(self._average, averaged), extra_state(self._average))
+            load_weights(self._average, averaged, extra_state(self._average), is_borrowed=True)
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
         self._load_moments(contents)
