@@ -109,9 +109,9 @@ def test_what_a_hook_adds_to_a_state_dict_is_state_too() -> None:
         optimizer.register_load_state_dict_pre_hook(lambda _, state: count.__setitem__(0, state["count"]))
         return NamedOptimizer(net, optimizer)
 
-    ours = [0]
-    made(ours).load(made([7]).state())
-    assert ours == [7]
+    count = [0]
+    made(count).load(made([7]).state())
+    assert count == [7]
 
 
 def test_state_by_number_is_refused_where_the_parameters_are_in_another_order() -> None:
@@ -260,6 +260,13 @@ def test_a_module_that_keeps_what_it_loads_has_its_values_when_the_memory_is_giv
         assert_same(one, net)
     ranks[0].seen.update(1.0)
     assert (float(ranks[0].seen.total), float(ranks[1].seen.total)) == (7.0, 6.0), "each rank has its own"
+
+
+def test_a_module_gets_its_copies_where_it_is() -> None:
+    net, again = Net(), Net()
+    again.seen.total = again.seen.total.to("meta")
+    TrainState(again, None).load(TrainState(net, None).contents({}))
+    assert (again.seen.total.device.type, again.seen.values.device.type) == ("meta", "cpu")
 
 
 def test_what_a_hook_keeps_of_a_state_dict_stays_as_it_was(tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[
     here = weights(model)
     there = {plain(name): tensor for name, tensor in state.items()}
     differing = [name for name, tensor in here.items() if name in there and there[name].shape != tensor.shape]
-    ways = own_ways(model) if differing else {}
+    loaders = custom_loaders(model) if differing else {}
     shapes = [
         f"{name} is {list(there[name].shape)} there and {list(here[name].shape)} here"
         for name in differing
-        if not _takes(name, here[name], ways, {**there, **extra})
+        if not _accepts_shape(name, here[name], loaders, {**there, **extra})
     ]
     known = here.keys() | extra_state(model).keys()
     refuse("the weights do not fit the model", there.keys() | set(extra), known, shapes)
@@ -132,11 +132,11 @@ def load_weights(
     there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
     live = model.state_dict()
     if is_borrowed:
-        ways = own_ways(model)
+        loaders = custom_loaders(model)
         for name, one in live.items():
             # What is split is copied anyway, and less of it.
             is_given = isinstance(there[plain(name)], Tensor) and not is_sharded(one)
-            if is_given and (is_extra(name) or _way(plain(name), ways) is not None):
+            if is_given and (is_extra(name) or _custom_loader(plain(name), loaders) is not None):
                 there[plain(name)] = own(there[plain(name)], one.device if isinstance(one, Tensor) else CPU)
     try:
         model.load_state_dict(split_all_like(live, {name: there[plain(name)] for name in live}), strict=True)
@@ -155,8 +155,8 @@ EXTRA_STATE = "_extra_state"
 """Ends the name under which a module's `get_extra_state` stands in a state_dict; what it gives may be a tensor."""
 
 
-def own_ways(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that load tensors in a way of their own, by path. They may keep the very tensors that they are given,
+def custom_loaders(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that do not load tensors as torch does, by path. They may keep the very tensors that they are given,
     as torchmetrics do, and take shapes other than theirs, as observers of quantization-aware training do.
     """
     return {
@@ -172,26 +172,26 @@ def is_extra(name: str) -> bool:
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def _way(name: str, ways: Mapping[str, nn.Module]) -> str | None:
+def _custom_loader(name: str, loaders: Mapping[str, nn.Module]) -> str | None:
     """The path of the innermost module that loads a tensor in its own way; None if torch loads it."""
     path = name
     while path:
         path = path.rpartition(".")[0]
-        if path in ways:
+        if path in loaders:
             return path
     return None
 
 
-def _takes(name: str, live: Tensor, ways: Mapping[str, nn.Module], state: Mapping[str, Any]) -> bool:
+def _accepts_shape(name: str, live: Tensor, loaders: Mapping[str, nn.Module], state: Mapping[str, Any]) -> bool:
     """Whether a module takes a tensor of another shape than its own. A copy of the module is asked."""
     if is_extra(name):
         return True
-    path = _way(name, ways)
+    path = _custom_loader(name, loaders)
     if path is None or is_sharded(live):
         return False
-    names = {one: plain(f"{path}.{one}" if path else one) for one in ways[path].state_dict()}
+    names = {one: plain(f"{path}.{one}" if path else one) for one in loaders[path].state_dict()}
     try:
-        module = copy.deepcopy(ways[path])
+        module = copy.deepcopy(loaders[path])
     except (RuntimeError, TypeError):
         return True  # It cannot be copied, and is asked when it loads.
     try:
@@ -430,7 +430,7 @@ class NamedOptimizer:
             )
 
     def mark_start(self) -> None:
-        """The groups that there are now are those that the script begins with; later ones are added."""
+        """Note the groups that the script begins with; later ones are added."""
         self._name_parameters()
         self._first_groups = len(self.optimizer.param_groups)
 
@@ -505,8 +505,8 @@ class NamedOptimizer:
         Raises:
             DoesNotFit: it belongs to another one.
         """
-        groups, late = self.groups(), self._late(state)
-        here = {name for group in groups for name in group} | {name for names, _ in late for name in names}
+        groups, added = self.groups(), self._added_groups(state)
+        here = {name for group in groups for name in group} | {name for names, _ in added for name in names}
         what = f"the state of the optimizer {self.name!r}" if self.name else "the optimizer's state"
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
@@ -516,12 +516,12 @@ class NamedOptimizer:
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY, OWN}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
         if OWN in state.rest:
-            if not self._loads_in_its_own_way():
+            if not self._has_custom_load():
                 raise DoesNotFit(
                     f"{what} has {enumerated(sorted(map(str, *state.rest[OWN].values())))} beside that by parameter, "
                     f"which {type(self.optimizer).__name__} does not take back"
                 )
-            if state.groups != [*groups, *(names for names, _ in late)]:
+            if state.groups != [*groups, *(names for names, _ in added)]:
                 raise DoesNotFit(f"{what} is by the order of its parameters, and that is another one here")
         live = self._entries()
         for group in groups:
@@ -576,22 +576,23 @@ class NamedOptimizer:
 
     def add_groups(self, state: OptimizerState) -> None:
         """Add the groups that were added while a state came about, after `check`."""
-        for names, options in self._late(state):
+        for names, options in self._added_groups(state):
             self.optimizer.add_param_group({**options, PARAMETERS: [self._parameters[name] for name in names]})
 
-    def _late(self, state: OptimizerState) -> list[tuple[list[str], dict[str, Any]]]:
+    def _added_groups(self, state: OptimizerState) -> list[tuple[list[str], dict[str, Any]]]:
         """The groups of a state that were added and are not there yet: names of parameters of the model, and what else
         they hold."""
         if not state.added or state.groups is None or state.hyperparameters is None:
             return []
         here = {name for group in self.groups() for name in group}
         added = list(zip(state.groups, state.hyperparameters, strict=True))[-state.added :]
-        return [(names, kept) for names, kept in added if names and here.isdisjoint(names) and self._has(names)]
+        return [
+            (names, options)
+            for names, options in added
+            if names and here.isdisjoint(names) and self._parameters.keys() >= set(names)
+        ]
 
-    def _has(self, names: Iterable[str]) -> bool:
-        return all(name in self._parameters for name in names)
-
-    def _loads_in_its_own_way(self) -> bool:
+    def _has_custom_load(self) -> bool:
         """Whether it takes back more than torch's optimizers do."""
         one = self.optimizer
         method = getattr(one.load_state_dict, "__func__", None)

@@ -184,8 +184,8 @@ class TrainState:
         self.mark_start()
 
     def mark_start(self) -> None:
-        """What learns now, and in which groups, is what the script begins with; a checkpoint has what is changed later,
-        because a script that is resumed does not change it again."""
+        """Note `requires_grad` and the groups of optimizers, as the script begins with them. A checkpoint has what is
+        changed later, because a script that is resumed does not change it again."""
         self._learns = [(plain(name), one, one.requires_grad) for name, one in self._model.named_parameters()]
         for one in self._optimizers:
             one.mark_start()
