@@ -608,8 +608,8 @@ class NamedOptimizer:
         groups = given.get(GROUPS)
         if not isinstance(given.get(STATE), Mapping) or not isinstance(groups, list):
             return None
-        numbers = [group.get(PARAMETERS) if isinstance(group, Mapping) else None for group in groups]
-        if [len(one) if isinstance(one, list) else None for one in numbers] != [len(names) for names in live]:
+        numbers = [list(group.get(PARAMETERS, [])) for group in groups if isinstance(group, Mapping)]
+        if [len(one) for one in numbers] != [len(names) for names in live]:
             return None
         found = dict(zip(chain.from_iterable(numbers), chain.from_iterable(live), strict=True))
         is_torchs = all(isinstance(given[STATE].get(number, {}), MutableMapping) for number in found)
