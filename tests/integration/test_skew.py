@@ -17,12 +17,13 @@ import pytest
 import yaml
 
 from tandem import launch
+from tandem.exitcode import ExitCode
 from tandem.protocol import HEADER, PROTOCOL
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, LOCK
 from tandem_evaluator.result import ShardResult
-from tests.support import manifests
+from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.elastic import TOKEN, Elastic
 from tests.support.previous import Previous
 from tests.support.processes import tandem
@@ -268,6 +269,34 @@ def test_a_run_of_the_previous_version_goes_on_with_this_one(previous: Previous,
     records = [json.loads(path.read_text()) for path in sorted((run / "generations").iterdir())]
     assert records[-1]["resumedFrom"]["step"] == 60
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names, "nothing is set aside"
+
+
+# --- optimizers with a state_dict of their own
+
+
+def trained(version: Previous | None, kind: str, folder: Path, steps: int) -> "subprocess.CompletedProcess[str]":
+    environment = dict(os.environ) if version is None else version.environment
+    path = os.pathsep.join(one for one in (environment.get("PYTHONPATH"), str(ROOT)) if one)
+    (folder / "DONE").unlink(missing_ok=True)
+    words = [sys.executable, SCRIPTS / "own_state_script.py", kind, folder, str(steps)]
+    return subprocess.run(
+        words, env={**environment, "PYTHONPATH": path}, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_previous_version_goes_on_from_what_an_optimizer_forwards(tmp_path: Path, previous: Previous) -> None:
+    undisturbed = trained(None, "forwarding", tmp_path / "undisturbed", 9)
+    assert trained(None, "forwarding", tmp_path / "run", 6).returncode == 0
+    found = trained(previous, "forwarding", tmp_path / "run", 9)
+    assert (found.returncode, found.stdout) == (0, undisturbed.stdout), found.stderr
+
+
+def test_the_previous_version_refuses_what_it_cannot_give_back(tmp_path: Path, previous: Previous) -> None:
+    assert trained(None, "lookahead", tmp_path, 6).returncode == 0
+    found = trained(previous, "lookahead", tmp_path, 9)
+    assert found.returncode == ExitCode.CONFIGURATION
+    assert "the optimizer's state is of other parameters: the script lacks (state_dict)" in found.stderr
+    assert not list((tmp_path / "checkpoints").glob("*.bad")), "none is set aside"
 
 
 # --- evaluators

@@ -206,6 +206,7 @@ class ElasticRun:
         self._train_state, self._data, self._is_shared = kept, data, is_shared
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
+        kept.mark_start()
         restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:

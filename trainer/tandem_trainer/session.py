@@ -183,7 +183,8 @@ class Session:
         path = os.environ.get(RUN_DIR) or folder
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
-        self._rundir = RunDir(Path(path))
+        # A script may change its working directory.
+        self._rundir = RunDir(Path(path).absolute())
         self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
@@ -369,6 +370,7 @@ class Session:
                 texts and tensors, which is changed in place.
 
         Raises:
+            ConfigurationError: no rank has all of the optimizer's state.
             TypeError: one of the others is neither, or something has a state that a checkpoint cannot hold.
             ValueError: the optimizer has parameters that the model does not have.
         """

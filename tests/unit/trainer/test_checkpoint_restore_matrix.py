@@ -1,9 +1,10 @@
 """Whatever is trained, a run that is resumed takes the very steps of the run that was not disturbed.
 
 Each case draws a model (layers of one shape, so that a wrong order is no error; some of them tied, some frozen; buffers
-of any type), optimizers over any groups in any order, and what people keep beside these. Ranks are threads; they
-average their gradients by hand, save in parts and restore through the product's own code. Fifteen cases are always
-the same; `--hypothesis-profile=random` plays five hundred others.
+of any type; modules that keep what they load, and state that grows), optimizers over any groups in any order, some
+with a state_dict of their own, some with a group that is added later, and what people keep beside these. Ranks are
+threads; they average their gradients by hand, save in parts and restore through the product's own code. Fifteen cases
+are always the same; `--hypothesis-profile=random` plays five hundred others.
 """
 
 import copy
@@ -26,10 +27,11 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import staging, writer
 from tandem_trainer.checkpoint.format import DTYPES
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
+from tandem_trainer.checkpoint.saving import Author
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.process_group import Group
 from tests.support import manifests
+from tests.support.own_state import WRAPPED, Recorded, SaverHere, Seen
 from tests.support.threads import ThreadGroup, on_ranks
 
 CASES = 15 if settings.default.derandomize else 500
@@ -48,6 +50,7 @@ OPTIMIZERS: dict[str, Make] = {
     "adadelta": lambda groups: torch.optim.Adadelta(groups, lr=0.5),
     "rprop": lambda groups: torch.optim.Rprop(groups, lr=0.001),
     "asgd": lambda groups: torch.optim.ASGD(groups, lr=0.02, t0=3),
+    **WRAPPED,
 }
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "step": lambda one: torch.optim.lr_scheduler.StepLR(one, 3, gamma=0.7),
@@ -80,6 +83,10 @@ class Case:
     """For each optimizer what it is."""
     backwards: bool
     """Whether parameters of a group come in the reverse order of the model's."""
+    late: bool
+    """Whether frozen layers that no optimizer has begin to learn after the first step."""
+    metric: bool
+    """Whether the model has a metric, and a record that grows."""
     schedule: str | None
     scaled: bool
     average: str | None
@@ -108,6 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
         at = draw(st.integers(0, len(part)))
         shares.append(tuple(tuple(group) for group in (part[:at], part[at:]) if group))
     # Rounding differs with the number of summands, and small gradients are made large by some optimizers.
+    schedule = draw(st.none() | st.sampled_from(sorted(SCHEDULES)))
     dtypes = [torch.float32, torch.float64, torch.bfloat16] if same else [torch.float64]
     return Case(
         dtype=draw(st.sampled_from(dtypes)),
@@ -118,7 +126,10 @@ def cases(draw: st.DrawFn) -> Case:
         shares=tuple(shares),
         kinds=tuple(draw(st.sampled_from(sorted(OPTIMIZERS))) for _ in shares),
         backwards=draw(st.booleans()),
-        schedule=draw(st.none() | st.sampled_from(sorted(SCHEDULES))),
+        # Schedules are made for the groups that there are.
+        late=schedule is None and draw(st.booleans()),
+        metric=draw(st.booleans()),
+        schedule=schedule,
         scaled=draw(st.booleans()),
         average=draw(st.sampled_from([None, "ema", "mean"])),
         wrapped=(draw(st.booleans()), draw(st.booleans())),
@@ -140,6 +151,8 @@ class Net(nn.Module):
             self.layers[layer].requires_grad_(False)
         self.register_buffer("table", torch.ones(WIDTH).to(DTYPES[case.table]))
         self.norm = nn.BatchNorm1d(WIDTH, dtype=case.dtype) if case.norm else None
+        if case.metric:
+            self.seen, self.recorded = Seen(), Recorded()
         self.calls = 0
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -155,6 +168,9 @@ class Net(nn.Module):
 
     def advance(self) -> None:
         self.calls += 1
+        if hasattr(self, "seen"):
+            self.seen.update(self.calls / 8)
+            self.recorded.update(self.calls / 8)
         self.table.copy_(torch.tensor([self.calls % 2, 1, 0, 1], dtype=torch.float32).to(self.table.dtype))
 
     def get_extra_state(self) -> Any:
@@ -189,6 +205,8 @@ class Replica:
                     chosen.append({"params": parameters[::-1] if case.backwards else parameters})
             if chosen:
                 self.optimizers[f"o{number}"] = OPTIMIZERS[kind](chosen)
+        frozen = (one for layer in sorted(case.frozen) for one in self.net.layers[layer].parameters())
+        self.late = list({id(one): one for one in frozen if case.late and id(one) not in taken}.values())
         first = next(iter(self.optimizers.values()))
         self.schedule = SCHEDULES[case.schedule](first) if case.schedule else None
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if case.scaled else None
@@ -236,6 +254,10 @@ class Replica:
         if self.average is not None:
             self.average.update_parameters(self.net)
         self.net.advance()
+        if number == 0 and self.late:
+            for one in self.late:
+                one.requires_grad_(True)
+            next(iter(self.optimizers.values())).add_param_group({"params": self.late})
         self.counted["steps"] = self.counted.get("steps", 0) + 1
         self.counted["share"] = self.counted.get("share", 0.0) + 0.1
 
@@ -248,21 +270,6 @@ class Replica:
         found |= {f"average {name}": one for name, one in (contents.average or {}).items()}
         self.told = copy.deepcopy(contents.loop)
         return {name: one.detach().clone() for name, one in found.items()}
-
-
-class SaverHere(Saver):
-    """A saver whose writer is a function of this process."""
-
-    def _start_writer(self) -> Any:
-        self._process: Any = "here"
-        return self._process
-
-    def _stop_writer(self) -> None:
-        self._process = None
-
-    def _written(self, request: dict[str, Any]) -> Outcome:
-        with memoryview(self._staging._memory) as content:  # type: ignore[union-attr]
-            return writer._answer(self._rundir, self._rundir.read_job(), request, content)
 
 
 def before(replica: Replica, group: ThreadGroup, rundir: RunDir) -> dict[str, Tensor]:

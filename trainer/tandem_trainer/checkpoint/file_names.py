@@ -19,4 +19,6 @@ OPTIMIZERS = "optimizers"
 """In the manifest's `loop`: for each optimizer the parameters of its groups, and what of its state is no tensor."""
 EXTRA = "extra"
 """In the manifest's `loop`: what modules keep beside tensors."""
+REQUIRES_GRAD = "requiresGrad"
+"""In the manifest's `loop`: `requires_grad` of the parameters of which it is not what the script began with."""
 NAMES_OF_TREES = (OTHER_STATES, OPTIMIZERS, EXTRA)

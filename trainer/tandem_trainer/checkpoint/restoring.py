@@ -28,6 +28,7 @@ On a CPU it is XXH3 of the bytes. On other devices it is computed there, as a su
 modulo 2^64: every single word that differs changes it.
 """
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -369,7 +370,10 @@ def _digest(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return xxhash.xxh3_64_intdigest(flat.numpy().data) if tensor.device.type == "cpu" else weighted_sum(flat)
+    if tensor.device.type != "cpu":
+        return weighted_sum(flat)
+    # Not `numpy()`, after which torch cannot resize the tensor any more, as quantization-aware training does.
+    return xxhash.xxh3_64_intdigest((ctypes.c_ubyte * len(flat)).from_address(flat.data_ptr()))
 
 
 def weighted_sum(content: Tensor) -> int:

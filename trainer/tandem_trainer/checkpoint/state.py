@@ -19,11 +19,19 @@ parameter is known by its name in the model, a group by the parameters in it.
 Tensors that stand directly under a parameter go to a file of their own as `<parameter>/<key>`; with several optimizers
 as `<optimizer>/<parameter>/<key>`. Whatever else a state holds (numbers, lists of tensors as LBFGS has them, entries
 that belong to no parameter) goes into a tree of JSON and tensors (tandem_trainer.checkpoint.state), exact to the bit.
+
+What an optimizer's `state_dict` gives is its state, and not its attribute `state`: optimizers around others (Lookahead)
+forward the one and leave the other empty. Entries that are neither `state` nor `param_groups`, and a state_dict of
+another form than torch's, go into the tree as they are. They may tell parameters by number, so they are taken back by
+an optimizer with the same groups in the same order.
 """
 
+import copy
+import logging
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,6 +44,8 @@ from tandem.errors import enumerated
 from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 MOST_DIFFERENCES = 6
 """In a sentence for people."""
@@ -81,18 +91,20 @@ def buffers(model: nn.Module) -> frozenset[str]:
     return frozenset(plain(name) for name, _ in model.named_buffers(remove_duplicate=False))
 
 
-def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Iterable[str] = ()) -> None:
+def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
     """See whether weights belong to a model; nothing is changed.
 
     Raises:
-        DoesNotFit: a tensor is missing, of another shape, or there is one too many.
+        DoesNotFit: a tensor is missing, of a shape that its module does not take, or there is one too many.
     """
     here = weights(model)
     there = {plain(name): tensor for name, tensor in state.items()}
+    differing = [name for name, tensor in here.items() if name in there and there[name].shape != tensor.shape]
+    loaders = custom_loaders(model) if differing else {}
     shapes = [
-        f"{name} is {list(there[name].shape)} there and {list(tensor.shape)} here"
-        for name, tensor in here.items()
-        if name in there and there[name].shape != tensor.shape
+        f"{name} is {list(there[name].shape)} there and {list(here[name].shape)} here"
+        for name in differing
+        if not _accepts_shape(name, here[name], loaders, {**there, **extra})
     ]
     known = here.keys() | extra_state(model).keys()
     refuse("the weights do not fit the model", there.keys() | set(extra), known, shapes)
@@ -104,8 +116,14 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Iterable
                 raise DoesNotFit(why)
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None) -> None:
+def load_weights(
+    model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None, is_borrowed: bool = False
+) -> None:
     """Put weights, and what modules keep beside them, into a model.
+
+    Args:
+        is_borrowed: the tensors lie in memory that is given back. torch's own way to load copies their values; modules
+            that load in another way may keep them, and get copies.
 
     Raises:
         DoesNotFit: they belong to another one; the model is as it was.
@@ -113,11 +131,74 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[s
     check_weights(model, state, extra or {})
     there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
     live = model.state_dict()
+    if is_borrowed:
+        loaders = custom_loaders(model)
+        for name, one in live.items():
+            # What is split is copied anyway, and less of it.
+            is_given = isinstance(there[plain(name)], Tensor) and not is_sharded(one)
+            if is_given and (is_extra(name) or _custom_loader(plain(name), loaders) is not None):
+                there[plain(name)] = own(there[plain(name)], one.device if isinstance(one, Tensor) else CPU)
     try:
         model.load_state_dict(split_all_like(live, {name: there[plain(name)] for name in live}), strict=True)
     except (KeyError, ValueError, TypeError) as error:
         # A module's own way to load; torch's says what does not fit with a RuntimeError, as a device does that fails.
         raise DoesNotFit(f"the weights do not fit the model: {error!r}") from error
+    except RuntimeError as error:
+        if SIZE_MISMATCH in str(error):
+            raise DoesNotFit(f"the weights do not fit the model: {error}") from error
+        raise
+
+
+SIZE_MISMATCH = "size mismatch for "
+"""In torch's words for a tensor of another shape (torch 2.15)."""
+EXTRA_STATE = "_extra_state"
+"""Ends the name under which a module's `get_extra_state` stands in a state_dict; what it gives may be a tensor."""
+
+
+def custom_loaders(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that do not load tensors as torch does, by path. They may keep the very tensors that they are given,
+    as torchmetrics do, and take shapes other than theirs, as observers of quantization-aware training do.
+    """
+    return {
+        plain(path): module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if module._load_state_dict_pre_hooks
+        or getattr(module._load_from_state_dict, "__func__", None) is not nn.Module._load_from_state_dict
+    }
+
+
+def is_extra(name: str) -> bool:
+    """Whether a name in a state_dict is that of what a module's `get_extra_state` gives."""
+    return name.rpartition(".")[2] == EXTRA_STATE
+
+
+def _custom_loader(name: str, loaders: Mapping[str, nn.Module]) -> str | None:
+    """The path of the innermost module that loads a tensor in its own way; None if torch loads it."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in loaders:
+            return path
+    return None
+
+
+def _accepts_shape(name: str, live: Tensor, loaders: Mapping[str, nn.Module], state: Mapping[str, Any]) -> bool:
+    """Whether a module takes a tensor of another shape than its own. A copy of the module is asked."""
+    if is_extra(name):
+        return True
+    path = _custom_loader(name, loaders)
+    if path is None or is_sharded(live):
+        return False
+    names = {one: plain(f"{path}.{one}" if path else one) for one in loaders[path].state_dict()}
+    try:
+        module = copy.deepcopy(loaders[path])
+    except (RuntimeError, TypeError):
+        return True  # It cannot be copied, and is asked when it loads.
+    try:
+        module.load_state_dict(copy.deepcopy({one: state[full] for one, full in names.items() if full in state}))
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[str] = ()) -> None:
@@ -231,7 +312,8 @@ def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> 
         name = _named(path, value, tensors)
         return {"tensor": name} if value.device.type == "cpu" else {"on device": [value.device.type, name]}
     if isinstance(value, np.ndarray):
-        return {"array": _named(path, torch.from_numpy(np.ascontiguousarray(value)), tensors)}
+        # Not ascontiguousarray, which gives an array without dimensions one.
+        return {"array": _named(path, torch.from_numpy(np.asarray(value, order="C")), tensors)}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -284,10 +366,14 @@ def _join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any
     raise ValueError(f"nothing is called {kind!r}")
 
 
-PARAMETERS = "params"
-"""In a group of torch's optimizers: its parameters."""
+STATE, GROUPS, PARAMETERS = "state", "param_groups", "params"
+"""In the state_dict of torch's optimizers: state by parameter, groups, and in a group its parameters."""
 NOBODY = ""
 """In the place of a parameter's name: entries of an optimizer's state that belong to none."""
+OWN = "(state_dict)"
+"""In the place of a parameter's name: what else an optimizer's own `state_dict` gives, under BESIDE, or all of that,
+under WHOLE. A version that does not know it lacks such a parameter, and refuses the checkpoint."""
+BESIDE, WHOLE = "beside", "whole"
 
 BY_ROW = ".scale"
 """Ends the names of tensors that have a row for each row of their parameter."""
@@ -308,6 +394,8 @@ class OptimizerState:
     """Names of the parameters of each group; None where the checkpoint does not say."""
     hyperparameters: list[dict[str, Any]] | None = None
     """What each group holds beside its parameters; None where that is not kept."""
+    added: int = 0
+    """How many of the groups, the last ones, were added while it trained."""
 
 
 class NamedOptimizer:
@@ -318,19 +406,33 @@ class NamedOptimizer:
         name: tells several optimizers of a run apart; empty where there is one.
 
     Raises:
+        ConfigurationError: no rank has all of the optimizer's state.
         ValueError: a parameter is not the model's.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = "") -> None:
-        self.optimizer, self.name = optimizer, name
+        # By its name: the import of torch.distributed.optim takes time.
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} splits its state over the ranks, and none has what a checkpoint would "
+                'hold; take the optimizer inside it alone, with distribute(model, strategy="fsdp"), which splits '
+                "the state, too"
+            )
+        self.optimizer, self.name, self._model = optimizer, name, model
+        self._has_warned = False
         self._prefix = f"{name}/" if name else ""
-        self._names = {id(parameter): plain(path) for path, parameter in model.named_parameters()}
+        self.mark_start()
         strange = sum(id(one) not in self._names for group in optimizer.param_groups for one in group[PARAMETERS])
         if strange:
             raise ValueError(
                 f"the optimizer has {strange} parameters that are not the model's, and their state would be lost; "
                 "keep all modules that hold them"
             )
+
+    def mark_start(self) -> None:
+        """Note the groups that the script begins with; later ones are added."""
+        self._name_parameters()
+        self._first_groups = len(self.optimizer.param_groups)
 
     def owns(self, path: str) -> bool:
         """Whether a tensor's name in the file is one of this optimizer's."""
@@ -346,19 +448,56 @@ class NamedOptimizer:
         return {self._prefix + self._name(one): one for one in parameters}
 
     def state(self) -> OptimizerState:
-        """The state as it is now."""
-        found = OptimizerState(groups=self.groups(), hyperparameters=self._hyperparameters())
-        for owner, entries in self.optimizer.state.items():
-            if not isinstance(owner, Tensor):
-                found.rest.setdefault(NOBODY, {})[owner] = entries
+        """The state as it is now, as the optimizer's `state_dict` gives it.
+
+        Raises:
+            ConfigurationError: a parameter that was added is not the model's.
+        """
+        given, groups = self.optimizer.state_dict(), self.groups()
+        parameters = self._numbered(given, groups)
+        holders = self.optimizer.param_groups if parameters is None else given[GROUPS]
+        hyperparameters = [{key: value for key, value in one.items() if key != PARAMETERS} for one in holders]
+        added = max(0, len(groups) - self._first_groups)
+        found = OptimizerState(groups=groups, hyperparameters=hyperparameters, added=added)
+        if parameters is None:
+            found.rest[OWN] = {WHOLE: dict(given)}
+            return found
+        for number, entries in given[STATE].items():
+            if number not in parameters:
+                found.rest.setdefault(NOBODY, {})[number] = entries
                 continue
-            name = self._name(owner)
+            name = parameters[number]
             for key, value in entries.items():
                 if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
                     found.tensors[f"{self._prefix}{name}/{key}"] = value
                 else:
                     found.rest.setdefault(name, {})[key] = value
+        if beside := {key: value for key, value in given.items() if key not in (STATE, GROUPS)}:
+            found.rest[OWN] = {BESIDE: beside}
+        else:
+            self._warn_of_what_is_lost(given[STATE], parameters)
         return found
+
+    def _warn_of_what_is_lost(self, given: Mapping[Any, Mapping[Any, Any]], parameters: Mapping[Any, str]) -> None:
+        """An optimizer around another one, such as SAM as it is often written, may give its own state alone."""
+        inside = [one for one in vars(self.optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+        if self._has_warned or not inside:
+            return
+        named = {name: given.get(number, {}) for number, name in parameters.items()}
+        lost = {
+            (type(one).__name__, str(key))
+            for one in inside
+            for owner, entries in one.state.items()
+            for key in entries
+            if isinstance(owner, Tensor) and key not in named.get(self._names.get(id(owner), ""), {})
+        }
+        if lost:
+            self._has_warned = True
+            log.warning(
+                "optimizer=%s holds the optimizer %s, and its state_dict does not give that one's %s, which no "
+                "checkpoint has then; have it give them, and load_state_dict take them back",
+                *(type(self.optimizer).__name__, min(lost)[0], enumerated(sorted(key for _, key in lost))),
+            )
 
     def check(self, state: OptimizerState) -> None:
         """See whether a state belongs to this optimizer; nothing is changed.
@@ -366,21 +505,31 @@ class NamedOptimizer:
         Raises:
             DoesNotFit: it belongs to another one.
         """
-        here = {name for group in self.groups() for name in group}
+        groups, added = self.groups(), self._added_groups(state)
+        here = {name for group in groups for name in group} | {name for names, _ in added for name in names}
         what = f"the state of the optimizer {self.name!r}" if self.name else "the optimizer's state"
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
             refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
         if any(path.endswith(BY_ROW) for path in state.tensors) and not getattr(self.optimizer, "has_scales", False):
             raise DoesNotFit(f"{what} has moments of 8 bits, as adamw8bit keeps them, and the script's is another one")
-        if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY}):
+        if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY, OWN}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
-        for group in self.optimizer.param_groups:
-            for parameter in group[PARAMETERS]:
-                for key, tensor in tensors.get(name := self._name(parameter), {}).items():
-                    live = self.optimizer.state.get(parameter, {}).get(key)
-                    if isinstance(live, Tensor) and live.shape != tensor.shape:
-                        shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(live.shape)} here")
+        if OWN in state.rest:
+            if not self._has_custom_load():
+                raise DoesNotFit(
+                    f"{what} has {enumerated(sorted(map(str, *state.rest[OWN].values())))} beside that by parameter, "
+                    f"which {type(self.optimizer).__name__} does not take back"
+                )
+            if state.groups != [*groups, *(names for names, _ in added)]:
+                raise DoesNotFit(f"{what} is by the order of its parameters, and that is another one here")
+        live = self._entries()
+        for group in groups:
+            for name in group:
+                for key, tensor in tensors.get(name, {}).items():
+                    one = live.get(name, {}).get(key)
+                    if isinstance(one, Tensor) and one.shape != tensor.shape:
+                        shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(one.shape)} here")
         if shapes:
             raise DoesNotFit(f"{what} does not fit: {enumerated(shapes)}")
         self._matched(state)
@@ -395,9 +544,10 @@ class NamedOptimizer:
             DoesNotFit: it belongs to another optimizer; this one is as it was.
         """
         self.check(state)
+        self.add_groups(state)
         tensors = self._by_parameter(state.tensors)
         states: dict[Any, Any] = dict(state.rest.get(NOBODY, {}))
-        exact: list[tuple[Tensor, str, Tensor]] = []
+        exact: list[tuple[str, str, Tensor]] = []
         packed, number = [], 0
         for group, kept in zip(self.optimizer.param_groups, self._matched(state), strict=True):
             options = {key: value for key, value in group.items() if key != PARAMETERS} | (kept or {})
@@ -407,21 +557,82 @@ class NamedOptimizer:
                 entries: dict[str, Any] = dict(state.rest.get(name, {}))
                 for key, tensor in tensors.get(name, {}).items():
                     entries[key] = tensor
-                    exact.append((parameter, key, tensor))
+                    exact.append((name, key, tensor))
                 if entries:
                     states[number] = entries
                 number += 1
+        own_state = state.rest.get(OWN, {})
+        given = own_state.get(WHOLE) or {STATE: states, GROUPS: packed, **own_state.get(BESIDE, {})}
         try:
-            self.optimizer.load_state_dict({"state": states, "param_groups": packed})
+            self.optimizer.load_state_dict(given)
         except (KeyError, ValueError, TypeError) as error:
             raise DoesNotFit(f"the optimizer's state does not fit it: {error!r}") from error
-        for parameter, key, tensor in exact:
+        live = self._entries()
+        for name, key, tensor in exact:
             # torch gives moments the type of their parameter, whatever the optimizer had.
-            live = self.optimizer.state[parameter].get(key)
-            if isinstance(live, Tensor) and live.dtype != tensor.dtype and live.shape == tensor.shape:
-                self.optimizer.state[parameter][key] = own(tensor, live.device)
+            one = live.get(name, {}).get(key)
+            if isinstance(one, Tensor) and one.dtype != tensor.dtype and one.shape == tensor.shape:
+                live[name][key] = own(tensor, one.device)
+
+    def add_groups(self, state: OptimizerState) -> None:
+        """Add the groups that were added while a state came about, after `check`."""
+        for names, options in self._added_groups(state):
+            self.optimizer.add_param_group({**options, PARAMETERS: [self._parameters[name] for name in names]})
+
+    def _added_groups(self, state: OptimizerState) -> list[tuple[list[str], dict[str, Any]]]:
+        """The groups of a state that were added and are not there yet: names of parameters of the model, and what else
+        they hold."""
+        if not state.added or state.groups is None or state.hyperparameters is None:
+            return []
+        here = {name for group in self.groups() for name in group}
+        added = list(zip(state.groups, state.hyperparameters, strict=True))[-state.added :]
+        return [
+            (names, options)
+            for names, options in added
+            if names and here.isdisjoint(names) and self._parameters.keys() >= set(names)
+        ]
+
+    def _has_custom_load(self) -> bool:
+        """Whether it takes back more than torch's optimizers do."""
+        one = self.optimizer
+        method = getattr(one.load_state_dict, "__func__", None)
+        hooks = getattr(one, "_optimizer_load_state_dict_pre_hooks", {})
+        return bool(hooks) or method is not torch.optim.Optimizer.load_state_dict
+
+    def _numbered(self, given: Mapping[str, Any], live: list[list[str]]) -> dict[Any, str] | None:
+        """The names of the parameters by their numbers in a state_dict; None if that is not of torch's form.
+
+        Args:
+            live: names of the parameters of each group.
+        """
+        groups = given.get(GROUPS)
+        if not isinstance(given.get(STATE), Mapping) or not isinstance(groups, list):
+            return None
+        numbers = [list(group.get(PARAMETERS, [])) for group in groups if isinstance(group, Mapping)]
+        if [len(one) for one in numbers] != [len(names) for names in live]:
+            return None
+        found = dict(zip(chain.from_iterable(numbers), chain.from_iterable(live), strict=True))
+        is_torchs = all(isinstance(given[STATE].get(number, {}), MutableMapping) for number in found)
+        return found if is_torchs else None
+
+    def _entries(self) -> dict[str, MutableMapping[Any, Any]]:
+        """What the optimizer holds now, by parameter; torch's give the very dictionaries that they use."""
+        given = self.optimizer.state_dict()
+        numbered = self._numbered(given, self.groups()) or {}
+        return {name: given[STATE][number] for number, name in numbered.items() if number in given[STATE]}
+
+    def _name_parameters(self) -> None:
+        self._parameters = {plain(path): one for path, one in self._model.named_parameters()}
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
 
     def _name(self, parameter: Tensor) -> str:
+        if id(parameter) not in self._names:
+            self._name_parameters()  # The model may have grown.
+        if id(parameter) not in self._names:
+            raise ConfigurationError(
+                "the optimizer has got a parameter that is not the model's, and its state would be lost; keep all "
+                "modules that hold parameters"
+            )
         return self._names[id(parameter)]
 
     def _by_parameter(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -430,11 +641,6 @@ class NamedOptimizer:
             name, _, key = path.removeprefix(self._prefix).rpartition("/")
             found.setdefault(plain(name), {})[key] = tensor
         return found
-
-    def _hyperparameters(self) -> list[dict[str, Any]]:
-        return [
-            {key: value for key, value in group.items() if key != PARAMETERS} for group in self.optimizer.param_groups
-        ]
 
     def _matched(self, state: OptimizerState) -> list[dict[str, Any] | None]:
         """For each group of the optimizer what the checkpoint's group of the same parameters holds beside them.

@@ -8,7 +8,7 @@ rounded, or an average over steps), training has files of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from tandem.architectures import plain
+from tandem.errors import enumerated
 from tandem.rundir.checkpoint import WEIGHTS, Broken
 from tandem_trainer.checkpoint.file_names import (
     AVERAGE,
@@ -27,9 +28,10 @@ from tandem_trainer.checkpoint.file_names import (
     OPTIMIZERS,
     OTHER_STATES,
     OTHERS,
+    REQUIRES_GRAD,
 )
 from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.sharding import Stages, here
+from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
     CPU,
@@ -39,6 +41,7 @@ from tandem_trainer.checkpoint.state import (
     buffers,
     check_weights,
     extra_state,
+    is_extra,
     join,
     load_weights,
     moment,
@@ -127,6 +130,8 @@ UPDATES = "average"
 """Among the others: how many updates an AveragedModel has had. Without it the next one would begin the average anew."""
 HYPERPARAMETERS = "hyperparameters"
 """Of an optimizer's groups: what they hold beside parameters; a schedule changes them."""
+ADDED = "added"
+"""Of an optimizer: how many of its groups were added while it trained, if any."""
 RESERVED = (UPDATES, HYPERPARAMETERS, OPTIMIZERS, EXTRA)
 
 
@@ -154,6 +159,7 @@ class TrainState:
         stages: of a model that is cut into stages; `contents` is a collective then.
 
     Raises:
+        ConfigurationError: no rank has all of an optimizer's state.
         ValueError: an optimizer has parameters that are not the model's, or a name is taken.
     """
 
@@ -175,6 +181,14 @@ class TrainState:
         self._hyperparameters = hyperparameters
         if taken := sorted(self._others.keys() & set(RESERVED)):
             raise ValueError(f"the name {taken[0]!r} is taken; give what you keep another one")
+        self.mark_start()
+
+    def mark_start(self) -> None:
+        """Note `requires_grad` and the groups of optimizers, as the script begins with them. A checkpoint has what is
+        changed later, because a script that is resumed does not change it again."""
+        self._learns = [(plain(name), one, one.requires_grad) for name, one in self._model.named_parameters()]
+        for one in self._optimizers:
+            one.mark_start()
 
     def contents(self, loop: Mapping[str, Any]) -> Contents:
         """The state as it is now; tensors alias the live ones.
@@ -202,23 +216,33 @@ class TrainState:
         for one in self._optimizers:
             state = one.state()
             moments |= state.tensors if self._stages is None else self._of_all_stages(state)
-            records[one.name] = {"groups": state.groups, "rest": tree(f"{OPTIMIZERS}:{one.name}", state.rest)}
+            rest, inside = split(f"{OPTIMIZERS}:{one.name}", state.rest)
+            if split_over_ranks := sorted(name for name, tensor in inside.items() if is_sharded(tensor)):
+                raise TypeError(
+                    f"{type(one.optimizer).__name__} keeps {enumerated(split_over_ranks)}, which is split over the "
+                    "ranks, elsewhere than by parameter and name, and could not be split again; take ddp"
+                )
+            tensors.update(inside)
+            records[one.name] = {"groups": state.groups, "rest": rest} | ({ADDED: state.added} if state.added else {})
             if self._hyperparameters:
                 where = f"{HYPERPARAMETERS}:{one.name}"
                 records[one.name][HYPERPARAMETERS] = tree(where, state.hyperparameters)
         extra = extra_state(self._model)
+        changed = {name: one.requires_grad for name, one, learned in self._learns if one.requires_grad != learned}
+        found = self._weights(self._model)
         return Contents(
-            weights=self._weights(self._model),
+            weights=found,
             optimizer=moments,
             others=tensors,
             average=None if self._average is None else self._weights(self._average),
-            unrounded=buffers(self._model),
+            unrounded=buffers(self._model) | frozenset(filter(is_extra, found)),
             loop={
                 **loop,
                 **({OTHER_STATES: trees} if trees else {}),
                 **({OPTIMIZERS: records} if records else {}),
                 **({EXTRA: tree(EXTRA, extra)} if extra else {}),
                 **({AVERAGED: True} if self._average is not None else {}),
+                **({REQUIRES_GRAD: changed} if changed else {}),
             },
         )
 
@@ -261,7 +285,7 @@ class TrainState:
             Broken: it does not fit together in itself.
         """
         check_weights(self._model, contents.weights, self._extra(contents))
-        for one, state in self._optimizer_states(contents, contents.optimizer):
+        for one, state in self._optimizer_states(contents):
             one.check(state)
         if self._average is not None:
             averaged = contents.weights if contents.average is None else contents.average
@@ -276,19 +300,23 @@ class TrainState:
             DoesNotFit: something that is kept does not take its state.
         """
         extra = self._extra(contents)
-        load_weights(self._model, contents.weights, extra)
+        load_weights(self._model, contents.weights, extra, is_borrowed=True)
+        changed = contents.loop.get(REQUIRES_GRAD, {})
+        for name, one in self._model.named_parameters():
+            if plain(name) in changed:
+                one.requires_grad_(changed[plain(name)])
         # Of weights that are averaged the average may be what is in the file.
         if self._average is not None:
             averaged = contents.weights if contents.average is None else contents.average
             # What modules keep beside tensors is not averaged.
-            load_weights(self._average, averaged, extra_state(self._average))
+            load_weights(self._average, averaged, extra_state(self._average), is_borrowed=True)
             contents.let_go_all(contents.average or {})
         contents.let_go_all(contents.weights)
         self._load_moments(contents)
         trees = contents.loop.get(OTHER_STATES, {})
         for name, other in self._others.items():
             # A schedule or a scaler that has come since, or had nothing to keep, begins afresh.
-            if name in trees and trees[name] != {"dict": {}}:
+            if name in trees and (isinstance(other, MutableMapping) or trees[name] != {"dict": {}}):
                 _load(name, other, self._joined(trees[name], contents))
         if self._updates is not None:
             count = self._joined(trees[UPDATES], contents) if UPDATES in trees else torch.ones(())
@@ -301,7 +329,7 @@ class TrainState:
         Raises:
             DoesNotFit: it is of other parameters.
         """
-        for one, state in self._optimizer_states(contents, contents.optimizer):
+        for one, state in self._optimizer_states(contents):
             one.check(state)
         self._load_moments(contents)
 
@@ -311,6 +339,9 @@ class TrainState:
         return self._joined(trees[name], contents) if name in trees else None
 
     def _load_moments(self, contents: Contents) -> None:
+        states = self._optimizer_states(contents)
+        for one, state in states:
+            one.add_groups(state)
         parameters = {name: parameter for one in self._optimizers for name, parameter in one.parameters().items()}
         moments = {}
         for path, tensor in ordered(contents.optimizer).items():
@@ -318,10 +349,10 @@ class TrainState:
             if self._stages is None or parameter is None or not parameter.is_meta:
                 moments[path] = moment(tensor, parameter, path.endswith(BY_ROW))
             contents.let_go(tensor)
-        for one, state in self._optimizer_states(contents, moments):
-            one.load(state)
+        for one, state in states:
+            one.load(replace(state, tensors={path: moments[path] for path in state.tensors if path in moments}))
 
-    def _optimizer_states(self, contents: Contents, moments: Tensors) -> list[tuple[NamedOptimizer, OptimizerState]]:
+    def _optimizer_states(self, contents: Contents) -> list[tuple[NamedOptimizer, OptimizerState]]:
         """For each optimizer what the checkpoint has of it.
 
         Raises:
@@ -329,7 +360,7 @@ class TrainState:
         """
         records = contents.loop.get(OPTIMIZERS)
         if records is None:
-            return [(one, self._unnamed(contents, moments)) for one in self._optimizers[:1]]
+            return [(one, self._unnamed(contents)) for one in self._optimizers[:1]]
         if records.keys() != {one.name for one in self._optimizers}:
             theirs, ours = _told(records), _told(one.name for one in self._optimizers)
             raise DoesNotFit(f"the checkpoint has the state of {theirs}, and the script keeps {ours}")
@@ -339,16 +370,17 @@ class TrainState:
             hyperparameters = None
             if self._hyperparameters and HYPERPARAMETERS in record:
                 hyperparameters = self._joined(record[HYPERPARAMETERS], contents)
-            mine = {path: tensor for path, tensor in moments.items() if one.owns(path)}
+            mine = {path: tensor for path, tensor in contents.optimizer.items() if one.owns(path)}
             rest = self._joined(record["rest"], contents)
-            found.append((one, OptimizerState(mine, rest, record["groups"], hyperparameters)))
+            added = record.get(ADDED, 0)
+            found.append((one, OptimizerState(mine, rest, record["groups"], hyperparameters, added)))
         return found
 
-    def _unnamed(self, contents: Contents, moments: Tensors) -> OptimizerState:
+    def _unnamed(self, contents: Contents) -> OptimizerState:
         """As checkpoints had it that did not say which parameters an optimizer has."""
         tree = contents.loop.get(OTHER_STATES, {}).get(HYPERPARAMETERS)
         kept = self._joined(tree, contents) if tree is not None and self._hyperparameters else None
-        return OptimizerState(dict(moments), hyperparameters=kept)
+        return OptimizerState(dict(contents.optimizer), hyperparameters=kept)
 
     def _extra(self, contents: Contents) -> dict[str, Any]:
         return dict(self._joined(contents.loop[EXTRA], contents)) if EXTRA in contents.loop else {}
