@@ -34,6 +34,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -50,6 +51,7 @@ from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
 from tandem_trainer import step_log
+from tandem_trainer.agreement import Terms, agree, dtypes_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
@@ -187,6 +189,8 @@ class Session:
         self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
+        self._terms = Terms(seed=seed, settings={"tensor_parallel": tensor_parallel, "rewind_on": rewind_on})
+        agree(self._group, self._terms)
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
@@ -338,6 +342,10 @@ class Session:
             TypeError: torch has no such option, or it is the session's to choose.
             ValueError: a session has no such strategy.
         """
+        if strategy == "fsdp" or any(one.requires_grad for one in model.parameters()):
+            # Where ranks begin different collectives they hang.
+            self._terms = replace(self._terms, strategy=(*self._terms.strategy, strategy))
+            agree(self._group, replace(self._terms, dtypes=dtypes_of(model.parameters())))
         return self._models.distribute(model, sample_dropout, strategy, tensor_plan, comm_hook, comm_state, options)
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
@@ -423,6 +431,15 @@ class Session:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
+        terms = replace(
+            self._terms,
+            samples=len(dataset) if has_indices(dataset) else None,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            epochs=epochs,
+            max_steps=max_steps,
+            dtypes=dtypes_of(self._train_state.learned().values()),
+        )
         pin = group.device.type == "cuda"
         models = self._models
         reading = Reading(models.dp_rank, models.dp_size, self._seed, loader_workers, collate, transform, pin)
@@ -432,21 +449,22 @@ class Session:
         batches: Iterator[Fed]
         if order is not None:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
-            if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
-                raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
-            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes())
+            agree(group, replace(terms, order=listing.name))
+            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
             self._more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
+            agree(group, terms)
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes())
+            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
+            agree(group, terms)
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes())
+            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more
@@ -515,7 +533,7 @@ class Session:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._fed is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._fed.ids, rate, self._loss)
+        elastic.took(self._fed.ids, rate, self._loss, self._fed.content)
         self._loss = self._fed = None
         self._models.end_step()
 
