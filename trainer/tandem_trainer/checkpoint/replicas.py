@@ -48,7 +48,8 @@ class Replicas:
 
     def __init__(self, group: Group, learned: Callable[[], Mapping[str, Tensor]], mistake: Callable[[], str]) -> None:
         self._group, self._learned, self._mistake = group, learned, mistake
-        self._samples = 0
+        self._place = 0
+        """Of the next weight to be compared, counted on over all turns."""
         self._has_warned = False
 
     def compare(self, step: int) -> None:
@@ -71,7 +72,8 @@ class Replicas:
             return
         if not (apart := self._apart(sample, content)):
             if not self._has_warned and self._group.rank == 0:
-                log.warning("step=%d the weights of %s differ by rounding from those of the others", step, strange)
+                words = "step=%d the weights of %s differ by rounding from those of the others"
+                log.warning(words, step, ranks_of(strange))
             self._has_warned = True
             return
         who = f"after step {step:,} {ranks_of(strange)} held other weights than the other ranks"
@@ -86,9 +88,9 @@ class Replicas:
     def _sample(self) -> dict[str, Tensor]:
         """The next windows, [elements] each, on the device."""
         weights = [(name, here(one)) for name, one in self._learned().items() if one.numel()]
-        first, self._samples = self._samples * MAX_TENSORS, self._samples + 1
+        first, self._place = self._place, self._place + min(MAX_TENSORS, len(weights))
         found = {}
-        for place in range(first, first + min(MAX_TENSORS, len(weights))):
+        for place in range(first, self._place):
             turn, number = divmod(place, len(weights))
             name, one = weights[number]
             windows = -(-one.numel() // WINDOW)
