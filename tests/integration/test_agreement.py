@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.support import SCRIPTS, manifests
 from tests.support.ranks import Ranks, records, run
 
 ALL = pytest.mark.full("core", "trainer")
+TANDEM = str(Path(sys.executable).with_name("tandem"))
 SCRIPT = str(SCRIPTS / "disagreeing.py")
 
 
@@ -99,3 +102,45 @@ def test_the_ranks_of_a_task_count_the_same_samples(tmp_path: Path, monkeypatch:
         codes, output = ranks.finish()
     assert codes == [ExitCode.CONFIGURATION] * 2, output
     assert "samples is 60 on rank 0 and 59 on rank 1" in json.dumps(rundir.failed())
+
+
+def tandem(*words: str) -> tuple[int, str]:
+    ended = subprocess.run([TANDEM, *words], check=False, capture_output=True, text=True, timeout=120)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_the_logs_of_a_run_say_whether_each_sample_was_taken_once(tmp_path: Path) -> None:
+    """Of a run that another number of ranks has gone on with."""
+    rundir = rundir_of(tmp_path / "run", everySteps=5, keepLast=9)
+    with Ranks(rundir, 2, SCRIPT, "memory") as ranks:
+        ranks.finish()
+    assert rundir.checkpoint_names() == ["step-000000005"]
+    run(rundir, 1, SCRIPT, "none")
+    folder = str(rundir.path)
+    code, output = tandem("verify", folder)
+    assert code == 0, output
+    words = [" ".join(line.split()) for line in output.splitlines()]
+    assert words == [
+        "samples each of 120 taken once an epoch, by all ranks; 3 whole epochs",
+        "steps 30 steps that count",
+    ]
+
+    log = rundir.training_log(max(rundir.chain()))
+    lines = log.read_text().splitlines()
+    step = next(number for number, line in enumerate(lines) if '"step":17,' in line and '"ids"' in line)
+    changed = json.loads(lines[step])
+    log.write_text("\n".join([*lines[:step], json.dumps(changed | {"ids": "0" * 16}), *lines[step + 1 :], ""]))
+    code, output = tandem("verify", folder)
+    assert (code, "steps that took other samples than the seed gives them: 17" in output) == (1, True), output
+    log.write_text("\n".join([*lines[:step], *lines[step + 1 :], ""]))
+    code, output = tandem("verify", folder, "-o", "json")
+    assert code == 1, output
+    assert json.loads(output)["problems"] == ["steps that are not logged: 17"]
+
+
+def test_of_a_stream_the_steps_are_counted(tmp_path: Path) -> None:
+    rundir = rundir_of(tmp_path / "run")
+    run(rundir, 1, SCRIPT, "alike-stream")
+    code, output = tandem("verify", str(rundir.path))
+    assert code == 0, output
+    assert "not compared with their order: it reads a stream" in output
