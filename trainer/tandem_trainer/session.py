@@ -164,8 +164,8 @@ class Session:
             same samples. Must divide the number of ranks per worker. Ignored with one rank.
 
     Raises:
-        ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, or the ranks of a
-            worker cannot be divided.
+        ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, the ranks of a
+            worker cannot be divided, or the job has had a session in this script.
     """
 
     def __init__(
@@ -186,6 +186,7 @@ class Session:
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
         self._rundir = RunDir(Path(path))
+        self._refuse_second()
         self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
@@ -287,6 +288,17 @@ class Session:
         """Ranks in each dimension of what is kept, for the manifests; None if no weight of it is split."""
         assert self._train_state is not None
         return {name: size for name, size in self._train_state.mesh_sizes().items() if size > 1} or None
+
+    def _refuse_second(self) -> None:
+        """
+        Raises:
+            ConfigurationError: an earlier session has the run directory of the job, with its checkpoints and its order.
+        """
+        if os.environ.get(RUN_DIR) and self._rundir.path in _trained:
+            raise ConfigurationError(
+                "the script begins a second session, and a job has one, with its checkpoints and its order of samples. "
+                "Make each a job of its own, for instance with the fold or the stage as an argument of the script"
+            )
 
     def _per_worker(self) -> int:
         """Ranks of each worker; 0: there is one. Collective."""
@@ -429,6 +441,7 @@ class Session:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._elastic is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
+        self._refuse_second()
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         terms = replace(
@@ -469,6 +482,7 @@ class Session:
             batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more
         self._elastic = elastic
+        _trained.add(self._rundir.path)
         if elastic.meter.gradients is not None and self._optimizer is not None:
             elastic.meter.gradients.follow(self._optimizer)
         return self._loop(elastic, batches)
@@ -658,6 +672,8 @@ class Session:
         self._loss = part if self._loss is None else self._loss + part
 
 
+_trained: set[Path] = set()
+"""Run directories of this process in which a session has begun to train."""
 _open: list[Session] = []
 """Sessions of this process that are not closed yet."""
 
