@@ -58,7 +58,8 @@ def audit(rundir: RunDir) -> Audit:
     order = _order(position)
     batches = None if order is None else Batches(order)
     logged: dict[int, int] = {}
-    other, compared = [], 0
+    other: list[int] = []
+    compared = 0
     taken: list[int] = []
     for generation in reversed(links):
         resumed, limit = records[generation].resumed_from, links[generation]
