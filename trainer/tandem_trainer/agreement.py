@@ -81,7 +81,8 @@ def agree(group: Group, terms: Terms) -> None:
 
 
 def _flat(terms: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in terms.items() if name != "settings"} | terms["settings"]
+    settings: dict[str, Any] = terms["settings"]
+    return {name: value for name, value in terms.items() if name != "settings"} | settings
 
 
 def _values(values: Sequence[Any]) -> str:
