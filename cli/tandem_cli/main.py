@@ -32,6 +32,7 @@ COMMANDS = {
     "open": "Open the live page of a run or of a job on a cluster.",
     "report": "Write an HTML report about a run.",
     "compare": "Compare runs: their jobs, scores and times.",
+    "verify": "Check in the logs of a run that each sample was taken once in each epoch.",
     "export": "Export the numbers of a run as CSV, or for TensorBoard.",
     "ui": "Open the MLflow of a run.",
     "track": "Send to MLflow what it has not got of a run.",

@@ -17,7 +17,7 @@ as the first member is back (the rest may still be writing).
 
 from dataclasses import replace
 
-from tandem_coordinator.failures import cut_off, first_of, progress, silent_members, strike
+from tandem_coordinator.failures import cut_off, first_of, is_of_all, progress, silent_members, strike, worded
 from tandem_coordinator.group_state import (
     Action,
     Cause,
@@ -154,6 +154,8 @@ def explain(state: State, now: float) -> Next:
     if state.cause.reason == "StoreUnreachable":
         culprit, detail = cut_off(state, now)
         state = replace(state, cause=Cause("StoreUnreachable", detail, culprit))
+    elif is_of_all(state) and (first := first_of(state)) is not None:
+        state = replace(state, cause=Cause("WorkerFailed", worded(first[0], first[1].failure)))
     return count_failure(replace(state, cause=replace(state.cause, explained=True)), now)
 
 

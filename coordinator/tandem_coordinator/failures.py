@@ -25,7 +25,8 @@ Rejected: leaving out at the first failure (a process may fail for a reason that
 
 **Which failure is the first.** When one rank fails, the others fail as a consequence, and any of them may be heard
 first. So agents say when their rank failed, and by what; when all have stopped their ranks and wait, the earliest
-failure that is nobody else's consequence is what the group failed by.
+failure that is nobody else's consequence is what the group failed by. If all members failed by the same broken
+collective, in the same words, it is nobody's consequence, and the earliest is the cause.
 
 **The same again.** A group that has made no step and saved nothing starts from where the one before did. If it fails
 by the same error in the same place, so will the next one: the job fails after the second time, with that error. A
@@ -226,6 +227,20 @@ def first_of(state: State) -> tuple[str, Complaint] | None:
     return min(state.complaints.items(), key=lambda one: (one[1].failure.consequence, one[1].at), default=None)
 
 
+def is_of_all(state: State) -> bool:
+    """Whether every member failed by the same broken collective, in the same words and in the same place. Then none is
+    gone, and it is nobody's consequence: a device or a network is set up so that no start can work."""
+    members = () if state.latest is None else {member.replica for member in state.latest.members}
+    failures = [one.failure for one in state.complaints.values()]
+    alike = {(one.error, one.where) for one in failures}
+    return (
+        len(members) > 1
+        and state.complaints.keys() == members
+        and all(one.consequence and one.error and one.where for one in failures)
+        and len(alike) == 1
+    )
+
+
 def worded(replica: str, failure: Failure | None) -> str:
     """How a rank failed, in a sentence."""
     if failure is None:
@@ -312,7 +327,8 @@ def _give_up(state: State) -> Next:
 def _signature(state: State, replica: str, complaint: Complaint) -> Signature | None:
     """None of what may pass by itself."""
     failure, lived = complaint.failure, _lived(state)
-    if failure.consequence or failure.passing or (failure.code < 0 and failure.code not in FAULTS):
+    may_pass = (failure.consequence or failure.passing) and not is_of_all(state)
+    if may_pass or (failure.code < 0 and failure.code not in FAULTS):
         return None
     if not failure.error and (lived > AT_ONCE_SECONDS or failure.code >= OF_SHELLS):
         return None

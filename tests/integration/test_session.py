@@ -318,6 +318,34 @@ def test_a_mistake_outside_of_the_loop_ends_the_job_at_once(tmp_path: Path) -> N
     assert failed["message"].startswith("Session(checkpoint=…): spec.checkpoint.everySteps must be")
 
 
+TWICE = """
+import torch
+from tandem_trainer.session import Session
+
+for fold in range(2):
+    with Session(f"runs/{fold}") as session:
+        model = session.distribute(torch.nn.Linear(4, 1))
+        session.keep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for batch in session.batches(torch.rand(8, 4), 4):
+            batch.mean(model(batch.data).squeeze(1) ** 2).backward()
+    print("fold", fold, "done")
+"""
+
+
+def test_a_second_session_of_a_script_is_for_another_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rundir = rundir_of(tmp_path / "run")
+    (tmp_path / "twice.py").write_text(TWICE)
+    with Ranks(rundir, 2, str(tmp_path / "twice.py")) as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.CONFIGURATION] * 2, output
+    assert "fold 0 done" in output
+    failed = rundir.failed()
+    assert failed is not None
+    assert failed["message"].startswith("the script begins a second session, and a job has one")
+    subprocess.run([sys.executable, "twice.py"], cwd=tmp_path, check=True, timeout=120)
+    assert capfd.readouterr().out == "fold 0 done\nfold 1 done\n", "outside of a job each has a folder"
+
+
 ALONE = """
 import torch
 from tandem_trainer.session import Session

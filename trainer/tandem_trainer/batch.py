@@ -79,7 +79,7 @@ class Batch:
             samples: the largest size of a micro-batch; the same number on every rank.
 
         Raises:
-            ValueError: it is less than 1.
+            ValueError: it is less than 1, or nothing in the data has one item for each sample.
         """
         if samples < 1:
             raise ValueError(f"parts({samples}): a part has at least one sample")
@@ -88,7 +88,8 @@ class Batch:
         for number, (start, end) in enumerate(cuts):
             weight = float(start < end)
             start, end = (start, end) if start < end else (0, 1)
-            data, mine = cut(self.data, count, start, end), self._mine[start:end]
+            data = cut(self.data, count, start, end, self._fed.of_fields)
+            mine = self._mine[start:end]
             self._models.draw(self.step, mine, number)
             with self._models.synchronised(last=number == len(cuts) - 1):
                 yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)

@@ -30,6 +30,8 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
 from tandem.tasks import RewindOn
+from tandem_trainer.agreement import TakenSamples, refuse_samples
+from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
@@ -187,6 +189,7 @@ class ElasticRun:
         mesh: Mapping[str, int] | None = None,
         is_shared: bool = False,
         datasets: Sequence[DatasetCommit] = (),
+        mistake: Callable[[], str] = lambda: "",
     ) -> Manifest | None:
         """Find out where to start, put the state there, and write it down. Collective.
 
@@ -197,6 +200,7 @@ class ElasticRun:
             mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
             is_shared: all ranks write into one copy of the weights. Rank 0 saves for all of them.
             datasets: those of a hub that this rank has read.
+            mistake: what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known.
 
         Raises:
             ConfigurationError: the checkpoint stands in other data.
@@ -259,6 +263,10 @@ class ElasticRun:
             self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
         self._saver.last = manifest.reference if manifest else None
         self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
+        self._taken = TakenSamples()
+        # What hogwild's ranks write into one copy of is nobody's replica, and a stage has no weights of another.
+        replicated = not is_shared and not kept.is_staged
+        self._replicas = Replicas(group, kept.learned if replicated else dict, mistake)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step
@@ -275,6 +283,8 @@ class ElasticRun:
         Raises:
             WentBack: the loss has become useless.
             Superseded: a newer generation has taken over.
+            ConfigurationError: ranks have taken different samples, or do not average gradients.
+            ReplicasDiffer: ranks hold different weights.
         """
         while not self._stopping and self._is_more(more):
             self.meter.begin_step()
@@ -288,14 +298,16 @@ class ElasticRun:
             self._saver.prepare(self._contents())
         self._after_step(busy_seconds, is_last=not self._is_more(more))
 
-    def took(self, ids: Tensor, rate: float | None, loss: Tensor) -> None:
+    def took(self, ids: Tensor, rate: float | None, loss: Tensor, content: int = 0) -> None:
         """The step that `steps` asked for is taken; to be said once for each.
 
         Args:
             ids: [global batch], its sample ids.
             rate: learning rate; None where there is none.
             loss: this rank's part of the global mean; scalar.
+            content: a digest of what the ids stand for, where they do not say it themselves.
         """
+        self._taken.add(self.step + 1, ids, content)
         self.meter.end_step(self.step + 1, ids, rate, loss)
 
     def log_values(self, step: int, values: dict[str, float]) -> None:
@@ -390,10 +402,17 @@ class ElasticRun:
         overdue = interval is not None and time.monotonic() - self._last_save >= interval
         # First the losses: a GPU is waited for, and only then is it known how long the steps took.
         losses = meter.pending_losses()
-        verdict = group.vote(losses, bool(self._stop), overdue, saver.busy, meter.mean_step_seconds())
+        taken = self._taken.digest
+        verdict = group.vote(losses, bool(self._stop), overdue, saver.busy, taken, meter.mean_step_seconds())
+        if not verdict.same_samples:
+            # Before the steps are logged: what the log says of samples all ranks have agreed on.
+            refuse_samples(group, self._taken, step - len(losses) + 1, step)
+        self._taken.clear()
         self._next_vote = step + verdict.steps_to_next
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())
+        if step == self._first + 1:
+            self._replicas.compare(step)
         bad = self._loss_spikes.first_bad(step - len(verdict.losses) + 1, verdict.losses)
         if bad is not None:
             self._go_back(bad, verdict.losses)
@@ -409,6 +428,8 @@ class ElasticRun:
 
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
+        if self.step != self._first + 1:
+            self._replicas.compare(self.step)
         self._context.group.copy_from_first(self._train_state.local())
         position = self._data.position(self.data_step)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())

@@ -56,6 +56,8 @@ class Vote:
     """Rank 0 wants a checkpoint."""
     busy: bool
     """Somebody is still writing the last one."""
+    same_samples: bool
+    """All have taken the same samples since the last vote."""
     step_seconds: float
     """Mean time of a step over the ranks."""
     steps_to_next: int
@@ -118,7 +120,7 @@ class Group:
             _set_timeout(self.timeout, made.get_group(name))
         return made
 
-    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, step_seconds: float) -> Vote:
+    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, taken: int, step_seconds: float) -> Vote:
         """Agree with all other ranks. Collective.
 
         Args:
@@ -126,18 +128,26 @@ class Group:
             stop: this rank wants to save and leave.
             save: a checkpoint is due (rank 0's word counts).
             busy: this rank is still writing its part of the last one.
+            taken: a digest of the samples since the last vote, of 64 bits.
             step_seconds: mean time of a step here since the last vote.
         """
-        mine = [float(stop), float(save and self.rank == 0), float(busy), step_seconds]
-        wants = torch.tensor(mine, dtype=torch.float32)
-        ballot = torch.cat([wants, losses])
+        digits = [taken >> shift & 0xFFFF for shift in range(0, 64, 16)]
+        wants = [stop, save and self.rank == 0, busy, step_seconds, *digits, *(digit * digit for digit in digits)]
+        # In double precision sums of whole numbers are exact. Of one size, also where ranks have taken different steps.
+        ballot = torch.zeros(len(wants) + MOST_STEPS_BETWEEN_VOTES, dtype=torch.float64)
+        ballot[: len(wants)] = torch.tensor(wants, dtype=torch.float64)
+        ballot[len(wants) : len(wants) + len(losses)] = losses
         if self._control is not None:
             self._control.allreduce([ballot]).wait()
-        stops, saves, busies, seconds, *agreed = ballot.tolist()
+        stops, saves, busies, seconds, *sums = ballot[: len(wants)].tolist()
+        agreed = ballot[len(wants) : len(wants) + len(losses)].float().tolist()
+        # Numbers are equal if and only if the square of their sum is their count times the sum of their squares.
+        pairs = zip(sums[: len(digits)], sums[len(digits) :], strict=True)
+        same = all(int(total) ** 2 == self.world_size * int(squares) for total, squares in pairs)
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
         steps_to_next = max(1, min(due, MOST_STEPS_BETWEEN_VOTES))
-        return Vote(agreed, stops > 0, saves > 0, busies > 0, mean_seconds, steps_to_next)
+        return Vote(agreed, stops > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's small JSON value, in rank order, on every rank. Collective."""

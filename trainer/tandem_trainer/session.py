@@ -30,26 +30,25 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
-from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
+from tandem.job import Checkpoint
 from tandem.launch import RUN_DIR
-from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir
 from tandem.tasks import RewindOn
 from tandem_trainer import step_log
+from tandem_trainer.agreement import Terms, agree, dtypes_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
@@ -62,8 +61,9 @@ from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
 from tandem_trainer.open_files import close_files
-from tandem_trainer.process_group import Group, PeerFault
+from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
+from tandem_trainer.session_settings import agreed_settings, given_settings
 from tandem_trainer.strategies.session_models import Models, SessionStrategy
 from tandem_trainer.strategies.strategy import Plan
 
@@ -71,73 +71,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
-
-
-WHERE = "Session(checkpoint=…)"
-IN_A_JOB = ("spec", "checkpoint")
-
-
-def given_settings(given: Checkpoint | Mapping[str, Any] | None) -> Checkpoint:
-    """What a script gives its session.
-
-    Args:
-        given: a dictionary has the names that `spec.checkpoint` of a manifest has.
-
-    Raises:
-        ConfigurationError: it is no such thing.
-    """
-    if given is None or isinstance(given, Checkpoint):
-        return given or Checkpoint()
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f'{WHERE} takes a dictionary such as {{"everySteps": 100}}, not {given!r}')
-    data = dict(given)
-    try:
-        return Checkpoint.parse(data)
-    except ValidationError as error:
-        details = [{**one, "loc": (*IN_A_JOB, *one["loc"])} for one in error.errors(include_url=False)]
-    # Words for mistakes are not needed by a rank that starts again.
-    from tandem.manifest.reading import problems
-    from tandem.manifest.source import Source
-
-    found = problems(details, Source(WHERE, [""]), {IN_A_JOB[0]: {IN_A_JOB[1]: data}}, [])  # type: ignore[arg-type]
-    told = (f"{one.message}{f'; did you mean {one.suggestion}?' if one.suggestion else ''}" for one in found)
-    raise ConfigurationError(f"{WHERE}: {'; '.join(told)}")
-
-
-def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
-    """When to save: as the job says, which is made where there is none. Collective.
-
-    Raises:
-        ConfigurationError: the folder holds something else.
-        OSError: rank 0's disk fails.
-        PeerFault: so it does, for the other ranks.
-    """
-    problem, passes = "", False
-    if group.rank == 0:
-        try:
-            rundir.create()
-            if not rundir.job_file.exists():
-                rundir.write_job(_job(rundir.path, given))
-            given = rundir.read_job().spec.checkpoint
-        except (OSError, ValueError) as error:
-            problem, passes = f"the run directory {rundir.path} cannot be used: {error}", may_pass(error)
-    told = group.tell({"problem": problem, "passes": passes, "checkpoint": given.dump()})
-    if told["problem"]:
-        fault = ConfigurationError if not told["passes"] else OSError if group.rank == 0 else PeerFault
-        raise fault(str(told["problem"]))
-    return Checkpoint.parse(told["checkpoint"])
-
-
-def _job(folder: Path, checkpoint: Checkpoint) -> DistributedTrainingJob:
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:63].strip("-") or "session"
-    return DistributedTrainingJob.parse(
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name},
-            "spec": {"trainer": {"command": ["python", *sys.argv][:64]}, "checkpoint": checkpoint.dump()},
-        }
-    )
 
 
 FINALLY_SECONDS = 10.0
@@ -162,8 +95,8 @@ class Session:
             same samples. Must divide the number of ranks per worker. Ignored with one rank.
 
     Raises:
-        ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, or the ranks of a
-            worker cannot be divided.
+        ConfigurationError: there is neither a folder nor a job, `checkpoint` has no such settings, the ranks of a
+            worker cannot be divided, or the job has had a session in this script.
     """
 
     def __init__(
@@ -185,9 +118,12 @@ class Session:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
         # A script may change its working directory.
         self._rundir = RunDir(Path(path).absolute())
+        self._refuse_second()
         self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
+        self._terms = Terms(seed=seed, settings={"tensor_parallel": tensor_parallel, "rewind_on": rewind_on})
+        agree(self._group, self._terms)
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Busy(self._group.device)
@@ -285,6 +221,17 @@ class Session:
         assert self._train_state is not None
         return {name: size for name, size in self._train_state.mesh_sizes().items() if size > 1} or None
 
+    def _refuse_second(self) -> None:
+        """
+        Raises:
+            ConfigurationError: an earlier session has the run directory of the job, with its checkpoints and its order.
+        """
+        if os.environ.get(RUN_DIR) and self._rundir.path in _trained:
+            raise ConfigurationError(
+                "the script begins a second session, and a job has one, with its checkpoints and its order of samples. "
+                "Make each a job of its own, for instance with the fold or the stage as an argument of the script"
+            )
+
     def _per_worker(self) -> int:
         """Ranks of each worker; 0: there is one. Collective."""
         if not os.environ.get(RUN_DIR):
@@ -339,6 +286,10 @@ class Session:
             TypeError: torch has no such option, or it is the session's to choose.
             ValueError: a session has no such strategy.
         """
+        if strategy == "fsdp" or any(one.requires_grad for one in model.parameters()):
+            # Where ranks begin different collectives they hang.
+            self._terms = replace(self._terms, strategy=(*self._terms.strategy, strategy))
+            agree(self._group, replace(self._terms, dtypes=dtypes_of(model.parameters())))
         return self._models.distribute(model, sample_dropout, strategy, tensor_plan, comm_hook, comm_state, options)
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
@@ -423,8 +374,18 @@ class Session:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._elastic is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
+        self._refuse_second()
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
+        terms = replace(
+            self._terms,
+            samples=len(dataset) if has_indices(dataset) else None,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            epochs=epochs,
+            max_steps=max_steps,
+            dtypes=dtypes_of(self._train_state.learned().values()),
+        )
         pin = group.device.type == "cuda"
         models = self._models
         reading = Reading(models.dp_rank, models.dp_size, self._seed, loader_workers, collate, transform, pin)
@@ -434,25 +395,27 @@ class Session:
         batches: Iterator[Fed]
         if order is not None:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
-            if len({told["digest"] for told in group.gather({"digest": listing.digest})}) > 1:
-                raise ConfigurationError("the order is not the same on all ranks; it must follow from seed and epoch")
-            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes())
+            agree(group, replace(terms, order=listing.name))
+            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
             self._more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
+            agree(group, terms)
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes())
+            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
+            agree(group, terms)
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes())
+            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes(), mistake=self._models.mistake)
             at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
             batches = pages = stream.feed(*at, elastic.leaves_out)
             self._more = pages.more
         self._elastic = elastic
+        _trained.add(self._rundir.path)
         if elastic.meter.gradients is not None and self._optimizer is not None:
             elastic.meter.gradients.follow(self._optimizer)
         return self._loop(elastic, batches)
@@ -516,7 +479,7 @@ class Session:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._fed is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._fed.ids, rate, self._loss)
+        elastic.took(self._fed.ids, rate, self._loss, self._fed.content)
         self._loss = self._fed = None
         self._models.end_step()
 
@@ -642,6 +605,8 @@ class Session:
         self._loss = part if self._loss is None else self._loss + part
 
 
+_trained: set[Path] = set()
+"""Run directories of this process in which a session has begun to train."""
 _open: list[Session] = []
 """Sessions of this process that are not closed yet."""
 _groups: list[Group] = []

@@ -22,12 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import Origin
 from tandem.tasks import Loop, Schedule, TaskLoop
+from tandem_trainer.agreement import Terms, agree
 from tandem_trainer.checkpoint.sharding import here
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.data.feeding import Reading
@@ -192,6 +194,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
     loop = loop.model_copy(update={"micro_batch_size": micro_batch.most})
+    agree(group, terms_of(loop, start, end, mixture_of(dataset)))
     passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
@@ -311,7 +314,8 @@ def supply_of(
         return Resident(tensors, order, strategy.dp_rank, strategy.dp_size, device)
     workers = loop.loader_workers if isinstance(loop, TaskLoop) else 0
     pin = device.type == "cuda"
-    reading = Reading(strategy.dp_rank, strategy.dp_size, loop.seed, workers, task.collate, pin=pin)
+    collate = default_collate if type(task).collate is Task.collate else task.collate
+    reading = Reading(strategy.dp_rank, strategy.dp_size, loop.seed, workers, collate, pin=pin)
     return Read(dataset, order, steps, reading, device)
 
 
@@ -337,6 +341,25 @@ def mixture_of(dataset: Any) -> Mixture | None:
     """In which shares a data set of several sources is to be read."""
     found = getattr(dataset, "mixture", None)
     return found if isinstance(found, Mixture) else None
+
+
+def terms_of(loop: Loop, start: int, end: int, mixture: Mixture | None) -> Terms:
+    """What the ranks of a task must agree on before they train."""
+    settings = loop.dump()
+    for name in ("seed", "strategy", "precision", "globalBatchSize", "dropLast", "epochs", "maxSteps"):
+        settings.pop(name, None)
+    return Terms(
+        seed=loop.seed,
+        strategy=(loop.strategy,),
+        dtypes=(loop.precision,),
+        samples=end - start,
+        global_batch_size=loop.global_batch_size,
+        drop_last=loop.drop_last,
+        epochs=loop.epochs,
+        max_steps=loop.max_steps,
+        mixture=None if mixture is None else (*mixture.samples, *mixture.taken),
+        settings=settings | {"first sample": start},
+    )
 
 
 def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:

@@ -295,3 +295,44 @@ def test_an_agent_that_does_not_say_who_chose_the_number_is_judged_by_the_words(
     _fails(job, "worker-1", rank=1, code=ExitCode.OUT_OF_MEMORY)
     assert _forms_again(job, 2) < 1.0
     assert job.state.failures == 1
+
+
+NCCL = {
+    "error": "DistBackendError: NCCL error: invalid usage: Duplicate GPU detected: ranks 0 and 1",
+    "where": "train.py:9, in <module>",
+    "consequence": True,
+    "passing": True,
+    "code": ExitCode.PEER_LOST,
+    "announced": True,
+}
+
+
+def test_the_same_broken_collective_on_all_ranks_is_the_cause_and_ends_the_job_the_second_time() -> None:
+    job = group()
+    _fails(job, "worker-1", rank=1, ago=0.1, **NCCL)
+    _fails(job, "worker-0", ago=0.3, **NCCL)
+    _forms_again(job, 2)
+    assert job.state.latest is not None
+    assert job.state.latest.reason == "WorkerFailed"
+    job.runs("worker-0", 2)
+    _fails(job, "worker-1", rank=1, ago=0.1, **NCCL)
+    _fails(job, "worker-0", ago=0.3, **NCCL)
+    job.passes(1.0)
+    fail = _end(job)
+    assert fail.cause.reason == "RepeatedFailure"
+    assert fail.cause.detail.startswith("rank 0 (worker-0) failed: DistBackendError: NCCL error: invalid usage: Dupli")
+
+
+@pytest.mark.parametrize(
+    "other", [{"error": "RuntimeError: [gloo] closed by peer 2"}, {"where": "train.py:11, in step"}, {"error": ""}]
+)
+def test_broken_collectives_that_differ_tell_of_a_peer_or_a_network_and_are_tried_again(other: dict[str, str]) -> None:
+    job = group()
+    for number in (2, 3, 4):
+        _fails(job, "worker-1", rank=1, **NCCL)
+        _fails(job, "worker-0", **{**NCCL, **other})
+        _forms_again(job, number)
+        assert job.state.latest is not None
+        assert job.state.latest.reason == "PeerLost"
+        job.runs("worker-0", number)
+    assert not job.failed()

@@ -34,7 +34,7 @@ from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.checkpoint.state import DoesNotFit
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.process_group import Group, PeerFault
-from tandem_trainer.session import agreed_settings
+from tandem_trainer.session_settings import agreed_settings
 from tests.support import manifests
 from tests.support.checkpoints import hash_file
 from tests.support.threads import on_ranks

@@ -4,6 +4,8 @@ from collections import Counter, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +158,64 @@ def test_a_batch_of_any_shape_is_cut_and_moved() -> None:
     assert found["size"] == 3
     assert moved(batch, torch.device("cpu"))["pair"].label.tolist() == [0, 1, 2]
     assert cut([torch.arange(2), torch.arange(2)], 2, 0, 1)[1].tolist() == [0]
+    assert cut(["a", "b", "c"], 3, 0, 2) == ["a", "b"]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_a_field_that_is_a_list_of_samples_is_cut_whatever_their_sizes(channels: int) -> None:
+    """Detection: images and boxes of different sizes, in tuples."""
+    samples = [(torch.full((channels, 2, 2), number), {"boxes": torch.zeros(channels)}) for number in range(4)]
+    images, targets = cut(tuple(zip(*samples, strict=True)), 4, 1, 3)
+    assert [int(image[0, 0, 0]) for image in images] == [1, 2]
+    assert images[0].shape == (channels, 2, 2)
+    assert [len(target["boxes"]) for target in targets] == [channels] * 2
+    named = cut({"images": [image for image, _ in samples], "rows": np.arange(8).reshape(4, 2)}, 4, 1, 3)
+    assert [int(image[0, 0, 0]) for image in named["images"]] == [1, 2]
+    assert named["rows"].tolist() == [[2, 3], [4, 5]]
+
+
+def test_lists_that_torch_makes_of_fields_are_no_samples() -> None:
+    """A pair in a sample, and as many samples as are in a pair."""
+    reading = Reading(0, 1, seed=5)
+    pairs = [((torch.tensor(number), torch.tensor(10 + number)), "ab"[number]) for number in range(2)]
+    (fed,) = feed(pairs, Order(2, 2, seed=5), range(1), reading)
+    assert fed.of_fields
+    (first, second), names = cut(fed.data, 2, 1, 2, fed.of_fields)
+    assert (first.tolist(), second.tolist(), list(names)) == ([fed.mine[1]], [10 + fed.mine[1]], ["ab"[fed.mine[1]]])
+
+
+@pytest.mark.parametrize("data", [[{"image": torch.zeros(3, 2)}] * 4, {"tokens": torch.zeros(9)}, 7])
+def test_what_cannot_be_cut_is_refused_and_left_whole_in_one_part(data: Any) -> None:
+    with pytest.raises(
+        ValueError, match=rf"cannot cut the {type(data).__name__} .* each of the 4 samples. Let collate"
+    ):
+        cut(data, 4, 0, 2)
+    assert cut(data, 4, 0, 4) is data
+
+
+class Talks:
+    """A stream of texts with pictures that are drawn at random."""
+
+    def __init__(self, texts: list[str], label: Any = 1) -> None:
+        self.texts, self.label = texts, label
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for text in self.texts:
+            yield {"text": text, "picture": torch.rand(2), "label": (self.label, np.arange(3))}
+
+
+def contents(dataset: Talks, rank: int = 0) -> list[int]:
+    stream = Stream(dataset, 2, 1, None, read(2, rank))
+    return [fed.content for fed in stream.feed(None, 0, never)]
+
+
+def test_ranks_see_by_a_digest_whether_a_stream_gives_them_the_same_samples() -> None:
+    texts = ["a", "b", "c", "d"]
+    assert contents(Talks(texts)) == contents(Talks(texts), rank=1)
+    other_files, other_labels = contents(Talks(["a", "b", "d", "c"])), contents(Talks(texts, label=torch.tensor(2)))
+    assert other_files[0] == contents(Talks(texts))[0]
+    assert other_files[1] != contents(Talks(texts))[1]
+    assert other_labels[0] != contents(Talks(texts, label=torch.tensor(1)))[0]
 
 
 def test_a_stream_is_begun_once_for_each_epoch() -> None:

@@ -31,7 +31,7 @@ from tandem_trainer.checkpoint.file_names import (
     REQUIRES_GRAD,
 )
 from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded
+from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded, place_of
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
     CPU,
@@ -258,6 +258,16 @@ class TrainState:
             found |= {f"average of {name}": tensor for name, tensor in self._weights(self._average).items()}
         # Placeholders have no values.
         return found if self._stages is None else {name: one for name, one in found.items() if not here(one).is_meta}
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether each rank has a stage of the model."""
+        return self._stages is not None
+
+    def learned(self) -> dict[str, Tensor]:
+        """The weights that learn and are whole on every rank: the same everywhere, while gradients are averaged."""
+        named = self._model.named_parameters()
+        return {name: one for name, one in named if one.requires_grad and not (is_lazy(one) or place_of(one))}
 
     def mesh_sizes(self) -> dict[str, int]:
         """Ranks in each named dimension of the meshes over which weights are split."""

@@ -6,7 +6,9 @@ workers get the steps' own lists of ids, in order, and a start in the middle of 
 next. Whatever is drawn at random while a sample is read (an augmentation) follows from seed, epoch and sample.
 
 A *stream*, a data set without indices, is read by every rank from where the checkpoint stands; each takes its share of
-each global batch and passes over the rest, so a stream must give the same samples to every rank. One that has a method
+each global batch and passes over the rest, so a stream must give the same samples to every rank. A digest of the first
+sample of each batch shows whether it does: of its texts and whole numbers, such as labels and tokens, for a stream may
+augment pictures at random. One that has a method
 `start_at(epoch, cursor)` is asked to begin there; any other is read from the beginning of the epoch up to there.
 
 Rejected: DistributedSampler and a stream's own division by rank (both depend on the number of ranks, and a resumed
@@ -20,7 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -32,7 +36,9 @@ from tandem_trainer.pulse import die_with_parent
 
 Collate = Callable[[list[Any]], Any]
 CPU = torch.device("cpu")
-CONTAINERS = (Tensor, Mapping, list, tuple)
+CONTAINERS = (Tensor, np.ndarray, Mapping, list, tuple)
+WHOLE = {torch.int64, torch.int32, torch.int16}
+"""Types of labels and tokens. Bytes are pixels."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ class Fed:
     """What the collate function made of them."""
     weight: float
     """1; 0 where a rank has no share of so small a batch, and its one sample stands in for it."""
+    content: int = 0
+    """A digest of what the ids stand for, where they do not say it themselves; the same on every rank."""
+    of_fields: bool = False
+    """Lists in the data hold fields and not samples: torch's own `default_collate` made them."""
 
 
 class Indexed(Protocol):
@@ -84,9 +94,10 @@ class Reading:
         mine = share(ids, self.rank, self.world_size)
         return mine if len(mine) else ids[:1]
 
-    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any) -> Fed:
+    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int) -> Fed:
         """A batch that has been read."""
-        return Fed(position, ids, self.own(keys), data, 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0)
+        weight = 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0
+        return Fed(position, ids, self.own(keys), data, weight, content, self.collate is default_collate)
 
     def sample(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
         """Read a sample with random numbers that follow from its key."""
@@ -116,6 +127,8 @@ class Planned:
     """[global batch], int64, its sample ids."""
     keys: Tensor
     """[global batch], int64, what is drawn at random for each follows from this: the ids, where none repeats."""
+    content: int = 0
+    """A digest of the epoch, where a function of the script's own gives it."""
 
 
 def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iterator[Fed]:
@@ -132,7 +145,7 @@ def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iter
     rows = _Rows(dataset, reading)
     for data in reading.loader(rows, batch_sampler=lists(), collate_fn=reading.collate):
         plan = asked.popleft()
-        yield reading.fed(plan.position, plan.ids, plan.keys, data)
+        yield reading.fed(plan.position, plan.ids, plan.keys, data, plan.content)
 
 
 class Stream:
@@ -278,7 +291,36 @@ class _Pages(IterableDataset[Any]):
             for number in mine.tolist()
         ]
         position = DataPosition(seed=self._reading.seed, epoch=epoch, cursor=cursor)
-        return self._reading.fed(position, ids, ids, self._reading.collate(samples))
+        return self._reading.fed(position, ids, ids, self._reading.collate(samples), content_of(records[0]))
+
+
+def content_of(sample: Any) -> int:
+    """A digest of the texts and whole numbers in a sample of any shape; not of pixels and of floats, which a stream may
+    draw at random."""
+    found = xxhash.xxh3_64()
+    for part in _leaves(sample):
+        found.update(part)
+    return found.intdigest()
+
+
+def _leaves(sample: Any) -> Iterator[bytes]:
+    if isinstance(sample, Mapping):
+        for key, part in sample.items():
+            yield str(key).encode()
+            yield from _leaves(part)
+    elif isinstance(sample, list | tuple):
+        for part in sample:
+            yield from _leaves(part)
+    elif isinstance(sample, Tensor):
+        if sample.dtype in WHOLE:
+            yield sample.numpy(force=True).tobytes()
+    elif isinstance(sample, np.ndarray):
+        if sample.dtype.kind in "iuSU" and sample.dtype != np.uint8:
+            yield sample.tobytes()
+    elif isinstance(sample, str | int | np.integer):
+        yield f"{sample}\0".encode(errors="replace")
+    elif isinstance(sample, bytes):
+        yield sample
 
 
 def _from(dataset: Iterable[Any], epoch: int, cursor: int) -> Iterator[Any]:
@@ -307,14 +349,41 @@ def moved(data: Any, device: torch.device) -> Any:
     return _mapped(data, lambda part: moved(part, device))
 
 
-def cut(data: Any, count: int, start: int, end: int) -> Any:
-    """Some of the `count` samples of a batch of any shape: of tensors along their first dimension, of lists of other
-    things by their length."""
-    if isinstance(data, Tensor):
-        return data[start:end] if data.ndim and len(data) == count else data
-    if isinstance(data, list) and len(data) == count and not any(isinstance(part, CONTAINERS) for part in data):
-        return data[start:end]
-    return _mapped(data, lambda part: cut(part, count, start, end))
+def cut(data: Any, count: int, start: int, end: int, of_fields: bool = False) -> Any:
+    """Some of the `count` samples of a batch. A batch is a field, or a dictionary, tuple or list of fields. A field is
+    a tensor, an array, a list or a tuple. Its first dimension is that of the samples; a field of another length is left
+    whole. Within a field nothing is cut: its items are samples, whatever their sizes are.
+
+    Args:
+        of_fields: lists and tuples hold fields at any depth, as in what `default_collate` makes.
+
+    Raises:
+        ValueError: no field has as many items as there are samples.
+    """
+    found = []
+
+    def walk(part: Any, is_field: bool) -> Any:
+        if isinstance(part, Tensor | np.ndarray):
+            is_cut = bool(part.ndim) and len(part) == count
+        elif isinstance(part, list | tuple) and not hasattr(part, "_fields") and len(part) == count:
+            is_cut = (is_field and not of_fields) or not any(isinstance(one, CONTAINERS) for one in part)
+        else:
+            is_cut = False
+        if is_cut:
+            found.append(part)
+            return part[start:end]
+        return _mapped(part, lambda one: walk(one, is_field=True))
+
+    if (start, end) == (0, count):
+        return data
+    result = walk(data, is_field=False)
+    if not found:
+        raise ValueError(
+            f"batch.parts cannot cut the {type(data).__name__} that collate made: nothing in it has one item for each "
+            f"of the {count} samples. Let collate return a dictionary or a tuple of fields, each a tensor or a list of "
+            "such items"
+        )
+    return result
 
 
 def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:

@@ -24,10 +24,12 @@ its id: a sample that comes twice is augmented in two ways.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -35,7 +37,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Fed, Indexed, Lookahead, Planned, Reading, read
 from tandem_trainer.data.keyed import mixed
-from tandem_trainer.data.order import Order, digest
+from tandem_trainer.data.order import Order
 from tandem_trainer.failure import ConfigurationError
 
 EpochOrder = Callable[[int, int], Any]
@@ -247,6 +249,12 @@ class Epoch:
     batches: list[tuple[int, int]] | None
     """Start and end of each batch, if the function made them."""
 
+    @cached_property
+    def digest(self) -> int:
+        """Tells whether ranks have the same, 64 bits."""
+        ends = [] if self.batches is None else [end for _, end in self.batches]
+        return xxhash.xxh3_64_intdigest(torch.cat([self.ids, torch.tensor(ends, dtype=torch.int64)]).numpy().data)
+
 
 class Listing:
     """The steps that a function of seed and epoch gives."""
@@ -287,11 +295,9 @@ class Listing:
         self._next = self._end = self._position(epochs, 0)
 
     @property
-    def digest(self) -> str:
-        """Tells whether the ranks have the same order."""
-        epoch = self._at(0)
-        ends = [] if epoch.batches is None else [end for _, end in epoch.batches]
-        return digest(torch.cat([epoch.ids, torch.tensor(ends, dtype=torch.int64)]))
+    def name(self) -> str:
+        """The function's, with a digest of the first epoch."""
+        return f"{_name(self._order)} {self._at(0).digest:016x}"
 
     def position(self, step: int) -> DataPosition:
         """Where the data stands before the batch that comes next."""
@@ -328,7 +334,9 @@ class Listing:
                 if self.data_steps is not None and step >= self.data_steps:
                     return
                 if not skipped(step):
-                    yield Planned(self._position(number, begin), epoch.ids[begin:end], torch.arange(begin, end))
+                    position, keys = self._position(number, begin), torch.arange(begin, end)
+                    # With each batch the whole epoch: ranks whose epochs end at different steps would hang there.
+                    yield Planned(position, epoch.ids[begin:end], keys, epoch.digest)
                 step += 1
 
     def _check_start(self, start: DataPosition) -> None:
@@ -380,7 +388,7 @@ class Listing:
         Raises:
             ConfigurationError: it cannot be used.
         """
-        name = getattr(self._order, "__name__", type(self._order).__name__)
+        name = _name(self._order)
         given = self._order(self._seed, number)
         try:
             epoch = _epoch(given)
@@ -398,6 +406,10 @@ class Listing:
                 f"data set has those from 0 to {self._samples - 1}"
             )
         return epoch
+
+
+def _name(order: EpochOrder) -> str:
+    return str(getattr(order, "__name__", type(order).__name__))
 
 
 def _epoch(given: Any) -> Epoch:

@@ -84,8 +84,7 @@ class Read:
 
         def part(start: int, end: int) -> tuple[Any, Tensor]:
             start, end = (start, end) if start < end else (0, 1)
-            batch = data if (start, end) == (0, count) else cut(data, count, start, end)
-            return batch, fed.mine[start:end].to(self._device)
+            return cut(data, count, start, end, fed.of_fields), fed.mine[start:end].to(self._device)
 
         return Share(fed.ids, count if fed.weight else 0, part)
 

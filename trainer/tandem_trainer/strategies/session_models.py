@@ -65,6 +65,8 @@ class Models:
         """Data-parallel rank and world size: ranks with one number work on the same samples."""
         self._draws: list[Draws] = []
         self._averaging: list[DistributedDataParallel] = []
+        self._called: set[int] = set()
+        """Places in the list before of those whose forward pass has run."""
         self._recording: list[DistributedDataParallel] = []
         self._made: DeviceMesh | None = None
         self._whole: list[tuple[str, nn.Parameter]] = []
@@ -142,7 +144,15 @@ class Models:
         averaging = DistributedDataParallel(model, device_ids=devices, **(defaults | dict(options)))
         if comm_hook is not None:
             averaging.register_comm_hook(comm_state, comm_hook)
+        place = len(self._averaging)
         self._averaging.append(averaging)
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def called(module: nn.Module, given: Any) -> None:
+            self._called.add(place)
+            first_call.remove()
+
+        first_call = averaging.register_forward_pre_hook(called)
         if options.get("static_graph"):
             self._recording.append(averaging)
         return averaging
@@ -211,6 +221,16 @@ class Models:
             whole = tensor.data.to(self._group.device).contiguous()
             dist.broadcast(whole, 0)
             tensor.data.copy_(whole)
+
+    def mistake(self) -> str:
+        """How the script keeps gradients from being averaged, as a sentence; empty if it is not known to."""
+        names = [type(one.module).__name__ for place, one in enumerate(self._averaging) if place not in self._called]
+        if not names:
+            return ""
+        return (
+            f"the script has never called what session.distribute returned for its {names[0]}, so nothing averages the "
+            "gradients. Write model = session.distribute(network) and call model(…), not network(…)"
+        )
 
     def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
         """As `Session.clip_grad_norm_`."""

@@ -1,0 +1,86 @@
+"""`python -m benchmarks.agreement_cost`: what it costs two ranks to agree on samples and weights while they train.
+
+Votes with the digest of samples and votes as they would be without take turns, A B A B, in the same processes. Time is
+that of the processor, of all threads of a rank, so what other processes do counts for little.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from tandem_trainer.agreement import TakenSamples
+from tandem_trainer.checkpoint.replicas import Replicas
+from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.process_group import VOTE_SECONDS, Group
+
+RANKS, ROUNDS, REPEATS = 2, 21, 200
+STEP_SECONDS = 0.01
+BATCH = 64
+SAVE_SECONDS = 60.0
+"""The default of `checkpoint.everySeconds`."""
+LAYERS, WIDTH = 100, 1000
+"""Of a model with 100 million parameters, 0.4 GB."""
+
+
+def processor_seconds(do: Callable[[], object]) -> float:
+    """Seconds of this process's threads for one call."""
+    began = time.process_time()
+    for _ in range(REPEATS):
+        do()
+    return (time.process_time() - began) / REPEATS
+
+
+def bare(losses: Tensor) -> None:
+    """A vote on everything but samples."""
+    ballot = torch.cat([torch.tensor([0.0, 0.0, 0.0, 0.01]), losses])
+    dist.all_reduce(ballot)
+    ballot.tolist()
+
+
+def measure(rank: int, port: int) -> None:
+    """Take turns on one rank; rank 0 prints."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    group = Group(rank, RANKS, rank, torch.device("cpu"))
+    ids, taken = torch.arange(BATCH), TakenSamples()
+    losses = torch.ones(round(VOTE_SECONDS / STEP_SECONDS))
+    without, with_digest = [], []
+    for _ in range(ROUNDS):
+        without.append(processor_seconds(lambda: bare(losses)))
+        with_digest.append(
+            processor_seconds(lambda: group.vote(losses, False, False, False, taken.digest, STEP_SECONDS))
+        )
+    step = statistics.median(processor_seconds(lambda: taken.add(7, ids, 0)) for _ in range(ROUNDS))
+    model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+    for one in model.parameters():
+        one.data.fill_(0.5)
+    replicas = Replicas(group, TrainState(model, None).learned, str)
+    save = statistics.median(processor_seconds(lambda: replicas.compare(1)) for _ in range(3))
+    vote = statistics.median(b - a for a, b in zip(without, with_digest, strict=True))
+    a_step = step + vote * STEP_SECONDS / VOTE_SECONDS + save * STEP_SECONDS / SAVE_SECONDS
+    if rank == 0:
+        print(f"digest of a step's {BATCH} ids            {step * 1e6:8.1f} µs")
+        print(f"vote without the digest                 {statistics.median(without) * 1e6:8.1f} µs")
+        print(f"more with it                            {vote * 1e6:8.1f} µs")
+        print(f"weights before a save, {LAYERS * WIDTH * WIDTH:,} {save * 1e6:8.1f} µs")
+        print(f"of a step of {STEP_SECONDS * 1e3:.0f} ms                      {100 * a_step / STEP_SECONDS:8.3f} %")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Measure."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    port = store.port
+    del store
+    mp.spawn(measure, (port,), RANKS)  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Whether a run has taken each sample once in each epoch, read from its logs.
+
+    python -m tandem_trainer.sample_audit RUN_DIR
+
+`tandem verify` runs it, in a process of its own, because the order of the samples is torch's. The last line of the
+output is the answer as JSON.
+
+The steps that count are those along the lineage: of each generation the steps from the checkpoint that it resumed from
+up to the one that its successor resumed from. Each must be logged once, with the digest of the samples that its seed
+gives it. A digest is logged when all ranks have agreed on it, so it speaks for all of them.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tandem.rundir.checkpoint import DataPosition
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import data_step, windows
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import TRAINING, Step
+from tandem_trainer.data.order import Batches, Order, digest
+
+NAMED = 5
+"""Steps that a problem names at the most."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the logs say."""
+
+    steps: int
+    """That count."""
+    samples: int | None
+    """In the data set; None: not known."""
+    epochs: int
+    """That the steps have completed; 0 where the order is not known."""
+    left_out: int
+    """Batches that rewinds have left out."""
+    problems: list[str]
+    """What is wrong, in sentences."""
+    unknown: str
+    """Why the samples of the steps cannot be told from the logs; empty: they can, and were compared."""
+
+
+def audit(rundir: RunDir) -> Audit:
+    """Compare the logs of a run with the order that its seed gives.
+
+    Raises:
+        OSError: the run directory cannot be read.
+        ValueError: a record of its generations is damaged.
+    """
+    records = {record.generation: record for record in rundir.generation_records()}
+    rewinds, links = rundir.rewind_records(), rundir.chain()
+    position = next((one.data for one in rundir.committed() if one.data is not None), None)
+    order = _order(position)
+    batches = None if order is None else Batches(order)
+    logged: dict[int, int] = {}
+    other: list[int] = []
+    compared = 0
+    taken: list[int] = []
+    for generation in reversed(links):
+        resumed, limit = records[generation].resumed_from, links[generation]
+        skipped = windows(one for one in rewinds if one.generation < generation)
+        for step in _steps(rundir, generation):
+            if step.step <= (resumed.step if resumed else 0) or (limit is not None and step.step > limit):
+                continue
+            logged[step.step] = logged.get(step.step, 0) + 1
+            if batches is not None and step.ids is not None:
+                compared += 1
+                data = data_step(step.step - 1, skipped)
+                taken.append(data)
+                if step.ids != digest(batches.ids(data)):
+                    other.append(step.step)
+    last = int((rundir.done() or {}).get("totalSteps") or max(logged, default=0))
+    problems = [
+        f"{words}: {_named(steps)}"
+        for words, steps in (
+            ("steps that are not logged", [step for step in range(1, last + 1) if step not in logged]),
+            ("steps that are logged more than once", [step for step, times in logged.items() if times > 1]),
+        )
+        if steps
+    ]
+    unknown = "" if order is not None else _why_unknown(position)
+    if other and len(other) == compared:
+        unknown, other = "its order is a function of the script's own, or it trains on a slice", []
+    if other:
+        problems.append(f"steps that took other samples than the seed gives them: {_named(other)}")
+    known = order is not None and not unknown
+    left_out = sum(end - start for start, end in windows(rewinds))
+    epochs = (max(taken) + 1) // order.steps_per_epoch if order is not None and known and taken else 0
+    return Audit(len(logged), None if position is None else position.samples, epochs, left_out, problems, unknown)
+
+
+def _order(position: DataPosition | None) -> Order | None:
+    if position is None or position.samples is None or position.batch is None or position.taken is not None:
+        return None
+    return Order(position.samples, position.batch, position.seed, drop_last=bool(position.drop_last))
+
+
+def _why_unknown(position: DataPosition | None) -> str:
+    if position is None:
+        return "no checkpoint says in which order it reads its data"
+    if position.taken is not None:
+        return "it reads a mixture of sources"
+    return "it reads a stream" if position.samples is None else "its order is a function of the script's own"
+
+
+def _steps(rundir: RunDir, generation: int) -> Iterator[Step]:
+    reader = LogReader(rundir.training_log(generation), TRAINING)
+    return (record for record in reader if isinstance(record, Step))
+
+
+def _named(steps: list[int]) -> str:
+    more = f" and {len(steps) - NAMED:,} more" if len(steps) > NAMED else ""
+    return ", ".join(f"{step:,}" for step in sorted(steps)[:NAMED]) + more
+
+
+def main() -> None:
+    """Print the answer."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir", type=Path)
+    print(json.dumps(asdict(audit(RunDir(parser.parse_args().run_dir)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
