@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tandem_trainer.agreement import SHOWN, TakenSamples, Terms, agree, ranks_of, refuse_samples, unusual
@@ -52,37 +51,45 @@ def test_of_many_ranks_some_are_named() -> None:
     assert unusual(["a", "a"]) == []
 
 
-def votes(monkeypatch: pytest.MonkeyPatch, numbers: list[int], losses: list[int]) -> list[Vote]:
+class Control:
+    """The collective of a vote, between ranks that are threads."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def allreduce(self, ballots: list[torch.Tensor]) -> "Control":
+        (ballot,) = ballots
+        ballot.copy_(torch.stack(self._group.exchange(ballot.clone())).sum(0))
+        return self
+
+    def wait(self) -> None:
+        """It is done."""
+
+
+def votes(numbers: list[int], losses: list[int]) -> list[Vote]:
     """What ranks hear that have taken samples with these digests."""
 
     def vote(group: Any) -> Vote:
-        group._control = group
+        group._control = Control(group)
         part = torch.full((losses[group.rank],), 1.0 + group.rank)
         found: Vote = group.vote(part, group.rank == 1, True, False, numbers[group.rank], 0.25)
         return found
 
-    def added_up(ballot: torch.Tensor, group: Any) -> None:
-        total = torch.stack(group.exchange(ballot.clone())).sum(0)
-        ballot.copy_(total)
-
-    monkeypatch.setattr(dist, "all_reduce", added_up)
     return on_ranks(len(numbers), vote)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2**64 - 1, 2**63, 2**33 + 5])
-def test_a_vote_tells_all_ranks_whether_one_has_taken_other_samples(
-    wrong: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vote_tells_all_ranks_whether_one_has_taken_other_samples(wrong: int) -> None:
     same = 0x8000_0002_0000_FFFF
-    assert [vote.same_samples for vote in votes(monkeypatch, [same, same, wrong], [2, 2, 2])] == [False] * 3
+    assert [vote.same_samples for vote in votes([same, same, wrong], [2, 2, 2])] == [False] * 3
     # A rank that has what the mean of all is must not think that they have the same.
-    assert [vote.same_samples for vote in votes(monkeypatch, [1, 2, 3], [2, 2, 2])] == [False] * 3
-    alike = votes(monkeypatch, [same] * 3, [2, 2, 2])
+    assert [vote.same_samples for vote in votes([1, 2, 3], [2, 2, 2])] == [False] * 3
+    alike = votes([same] * 3, [2, 2, 2])
     assert alike == [Vote([6.0, 6.0], True, True, False, True, 0.25, 2)] * 3
 
 
-def test_ranks_that_have_taken_different_numbers_of_steps_hear_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [vote.same_samples for vote in votes(monkeypatch, [5, 6], [2, 7])] == [False] * 2
+def test_ranks_that_have_taken_different_numbers_of_steps_hear_it_too() -> None:
+    assert [vote.same_samples for vote in votes([5, 6], [2, 7])] == [False] * 2
 
 
 def test_the_ranks_that_took_other_samples_are_named_with_the_steps() -> None:

@@ -476,9 +476,11 @@ def serve(run_dir: Path, descriptor: int) -> None:
             step, generation = request["facts"]["step"], request["generation"]
             with suppress(OSError):  # a hint that cannot be written does not undo the commit
                 rundir.hint_latest(CheckpointRef(name=request["name"], step=step, generation=generation))
-        # A writer outlives its rank; then nobody reads the answer. Not print: its buffer would be written once more.
-        with suppress(BrokenPipeError):
-            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+        try:
+            print(json.dumps(answer), flush=True)
+        except BrokenPipeError:
+            # A writer outlives its rank; nobody reads answers then, and what print has buffered must not be flushed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if request["part"] == 0:
             with suppress(OSError):  # what cannot be deleted now is deleted after the next save
                 clean(rundir, job, request)
