@@ -26,8 +26,8 @@ from tests.support.failing_disk import unreadable
 from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
-SLOW = {"name": "synthetic", "samples": 20_000}
-"""4,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
+SLOW = {"name": "synthetic", "samples": 10_000}
+"""2,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
 
 
 def until_idle(run: Run, name: str) -> None:

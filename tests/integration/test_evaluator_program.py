@@ -128,6 +128,7 @@ def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_no
     words = [
         *("--set", f"evaluators.command=[python, {script}]"),
         *("--set", "evaluators.processesPerReplica=1"),
+        *("--set", "workers.replicas=1"),
         *("--set", "trainer.config.maxSteps=200"),
         *("--set", "checkpoint.everySteps=50"),
         *("--set", "checkpoint.keepLast=10"),

@@ -196,7 +196,7 @@ class TestCtrlC:
     ) -> None:
         first = LocalRun(tmp_path, *ENDLESS)
         runs.append(first)
-        first.reaches(60)
+        first.reaches(25)
         meanwhile = LocalRun(tmp_path, *ENDLESS)
         assert meanwhile.ends() == 2
         assert f"another tandem run (process {first.process.pid}) is at work in" in meanwhile.output
@@ -221,7 +221,7 @@ class TestCtrlC:
         assert [path.name for path in first.run_dir.leases.iterdir() if is_held(path)] == [], "all claims are free"
         (saved, *_) = first.run_dir.committed()
         last_step = max(line["step"] for line in first.logged("step"))
-        assert saved.step == last_step >= 60, "the step that was finished last is the one that is saved"
+        assert saved.step == last_step >= 25, "the step that was finished last is the one that is saved"
         assert f"digits was stopped; saved after step {saved.step}" in first.output
         assert f"tandem run {DIGITS}" in first.output
 
@@ -327,6 +327,7 @@ def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> N
     assert run.leavings() == {}
 
 
+@pytest.mark.full("cli", "coordinator")
 def test_an_own_script_that_fails_ends_the_run_with_its_last_words(tmp_path: Path, runs: list[LocalRun]) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import sys\nprint('the disk of my data is not mounted', file=sys.stderr)\nsys.exit(3)\n")

@@ -12,7 +12,7 @@ SERVER = """
 import os, sys
 from tandem_trainer.agent import FOR_RANKS, SHARED, preload, run_and_end
 from tandem_trainer.warm import forkserver
-assert preload(SHARED)
+assert preload((*SHARED, *sys.argv[1:]))
 request = forkserver.fork_server(lambda: preload(FOR_RANKS))
 if request is not None:
     run_and_end(request.arguments)
@@ -23,10 +23,10 @@ else:
 
 
 @functools.cache
-def _address() -> str:
-    """Start the fork server of this test session; it ends with it."""
+def _address(*imports: str) -> str:
+    """Start the fork server of this test session that has these modules, too; it ends with it."""
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
+        [sys.executable, "-c", SERVER, *imports],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -43,6 +43,10 @@ def warm_command(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", stub.__file__, *arguments]
 
 
-def warm_environment() -> dict[str, str]:
-    """The variable that a warm command needs."""
-    return {stub.ADDRESS: _address()}
+def warm_environment(*imports: str) -> dict[str, str]:
+    """The variable that a warm command needs.
+
+    Args:
+        imports: modules that are imported beforehand, as well as those of every rank.
+    """
+    return {stub.ADDRESS: _address(*imports)}
