@@ -79,6 +79,7 @@ def test_a_script_that_chooses_one_of_our_numbers_has_failed_like_any_other(
         assert wrong not in failed.stdout + failed.stderr
 
 
+@FULL
 def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: Path) -> None:
     config = {"data": {"name": "digits"}, "optimizer": {"learningRate": 1e30}}
     diverged = run_job(tmp_path, trainer={"task": "image-classification", "config": config}, evaluators={"replicas": 0})

@@ -119,6 +119,7 @@ def test_the_shard_of_a_killed_process_is_redone_by_another(tmp_path: Path) -> N
     assert {run.shard(reference, shard, 2)["evaluator"] for shard in range(2)} == {"evaluator-0-1"}
 
 
+@pytest.mark.full("core", "evaluator")
 def test_a_killed_process_that_is_started_again_goes_on_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 1})
     reference = run.checkpoint(10, run.weights(1))

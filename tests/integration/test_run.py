@@ -295,6 +295,7 @@ class TestKillingOneAfterTheOther:
         assert killed.leavings() == {}
 
 
+@pytest.mark.full("cli", "coordinator", "trainer")
 def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes_on(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
@@ -315,6 +316,7 @@ def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes
     assert again.logged("start")[-1]["step"] >= 20
 
 
+@pytest.mark.full("cli", "examples", "trainer", "evaluator")
 def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> None:
     run = LocalRun(tmp_path, "--set", "trainer.args=[--epochs, '5']", manifest=ROOT / "examples" / "own-script.yaml")
     runs.append(run)

@@ -98,6 +98,7 @@ def test_asked_to_leave_it_saves_and_the_code_after_the_loop_waits_for_the_end(t
     assert rundir.done() is not None
 
 
+@ALL
 def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     output = run(rundir, 2, SCRIPT, "--break-at", "4", imports=DIGITS)

@@ -159,7 +159,7 @@ def test_it_learns_what_one_rank_alone_learns(
         pytest.param(pipeline("1f1b", chunks=3), 4, 2, id="1f1b-and-data", marks=FULL),
         pytest.param(pipeline("1f1b", stages=3), 3, 3, id="a-stage-between", marks=FULL),
         pytest.param(pipeline("zeroBubble"), 2, 2, id="zero-bubble", marks=FULL),
-        pytest.param(SPLIT_STAGES, 4, 2, id="1f1b-and-fsdp"),
+        pytest.param(SPLIT_STAGES, 4, 2, id="1f1b-and-fsdp", marks=FULL),
         pytest.param(TENSOR_STAGES | {"fsdp": {}}, 8, 4, id="all-three", marks=FULL),
     ],
 )
@@ -240,7 +240,7 @@ def compressed(how: str) -> dict[str, Any]:
         pytest.param(compressed("powerSGD"), 2, 1, 1e-5, id="ddp-powersgd", marks=FULL),
         pytest.param(FSDP, 3, 1, 1e-5, id="fsdp", marks=FULL),
         pytest.param(HYBRID, 4, 2, 1e-5, id="hybrid", marks=FULL),
-        pytest.param(TENSOR, 4, 4, 1e-5, id="tensor-and-fsdp"),
+        pytest.param(TENSOR, 4, 4, 1e-5, id="tensor-and-fsdp", marks=FULL),
         pytest.param(pipeline("gpipe"), 2, 2, 1e-5, id="gpipe", marks=FULL),
         pytest.param(REPEATED_1F1B, 4, 2, 1e-5, id="1f1b-and-data", marks=FULL),
         pytest.param(INTERLEAVED, 2, 2, 1e-5, id="interleaved"),
@@ -363,7 +363,7 @@ def kill_after_checkpoints(rundir: RunDir, ranks: int, unpaused: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "steps"),
     [
-        pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), (pipeline("1f1b"), 2, 2)], 150, id="a-pipeline"),
+        pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), (SPLIT_STAGES, 4, 2)], 150, id="split-stages"),
         pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), ({}, 2, 1), (HYBRID, 4, 2)], 200, id="hybrid", marks=FULL),
     ],
 )

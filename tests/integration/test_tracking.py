@@ -101,6 +101,7 @@ def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_late
     assert run_of(client).info.status == "FINISHED"
 
 
+@pytest.mark.full("coordinator")
 def test_in_a_pod_that_leaves_a_server_that_is_away_is_tried_again(
     without_its_store: tuple[LocalRun, Path, str], tmp_path: Path
 ) -> None:

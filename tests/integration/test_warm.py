@@ -167,6 +167,7 @@ def test_the_heap_of_a_rank_keeps_what_a_step_frees(start: Any, tmp_path: Path) 
     assert pages < 200, "of 76,800 that glibc would ask for by itself; seen: none to 3"
 
 
+@pytest.mark.full("trainer")
 def test_a_module_runs_too(start: Any, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text("import sys\nprint('module with', sys.argv[1:])\n")
@@ -245,6 +246,7 @@ stuck.write(b"nobody reads this")
 """
 
 
+@pytest.mark.full("trainer")
 def test_what_a_script_wrote_to_files_that_it_did_not_close_is_there(start: Any, tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     agent = start("writes.py")
