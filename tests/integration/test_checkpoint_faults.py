@@ -153,6 +153,7 @@ def test_bytes_that_the_disk_lost_before_the_commit_are_missed(matrix: Matrix, p
     matrix.expect_all_right(at_least=3)
 
 
+@pytest.mark.full("core", "trainer")
 @PARTS
 def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: int) -> None:
     def writers(point: int = 0) -> list[dict[str, Any]]:

@@ -71,6 +71,7 @@ def killed_in_the_middle(run: Run) -> Path:
     return claim
 
 
+@pytest.mark.full("core", "evaluator")
 def test_two_processes_share_every_checkpoint_and_leave_when_all_is_merged(tmp_path: Path) -> None:
     shards = 4
     run = Run(tmp_path / "run", DIGITS, {"replicas": 2, "processesPerReplica": 2, "policy": "Every"}, model="baby-cnn")

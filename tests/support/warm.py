@@ -27,7 +27,8 @@ def _address(*imports: str) -> str:
     """Start the fork server of this test session that has these modules, too; it ends with it."""
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, *imports],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # pyarrow, which pandas and with it scikit-learn import, starts a thread otherwise, and nothing could be forked.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -35,7 +36,9 @@ def _address(*imports: str) -> str:
     )
     atexit.register(server.communicate)
     assert server.stdout is not None
-    return server.stdout.readline().strip()
+    address = server.stdout.readline().strip()
+    assert address, f"nothing can be forked with {imports}"
+    return address
 
 
 def warm_command(*arguments: str) -> list[str]:
