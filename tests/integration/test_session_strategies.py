@@ -65,7 +65,7 @@ def assert_same(rundir: RunDir, alone: RunDir) -> None:
         pytest.param((), 2, 1, {"data": 2}, id="ddp", marks=FULL),
         pytest.param(FSDP, 3, 1, {"shard": 3}, id="fsdp", marks=FULL),
         pytest.param(TENSOR, 2, 2, {"tensor": 2}, id="tensor", marks=FULL),
-        pytest.param(TENSOR, 4, 2, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp"),
+        pytest.param(TENSOR, 4, 2, {"shard": 2, "tensor": 2}, id="tensor-and-fsdp", marks=FULL),
         pytest.param(BY_HAND, 2, 1, {"shard": 2}, id="by-hand", marks=FULL),
     ],
 )
