@@ -47,7 +47,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
 	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
 
-test: check ## All that needs no cluster, with real processes: before each commit (8 min)
+test: check ## All that needs no cluster, with real processes: before each commit (10 min)
 	@$(PYTEST) --tier=test tests/integration
 
 gate: $(STAMP) ## What a change has to pass to land: of every tier the tests that it reaches (ARGS="--since COMMIT" or --all)
