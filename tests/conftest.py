@@ -28,9 +28,10 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 LONGEST_FIRST = (
-    *("test_run", "test_session", "test_trainer", "test_rendezvous", "test_checkpoint_faults", "test_coordinator"),
-    *("test_checkpoints_command", "test_warm", "test_evaluator", "test_preemption", "test_hang", "test_page_open"),
-    *("test_examples", "test_run_screen"),
+    *("test_documents", "test_run", "test_session", "test_coordinator", "test_trainer", "test_strategies"),
+    *("test_cluster_commands", "test_run_screen", "test_session_strategies", "test_skew", "test_rendezvous"),
+    *("test_warm", "test_checkpoint_faults", "test_checkpoints_command", "test_coordinator_requests", "test_tracking"),
+    *("test_report", "test_log", "test_evaluator", "test_printed_text", "test_run_commands"),
     *("test_chart", "test_commands", "test_operator_faults"),
 )
 """Files that take long. Workers take files in this order, so that all of them end at about the same time."""

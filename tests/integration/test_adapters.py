@@ -19,6 +19,8 @@ from tests.support.waiting import until
 
 ALL = pytest.mark.full("core", "trainer")
 TRAINER = str(SCRIPTS / "adapted_trainer.py")
+LIBRARY = ("tandem_trainer.adapters.transformers", "transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
+"""What that script imports, which takes longer than all of its steps."""
 LIGHTNING = str(SCRIPTS / "adapted_lightning.py")
 ACCELERATE = str(SCRIPTS / "adapted_accelerate.py")
 
@@ -53,16 +55,17 @@ def test_killed_and_resumed_on_other_numbers_of_ranks_it_is_the_undisturbed_run(
 ) -> None:
     """Samples, losses, learning rates, and the library's own count of steps and epochs; 2, then 1, then 3 ranks."""
     undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=2, keepLast=100)
-    expected = run(undisturbed, 1, *command)
+    imports = LIBRARY if command[0] == TRAINER else ()
+    expected = run(undisturbed, 1, *command, imports=imports)
     assert len(losses(undisturbed)) == 18
     for size in (2, 1):
         known = len(rundir.checkpoint_names())
-        with Ranks(rundir, size, *command, "--pause", "0.3") as ranks:
+        with Ranks(rundir, size, *command, "--pause", "0.3", imports=imports) as ranks:
             until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
             os.kill(ranks.processes[-1].pid, signal.SIGKILL)
             ranks.finish()
         assert not rundir.ended()
-    output = run(rundir, 3, *command)
+    output = run(rundir, 3, *command, imports=imports)
     starts = [(record["step"], record["worldSize"]) for record in records(rundir, "start")]
     assert [size for _, size in starts] == [2, 1, 3]
     assert 0 < starts[1][0] < starts[2][0] < 18
@@ -98,9 +101,10 @@ def rates(rundir: RunDir) -> list[float]:
     return [found[step] for step in sorted(found)]
 
 
+@ALL
 def test_asked_to_leave_it_saves_and_goes_on_from_there(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, everySeconds=3600)
-    with Ranks(rundir, 2, TRAINER, "--epochs", "60", "--pause", "0.02") as ranks:
+    with Ranks(rundir, 2, TRAINER, "--epochs", "60", "--pause", "0.02", imports=LIBRARY) as ranks:
         until(lambda: len(losses(rundir)) > 5, "steps")
         ranks.processes[1].send_signal(signal.SIGTERM)
         codes, output = ranks.finish()
@@ -109,14 +113,14 @@ def test_asked_to_leave_it_saves_and_goes_on_from_there(tmp_path: Path) -> None:
     (saved,) = rundir.committed()
     assert saved.step == max(losses(rundir))
     goal = saved.step + 6
-    ended = last_line(run(rundir, 1, TRAINER, "--epochs", "60", "--stop-at", str(goal)))
+    ended = last_line(run(rundir, 1, TRAINER, "--epochs", "60", "--stop-at", str(goal), imports=LIBRARY))
     assert f"step={goal} epoch={goal / 6:.3f}" in ended
 
 
 @ALL
 def test_a_callback_that_stops_it_completes_the_run(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
-    assert "step=4 " in last_line(run(rundir, 2, TRAINER, "--stop-at", "4"))
+    assert "step=4 " in last_line(run(rundir, 2, TRAINER, "--stop-at", "4", imports=LIBRARY))
     done = rundir.done()
     assert done is not None
     assert done["totalSteps"] == 4

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,12 @@ else:
 HOWS = ("inside", "outside", "without-with")
 
 
+def quickly(how: str) -> list[Any]:
+    """All of them, of which one is not left to the full tier."""
+    full = pytest.mark.full("trainer", "coordinator")
+    return [pytest.param(one, marks=() if one == how else full) for one in HOWS]
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     path = tmp_path / "script.py"
@@ -68,7 +75,7 @@ def has_begun(rundir: RunDir, times: int = 1) -> Callable[[], bool]:
     return lambda: said.exists() and len(said.read_text().splitlines()) >= times
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", quickly("without-with"))
 def test_a_job_is_complete_when_the_code_after_the_loop_is_through(tmp_path: Path, script: str, how: str) -> None:
     with Elastic(tmp_path, trainer={"command": [script], "args": ["waits", how]}) as group:
         group.start("worker-0", "worker-1")
@@ -82,7 +89,7 @@ def test_a_job_is_complete_when_the_code_after_the_loop_is_through(tmp_path: Pat
         assert done["final"]["step"] == 10
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", quickly("inside"))
 def test_code_after_the_loop_that_fails_is_tried_again_without_a_step(tmp_path: Path, script: str, how: str) -> None:
     with Elastic(tmp_path, trainer={"command": [script], "args": [how]}) as group:
         (group.rundir.path / "fail").touch()

@@ -220,6 +220,7 @@ def test_bytes_that_the_disk_lost_before_the_commit_are_missed(matrix: Matrix, p
     matrix.expect_all_right(at_least=3)
 
 
+@pytest.mark.full("core", "trainer")
 @PARTS
 def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: int) -> None:
     def writers(point: int = 0) -> list[dict[str, Any]]:
@@ -235,8 +236,11 @@ def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: i
 @PARTS
 @pytest.mark.parametrize(
     ("number", "refused"),
-    [(errno.ENOSPC, GROWING), (errno.EROFS, CHANGING - {SYNC}), (errno.EIO, CHANGING)],
-    ids=["ENOSPC", "EROFS", "EIO"],
+    [
+        pytest.param(errno.ENOSPC, GROWING, id="ENOSPC"),
+        pytest.param(errno.EROFS, CHANGING - {SYNC}, id="EROFS", marks=pytest.mark.full("core", "trainer")),
+        pytest.param(errno.EIO, CHANGING, id="EIO"),
+    ],
 )
 def test_a_disk_that_fails_at_any_step_and_recovers_later_costs_this_save_at_most(
     matrix: Matrix, parts: int, number: int, refused: set[str]

@@ -25,6 +25,7 @@ from tests.support.waiting import until
 from tests.support.worlds.small_run import SmallRun, messy
 
 pytestmark = pytest.mark.timeout(300)
+FULL = pytest.mark.full("cli")
 
 NAME = "step-000000600"
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
@@ -189,7 +190,7 @@ class TestPrune:
 
 
 class TestWhatItLooksLike:
-    @pytest.mark.parametrize("width", [60, 80, 160])
+    @pytest.mark.parametrize("width", [60, pytest.param(80, marks=FULL), pytest.param(160, marks=FULL)])
     def test_no_line_is_wider_than_the_terminal(self, run: SmallRun, width: int) -> None:
         for words in (["ls"], ["show", "400"], ["diff", "300", "400"], ["prune", "--all"], ["verify"]):
             code, output = on_a_terminal(width, "n\n", words[0], run.rundir.path, *words[1:])
@@ -278,7 +279,9 @@ class TestMistakes:
         assert "there is no field {first}" in message
         assert "{job}, {name}, {step}, {epoch}, {generation}" in message
 
-    @pytest.mark.parametrize("form", ["safetensors", "state-dict", "folder"])
+    @pytest.mark.parametrize(
+        "form", ["safetensors", pytest.param("state-dict", marks=FULL), pytest.param("folder", marks=FULL)]
+    )
     def test_a_full_disk_leaves_nothing_behind(self, tmp_path: Path, form: str) -> None:
         run = SmallRun(tmp_path / "run")
         run.begin(1)

@@ -23,8 +23,10 @@ from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.processes import TANDEM, environment, tandem
 
+FULL = pytest.mark.full("cli")
 JOBS = "distributedtrainingjobs.tandem.dev"
 DIGITS = "examples/digits.yaml"
+COMMANDS = ["status", *(pytest.param(name, marks=FULL) for name in ("logs", "events"))]
 RUNNING: dict[str, Any] = {"phase": "Running", "workers": {"desired": 2, "ready": 2, "summary": "2/2"}}
 NOT_FOUND = f'Error from server (NotFound): {JOBS} "%s" not found'
 
@@ -190,7 +192,13 @@ def test_a_cluster_without_tandem_is_told_to_get_it(fake: FakeKubectl) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("words", [("submit", DIGITS), ("status",), ("logs", "digits"), ("events", "digits")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", DIGITS),
+        *(pytest.param(one, marks=FULL) for one in (("status",), ("logs", "digits"), ("events", "digits"))),
+    ],
+)
 def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     result = subprocess.run(
@@ -226,7 +234,7 @@ def test_one_job_is_told_whole(fake: FakeKubectl) -> None:
     assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "events"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, command: str) -> None:
     cluster(fake)
     result = called(fake, command, "digitz")
@@ -234,7 +242,7 @@ def test_a_job_that_is_not_there_is_told_with_the_nearest(fake: FakeKubectl, com
     assert result.stderr == "error: there is no job digitz in team; did you mean digits?\n"
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "events"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_is_no_name_of_a_job(fake: FakeKubectl, command: str) -> None:
     result = called(fake, command, "there-are-no/runs/digits")
     assert result.returncode == 2
@@ -323,7 +331,9 @@ def test_ctrl_c_leaves_quietly_and_leaves_no_kubectl(fake: FakeKubectl) -> None:
             os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize("words", [("status", "digits"), ("logs", "digits"), ("events", "digits")])
+@pytest.mark.parametrize(
+    "words", [("logs", "digits"), *(pytest.param((one, "digits"), marks=FULL) for one in ("status", "events"))]
+)
 def test_a_reader_that_leaves_early_is_no_error(fake: FakeKubectl, words: tuple[str, ...]) -> None:
     cluster(fake, fakes.pod("worker", 0))
     fake.answers("logs", says="2026-11-21T12:00:01Z one\n" * 10_000)
@@ -502,7 +512,7 @@ def test_who_may_not_execute_is_told_which_right_is_missing(fake: FakeKubectl) -
         assert "The missing right is `create` on `pods/exec`" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("words", [("debug", "digits", "0"), ("debug", "digits")])
+@pytest.mark.parametrize("words", [("debug", "digits", "0"), pytest.param(("debug", "digits"), marks=FULL)])
 def test_a_job_that_is_over_has_no_stacks(fake: FakeKubectl, words: tuple[str, ...]) -> None:
     cluster(fake, phase="Succeeded")
     told = called(fake, *words)
@@ -523,7 +533,7 @@ def on_a_terminal(fake: FakeKubectl, *words: str) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 
 
-@pytest.mark.parametrize("who", [(), ("worker-1",), ("coordinator",)])
+@pytest.mark.parametrize("who", [(), ("worker-1",), pytest.param(("coordinator",), marks=FULL)])
 def test_a_shell_is_opened_in_the_pod_and_its_exit_code_is_the_commands(
     fake: FakeKubectl, who: tuple[str, ...]
 ) -> None:

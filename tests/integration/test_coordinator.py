@@ -261,6 +261,7 @@ def test_a_group_that_hangs_is_told_to_write_its_stacks_and_starts_again(tmp_pat
         coordinator.kill()
 
 
+@pytest.mark.full("coordinator")
 def test_the_stacks_of_the_last_hang_are_written_before_the_job_ends(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, elasticity={"hangSeconds": 1.0, "maxRestarts": 0}).start()
     agent, other = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")

@@ -26,8 +26,8 @@ from tests.support.evaluator_run import Run, ends
 from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
-SLOW = {"name": "synthetic", "samples": 20_000}
-"""4,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
+SLOW = {"name": "synthetic", "samples": 10_000}
+"""2,000 test images: a pass of the larger network takes seconds, a hundred times what it takes to see that it began."""
 
 
 def until_idle(run: Run, name: str) -> None:
@@ -71,6 +71,7 @@ def killed_in_the_middle(run: Run) -> Path:
     return claim
 
 
+@pytest.mark.full("core", "evaluator")
 def test_two_processes_share_every_checkpoint_and_leave_when_all_is_merged(tmp_path: Path) -> None:
     shards = 4
     run = Run(tmp_path / "run", DIGITS, {"replicas": 2, "processesPerReplica": 2, "policy": "Every"}, model="baby-cnn")
@@ -119,6 +120,7 @@ def test_the_shard_of_a_killed_process_is_redone_by_another(tmp_path: Path) -> N
     assert {run.shard(reference, shard, 2)["evaluator"] for shard in range(2)} == {"evaluator-0-1"}
 
 
+@pytest.mark.full("core", "evaluator")
 def test_a_killed_process_that_is_started_again_goes_on_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", SLOW, {"processesPerReplica": 1})
     reference = run.checkpoint(10, run.weights(1))

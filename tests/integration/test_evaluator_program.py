@@ -121,6 +121,7 @@ CRASHES = """
 """
 
 
+@pytest.mark.full("core", "coordinator", "evaluator")
 def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_nor_the_others(tmp_path: Path) -> None:
     """How many there are before depends on the machine: a save that is due while another one is written is skipped."""
     script = tmp_path / "score.py"
@@ -128,6 +129,7 @@ def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_no
     words = [
         *("--set", f"evaluators.command=[python, {script}]"),
         *("--set", "evaluators.processesPerReplica=1"),
+        *("--set", "workers.replicas=1"),
         *("--set", "trainer.config.maxSteps=200"),
         *("--set", "checkpoint.everySteps=50"),
         *("--set", "checkpoint.keepLast=10"),

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.timeout(600)
 
 LONG = pytest.mark.full("examples", "trainer")
 VARIANTS = (
-    *("queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
+    *("fashion-mnist", "queued", "synthetic-resnet", "own-task", "minigpt-fsdp", "minigpt-tensor"),
     *("digits-dp", "minigpt-model", "minigpt-pipeline", "minigpt-composed", "fine-tune", "fine-tune-pipeline"),
 )
-"""Those that differ in little from what is trained elsewhere: digits, fashion-mnist, the task of test_task, minigpt,
+"""Those that differ in little from what is trained elsewhere: digits, the task of test_task, minigpt,
 the strategies of test_strategies, the model of test_language and the stages of test_language_pipeline."""
 ELSEWHERE = {
     "digits": "test_run.py",

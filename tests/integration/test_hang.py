@@ -64,6 +64,7 @@ def test_a_stopped_rank_is_noticed_its_stacks_are_saved_and_the_group_goes_on(tm
         until(lambda: not Path(f"/proc/{stuck}").exists(), "the end of the stopped rank")
 
 
+@pytest.mark.full("coordinator", "trainer")
 def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None:
     script = tmp_path / "loops.py"
     script.write_text(
@@ -90,7 +91,8 @@ def test_a_script_whose_ranks_wait_for_ever_is_warned_of_with_its_stacks_and_lef
     script = tmp_path / "waits.py"
     script.write_text("import time\nprint('begins', flush=True)\ntime.sleep(1000)  # the mistake\n")
     trainer = {"command": [str(script)]}
-    elasticity = {"hangSeconds": HANG_SECONDS}
+    seconds = HANG_SECONDS / 2
+    elasticity = {"hangSeconds": seconds}
     with Elastic(tmp_path, trainer=trainer, elasticity=elasticity).start("worker-0", "worker-1") as group:
         files = [group.rundir.stacks(1) / f"rank-{rank}.txt" for rank in (0, 1)]
         until(lambda: all(file.exists() and file.stat().st_size for file in files), "the stacks")
@@ -100,7 +102,7 @@ def test_a_script_whose_ranks_wait_for_ever_is_warned_of_with_its_stacks_and_lef
         (told,) = [event.text for event in snapshot.events if event.kind == "warning"]
         assert told.startswith("no rank has used a processor or a GPU for ")
         written = [file.stat().st_mtime_ns for file in files]
-        time.sleep(2 * HANG_SECONDS)
+        time.sleep(2 * seconds)
         snapshot = until(group.snapshot, "the status")
         assert snapshot.status.generation == 1
         assert [file.stat().st_mtime_ns for file in files] == written

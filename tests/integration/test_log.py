@@ -126,7 +126,7 @@ def test_what_a_script_logs_arrives_everywhere_and_goes_on_after_a_killed_rank(t
 STOPS = """
 if generation == "1" and rank == 0 and step == 40:
     with tandem.pausing("validation"):
-        time.sleep(6.0)
+        time.sleep(4.5)
 if generation == "1" and rank == 0 and step == 60:
     time.sleep(1000)  # the mistake
 """
@@ -149,13 +149,13 @@ def test_a_script_that_stops_logging_hangs_and_one_that_pauses_does_not(tmp_path
         stacks = (group.rundir.stacks(1) / "rank-0.txt").read_text()
         assert "train after step 60" in stacks
         paused = [one["phases"]["pause"] for one in records(group.rundir, "rate") if "pause" in one["phases"]]
-        assert paused == [pytest.approx(6.0, abs=1.0)]
+        assert paused == [pytest.approx(4.5, abs=1.0)]
 
 
 def test_a_loss_that_is_not_finite_is_told_and_not_taken_for_the_last_one_that_was(tmp_path: Path) -> None:
-    more = 'tandem.log(step=step, loss=float("nan"))\nif step >= 300:\n    break'
+    more = 'tandem.log(step=step, loss=float("nan"))\nif step >= 120:\n    break'
     with Elastic(tmp_path, trainer=script(tmp_path, "step < 30", more)).start("worker-0", "worker-1") as group:
-        seen = running(group, 150)
+        seen = running(group, 60)
         assert seen.status.loss is None
         told = [event for event in seen.events if "not finite" in event.text]
         assert [event.kind for event in told] == ["warning"]

@@ -9,7 +9,8 @@ import yaml
 
 from tandem.exitcode import ExitCode
 from tests.support.local_run import LocalRun
-from tests.support.manifests import manifest
+from tests.support.manifests import job, manifest, run_directory
+from tests.support.ranks import records, run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -78,30 +79,35 @@ def written(
     """The module and its manifest, in a folder of their own."""
     folder.mkdir(exist_ok=True)
     (folder / "sums.py").write_text(dedent(TASK))
-    trainer = {"task": f"sums:{name}", "parameters": {"fits": fits}, "loop": LOOP | loop}
-    spec = {
-        "trainer": trainer,
-        "workers": workers or {"replicas": 2, "minReplicas": 2},
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("sums", **spec(fits, name, workers, **loop))))
+    return folder / "job.yaml"
+
+
+def spec(fits: int, name: str = "Sums", workers: dict[str, int] | None = None, **loop: Any) -> dict[str, Any]:
+    """What the manifest says."""
+    return {
+        "trainer": {"task": f"sums:{name}", "parameters": {"fits": fits}, "loop": LOOP | loop},
+        "workers": workers or {"replicas": 1, "processesPerReplica": 2},
         "evaluators": {"replicas": 0},
         "elasticity": {"maxRestarts": 0},
         "checkpoint": {"everySteps": 4},
     }
-    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("sums", **spec)))
-    return folder / "job.yaml"
 
 
-def losses(run: LocalRun) -> list[float]:
-    return [line["loss"] for line in run.logged("step")]
+def losses(of: LocalRun) -> list[float]:
+    return [line["loss"] for line in of.logged("step")]
 
 
-def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches(tmp_path: Path) -> None:
-    small = written(tmp_path / "a", 100, microBatchSize=2)
-    with LocalRun(tmp_path / "a", manifest=small, cwd=tmp_path / "a") as undisturbed:
-        assert undisturbed.ends() == 0, undisturbed.output
+def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tight = written(tmp_path / "b", 3)
     with LocalRun(tmp_path / "b", manifest=tight, cwd=tmp_path / "b") as halved:
         assert halved.ends() == 0, halved.output
-    assert losses(halved) == pytest.approx(losses(undisturbed), abs=1e-5)
+    monkeypatch.chdir(tmp_path / "b")
+    undisturbed = run_directory(tmp_path / "a", job("sums", **spec(100, microBatchSize=2)))
+    run(undisturbed, 2)
+    assert losses(halved) == pytest.approx([line["loss"] for line in records(undisturbed, "step")], abs=1e-5)
     assert len(losses(halved)) == 12
     assert [(one.samples, one.limit) for one in halved.run_dir.misfits()] == [(8, 4), (4, 2)]
     assert "8 samples in one forward pass did not fit into memory (CUDA out of memory." in halved.output
@@ -118,12 +124,12 @@ def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches
 
 @pytest.mark.full("trainer", "coordinator")
 def test_a_single_sample_that_does_not_fit_ends_the_job_with_advice(tmp_path: Path) -> None:
-    with LocalRun(tmp_path / "a", manifest=written(tmp_path / "a", 0), cwd=tmp_path / "a") as run:
-        assert run.ends() == ExitCode.FAILED, run.output
-    failed = run.run_dir.failed() or {}
+    with LocalRun(tmp_path / "a", manifest=written(tmp_path / "a", 0), cwd=tmp_path / "a") as one:
+        assert one.ends() == ExitCode.FAILED, one.output
+    failed = one.run_dir.failed() or {}
     assert "1 sample in one forward pass did not fit into memory" in failed["message"]
     assert "strategy: fsdp" in failed["message"]
-    assert [one.limit for one in run.run_dir.misfits()] == [4, 2, 1]
+    assert [misfit.limit for misfit in one.run_dir.misfits()] == [4, 2, 1]
 
 
 @pytest.mark.full("trainer", "coordinator")

@@ -57,6 +57,7 @@ def said(group: Elastic) -> list[str]:
     return [event.text for event in snapshot.events]
 
 
+@pytest.mark.full("core", "coordinator", "trainer")
 def test_a_group_is_tried_out_before_its_ranks_start_and_not_again_when_a_member_goes(tmp_path: Path) -> None:
     with with_preflight(tmp_path, 2).start("worker-0", "worker-1") as group:
         group.step_after(0.0, world=2)

@@ -12,6 +12,7 @@ from tests.support.bad_surroundings import CASES, BadSurroundings
 from tests.support.processes import tandem
 from tests.support.rights import AS_ANY_USER
 
+FULL = pytest.mark.full("core", "cli")
 SHOWN = [
     case
     for case in CASES
@@ -31,7 +32,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("case", SHOWN, ids=lambda case: case.name)
-@pytest.mark.parametrize("command", [["run"], ["validate", "--here"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["run"], pytest.param(["validate", "--here"], marks=FULL)], ids=" ".join)
 def test_it_ends_with_2_and_one_message(case: BadSurroundings, command: list[str], tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(case.job(tmp_path)))
     result = tandem(*command, "job.json", cwd=tmp_path, in_front=AS_ANY_USER)

@@ -19,6 +19,7 @@ from tests.support.worlds.small_run import SmallRun, messy
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rOK\x7f\u200b"
 """A window's title, a cleared screen, a C1 control, letters in reverse, a line that is written over, and nothing."""
+FULL = pytest.mark.full("cli")
 JOBS = "distributedtrainingjobs.tandem.dev"
 
 
@@ -67,12 +68,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     [
         (("ls",), "step-000000500"),
         (("show", "step-000000500"), "gnp.exe"),
-        (("show", "step-000000160.bad"), "gnp.exe"),
+        pytest.param(("show", "step-000000160.bad"), "gnp.exe", marks=FULL),
         (("verify", "step-000000160.bad"), "gnp.exe"),
-        (("verify",), "step-000000500"),
-        (("diff", "step-000000400", "step-000000500"), "gnp.exe"),
+        pytest.param(("verify",), "step-000000500", marks=FULL),
+        pytest.param(("diff", "step-000000400", "step-000000500"), "gnp.exe", marks=FULL),
         (("prune", "--all", "--keep-last", "1", "--keep-best", "0"), "TO DELETE"),
-        (("ls", "-o", "json"), "step-000000500"),
+        pytest.param(("ls", "-o", "json"), "step-000000500", marks=FULL),
     ],
 )
 def test_checkpoints(hostile: SmallRun, words: tuple[str, ...], shows: str) -> None:
@@ -108,9 +109,9 @@ def folder(hostile: SmallRun, tmp_path: Path) -> Path:
     ("words", "shows"),
     [
         (("ls",), "gnp.exe"),
-        (("ls", "--all", "-o", "json"), "gnp.exe"),
+        pytest.param(("ls", "--all", "-o", "json"), "gnp.exe", marks=FULL),
         (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}"), "--other"),
-        (("compare", f"runs/a {EVIL}", f"runs/b {EVIL}", "-o", "json"), "--other"),
+        pytest.param(("compare", f"runs/a {EVIL}", f"runs/b {EVIL}", "-o", "json"), "--other", marks=FULL),
         (("stop", f"runs/a {EVIL}"), "is not running"),
     ],
     ids=["ls", "ls as data", "compare", "compare as data", "stop"],
@@ -130,6 +131,7 @@ def test_a_manifest(tmp_path: Path) -> None:
     check(tandem("validate", wrong))
 
 
+@FULL
 def test_a_run_that_fails(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     script = f"import sys; print({EVIL!r}); sys.exit({EVIL!r})"
@@ -177,9 +179,9 @@ def fake(tmp_path: Path) -> FakeKubectl:
 @pytest.mark.parametrize(
     ("words", "shows"),
     [
-        (("status",), "gnp.exe"),
+        pytest.param(("status",), "gnp.exe", marks=FULL),
         (("status", "digits"), "gnp.exe"),
-        (("status", "digits", "-o", "json"), "gnp.exe"),
+        pytest.param(("status", "digits", "-o", "json"), "gnp.exe", marks=FULL),
         (("status", "digitz"), "did you mean digits?"),
         (("events", "digits"), "gnp.exe"),
         (("logs", "digits"), "worker-1    │ OK"),

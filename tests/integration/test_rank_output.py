@@ -45,7 +45,9 @@ def run(
 @pytest.mark.parametrize(
     "options", [pytest.param(("--warm",), id="warm"), pytest.param((), id="cold", marks=pytest.mark.full("trainer"))]
 )
-@pytest.mark.parametrize("fails", [False, True], ids=["well", "failed"])
+@pytest.mark.parametrize(
+    "fails", [pytest.param(False, id="well"), pytest.param(True, id="failed", marks=pytest.mark.full("trainer"))]
+)
 def test_each_line_names_its_rank_and_none_is_lost(tmp_path: Path, options: tuple[str, ...], fails: bool) -> None:
     done = run(tmp_path, PRINTS, *options, **({"FAIL": "1"} if fails else {}))
     assert (done.returncode != 0) == fails, done.stderr

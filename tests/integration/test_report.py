@@ -14,9 +14,11 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 
-EPOCHS, STEPS, EVERY = 100, 100 * 23, 500
+EPOCHS, STEPS, EVERY = 60, 60 * 23, 300
 """Long enough to be looked at while it goes on."""
 SHORT = ["--set", f"trainer.config.epochs={EPOCHS}", "--set", f"checkpoint.everySteps={EVERY}"]
+SHORT += ["--set", "workers.replicas=1", "--set", "workers.processesPerReplica=2"]
+SHORT += ["--set", "evaluators.processesPerReplica=1"]
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ class TestCtrlC:
     ) -> None:
         first = LocalRun(tmp_path, *ENDLESS)
         runs.append(first)
-        first.reaches(60)
+        first.reaches(25)
         meanwhile = LocalRun(tmp_path, *ENDLESS)
         assert meanwhile.ends() == 2
         assert f"another tandem run (process {first.process.pid}) is at work in" in meanwhile.output
@@ -217,7 +217,7 @@ class TestCtrlC:
         assert [path.name for path in first.run_dir.leases.iterdir() if is_held(path)] == [], "all claims are free"
         (saved, *_) = first.run_dir.committed()
         last_step = max(line["step"] for line in first.logged("step"))
-        assert saved.step == last_step >= 60, "the step that was finished last is the one that is saved"
+        assert saved.step == last_step >= 25, "the step that was finished last is the one that is saved"
         assert f"digits was stopped; saved after step {saved.step}" in first.output
         assert f"tandem run {DIGITS}" in first.output
 
@@ -291,6 +291,7 @@ class TestKillingOneAfterTheOther:
         assert killed.leavings() == {}
 
 
+@pytest.mark.full("cli", "coordinator", "trainer")
 def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes_on(
     tmp_path: Path, runs: list[LocalRun]
 ) -> None:
@@ -311,6 +312,7 @@ def test_sigkill_of_its_whole_process_group_leaves_nothing_and_the_next_run_goes
     assert again.logged("start")[-1]["step"] >= 20
 
 
+@pytest.mark.full("cli", "examples", "trainer", "evaluator")
 def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> None:
     run = LocalRun(tmp_path, "--set", "trainer.args=[--epochs, '5']", manifest=ROOT / "examples" / "own-script.yaml")
     runs.append(run)
@@ -323,6 +325,7 @@ def test_an_own_script_runs_unchanged(tmp_path: Path, runs: list[LocalRun]) -> N
     assert run.leavings() == {}
 
 
+@pytest.mark.full("cli", "coordinator")
 def test_an_own_script_that_fails_ends_the_run_with_its_last_words(tmp_path: Path, runs: list[LocalRun]) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import sys\nprint('the disk of my data is not mounted', file=sys.stderr)\nsys.exit(3)\n")

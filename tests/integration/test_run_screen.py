@@ -22,7 +22,7 @@ TRAINING = (
     rf"  step {COUNT} of 115,000 · epoch {NUMBER} · about {TIME} left",
     rf"  loss        {NUMBER}  [▁▂▃▄▅▆▇█]+",
     r"  throughput  [\d.,]+ samples/s",
-    r"  workers     1/1 · world size 1 · generation 1 · no restarts",
+    r"  workers     1/1 · world size 1 · generation \d+ · no restarts",
     rf"  checkpoint  step {COUNT}",
     rf"  evaluated   step {COUNT} · accuracy {NUMBER} % · .+",
     r"  trainers    .+ of \d+ cores?",
@@ -41,6 +41,12 @@ def terminal() -> Iterator[Terminal]:
 def start(epochs: int, folder: Path, terminal: Terminal) -> LocalRun:
     words = [word for field in (f"trainer.config.epochs={epochs}", *FIELDS) for word in ("--set", field)]
     return LocalRun(folder, *words, terminal=terminal)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of a run that is complete, and then goes on for more epochs. The tests of it follow each other."""
+    return tmp_path_factory.mktemp("screen")
 
 
 def lines_like(pattern: str, lines: list[str]) -> list[str]:
@@ -66,30 +72,27 @@ def assert_nothing_is_left_of_the_picture(lines: list[str], terminal: Terminal) 
     assert terminal.is_as_before
 
 
-def test_it_shows_how_training_goes_and_after_ctrl_c_only_how_to_go_on(tmp_path: Path, terminal: Terminal) -> None:
-    with start(5000, tmp_path, terminal) as run:
+def test_a_complete_run_leaves_its_result_alone_on_the_terminal(folder: Path, terminal: Terminal) -> None:
+    with start(4, folder, terminal) as run:
+        assert ends(run, terminal) == 0
+    assert "restarting" not in terminal.written
+    left = terminal.all_lines()
+    assert left[0].startswith("live page: tandem open ")
+    (result,) = lines_like(rf"digits is complete: {4 * STEPS_IN_EPOCH} steps in {TIME}", left)
+    labels = ["best", "evaluated", "restarts", "logs", "next"]
+    assert [word for line in left[left.index(result) :] if (word := line[:14].strip()) in labels] == labels
+    assert_nothing_is_left_of_the_picture(left, terminal)
+
+
+def test_it_shows_how_training_goes_in_windows_of_any_size_and_after_ctrl_c_only_how_to_go_on(
+    folder: Path, terminal: Terminal
+) -> None:
+    with start(5000, folder, terminal) as run:
         until(
             lambda: (lines := terminal.look()) and all(len(lines_like(one, lines)) == 1 for one in TRAINING),
             "a picture of the training",
             otherwise=lambda: "\n".join(terminal.look()),
         )
-        terminal.press(CTRL_C)
-        assert ends(run, terminal) == 130
-        left = terminal.all_lines()
-        (saved, *_) = run.run_dir.committed()
-    assert re.search(rf"  saving, at step {COUNT}; Ctrl-C again leaves at once", terminal.written)
-    assert "restarting" not in terminal.written
-    step = f"{saved.step:,}"
-    (stopped,) = lines_like(f"digits was stopped; saved after step {step}", left)
-    after = left[left.index(stopped) :]
-    assert [word for line in after if (word := line[:14].strip()) in ("saved", "go on with")] == ["saved", "go on with"]
-    assert_nothing_is_left_of_the_picture(left, terminal)
-
-
-def test_a_window_that_changes_its_size_shows_one_picture_each_time(tmp_path: Path, terminal: Terminal) -> None:
-    with start(5000, tmp_path, terminal) as run:
-        # Not until something is evaluated: evaluators run on what ranks leave, which is little here.
-        until(lambda: lines_like(r"  checkpoint  step .+", terminal.look()), "a picture of the training")
         for columns, lines in ((50, 20), (120, 40), (64, 12), (50, 24), (80, 24)):
             terminal.resize(columns, lines)
             mark = len(terminal.written)
@@ -99,9 +102,18 @@ def test_a_window_that_changes_its_size_shows_one_picture_each_time(tmp_path: Pa
                 assert len(lines_like(once, shown)) == 1, "\n".join(shown)
             assert not [line for line in shown if len(line) > columns]
             assert re.fullmatch(r"  .+Ctrl-C saves and leaves", [line for line in shown if line][-1])
+        before = len(terminal.written)
         terminal.press(CTRL_C)
         assert ends(run, terminal) == 130
-    assert_nothing_is_left_of_the_picture(terminal.all_lines(), terminal)
+        left = terminal.all_lines()
+        (saved, *_) = run.run_dir.committed()
+    assert re.search(rf"  saving, at step {COUNT}; Ctrl-C again leaves at once", terminal.written)
+    assert "restarting" not in terminal.written[before:]
+    step = f"{saved.step:,}"
+    (stopped,) = lines_like(f"digits was stopped; saved after step {step}", left)
+    after = left[left.index(stopped) :]
+    assert [word for line in after if (word := line[:14].strip()) in ("saved", "go on with")] == ["saved", "go on with"]
+    assert_nothing_is_left_of_the_picture(left, terminal)
 
 
 def test_after_kill_9_the_guardian_gives_the_terminal_back(tmp_path: Path, terminal: Terminal) -> None:
@@ -111,14 +123,3 @@ def test_after_kill_9_the_guardian_gives_the_terminal_back(tmp_path: Path, termi
         run.process.kill()
         until(lambda: terminal.look() and terminal.is_as_before, "a terminal as it was before")
     assert_nothing_is_left_of_the_picture(terminal.all_lines(), terminal)
-
-
-def test_a_complete_run_leaves_its_result_alone_on_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
-    with start(4, tmp_path, terminal) as run:
-        assert ends(run, terminal) == 0
-    left = terminal.all_lines()
-    assert left[0].startswith("live page: tandem open ")
-    (result,) = lines_like(rf"digits is complete: {4 * STEPS_IN_EPOCH} steps in {TIME}", left)
-    labels = ["best", "evaluated", "restarts", "logs", "next"]
-    assert [word for line in left[left.index(result) :] if (word := line[:14].strip()) in labels] == labels
-    assert_nothing_is_left_of_the_picture(left, terminal)

@@ -113,6 +113,7 @@ def test_a_script_means_the_same_under_torchrun_and_warm(tmp_path: Path, kind: s
     assert warm["exit-0.json"] == warm["thread-0.json"] == ["__main__", "Mine"]
 
 
+@pytest.mark.full("trainer")
 def test_numbers_that_nobody_seeded_are_others_after_a_restart(tmp_path: Path) -> None:
     draws = """
 import os, sys, torch

@@ -23,7 +23,7 @@ MATRICES = 8
         pytest.param("rows", 3),
         pytest.param("columns", 2, marks=FULL),
         pytest.param("hybrid", 4, marks=FULL),
-        pytest.param("tensor", 4),
+        pytest.param("tensor", 4, marks=FULL),
     ],
 )
 def test_its_steps_are_those_of_whole_matrices_to_the_last_bit(tmp_path: Path, kind: str, ranks: int) -> None:

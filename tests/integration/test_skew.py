@@ -48,7 +48,8 @@ class Mixed(Elastic):
     """A job whose coordinator, or whose agents and ranks, are of the previous version."""
 
     def __init__(self, path: Path, previous: Previous, *old: str, **more: Any) -> None:
-        super().__init__(path, elasticity={"warmStart": False}, **more)
+        # The fork server of the tests is of this version.
+        super().__init__(path, elasticity={"warmStart": "worker" not in old}, **more)
         self._previous, self._old = previous, old
 
     def is_old(self, *old: str) -> None:
@@ -64,7 +65,7 @@ class Mixed(Elastic):
 # --- a coordinator and agents of two versions
 
 
-@pytest.mark.parametrize("old", ["coordinator", "worker"])
+@pytest.mark.parametrize("old", ["coordinator", pytest.param("worker", marks=whole_runs)])
 def test_a_group_trains_loses_a_rank_and_its_coordinator_and_goes_on(
     tmp_path: Path, previous: Previous, old: str
 ) -> None:
@@ -182,7 +183,7 @@ def going_on(group: Elastic) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("old", ["coordinator", "cli"])
+@pytest.mark.parametrize("old", ["coordinator", pytest.param("cli", marks=whole_runs)])
 def test_status_and_open_ask_a_coordinator_of_the_other_version(tmp_path: Path, previous: Previous, old: str) -> None:
     call = previous.tandem if old == "cli" else with_ours
     with Mixed(tmp_path, previous, old, replicas=1).start("worker-0") as group, going_on(group):

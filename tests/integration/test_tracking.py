@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from tandem.launch import POD, RUN_DIR
+from tandem.rundir.layout import RunDir
 from tandem.tracking import QUIET, SQLITE
 from tests.support import manifests
 from tests.support.lines import read_lines
@@ -63,8 +65,10 @@ def curve(client: MlflowClient, key: str) -> dict[int, float]:
     return found
 
 
-def without_its_store(folder: Path) -> tuple[LocalRun, Path, str]:
+@pytest.fixture(scope="module")
+def without_its_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalRun, Path, str]:
     """A run that has ended; the file that lies where the folder of its store is wanted; and the store's address."""
+    folder = tmp_path_factory.mktemp("tracked")
     script, missing = folder / "train.py", folder / "missing"
     script.write_text(SCRIPT)
     missing.write_text("a file, where a folder is wanted")
@@ -78,8 +82,10 @@ def without_its_store(folder: Path) -> tuple[LocalRun, Path, str]:
     return run, missing, uri
 
 
-def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(tmp_path: Path) -> None:
-    run, missing, uri = without_its_store(tmp_path)
+def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(
+    without_its_store: tuple[LocalRun, Path, str],
+) -> None:
+    run, missing, uri = without_its_store
     said = [line for line in read_lines(run.run_dir.coordinator_log)[0] if line["kind"] == "event"]
     warned = [line["text"] for line in said if line["level"] == "warning"]
     assert len(warned) == 1, warned
@@ -95,10 +101,19 @@ def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_late
     assert run_of(client).info.status == "FINISHED"
 
 
-def test_in_a_pod_that_leaves_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
-    run, missing, uri = without_its_store(tmp_path)
+@pytest.mark.full("coordinator")
+def test_in_a_pod_that_leaves_a_server_that_is_away_is_tried_again(
+    without_its_store: tuple[LocalRun, Path, str], tmp_path: Path
+) -> None:
+    run, missed, _ = without_its_store
+    # The same run with a store of its own.
+    missing = tmp_path / "missing"
+    missing.touch()
+    uri = f"{SQLITE}{missing / 'mlflow.db'}"
+    rundir = RunDir(shutil.copytree(run.path, tmp_path / "run"))
+    rundir.job_file.write_text(rundir.job_file.read_text().replace(f"{missed}/", f"{missing}/"))
     command = [sys.executable, "-m", "tandem_coordinator.tracking"]
-    variables = environment({RUN_DIR: str(run.run_dir.path), POD: "a-coordinator"})
+    variables = environment({RUN_DIR: str(rundir.path), POD: "a-coordinator"})
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=variables, **pipes) as sender:
         assert sender.stdout is not None

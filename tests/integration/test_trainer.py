@@ -45,6 +45,7 @@ def test_one_two_and_three_ranks_learn_the_same_curve(tmp_path: Path) -> None:
 DROPS: dict[str, Any] = PLAIN | {"model": "cnn", "epochs": 1}
 
 
+@pytest.mark.full("core", "trainer")
 def test_dropout_is_the_same_on_any_number_of_ranks_and_in_any_micro_batches(tmp_path: Path) -> None:
     alone = make_rundir(tmp_path / "alone", DROPS)
     run(alone)

@@ -13,6 +13,8 @@ from tests.support.local_run import DIGITS
 from tests.support.processes import TANDEM
 from tests.support.worlds.small_run import SmallRun, messy
 
+FULL = pytest.mark.full("cli")
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> SmallRun:
@@ -61,14 +63,27 @@ def test_the_code_is_that_of_a_tool_that_sigpipe_has_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["ls"], ["ls", "-o", "json"], ["show", "latest"], ["verify"], ["verify", "-o", "json"]]
+    "words",
+    [
+        ["ls"],
+        ["verify"],
+        *(
+            pytest.param(one, marks=FULL)
+            for one in (["ls", "-o", "json"], ["show", "latest"], ["verify", "-o", "json"])
+        ),
+    ],
 )
 def test_what_is_told_of_checkpoints_ends_quietly(run: SmallRun, words: list[str]) -> None:
     assert unread("checkpoints", words[0], run.rundir.path, *words[1:]) == (READER_GONE, "")
 
 
 @pytest.mark.parametrize(
-    "words", [["validate", DIGITS], ["validate", "--output", "json", DIGITS], ["--help"], ["--version"]]
+    "words",
+    [
+        ["validate", DIGITS],
+        ["--help"],
+        *(pytest.param(one, marks=FULL) for one in (["validate", "--output", "json", DIGITS], ["--version"])),
+    ],
 )
 def test_so_does_what_is_said_without_a_run(words: list[str]) -> None:
     assert unread(*words) == (READER_GONE, "")

@@ -142,6 +142,7 @@ def gone(pid: int) -> bool:
     return not alive(pid)
 
 
+@pytest.mark.full("trainer")
 def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_path: Path) -> None:
     agent = start("script.py", "exit", "0", ranks=2)
     assert agent.process.wait(120) == 0, agent.errors
@@ -158,6 +159,7 @@ def test_a_script_sees_the_world_as_if_python_had_started_it(start: Any, tmp_pat
     assert "Warning" not in agent.errors
 
 
+@pytest.mark.full("trainer")
 def test_the_heap_of_a_rank_keeps_what_a_step_frees(start: Any, tmp_path: Path) -> None:
     agent = start(str(SCRIPTS / "page_faults.py"), "nobody", *["1"] * 60)
     assert agent.process.wait(120) == 0, agent.errors
@@ -165,6 +167,7 @@ def test_the_heap_of_a_rank_keeps_what_a_step_frees(start: Any, tmp_path: Path) 
     assert pages < 200, "of 76,800 that glibc would ask for by itself; seen: none to 3"
 
 
+@pytest.mark.full("trainer")
 def test_a_module_runs_too(start: Any, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text("import sys\nprint('module with', sys.argv[1:])\n")
@@ -173,6 +176,7 @@ def test_a_module_runs_too(start: Any, tmp_path: Path) -> None:
     assert "module with ['--lr', '1']" in (tmp_path / "stdout").read_text()
 
 
+@pytest.mark.full("trainer")
 def test_an_error_is_shown_as_the_script_alone_would_have(start: Any) -> None:
     agent = start("script.py", "raise")
     assert agent.process.wait(120) == 1
@@ -182,6 +186,7 @@ def test_an_error_is_shown_as_the_script_alone_would_have(start: Any) -> None:
     assert "forkserver" not in trace
 
 
+@pytest.mark.full("trainer")
 def test_torchrun_sees_the_exit_code(start: Any) -> None:
     agent = start("script.py", "exit", "76")
     assert agent.process.wait(120) == 1
@@ -241,6 +246,7 @@ stuck.write(b"nobody reads this")
 """
 
 
+@pytest.mark.full("trainer")
 def test_what_a_script_wrote_to_files_that_it_did_not_close_is_there(start: Any, tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     agent = start("writes.py")
@@ -251,6 +257,7 @@ def test_what_a_script_wrote_to_files_that_it_did_not_close_is_there(start: Any,
     assert (tmp_path / "raw.bin").read_bytes() == b"line\n" * 100
 
 
+@pytest.mark.full("trainer")
 def test_a_killed_rank_is_a_killed_process_for_torchrun(start: Any) -> None:
     agent = start("script.py", "wait")
     os.kill(agent.facts()["pid"], signal.SIGKILL)
@@ -274,6 +281,7 @@ def test_the_rank_of_a_killed_stub_is_killed(start: Any) -> None:
     assert agent.process.wait(120) == 1
 
 
+@pytest.mark.full("trainer")
 def test_nothing_outlives_a_killed_agent(start: Any) -> None:
     agent = start("script.py", "wait", ranks=2)
     agent.facts(0)

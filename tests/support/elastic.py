@@ -121,10 +121,13 @@ class Elastic:
         self.coordinator.wait()
 
     def close(self) -> None:
-        """End everything that was started."""
+        """End everything that was started: at once, as nodes are lost. Only ranks that start cold may outlive that."""
         processes = [*self.agents.values(), *([self.coordinator] if self.coordinator else [])]
         for process in processes:
-            process.terminate()
+            if self.job.spec.elasticity.warm_start:
+                process.kill()
+            else:
+                process.terminate()
         for process in processes:
             try:
                 process.wait(15)

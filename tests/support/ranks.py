@@ -23,10 +23,13 @@ def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
 class Ranks:
     """The ranks of one generation; killed when the test ends."""
 
-    def __init__(self, rundir: RunDir, world_size: int, *command: str, cold: bool = False) -> None:
+    def __init__(
+        self, rundir: RunDir, world_size: int, *command: str, cold: bool = False, imports: tuple[str, ...] = ()
+    ) -> None:
         """By default those of the job's task.
 
         Args:
+            imports: modules that are imported once for all ranks of the test session that name the same ones.
             cold: imports nothing beforehand, for libraries that look at the environment when they are imported.
         """
         arguments = command or ("-m", "tandem_trainer")
@@ -46,7 +49,7 @@ class Ranks:
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, *arguments] if cold else warm_command(*arguments),
-                    env=environment if cold else environment | warm_environment(),
+                    env=environment if cold else environment | warm_environment(*imports),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -69,9 +72,9 @@ class Ranks:
         return [process.returncode for process in self.processes], "\n".join(output)
 
 
-def run(rundir: RunDir, world_size: int = 1, *command: str) -> str:
+def run(rundir: RunDir, world_size: int = 1, *command: str, imports: tuple[str, ...] = ()) -> str:
     """Train to the end; returns what was printed."""
-    with Ranks(rundir, world_size, *command) as ranks:
+    with Ranks(rundir, world_size, *command, imports=imports) as ranks:
         codes, output = ranks.finish()
     assert codes == [0] * world_size, output
     return output

@@ -12,7 +12,7 @@ SERVER = """
 import os, sys
 from tandem_trainer.agent import FOR_RANKS, SHARED, preload, run_and_end
 from tandem_trainer.warm import forkserver
-assert preload(SHARED)
+assert preload((*SHARED, *sys.argv[1:]))
 request = forkserver.fork_server(lambda: preload(FOR_RANKS))
 if request is not None:
     run_and_end(request.arguments)
@@ -23,11 +23,12 @@ else:
 
 
 @functools.cache
-def _address() -> str:
-    """Start the fork server of this test session; it ends with it."""
+def _address(*imports: str) -> str:
+    """Start the fork server of this test session that has these modules, too; it ends with it."""
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", SERVER, *imports],
+        # pyarrow, which pandas and with it scikit-learn import, starts a thread otherwise, and nothing could be forked.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -35,7 +36,9 @@ def _address() -> str:
     )
     atexit.register(server.communicate)
     assert server.stdout is not None
-    return server.stdout.readline().strip()
+    address = server.stdout.readline().strip()
+    assert address, f"nothing can be forked with {imports}"
+    return address
 
 
 def warm_command(*arguments: str) -> list[str]:
@@ -43,6 +46,10 @@ def warm_command(*arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", stub.__file__, *arguments]
 
 
-def warm_environment() -> dict[str, str]:
-    """The variable that a warm command needs."""
-    return {stub.ADDRESS: _address()}
+def warm_environment(*imports: str) -> dict[str, str]:
+    """The variable that a warm command needs.
+
+    Args:
+        imports: modules that are imported beforehand, as well as those of every rank.
+    """
+    return {stub.ADDRESS: _address(*imports)}
