@@ -175,6 +175,7 @@ class Controller:
             now=time.time(),
             entropy=secrets.token_hex(8),
             attempts=memory.attempts,
+            unanswered=memory.still_unanswered(children),
             memo=memory.memo,
         )
         plan = reconcile(situation, self._images, self._volumes)
@@ -252,9 +253,11 @@ class Controller:
                 # That it is there is seen from what is made after it.
                 return vain
         # None of them needs another one.
-        made_now = await asyncio.gather(*(self._create(_kind(manifest), manifest) for manifest in plan.create))
-        for manifest, (made, trouble) in zip(plan.create, made_now, strict=True):
+        answers, unavailable = await self._create_all(plan.create)
+        for manifest, (made, trouble) in answers:
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, made or trouble is None)
+        if unavailable is not None:
+            raise unavailable
         for manifest in plan.update:
             updated, trouble = await self._update(key, manifest)
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, updated)
@@ -264,11 +267,20 @@ class Controller:
             return vain
         # They need all of the former, and none of each other.
         for first in range(0, len(plan.make), MANY):
+            # Until an answer says otherwise each may have been made, and is made again under the same name alone.
             some = plan.make[first : first + MANY]
-            answers = await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some))
-            for manifest, (made, trouble) in zip(some, answers, strict=True):
+            for one in some:
+                entropy = at.unanswered.get(_place(one), at.entropy)
+                memory.unanswered[_place(one)] = (one["metadata"]["name"], entropy)
+            answers, unavailable = await self._create_all(some)
+            for manifest, (made, trouble) in answers:
                 note(_place(manifest), trouble, made)
-            if all(trouble is not None for _, trouble in answers):
+                # Where its name is taken it may be the one that was not answered before: then the watch tells of it.
+                if made or trouble is not None or _place(manifest) not in at.unanswered:
+                    del memory.unanswered[_place(manifest)]
+            if unavailable is not None:
+                raise unavailable
+            if all(trouble is not None for _, (_, trouble) in answers):
                 break
         for one in plan.remove:
             try:
@@ -289,6 +301,21 @@ class Controller:
             await self._questions.tell(key, plan.target)
         return vain
 
+    async def _create_all(
+        self, manifests: Sequence[Object]
+    ) -> tuple[list[tuple[Object, tuple[bool, Want | None]]], BaseException | None]:
+        """Create objects side by side, and wait for all of the answers: a write that is in flight when a look ends
+        would be done again by the next look.
+
+        Returns:
+            The manifests that were answered, each with what `_create` returns, and the first of the errors.
+        """
+        found = await asyncio.gather(
+            *(self._create(_kind(manifest), manifest) for manifest in manifests), return_exceptions=True
+        )
+        answers = [(one, answer) for one, answer in zip(manifests, found, strict=True) if isinstance(answer, tuple)]
+        return answers, next((one for one in found if isinstance(one, BaseException)), None)
+
     async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Want | None]:
         """Whether it was made, and if not what speaks against it."""
         metadata = manifest["metadata"]
@@ -297,7 +324,8 @@ class Controller:
         except RequestRefused as error:
             if error.code != 409:
                 return False, _trouble(kind, metadata["name"], error, _place(manifest) if kind is kinds.POD else "")
-            # The next look gives a pod another name. A Secret is not read: what is there serves the job's own pods.
+            # A pod that is there already will be in the cache soon; else the next look gives it another name. A Secret
+            # is not read: what is there serves the job's own pods.
             # Any other conflict is of two that a quota counted at once.
             if kind in (kinds.POD, kinds.SECRET) or error.reason != "AlreadyExists":
                 return False, None

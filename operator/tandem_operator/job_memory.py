@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tandem.job import DistributedTrainingJob, Spec
-from tandem_operator import names, observed, replicas
+from tandem_operator import kinds, names, observed, replicas
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Object
+from tandem_operator.observed import Children, Object
 from tandem_operator.reporting import Want
 
 MANY = 8
@@ -131,11 +131,21 @@ class JobMemory:
     """When the status was written last."""
     attempts: Attempts = field(default_factory=dict)
     """What was tried and has not come to rest."""
+    unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By place: pods whose creation was not answered (an overloaded API server, a lost connection), each with its name
+    and the entropy of that. They may be there, or be made yet."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Reason and message of the last Events, and when each was posted."""
     memo: Memo = field(default_factory=Memo)
     _spec: Any = None
     _job: DistributedTrainingJob | None = None
+
+    def still_unanswered(self, children: Children) -> dict[str, str]:
+        """By place: the entropy of pods that may be there, and are not known to be. Another pod of that place has to
+        have the same name, so that there are never two."""
+        known = {name for kind, name in children.things if kind is kinds.POD}
+        self.unanswered = {what: one for what, one in self.unanswered.items() if one[0] not in known}
+        return {what: entropy for what, (_, entropy) in self.unanswered.items()}
 
     def parsed(self, body: Object) -> DistributedTrainingJob:
         """The job that an object says, with a spec that is the same object as long as the cache's is.
