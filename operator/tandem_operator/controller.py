@@ -140,10 +140,10 @@ class Controller:
         try:
             job = memory.parsed(body)
         except InvalidSpec as error:
-            await self._stall(key, body, "InvalidSpec", str(error))
+            await self._refuse(key, body, error.reason, str(error))
             return None
         if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
-            await self._stall(key, body, pods.REASON, words)
+            await self._refuse(key, body, pods.REASON, words)
             return None
         if (words := observed.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
             await self._stall(key, body, observed.PROCESSES_CHANGED, words)
@@ -424,6 +424,12 @@ class Controller:
             await self._stall(key, body, "InternalError", words, for_good=False)
         except Exception as refused:
             log.warning("event=not-told job=%s/%s error=%r", *key, str(refused))
+
+    async def _refuse(self, key: Key, body: Object, reason: str, words: str) -> None:
+        """Do nothing about a job as it stands, hold its spec no longer, and say so."""
+        self._cache.refuse(body, reason, words)
+        self._memory(key, body["metadata"]["uid"]).forget_spec()
+        await self._stall(key, body, reason, words, for_good=reason != observed.NO_ROOM)
 
     async def _stall(self, key: Key, body: Object, reason: str, message: str, for_good: bool = True) -> None:
         """Say of a job, once, that it is not looked after, unless it has ended.

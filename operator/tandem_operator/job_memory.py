@@ -147,6 +147,10 @@ class JobMemory:
         self.unanswered = {what: one for what, one in self.unanswered.items() if one[0] not in known}
         return {what: entropy for what, (_, entropy) in self.unanswered.items()}
 
+    def forget_spec(self) -> None:
+        """Hold nothing of the job's spec."""
+        self._job, self._spec, self.memo = None, None, Memo()
+
     def parsed(self, body: Object) -> DistributedTrainingJob:
         """The job that an object says, with a spec that is the same object as long as the cache's is.
 
@@ -155,7 +159,7 @@ class JobMemory:
         """
         spec = body.get("spec")
         if self._job is None or spec is None or spec is not self._spec:
-            self._job, self._spec = None, spec
-            self._job = observed.parsed(body)
+            self._job, self._spec = None, None
+            self._job, self._spec = observed.parsed(body), spec
             return self._job
         return self._job.model_copy(update={"status": observed.status_of(body)})

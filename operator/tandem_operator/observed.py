@@ -365,14 +365,45 @@ MOST_NAME = 253
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
-"""A field beside `spec` that no object has: why the spec was not kept."""
+REASON = "tandemReason"
+"""Fields beside `spec` that no object has: why the spec was not kept, in a sentence and in one word."""
+INVALID, NO_ROOM = "InvalidSpec", "NoRoom"
 ENDS = ("phase", "completionTime")
 """Of a status that is not understood, what must not be forgotten."""
 PROCESSES_CHANGED = "ProcessesChanged"
 
 
 class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
-    """What the API server took and is no job that this operator can run; says why."""
+    """What the API server took and is no job that this operator can run; says why.
+
+    Args:
+        reason: the same in one CamelCase word.
+    """
+
+    def __init__(self, message: str, reason: str = INVALID) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def refused(body: Object, reason: str, words: str) -> Object:
+    """A job's object without its spec."""
+    return {**body, "spec": None, REFUSED: words, REASON: reason}
+
+
+def is_refused(body: Object, metadata: Object) -> bool:
+    """Whether a job, without its spec, was refused as it stands in an object with these metadata."""
+    known = body["metadata"]
+    same = all(known[field] == metadata[field] for field in ("uid", "generation"))
+    return same and REFUSED in body and body[REASON] != NO_ROOM
+
+
+def no_room(namespace: str, mebibytes: float) -> str:
+    """The sentence for a job whose spec is not held."""
+    return (
+        f"the specs of the jobs in the namespace {namespace} take {mebibytes:.0f} MiB of the operator's memory, and it "
+        "has no more for one namespace: delete jobs, or move text out of their specs; nothing is done about this job "
+        "until there is room, which is looked for every minute"
+    )
 
 
 def kept(body: Mapping[str, Any]) -> Object:
@@ -392,9 +423,9 @@ def kept(body: Mapping[str, Any]) -> Object:
     found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
     found["metadata"] = metadata
     if why := body.get(UNREAD):
-        found |= {"spec": None, REFUSED: str(why)}
+        found = refused(found, INVALID, str(why))
     elif why := excess(spec := body.get("spec"), MOST_SPEC):
-        found |= {"spec": None, REFUSED: f"spec {why}"}
+        found = refused(found, INVALID, f"spec {why}")
     else:
         found["spec"] = spec
     status = body.get("status")
@@ -425,7 +456,7 @@ def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
         InvalidSpec: it says none.
     """
     if REFUSED in body:
-        raise InvalidSpec(body[REFUSED])
+        raise InvalidSpec(body[REFUSED], body[REASON])
     metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     whole = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
     try:
