@@ -69,7 +69,7 @@ class Cache:
             body: the job, as `job` has returned it.
         """
         key = (body["metadata"]["namespace"], body["metadata"]["name"])
-        if self._jobs.get(key) is body:
+        if self._jobs.get(key) is body and observed.REFUSED not in body:
             self._jobs[key] = observed.refused(body, reason, words)
             self._spec_bytes.give(key)
 
@@ -199,7 +199,7 @@ class Cache:
 
     def _bounded(self, key: Key, before: Object | None, body: Object) -> Object:
         """A job without its spec, if that was refused before or there is no room for it."""
-        if observed.REFUSED not in body and before is not None and observed.is_refused(before, body["metadata"]):
+        if observed.REFUSED not in body and before is not None and observed.is_refused(before, body):
             body = observed.refused(body, before[observed.REASON], before[observed.REFUSED])
         if observed.REFUSED in body:
             self._spec_bytes.give(key)

@@ -10,7 +10,8 @@ from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
-from tandem_operator.replicas import HEALTHY_SECONDS, New
+from tandem_operator.pod_ends import CONSEQUENCES, HEALTHY_SECONDS, PodEnd
+from tandem_operator.replicas import New
 from tandem_operator.reporting import Notice, Want
 
 NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
@@ -62,12 +63,21 @@ def waiting(at: Situation) -> Iterator[Want]:
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Want(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    evaluators = at.pods(names.EVALUATOR)
+    for role in names.ROLES:
+        yield from _ends(at, role)
+
+
+def _ends(at: Situation, role: str) -> Iterator[Want]:
+    """How pods have ended, where that is worth a word."""
+    pods = at.pods(role)
     # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
-    well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
-    for pod in evaluators:
-        failed = pod.ended and not pod.disrupted and not pod.deleting and pod.code not in NO_FAILURE
-        if failed and pod.index not in well:
+    well = {pod.index for pod in pods if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
+    for pod in pods:
+        if pod.end is None or pod.deleting or pod.index in well:
+            continue
+        if CONSEQUENCES[pod.end].is_trouble:
+            yield Want(pod.end.value, f"{pod.name} {_way_of(pod)}")
+        elif role == names.EVALUATOR and pod.end is PodEnd.FAILED and pod.code not in NO_FAILURE:
             yield Want("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 
@@ -95,8 +105,9 @@ def replacements(role: str, pods: Sequence[Pod], made: Iterable[New], fallen: st
 
 def _way_of(pod: Pod) -> str:
     """How a pod was lost."""
-    if pod.disrupted:
-        return "was evicted"
+    if pod.ended_by is not None:
+        words = CONSEQUENCES[pod.ended_by].words
+        return f"{words}: {pod.words}" if pod.ended and pod.words else words
     if pod.silent:
         return "was lost with its node"
     if pod.deleting:

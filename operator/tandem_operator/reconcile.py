@@ -150,7 +150,12 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
     settled = _settled(at, lifecycle, needed, plans)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
-    troubles = [*([yielding] if yielding is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
+    troubles = [
+        *([yielding] if yielding is not None else []),
+        *([] if over else needed.taken),
+        *refused,
+        *([] if over else waiting(at)),
+    ]
     new = status(job, at.generation, at.heard, lifecycle, workers, troubles, at.now)
     # Those that replace others read the Secret, which somebody may have deleted since.
     news += needing

@@ -11,7 +11,8 @@ from tandem_operator.controller import Controller
 from tandem_operator.informer import Cache
 from tandem_operator.operator_metrics import OperatorMetrics
 from tandem_operator.plan import Plan
-from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
+from tandem_operator.pod_ends import HEALTHY_SECONDS, PodEnd
+from tandem_operator.replicas import MOST_FAILURES
 from tests.support import manifests
 from tests.support.worlds.operator_cluster import NAMESPACE, Cluster
 from tests.support.worlds.operator_job import (
@@ -67,7 +68,7 @@ def test_an_evaluator_that_fails_is_the_reason_of_a_job_that_goes_on_training() 
 @pytest.mark.parametrize(
     "facts",
     [
-        {"disrupted": True},
+        {"ended_by": PodEnd.DISRUPTED},
         {"deleting": True},
         {"code": int(ExitCode.PREEMPTED)},
         {"code": None},
