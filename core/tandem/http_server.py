@@ -19,7 +19,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -46,7 +46,7 @@ class HttpServer:
         options: of `web.AppRunner`.
     """
 
-    def __init__(self, application: web.Application, **options: object) -> None:
+    def __init__(self, application: web.Application, **options: Any) -> None:
         application.middlewares.append(_refuse_encoded_bodies)
         application.on_response_prepare.append(_close_unauthenticated)
         self._runner = web.AppRunner(application, access_log=None, auto_decompress=False, lingering_time=0.0, **options)

@@ -269,9 +269,9 @@ class Controller:
         for first in range(0, len(plan.make), MANY):
             # Until an answer says otherwise each may have been made, and is made again under the same name alone.
             some = plan.make[first : first + MANY]
-            for one in some:
-                entropy = at.unanswered.get(_place(one), at.entropy)
-                memory.unanswered[_place(one)] = (one["metadata"]["name"], entropy)
+            for manifest in some:
+                entropy = at.unanswered.get(_place(manifest), at.entropy)
+                memory.unanswered[_place(manifest)] = (manifest["metadata"]["name"], entropy)
             answers, unavailable = await self._create_all(some)
             for manifest, (made, trouble) in answers:
                 note(_place(manifest), trouble, made)

@@ -298,7 +298,7 @@ def _pod(
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
         over=over,
         lingers=over and others and not ended,
-        ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), terminated.get("reason")),
+        ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
         address=_short(status.get("podIP")),
         waiting=waiting,
         words=words or _last_words(status, terminated),
