@@ -25,6 +25,7 @@ from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import EVERYWHERE, INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, listen, weakness
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import read_job
+from tandem.reasons import CONFIGURATION_ERROR
 from tandem.rundir.durable import lacks, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
@@ -185,7 +186,7 @@ def _refuse_what_cannot_run(rundir: RunDir, job: DistributedTrainingJob) -> None
     for one in found:
         log.warning("field=%s %s", dotted(one.field) or "-", one.message)
     if wrong := [f"{dotted(one.field)}: {one.message}" if one.field else one.message for one in found if one.fails]:
-        rundir.mark_failed("ConfigurationError", "; ".join(wrong), ExitCode.CONFIGURATION)
+        rundir.mark_failed(CONFIGURATION_ERROR, "; ".join(wrong), ExitCode.CONFIGURATION)
 
 
 def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:

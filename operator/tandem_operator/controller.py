@@ -14,6 +14,7 @@ from dataclasses import replace
 from tandem.formatting import rfc3339, seconds
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
+from tandem.reasons import Reason
 from tandem.status import Status
 from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
@@ -143,10 +144,10 @@ class Controller:
             await self._refuse(key, body, error.reason, str(error))
             return None
         if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
-            await self._refuse(key, body, pods.REASON, words)
+            await self._refuse(key, body, Reason.TEMPLATE_REFUSED, words)
             return None
         if (words := observed.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
-            await self._stall(key, body, observed.PROCESSES_CHANGED, words)
+            await self._stall(key, body, Reason.PROCESSES_CHANGED, words)
             return None
         own = self._cache.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
@@ -421,7 +422,7 @@ class Controller:
             return
         words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MOST_WORDS]}"
         try:
-            await self._stall(key, body, "InternalError", words, for_good=False)
+            await self._stall(key, body, Reason.INTERNAL_ERROR, words, for_good=False)
         except Exception as refused:
             log.warning("event=not-told job=%s/%s error=%r", *key, str(refused))
 
@@ -429,7 +430,7 @@ class Controller:
         """Do nothing about a job as it stands, hold its spec no longer, and say so."""
         self._cache.refuse(body, reason, words)
         self._memory(key, body["metadata"]["uid"]).forget_spec()
-        await self._stall(key, body, reason, words, for_good=reason != observed.NO_ROOM)
+        await self._stall(key, body, reason, words, for_good=reason != Reason.NO_ROOM)
 
     async def _stall(self, key: Key, body: Object, reason: str, message: str, for_good: bool = True) -> None:
         """Say of a job, once, that it is not looked after, unless it has ended.
@@ -480,7 +481,8 @@ def _trouble(kind: kinds.Kind, name: str, error: RequestRefused, shown: str = ""
     Args:
         shown: what a pod is called instead, whose name is another one at each try.
     """
-    reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "RequestRefused"
+    is_quota = error.code == 403 and "exceeded quota" in str(error)
+    reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.REFUSED
     return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import kopf
 
+from tandem.reasons import Reason
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
 from tandem_operator.bounded import MAX_SPEC_BYTES, UNREAD, Login, SpecBytes, UnreadableObjects, size
@@ -205,7 +206,7 @@ class Cache:
             self._spec_bytes.give(key)
         elif not self._spec_bytes.take(key, size(body["spec"])):
             there = self._spec_bytes.of(key[0]) / 2**20
-            body = observed.refused(body, observed.NO_ROOM, observed.no_room(key[0], there))
+            body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], there))
         return body
 
 

@@ -21,6 +21,7 @@ from tandem.formatting import seconds, several
 from tandem.job import DistributedTrainingJob
 from tandem.labels import RETRY_AT
 from tandem.model import Extent, RuleBroken, excess
+from tandem.reasons import Reason
 from tandem.status import Status
 from tandem_operator import kinds, names, retry
 from tandem_operator.bounded import UNREAD
@@ -382,10 +383,8 @@ MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
 REASON, DIGEST = "tandemReason", "tandemDigest"
 """Fields beside `spec` that no object has: why the spec was not kept, in a sentence and in one word, and its digest."""
-INVALID, NO_ROOM = "InvalidSpec", "NoRoom"
 ENDS = ("phase", "completionTime")
 """Of a status that is not understood, what must not be forgotten."""
-PROCESSES_CHANGED = "ProcessesChanged"
 
 
 class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
@@ -395,7 +394,7 @@ class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its 
         reason: the same in one CamelCase word.
     """
 
-    def __init__(self, message: str, reason: str = INVALID) -> None:
+    def __init__(self, message: str, reason: str = Reason.INVALID_SPEC) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -408,7 +407,7 @@ def refused(body: Object, reason: str, words: str) -> Object:
 def is_refused(before: Object, body: Object) -> bool:
     """Whether a job was refused before with the same spec."""
     known = REFUSED in before and before["metadata"]["uid"] == body["metadata"]["uid"]
-    return known and before[REASON] != NO_ROOM and before[DIGEST] == digest(body["spec"])
+    return known and before[REASON] != Reason.NO_ROOM and before[DIGEST] == digest(body["spec"])
 
 
 def digest(spec: Any) -> str:
@@ -442,9 +441,9 @@ def kept(body: Mapping[str, Any]) -> Object:
     found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
     found["metadata"] = metadata
     if why := body.get(UNREAD):
-        found = refused(found, INVALID, str(why))
+        found = refused(found, Reason.INVALID_SPEC, str(why))
     elif why := excess(spec := body.get("spec"), MOST_SPEC):
-        found = refused(found, INVALID, f"spec {why}")
+        found = refused(found, Reason.INVALID_SPEC, f"spec {why}")
     else:
         found["spec"] = spec
     status = body.get("status")

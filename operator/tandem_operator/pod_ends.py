@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from tandem.reasons import Reason
+
 HEALTHY_SECONDS = 60.0
 """A pod whose container ran for so long did start well."""
 ROOMY_SECONDS = 600.0
@@ -30,8 +32,8 @@ class PodEnd(StrEnum):
     FINISHED = "Finished"
     LEFT_OUT = "LeftOut"
     DISRUPTED = "Disrupted"
-    REJECTED = "PodRejected"
-    OVER_LIMIT = "LimitExceeded"
+    REJECTED = Reason.POD_REJECTED
+    OVER_LIMIT = Reason.LIMIT_EXCEEDED
     FAILED = "Failed"
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.exitcode import ExitCode
+from tandem.reasons import Reason
 from tandem_operator import kinds, names
-from tandem_operator.gang_deadlock import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
+from tandem_operator.gang_deadlock import WAY_SECONDS, claimant, rival, starved_for, way_ends
 from tandem_operator.job_memory import place
 from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
@@ -29,8 +30,8 @@ def name_taken(kind: Kind, name: str, owner: str) -> Want:
     words = f"{kind.name} {name} exists and is not this job's"
     if kind is kinds.CLAIM and not owner:
         given = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
-        return Want("NameTaken", f"{words}; {given}; else remove it, or give the job another name")
-    return Want("NameTaken", f"{words}; remove or rename it, or give the job another name")
+        return Want(Reason.NAME_TAKEN, f"{words}; {given}; else remove it, or give the job another name")
+    return Want(Reason.NAME_TAKEN, f"{words}; remove or rename it, or give the job another name")
 
 
 def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> Want | None:
@@ -43,7 +44,7 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> W
     if until is not None and at.now < until:
         before = condition(at.job.status, "Running")
         assert before is not None
-        return Want(GAVE_WAY, before.message)
+        return Want(Reason.GAVE_WAY, before.message)
     starved = starved_for(at.job, workers, at.now)
     if starved is None:
         return None
@@ -54,7 +55,7 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> W
     # Who works elsewhere is nobody's business here.
     name = other.name if other.namespace == me.namespace else "a job of another namespace"
     words = f"gave its workers back to {name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
-    return Want(GAVE_WAY, words)
+    return Want(Reason.GAVE_WAY, words)
 
 
 def waiting(at: Situation) -> Iterator[Want]:
@@ -76,9 +77,9 @@ def _ends(at: Situation, role: str) -> Iterator[Want]:
         if pod.end is None or pod.deleting or pod.index in well:
             continue
         if CONSEQUENCES[pod.end].is_trouble:
-            yield Want(pod.end.value, f"{pod.name} {_way_of(pod)}")
+            yield Want(pod.end, f"{pod.name} {_way_of(pod)}")
         elif role == names.EVALUATOR and pod.end is PodEnd.FAILED and pod.code not in NO_FAILURE:
-            yield Want("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
+            yield Want(Reason.EVALUATOR_FAILED, f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 
 def all_pods(at: Situation) -> list[Pod]:

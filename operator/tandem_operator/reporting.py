@@ -7,6 +7,7 @@ from typing import Any, Literal
 from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
 from tandem.measures import is_restart
+from tandem.reasons import Reason
 from tandem.status import (
     HALVED,
     KSTATUS,
@@ -23,7 +24,6 @@ from tandem.status import (
     told,
 )
 from tandem_operator import names
-from tandem_operator.gang_deadlock import GAVE_WAY
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import Pod
 
@@ -206,10 +206,11 @@ def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 _LAST = ("Complete", "Failed", "Suspended")
 _WORTH_A_WARNING = {
-    GAVE_WAY,
-    "NameTaken",
-    "QuotaExceeded",
-    "Refused",
+    Reason.GAVE_WAY,
+    Reason.NAME_TAKEN,
+    Reason.QUOTA_EXCEEDED,
+    Reason.REFUSED,
+    Reason.POD_REJECTED,
     "Unschedulable",
     "ImagePullBackOff",
     "ErrImagePull",
@@ -299,7 +300,7 @@ def _condition(
     same = (
         before is not None
         and before.status == value
-        and (before.reason == reason or GAVE_WAY not in (before.reason, reason))
+        and (before.reason == reason or Reason.GAVE_WAY not in (before.reason, reason))
     )
     return Condition(
         type=kind,

@@ -18,7 +18,8 @@ from tandem import launch
 from tandem.coordinator_client import GivenUp, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.protocol import PROTOCOL, Sync
+from tandem.protocol import BRIEF, PROTOCOL, Sync
+from tandem.reasons import Reason
 from tandem.rundir.layout import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
@@ -183,6 +184,14 @@ def test_a_heartbeat_that_says_nothing_new_is_held_and_then_answered(
         assert client.sync(says_nothing_new).order == "run"
         # For how long at most is shown in time that jumps (tests/unit/coordinator/test_heartbeats.py).
         assert time.monotonic() - began > 0.75 * coordinator.rundir.read_job().spec.elasticity.heartbeat_seconds
+
+
+def test_the_operator_is_told_in_one_word_why_the_job_has_failed(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path).start()
+    coordinator.rundir.mark_failed(Reason.CHECKPOINT_DOES_NOT_FIT, "layers differ", ExitCode.CONFIGURATION)
+    answer = until(lambda: (found := coordinator.raw("GET", BRIEF)[1])["status"]["phase"] == "Failed" and found, "it")
+    assert (answer["reason"], answer["status"]["message"]) == ("CheckpointDoesNotFit", "layers differ")
+    coordinator.kill()
 
 
 def test_told_to_stop_it_answers_what_it_holds_and_stops(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator import kinds, observed, pods
+from tandem.reasons import Reason
+from tandem_operator import kinds
 from tandem_operator.bounded import SpecBytes, size
 from tandem_operator.informer import Cache
 from tests.support import manifests
@@ -54,7 +55,6 @@ def test_nothing_of_a_refused_spec_is_held_until_it_is_changed(why: str) -> None
     world.cluster.edit(kinds.JOB, NAME, changes)
     world.settle()
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
-    assert pods.REASON == "TemplateRefused"
 
 
 def test_a_namespace_that_takes_all_there_is_leaves_room_for_others() -> None:
@@ -78,8 +78,8 @@ def test_a_job_without_room_says_so_and_begins_once_there_is_some() -> None:
     world.cache._spec_bytes = SpecBytes(size(JOB["spec"]) - 1)
     world.relist()
     world.look()
-    assert conditions(world)["Ready"] == ("False", observed.NO_ROOM)
-    assert conditions(world)["Reconciling"] == ("True", observed.NO_ROOM)
+    assert conditions(world)["Ready"] == ("False", Reason.NO_ROOM)
+    assert conditions(world)["Reconciling"] == ("True", Reason.NO_ROOM)
     message = world.cluster.objects[kinds.JOB, *KEY]["status"]["message"]
     assert "the specs of the jobs in the namespace default take" in message
     world.cache._spec_bytes = SpecBytes(3 * size(JOB["spec"]))
