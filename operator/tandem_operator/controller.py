@@ -376,8 +376,11 @@ class Controller:
         body = self._cache.job(key)
         if body is None or body["metadata"]["uid"] != memory.uid:
             return True
-        changes = reporting.patch(body.get("status") or {}, plan.status.dump())
-        now = time.monotonic()
+        wanted, now = plan.status.dump(), time.monotonic()
+        changes = reporting.patch(body.get("status") or {}, wanted)
+        if now - memory.written < AGAIN_SECONDS:
+            # An older CRD does not take each field, and a write for it at every look would change nothing.
+            changes = {name: value for name, value in changes.items() if (name, value) not in memory.pruned}
         # What is there for the first time is what somebody waits for.
         known = body.get("status", {}).keys() & reporting.LIVELY
         waits = changes and changes.keys() <= known and now - memory.written < lively(self._questions.answering)
@@ -394,6 +397,8 @@ class Controller:
             if not wrote:
                 memory.written = 0.0  # at the next look, when the watch has told
                 return False
+            there = self._cache.job(key) or body
+            memory.pruned = list(reporting.patch(there.get("status") or {}, wanted).items())
             before = job.status.phase if job.status else "none"
             if before != plan.status.phase:
                 log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
@@ -451,11 +456,10 @@ class Controller:
             await self._tell(key, body, [Notice(reason, message, warning=True)])
 
     async def _write(self, key: Key, body: Object, changes: Object) -> bool:
-        """Change fields of the status; False if that has to be decided again, because the job has changed since. Only
-        for conditions does that matter: they are written as a whole, and those of other writers are among them."""
-        version = body["metadata"]["resourceVersion"] if "conditions" in changes else ""
+        """Change fields of the status; False if that has to be decided again, because the job has changed since: it may
+        be another one of its name, and conditions are written as a whole, those of other writers among them."""
         try:
-            written = await self._api.patch_status(kinds.JOB, *key, changes, version)
+            written = await self._api.patch_status(kinds.JOB, *key, changes, body["metadata"]["resourceVersion"])
         except RequestRefused as error:
             if error.code == 409:
                 return False

@@ -14,7 +14,7 @@ A place or an object comes to rest when it is there as it should be, a pod of it
 They are kept in memory alone: an operator that starts again begins with short pauses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,7 +74,8 @@ def ending(pod: str) -> str:
 def later(attempts: Attempts, what: str, now: float) -> float | None:
     """When it may be tried again if that is not yet, seconds since the epoch."""
     known = attempts.get(what)
-    return None if known is None or known.due <= now else known.due
+    # After a step of our clock back, the last try is in the future.
+    return None if known is None or known.due <= now or known.at > now else known.due
 
 
 def role_waits(attempts: Attempts, role: str, now: float) -> float | None:
@@ -129,6 +130,8 @@ class JobMemory:
     uid: str
     written: float = 0.0
     """When the status was written last."""
+    pruned: Sequence[tuple[str, Any]] = ()
+    """Fields of that status, with their values, which the API server did not take: its CRD is older."""
     attempts: Attempts = field(default_factory=dict)
     """What was tried and has not come to rest."""
     unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -182,7 +182,8 @@ def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: 
     """When the next pod of a place is due, None for never, and its count of failures."""
     if last is None:
         return now, 0
-    finished = last.finished if last.finished is not None else last.created
+    # A node's clock may be ahead of ours.
+    finished = last.finished if last.finished is not None and last.finished <= now else last.created
     if last.end is PodEnd.FINISHED:
         return (None if ends_by_itself else finished + RESULT_SECONDS), 0
     failures = failures_of(last, proven)
