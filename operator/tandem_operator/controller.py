@@ -397,8 +397,10 @@ class Controller:
             if not wrote:
                 memory.written = 0.0  # at the next look, when the watch has told
                 return False
-            there = self._cache.job(key) or body
-            memory.pruned = list(reporting.patch(there.get("status") or {}, wanted).items())
+            there = self._cache.job(key)
+            # What was written is known, unless its answer was too large to be read.
+            left = reporting.patch(there.get("status") or {}, wanted) if there and there is not body else {}
+            memory.pruned = list(left.items())
             before = job.status.phase if job.status else "none"
             if before != plan.status.phase:
                 log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
