@@ -158,18 +158,18 @@ def _only_with(token: str, digest: str, page: LivePage) -> Middleware:
     # Only digests are compared: the time that takes says nothing of a token.
     expected = {one for one in (token_digest(token), digest) if one}
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/healthz":
-            return await handler(request)
-        if page.guards(request.path):
-            if page.knows(request):
-                authenticate(request)
-            return await handler(request)
+    def has_token(request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = token_digest(given)
-        if scheme != "Bearer" or not any(hmac.compare_digest(known, one) for one in expected):
-            raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
+        return scheme == "Bearer" and any(hmac.compare_digest(known, one) for one in expected)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        of_page = page.guards(request.path)
+        if not has_token(request) and not (of_page and page.knows(request)):
+            if request.path != "/healthz" and not of_page:
+                raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
+            return await handler(request)
         authenticate(request)
         try:
             response = await handler(request)
