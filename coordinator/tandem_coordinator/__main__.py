@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from aiohttp import web
-
 from tandem.errors import UserError
 from tandem.exitcode import ExitCode
+from tandem.http_server import BACKLOG, HttpServer
 from tandem.job import DistributedTrainingJob, OnExisting
 from tandem.launch import EVERYWHERE, INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, listen, weakness
 from tandem.manifest.fields import dotted
 from tandem.manifest.reading import read_job
+from tandem.reasons import CONFIGURATION_ERROR
 from tandem.rundir.durable import lacks, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
@@ -37,10 +37,6 @@ from tandem_coordinator.tracking.tracker import Tracker
 
 GRACE_SECONDS = 1.0
 """For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
-
-BACKLOG = 4096
-"""Agents that connect at the same moment, as all do after a restart. With fewer the kernel has them try again after
-seconds."""
 
 COLLECT_AFTER = (50_000, 20, 100)
 """Thresholds of the garbage collector. With the usual ones it walks through the objects of thousands of connections
@@ -121,19 +117,17 @@ async def _serve(
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
     coordinator = Coordinator(job, rundir, state_store, remembered)
-    runner = web.AppRunner(
-        application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=GRACE_SECONDS,
-    )
-    await runner.setup()
-    bound = await _listen(runner, host, port)
-    open_runner = None
+    servers = [
+        HttpServer(
+            application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
+            handler_cancellation=True,
+            shutdown_timeout=GRACE_SECONDS,
+        )
+    ]
+    bound = await _start(servers[0], host, port)
     if metrics_port is not None:
-        open_runner = web.AppRunner(metrics_application(coordinator), access_log=None, shutdown_timeout=GRACE_SECONDS)
-        await open_runner.setup()
-        metrics_port = await _listen(open_runner, host, metrics_port)
+        servers.append(HttpServer(metrics_application(coordinator), shutdown_timeout=GRACE_SECONDS))
+        metrics_port = await _start(servers[1], host, metrics_port)
         log.info("event=metrics host=%s port=%d", host, metrics_port)
     log.info(
         "event=listening job=%s host=%s port=%d generation=%d", job.metadata.name, host, bound, remembered.generation
@@ -151,9 +145,8 @@ async def _serve(
         with suppress(asyncio.CancelledError):
             await running
     finally:
-        await runner.cleanup()
-        if open_runner is not None:
-            await open_runner.cleanup()
+        for server in servers:
+            await server.close()
     if tracker is not None:
         await tracker.close()
     log.info("event=stopped")
@@ -193,7 +186,7 @@ def _refuse_what_cannot_run(rundir: RunDir, job: DistributedTrainingJob) -> None
     for one in found:
         log.warning("field=%s %s", dotted(one.field) or "-", one.message)
     if wrong := [f"{dotted(one.field)}: {one.message}" if one.field else one.message for one in found if one.fails]:
-        rundir.mark_failed("ConfigurationError", "; ".join(wrong), ExitCode.CONFIGURATION)
+        rundir.mark_failed(CONFIGURATION_ERROR, "; ".join(wrong), ExitCode.CONFIGURATION)
 
 
 def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
@@ -260,16 +253,18 @@ def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) 
         ) from None
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
+async def _start(server: HttpServer, host: str, port: int) -> int:
+    """Returns the port that it listens on."""
     try:
-        await web.SockSite(runner, listen(host, port, BACKLOG), backlog=BACKLOG).start()
+        sock = listen(host, port, BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CannotStart(f"port {port} on {host} is in use; choose another one, or 0 for a free one") from None
         raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     except OverflowError:
         raise CannotStart(f"{port} is not a port; use 0 to 65535") from None
-    return int(runner.addresses[0][1])
+    await server.start(sock)
+    return int(sock.getsockname()[1])
 
 
 def _write_ports(path: Path, ports: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ as the first member is back (the rest may still be writing).
 
 from dataclasses import replace
 
+from tandem.reasons import Reason
 from tandem_coordinator.failures import cut_off, first_of, is_of_all, progress, silent_members, strike, worded
 from tandem_coordinator.group_state import (
     Action,
@@ -171,7 +172,7 @@ def count_failure(state: State, now: float) -> Next:
     if state.failures <= state.rules.max_restarts:
         return state, (Say(f"failure {state.failures} of {state.rules.max_restarts} that are forgiven", warning=True),)
     cause = Cause(
-        "RestartsExhausted",
+        Reason.RESTARTS_EXHAUSTED,
         f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
         f"the last time because {state.cause.detail}",
     )

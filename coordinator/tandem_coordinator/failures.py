@@ -53,6 +53,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
 from tandem.protocol import WORDLESS, Failure, Sync
+from tandem.reasons import Reason
 from tandem_coordinator.group_state import (
     Cause,
     Complaint,
@@ -319,7 +320,7 @@ def _is_due_to_one(state: State, before: Hashable, again: Signature | None) -> b
 
 def _give_up(state: State) -> Next:
     before = "Tandem heard of a step or saw a checkpoint" if _is_silent(state) else "it made a step or saved anything"
-    cause = Cause("RepeatedFailure", f"{state.cause.detail}; twice, before {before}")
+    cause = Cause(Reason.REPEATED_FAILURE, f"{state.cause.detail}; twice, before {before}")
     first = first_of(state)
     return replace(state, failing=cause), (FailJob(cause, *(first or ("", None))),)
 

@@ -4,13 +4,13 @@ import gzip
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import ValidationError
 
+from tandem.http_server import Handler, authenticate, drain
 from tandem.launch import token_digest
 from tandem.model import Model
 from tandem.protocol import BRIEF, CODE, FIRST, MOST_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
@@ -34,7 +34,6 @@ MOST_ENCODED = 32
 """So many encoded answers are kept. A membership of thousands takes a megabyte."""
 
 M = TypeVar("M", bound=Model)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: str = "") -> web.Application:
@@ -44,7 +43,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
         digest: of another token that is as good (tandem.launch.TOKEN_DIGEST); empty: there is none.
     """
     server, page = _Server(coordinator), LivePage(coordinator, token, rundir)
-    guard = _only_with(token, digest, page.guards)
+    guard = _only_with(token, digest, page)
     code = CodeIntake(coordinator.job, rundir, coordinator.code_arrived)
     app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, guard])
     app.on_response_prepare.append(_say_protocol)
@@ -155,21 +154,32 @@ class _Server:
         return self._packed[1]
 
 
-def _only_with(token: str, digest: str, has_its_own_guard: Callable[[str], bool]) -> Middleware:
+def _only_with(token: str, digest: str, page: LivePage) -> Middleware:
     # Only digests are compared: the time that takes says nothing of a token.
     expected = {one for one in (token_digest(token), digest) if one}
 
-    @web.middleware
-    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path == "/healthz" or has_its_own_guard(request.path):
-            return await handler(request)
+    def has_token(request: web.Request) -> bool:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         known = token_digest(given)
-        if scheme != "Bearer" or not any(hmac.compare_digest(known, one) for one in expected):
-            raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
-        return await handler(request)
+        return scheme == "Bearer" and any(hmac.compare_digest(known, one) for one in expected)
 
-    return authenticate
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        of_page = page.guards(request.path)
+        if not has_token(request) and not (of_page and page.knows(request)):
+            if request.path != "/healthz" and not of_page:
+                raise web.HTTPUnauthorized(text="the job's token is missing or wrong; send Authorization: Bearer TOKEN")
+            return await handler(request)
+        authenticate(request)
+        try:
+            response = await handler(request)
+        except web.HTTPException:
+            await drain(request)
+            raise
+        await drain(request)
+        return response
+
+    return guard
 
 
 async def _say_protocol(_: web.Request, response: web.StreamResponse) -> None:

@@ -29,8 +29,8 @@ MOST_GENERATIONS = 20
 """How many the operator is told of."""
 MOST_NAMES = 48 * 2**10
 """Characters of all names of members: those of 1,000 to 2,000."""
-MOST_WORDS = 200
-"""Characters of why a generation was formed."""
+MOST_WORDS, MOST_REASON = 200, 64
+"""Characters of why a generation was formed, and of why the job has failed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def snapshot(
         status=status,
         members=[_member(agent, clock, reports) for _, agent in agents],
         finished=len(state.finished) if state.rules.ends_with_zero else None,
+        reason=_reason(state, observed) if status.phase == "Failed" else None,
         generations=list(generations),
         evaluators=list(observed.evaluators),
         events=list(events),
@@ -95,7 +96,14 @@ def brief(whole: Snapshot) -> Snapshot:
             view.model_copy(update={"members": members, "replicas": replicas, "detail": view.detail[:MOST_WORDS]})
         )
     views.reverse()
-    return Snapshot(job=whole.job, time=whole.time, status=whole.status, finished=whole.finished, generations=views)
+    return Snapshot(
+        job=whole.job,
+        time=whole.time,
+        status=whole.status,
+        finished=whole.finished,
+        reason=whole.reason,
+        generations=views,
+    )
 
 
 def status(
@@ -191,6 +199,12 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
 def _all_run(state: State) -> bool:
     running = {name for name, one in state.agents.items() if not one.waits and one.generation == state.number}
     return len(running | state.finished) >= len(state.inside)
+
+
+def _reason(state: State, observed: Observed) -> str | None:
+    """Why the job has failed, in one word."""
+    end = observed.ending or state.end or state.failing
+    return None if end is None else end.reason[:MOST_REASON]
 
 
 def _message(state: State, clock: Instant, observed: Observed) -> str | None:

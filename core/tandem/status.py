@@ -345,6 +345,8 @@ class Snapshot(Model):
     finished: Whole | None = None
     """Of a script of the user's own: replicas of the group that have gone because all of their ranks ended with exit
     code 0."""
+    reason: Annotated[str, Field(max_length=64)] | None = None
+    """Why the job has failed, in one CamelCase word (tandem.reasons)."""
     generations: Annotated[list[GenerationView], Field(max_length=100)] = []
     """The last memberships, oldest first; at most 100."""
     evaluators: Annotated[list[EvaluatorView], cut(4_096)] = []

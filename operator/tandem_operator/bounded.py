@@ -49,6 +49,64 @@ def cost(text: bytes | bytearray) -> int:
     return COMMA * text.count(b",") + BRACKET * (text.count(b"{") + text.count(b"["))
 
 
+MAX_SPEC_BYTES = 192 * 2**20
+"""Of the specs of all jobs, by the estimate of `size`. The operator's container has 512 MiB by default, of which a
+thousand ordinary jobs take a fifth."""
+ENTRY = 240
+"""Bytes for each entry of an object or a list: in the spec as it came, and in the job that was made of it."""
+
+
+def size(value: Any) -> int:
+    """An estimate of the bytes that a parsed piece of JSON takes. Without recursion."""
+    found = 0
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            found += len(one)
+        elif isinstance(one, dict | list):
+            found += ENTRY * len(one)
+            if isinstance(one, dict):
+                found += sum(map(len, one))
+            left += one.values() if isinstance(one, dict) else one
+    return found
+
+
+class SpecBytes:
+    """How much the specs take that the operator holds.
+
+    A namespace may take as much as is free: one alone half of it all, two a third each, and so on. So there is room for
+    one more namespace whatever the others take. Who has some room keeps it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._sizes: dict[tuple[str, str], int] = {}
+        self._namespaces: Counter[str] = Counter()
+
+    def of(self, namespace: str) -> int:
+        """What a namespace takes."""
+        return self._namespaces[namespace]
+
+    def take(self, key: tuple[str, str], size: int) -> bool:
+        """Take room for the spec of a job, instead of what that job has; False, and it has none, if there is none."""
+        before = self.give(key)
+        free = self._most - self._namespaces.total()
+        if size > before and self._namespaces[key[0]] + size > free:
+            return False
+        self._sizes[key] = size
+        self._namespaces[key[0]] += size
+        return True
+
+    def give(self, key: tuple[str, str]) -> int:
+        """Give back what a job has; how much that was."""
+        before = self._sizes.pop(key, 0)
+        self._namespaces[key[0]] -= before
+        if not self._namespaces[key[0]]:
+            del self._namespaces[key[0]]
+        return before
+
+
 def without_items(text: bytes) -> bytes:
     """A list as the API server sends it, but for what it lists.
 

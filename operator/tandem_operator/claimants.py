@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tandem.formatting import seconds
+from tandem.reasons import Reason
 from tandem_operator import names
-from tandem_operator.gang_deadlock import GAVE_WAY, Claimant, claimant, is_partly_placed, starved_for, way_ends
+from tandem_operator.gang_deadlock import Claimant, claimant, is_partly_placed, starved_for, way_ends
 from tandem_operator.informer import Cache, Key
 from tandem_operator.job_memory import JobMemory
 from tandem_operator.observed import InvalidSpec
@@ -79,4 +80,4 @@ class Claimants:
 def _says_that_it_gave_way(status: Any) -> bool:
     conditions = status.get("conditions") if isinstance(status, dict) else None
     found = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
-    return any((one.get("type"), one.get("reason")) == ("Running", GAVE_WAY) for one in found)
+    return any((one.get("type"), one.get("reason")) == ("Running", Reason.GAVE_WAY) for one in found)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from tandem.formatting import rfc3339, seconds
 from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
+from tandem.reasons import Reason
 from tandem.status import Status
 from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
@@ -140,13 +141,13 @@ class Controller:
         try:
             job = memory.parsed(body)
         except InvalidSpec as error:
-            await self._stall(key, body, "InvalidSpec", str(error))
+            await self._refuse(key, body, error.reason, str(error))
             return None
         if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
-            await self._stall(key, body, pods.REASON, words)
+            await self._refuse(key, body, Reason.TEMPLATE_REFUSED, words)
             return None
         if (words := observed.changed(job, uid, self._cache.children(key))) is not None and not _has_ended(job):
-            await self._stall(key, body, observed.PROCESSES_CHANGED, words)
+            await self._stall(key, body, Reason.PROCESSES_CHANGED, words)
             return None
         own = self._cache.children(key).pods(names.COORDINATOR, uid)
         heard = await self._questions.ask(key, job, uid, own)
@@ -175,6 +176,7 @@ class Controller:
             now=time.time(),
             entropy=secrets.token_hex(8),
             attempts=memory.attempts,
+            unanswered=memory.still_unanswered(children),
             memo=memory.memo,
         )
         plan = reconcile(situation, self._images, self._volumes)
@@ -252,9 +254,11 @@ class Controller:
                 # That it is there is seen from what is made after it.
                 return vain
         # None of them needs another one.
-        made_now = await asyncio.gather(*(self._create(_kind(manifest), manifest) for manifest in plan.create))
-        for manifest, (made, trouble) in zip(plan.create, made_now, strict=True):
+        answers, unavailable = await self._create_all(plan.create)
+        for manifest, (made, trouble) in answers:
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, made or trouble is None)
+        if unavailable is not None:
+            raise unavailable
         for manifest in plan.update:
             updated, trouble = await self._update(key, manifest)
             note(writing(_kind(manifest), manifest["metadata"]["name"]), trouble, updated)
@@ -264,11 +268,20 @@ class Controller:
             return vain
         # They need all of the former, and none of each other.
         for first in range(0, len(plan.make), MANY):
+            # Until an answer says otherwise each may have been made, and is made again under the same name alone.
             some = plan.make[first : first + MANY]
-            answers = await asyncio.gather(*(self._create(kinds.POD, manifest) for manifest in some))
-            for manifest, (made, trouble) in zip(some, answers, strict=True):
+            for manifest in some:
+                entropy = at.unanswered.get(_place(manifest), at.entropy)
+                memory.unanswered[_place(manifest)] = (manifest["metadata"]["name"], entropy)
+            answers, unavailable = await self._create_all(some)
+            for manifest, (made, trouble) in answers:
                 note(_place(manifest), trouble, made)
-            if all(trouble is not None for _, trouble in answers):
+                # Where its name is taken it may be the one that was not answered before: then the watch tells of it.
+                if made or trouble is not None or _place(manifest) not in at.unanswered:
+                    del memory.unanswered[_place(manifest)]
+            if unavailable is not None:
+                raise unavailable
+            if all(trouble is not None for _, (_, trouble) in answers):
                 break
         for one in plan.remove:
             try:
@@ -289,6 +302,21 @@ class Controller:
             await self._questions.tell(key, plan.target)
         return vain
 
+    async def _create_all(
+        self, manifests: Sequence[Object]
+    ) -> tuple[list[tuple[Object, tuple[bool, Want | None]]], BaseException | None]:
+        """Create objects side by side, and wait for all of the answers: a write that is in flight when a look ends
+        would be done again by the next look.
+
+        Returns:
+            The manifests that were answered, each with what `_create` returns, and the first of the errors.
+        """
+        found = await asyncio.gather(
+            *(self._create(_kind(manifest), manifest) for manifest in manifests), return_exceptions=True
+        )
+        answers = [(one, answer) for one, answer in zip(manifests, found, strict=True) if isinstance(answer, tuple)]
+        return answers, next((one for one in found if isinstance(one, BaseException)), None)
+
     async def _create(self, kind: kinds.Kind, manifest: Object) -> tuple[bool, Want | None]:
         """Whether it was made, and if not what speaks against it."""
         metadata = manifest["metadata"]
@@ -297,7 +325,8 @@ class Controller:
         except RequestRefused as error:
             if error.code != 409:
                 return False, _trouble(kind, metadata["name"], error, _place(manifest) if kind is kinds.POD else "")
-            # The next look gives a pod another name. A Secret is not read: what is there serves the job's own pods.
+            # A pod that is there already will be in the cache soon; else the next look gives it another name. A Secret
+            # is not read: what is there serves the job's own pods.
             # Any other conflict is of two that a quota counted at once.
             if kind in (kinds.POD, kinds.SECRET) or error.reason != "AlreadyExists":
                 return False, None
@@ -347,8 +376,11 @@ class Controller:
         body = self._cache.job(key)
         if body is None or body["metadata"]["uid"] != memory.uid:
             return True
-        changes = reporting.patch(body.get("status") or {}, plan.status.dump())
-        now = time.monotonic()
+        wanted, now = plan.status.dump(), time.monotonic()
+        changes = reporting.patch(body.get("status") or {}, wanted)
+        if now - memory.written < AGAIN_SECONDS:
+            # An older CRD does not take each field, and a write for it at every look would change nothing.
+            changes = {name: value for name, value in changes.items() if (name, value) not in memory.pruned}
         # What is there for the first time is what somebody waits for.
         known = body.get("status", {}).keys() & reporting.LIVELY
         waits = changes and changes.keys() <= known and now - memory.written < lively(self._questions.answering)
@@ -365,6 +397,10 @@ class Controller:
             if not wrote:
                 memory.written = 0.0  # at the next look, when the watch has told
                 return False
+            there = self._cache.job(key)
+            # What was written is known, unless its answer was too large to be read.
+            left = reporting.patch(there.get("status") or {}, wanted) if there and there is not body else {}
+            memory.pruned = list(left.items())
             before = job.status.phase if job.status else "none"
             if before != plan.status.phase:
                 log.info("event=phase job=%s/%s from=%s to=%s", *key, before, plan.status.phase)
@@ -393,9 +429,15 @@ class Controller:
             return
         words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MOST_WORDS]}"
         try:
-            await self._stall(key, body, "InternalError", words, for_good=False)
+            await self._stall(key, body, Reason.INTERNAL_ERROR, words, for_good=False)
         except Exception as refused:
             log.warning("event=not-told job=%s/%s error=%r", *key, str(refused))
+
+    async def _refuse(self, key: Key, body: Object, reason: str, words: str) -> None:
+        """Do nothing about a job as it stands, hold its spec no longer, and say so."""
+        self._cache.refuse(body, reason, words)
+        self._memory(key, body["metadata"]["uid"]).forget_spec()
+        await self._stall(key, body, reason, words, for_good=reason != Reason.NO_ROOM)
 
     async def _stall(self, key: Key, body: Object, reason: str, message: str, for_good: bool = True) -> None:
         """Say of a job, once, that it is not looked after, unless it has ended.
@@ -416,11 +458,10 @@ class Controller:
             await self._tell(key, body, [Notice(reason, message, warning=True)])
 
     async def _write(self, key: Key, body: Object, changes: Object) -> bool:
-        """Change fields of the status; False if that has to be decided again, because the job has changed since. Only
-        for conditions does that matter: they are written as a whole, and those of other writers are among them."""
-        version = body["metadata"]["resourceVersion"] if "conditions" in changes else ""
+        """Change fields of the status; False if that has to be decided again, because the job has changed since: it may
+        be another one of its name, and conditions are written as a whole, those of other writers among them."""
         try:
-            written = await self._api.patch_status(kinds.JOB, *key, changes, version)
+            written = await self._api.patch_status(kinds.JOB, *key, changes, body["metadata"]["resourceVersion"])
         except RequestRefused as error:
             if error.code == 409:
                 return False
@@ -446,7 +487,8 @@ def _trouble(kind: kinds.Kind, name: str, error: RequestRefused, shown: str = ""
     Args:
         shown: what a pod is called instead, whose name is another one at each try.
     """
-    reason = "QuotaExceeded" if error.code == 403 and "exceeded quota" in str(error) else "RequestRefused"
+    is_quota = error.code == 403 and "exceeded quota" in str(error)
+    reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.REFUSED
     return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
 
 

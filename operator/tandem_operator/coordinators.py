@@ -50,6 +50,7 @@ class _Heard(Model):
     time: float
     status: Status
     finished: Whole | None = None
+    reason: Annotated[str, Field(max_length=64)] | None = None
     generations: Annotated[list[GenerationView], Field(max_length=100), FailFast()] = []
 
 
@@ -133,7 +134,12 @@ def understood(body: bytes) -> Snapshot:
     except ValidationError as error:
         raise UnreadableAnswer(f"{error.error_count()} mistakes") from None
     return Snapshot(
-        job=heard.job, time=heard.time, status=heard.status, finished=heard.finished, generations=heard.generations
+        job=heard.job,
+        time=heard.time,
+        status=heard.status,
+        finished=heard.finished,
+        reason=heard.reason,
+        generations=heard.generations,
     )
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
 from tandem.pod_template import Asked, asked_by_all
+from tandem.reasons import Reason
 from tandem.status import Status
 from tandem_operator.lifecycle import condition
 from tandem_operator.observed import Pod
@@ -34,7 +35,6 @@ PATIENCE_SECONDS = 600.0
 """Autoscalers take one to seven minutes for a node with GPUs. Where the number of nodes is fixed, less will do."""
 WAY_SECONDS = 120.0
 """How long who gave way keeps out of it."""
-GAVE_WAY = "GaveWay"
 UNSCHEDULABLE = "Unschedulable"
 
 
@@ -125,6 +125,6 @@ def _waiting(workers: Sequence[Pod]) -> list[Pod]:
 def way_ends(status: Status | None) -> float | None:
     """When a job that has given way tries again, seconds since the epoch; None for one that has not."""
     state = condition(status, "Running")
-    if state is None or state.reason != GAVE_WAY:
+    if state is None or state.reason != Reason.GAVE_WAY:
         return None
     return (seconds(state.last_transition_time) or 0.0) + WAY_SECONDS

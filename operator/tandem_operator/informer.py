@@ -27,9 +27,10 @@ from typing import Any
 
 import kopf
 
+from tandem.reasons import Reason
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
-from tandem_operator.bounded import UNREAD, Login, UnreadableObjects
+from tandem_operator.bounded import MAX_SPEC_BYTES, UNREAD, Login, SpecBytes, UnreadableObjects, size
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Object, Thing, children, job_of, observe, version
 
@@ -44,18 +45,34 @@ class _Entry:
 
 
 class Cache:
-    """The cache."""
+    """The cache.
 
-    def __init__(self) -> None:
+    Args:
+        max_spec_bytes: of the specs of all jobs (tandem_operator.bounded.SpecBytes).
+    """
+
+    def __init__(self, max_spec_bytes: int = MAX_SPEC_BYTES) -> None:
         self.unreadable = UnreadableObjects()
         """What could not be taken in."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], Thing]] = {}
+        self._spec_bytes = SpecBytes(max_spec_bytes)
 
     def job(self, key: Key) -> Object | None:
         """A job's object."""
         return self._jobs.get(key)
+
+    def refuse(self, body: Object, reason: str, words: str) -> None:
+        """Hold the spec of a job no longer, as long as it is this one: nothing is done about it.
+
+        Args:
+            body: the job, as `job` has returned it.
+        """
+        key = (body["metadata"]["namespace"], body["metadata"]["name"])
+        if self._jobs.get(key) is body and observed.REFUSED not in body:
+            self._jobs[key] = observed.refused(body, reason, words)
+            self._spec_bytes.give(key)
 
     def everyone(self) -> list[Key]:
         """All jobs."""
@@ -92,6 +109,7 @@ class Cache:
             if there is None or there["metadata"]["uid"] != uid:
                 return None
             del self._jobs[namespace, name]
+            self._spec_bytes.give((namespace, name))
             return namespace, name
         place = (kind, namespace, name)
         entry = self._entries.get(place)
@@ -167,15 +185,29 @@ class Cache:
             return []
         if observed.REFUSED in body:
             self.unreadable.note(kinds.JOB, body, body[observed.REFUSED])
+        body = self._bounded(key, before, body)
         self._jobs[key] = body
         if before is None or before["metadata"]["uid"] != metadata["uid"]:
             return [key]
         if before["metadata"]["generation"] == metadata["generation"] and before["spec"] == body["spec"]:
             # What was parsed once is not parsed again (tandem_operator.job_memory).
             body["spec"] = before["spec"]
+        if observed.REFUSED in before and observed.REFUSED not in body:
+            return [key]
         # A change of the status alone is our own.
         told = ("generation", "deletionTimestamp", "annotations")
         return [] if all(before["metadata"].get(field) == metadata.get(field) for field in told) else [key]
+
+    def _bounded(self, key: Key, before: Object | None, body: Object) -> Object:
+        """A job without its spec, if that was refused before or there is no room for it."""
+        if observed.REFUSED not in body and before is not None and observed.is_refused(before, body):
+            body = observed.refused(body, before[observed.REASON], before[observed.REFUSED])
+        if observed.REFUSED in body:
+            self._spec_bytes.give(key)
+        elif not self._spec_bytes.take(key, size(body["spec"])):
+            there = self._spec_bytes.of(key[0]) / 2**20
+            body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], there))
+        return body
 
 
 @dataclass(frozen=True)

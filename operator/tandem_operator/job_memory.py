@@ -14,14 +14,14 @@ A place or an object comes to rest when it is there as it should be, a pod of it
 They are kept in memory alone: an operator that starts again begins with short pauses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tandem.job import DistributedTrainingJob, Spec
-from tandem_operator import names, observed, replicas
+from tandem_operator import kinds, names, observed, replicas
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Object
+from tandem_operator.observed import Children, Object
 from tandem_operator.reporting import Want
 
 MANY = 8
@@ -74,7 +74,8 @@ def ending(pod: str) -> str:
 def later(attempts: Attempts, what: str, now: float) -> float | None:
     """When it may be tried again if that is not yet, seconds since the epoch."""
     known = attempts.get(what)
-    return None if known is None or known.due <= now else known.due
+    # After a step of our clock back, the last try is in the future.
+    return None if known is None or known.due <= now or known.at > now else known.due
 
 
 def role_waits(attempts: Attempts, role: str, now: float) -> float | None:
@@ -129,13 +130,29 @@ class JobMemory:
     uid: str
     written: float = 0.0
     """When the status was written last."""
+    pruned: Sequence[tuple[str, Any]] = ()
+    """Fields of that status, with their values, which the API server did not take: its CRD is older."""
     attempts: Attempts = field(default_factory=dict)
     """What was tried and has not come to rest."""
+    unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By place: pods whose creation was not answered (an overloaded API server, a lost connection), each with its name
+    and the entropy of that. They may be there, or be made yet."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Reason and message of the last Events, and when each was posted."""
     memo: Memo = field(default_factory=Memo)
     _spec: Any = None
     _job: DistributedTrainingJob | None = None
+
+    def still_unanswered(self, children: Children) -> dict[str, str]:
+        """By place: the entropy of pods that may be there, and are not known to be. Another pod of that place has to
+        have the same name, so that there are never two."""
+        known = {name for kind, name in children.things if kind is kinds.POD}
+        self.unanswered = {what: one for what, one in self.unanswered.items() if one[0] not in known}
+        return {what: entropy for what, (_, entropy) in self.unanswered.items()}
+
+    def forget_spec(self) -> None:
+        """Hold nothing of the job's spec."""
+        self._job, self._spec, self.memo = None, None, Memo()
 
     def parsed(self, body: Object) -> DistributedTrainingJob:
         """The job that an object says, with a spec that is the same object as long as the cache's is.
@@ -145,7 +162,7 @@ class JobMemory:
         """
         spec = body.get("spec")
         if self._job is None or spec is None or spec is not self._spec:
-            self._job, self._spec = None, spec
-            self._job = observed.parsed(body)
+            self._job, self._spec = None, None
+            self._job, self._spec = observed.parsed(body), spec
             return self._job
         return self._job.model_copy(update={"status": observed.status_of(body)})

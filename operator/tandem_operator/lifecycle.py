@@ -21,6 +21,7 @@ from typing import Literal
 from tandem.exitcode import ExitCode
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
+from tandem.reasons import RECORDED, Reason
 from tandem.status import Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
@@ -31,16 +32,17 @@ IDLE_SECONDS, IDLE_ANSWERS = 30.0, 3
 """How long, and how often, a coordinator has to say that nobody trains. A group that has lost a member is another one
 within a few seconds, and one whose coordinator has restarted is adopted in as many."""
 
-_TOLD_TO_NOBODY = ("DeadlineExceeded", "DoesNotStart")
+_TOLD_TO_NOBODY = (Reason.DEADLINE_EXCEEDED, Reason.DOES_NOT_START)
 """Reasons of ends that are decided here."""
 
 Stage = Literal["train", "drain", "suspend", "end"]
 
 _REASONS = {
-    ExitCode.DIVERGED: "Diverged",
-    ExitCode.HUNG: "Hung",
-    ExitCode.CONFIGURATION: "InvalidConfiguration",
+    ExitCode.DIVERGED: Reason.DIVERGED,
+    ExitCode.HUNG: Reason.HUNG,
+    ExitCode.CONFIGURATION: Reason.INVALID_CONFIGURATION,
 }
+"""For coordinators that do not say why the job has failed, as those of the previous version."""
 
 
 @dataclass(frozen=True)
@@ -182,17 +184,19 @@ def _failure(
 ) -> Lifecycle | None:
     if heard is not None and heard.status.phase == "Failed":
         codes = {pod.code for pod in workers if pod.ended}
-        known = next((reason for code, reason in _REASONS.items() if code in codes), "TrainingFailed")
+        reasons = (reason for code, reason in _REASONS.items() if heard.reason is None and code in codes)
+        # What a coordinator says is a tenant's to write.
+        known = RECORDED.get(heard.reason or "") or next(reasons, Reason.TRAINING_FAILED)
         return Lifecycle("end", "Failed", known, heard.status.message or "the coordinator says no more")
     limit = deadline(job)
     if limit is not None and now >= limit:
         words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
-        return Lifecycle("end", "Failed", "DeadlineExceeded", words, at_once=True)
+        return Lifecycle("end", "Failed", Reason.DEADLINE_EXCEEDED, words, at_once=True)
     others = job.spec.workers.replicas - len(stuck)
     if stuck and nobody_trains and others < job.spec.fewest_workers:
         pod = stuck[0]
         words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
-        return Lifecycle("end", "Failed", "DoesNotStart", words, at_once=True)
+        return Lifecycle("end", "Failed", Reason.DOES_NOT_START, words, at_once=True)
     return None
 
 

@@ -6,22 +6,27 @@ A template may hold anything, up to the megabyte and a half that an object may h
 needs is not kept, and the job is refused in words.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import xxhash
 from pydantic import ValidationError
 
+from tandem.exitcode import ExitCode
 from tandem.formatting import seconds, several
 from tandem.job import DistributedTrainingJob
 from tandem.labels import RETRY_AT
 from tandem.model import Extent, RuleBroken, excess
+from tandem.reasons import Reason
 from tandem.status import Status
 from tandem_operator import kinds, names, retry
 from tandem_operator.bounded import UNREAD
 from tandem_operator.kinds import Kind
+from tandem_operator.pod_ends import OUT_OF_MEMORY, PodEnd, ended_by
 
 NO_CONFIGURATION = "CreateContainerConfigError"
 """Of a container that needs a Secret or a ConfigMap that is not there."""
@@ -36,8 +41,6 @@ BROKEN_WAITING = {
     "CrashLoopBackOff",
 }
 """Reasons of a waiting container that do not go away by waiting a moment."""
-DISRUPTED = {"Evicted", "Preempting", "Terminated", "NodeLost", "NodeShutdown", "NodeAffinity", "Shutdown"}
-"""Reasons of a failed pod that are not its own doing."""
 
 MOST_WORDS = 500
 """Characters of a container's last line that are kept, and of any other sentence."""
@@ -111,8 +114,6 @@ class Pod(Thing):
     """Its container's exit code."""
     restarts: int = 0
     """How often its kubelet has started its container again."""
-    ending: str = ""
-    """Kubernetes' word for how its container ended, for instance OOMKilled."""
     ready: bool = False
     silent: bool = False
     """Its containers are ready and it is not: its node does not answer any more."""
@@ -120,8 +121,8 @@ class Pod(Thing):
     """Its container has ended for good, whether its phase says so already or not."""
     lingers: bool = False
     """It is over, and others of the user's own in it still run."""
-    disrupted: bool = False
-    """It was evicted, preempted, or lost with its node."""
+    ended_by: PodEnd | None = None
+    """What of the cluster's has ended it, or is about to: its node, its limits; None: nothing."""
     address: str = ""
     waiting: str = ""
     """Why it does not start, one word, where that is known."""
@@ -132,6 +133,14 @@ class Pod(Thing):
     def ended(self) -> bool:
         """Whether it is over: the end of our container is the end, whatever a sidecar does."""
         return self.phase in ("Succeeded", "Failed") or self.over
+
+    @property
+    def end(self) -> PodEnd | None:
+        """How it has ended, None if it has not."""
+        if not self.ended:
+            return None
+        by_itself = {int(ExitCode.DONE): PodEnd.FINISHED, int(ExitCode.LEFT_OUT): PodEnd.LEFT_OUT}
+        return self.ended_by or by_itself.get(-1 if self.code is None else self.code, PodEnd.FAILED)
 
     @property
     def live(self) -> bool:
@@ -286,15 +295,14 @@ def _pod(
         phase=_short(status.get("phase")) or "Pending",
         code=_whole(terminated.get("exitCode")),
         restarts=_whole(container.get("restartCount")) or 0,
-        ending=_short(terminated.get("reason")),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
         over=over,
         lingers=over and others and not ended,
-        disrupted=_holds(conditions, "DisruptionTarget") or status.get("reason") in DISRUPTED,
+        ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
         address=_short(status.get("podIP")),
         waiting=waiting,
-        words=words or _last_line(terminated.get("message")) or _short(status.get("message"), MOST_WORDS),
+        words=words or _last_words(status, terminated),
     )
 
 
@@ -336,6 +344,14 @@ def _holds(conditions: Mapping[str, Any], kind: str) -> bool:
     return bool(conditions.get(kind, {}).get("status") == "True")
 
 
+def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
+    """Why a pod has ended: what the kubelet says of an end that is its doing, else what the container said last."""
+    if terminated.get("reason") == OUT_OF_MEMORY:
+        return f"{OUT_OF_MEMORY}: it used more memory than its limit"
+    said = _short(status.get("message"), MOST_WORDS).strip()
+    return (said if status.get("reason") else "") or _last_line(terminated.get("message")) or said
+
+
 def _last_line(text: str | None) -> str:
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
     return lines[-1][:MOST_WORDS] if lines else ""
@@ -365,14 +381,47 @@ MOST_NAME = 253
 MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
 MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
-"""A field beside `spec` that no object has: why the spec was not kept."""
+REASON, DIGEST = "tandemReason", "tandemDigest"
+"""Fields beside `spec` that no object has: why the spec was not kept, in a sentence and in one word, and its digest."""
 ENDS = ("phase", "completionTime")
 """Of a status that is not understood, what must not be forgotten."""
-PROCESSES_CHANGED = "ProcessesChanged"
 
 
 class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
-    """What the API server took and is no job that this operator can run; says why."""
+    """What the API server took and is no job that this operator can run; says why.
+
+    Args:
+        reason: the same in one CamelCase word.
+    """
+
+    def __init__(self, message: str, reason: str = Reason.INVALID_SPEC) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def refused(body: Object, reason: str, words: str) -> Object:
+    """A job's object without its spec."""
+    return {**body, "spec": None, REFUSED: words, REASON: reason, DIGEST: digest(body.get("spec"))}
+
+
+def is_refused(before: Object, body: Object) -> bool:
+    """Whether a job was refused before with the same spec."""
+    known = REFUSED in before and before["metadata"]["uid"] == body["metadata"]["uid"]
+    return known and before[REASON] != Reason.NO_ROOM and before[DIGEST] == digest(body["spec"])
+
+
+def digest(spec: Any) -> str:
+    """A spec in a few letters. The same generation of a job is read differently once its CRD has changed."""
+    return "" if spec is None else xxhash.xxh3_128_hexdigest(json.dumps(spec).encode())
+
+
+def no_room(namespace: str, mebibytes: float) -> str:
+    """The sentence for a job whose spec is not held."""
+    return (
+        f"the specs of the jobs in the namespace {namespace} take {mebibytes:.0f} MiB of the operator's memory, and it "
+        "has no more for one namespace: delete jobs, or move text out of their specs; nothing is done about this job "
+        "until there is room, which is looked for every minute"
+    )
 
 
 def kept(body: Mapping[str, Any]) -> Object:
@@ -392,9 +441,9 @@ def kept(body: Mapping[str, Any]) -> Object:
     found: Object = {field: text if isinstance(text, str) else "" for field, text in said.items()}
     found["metadata"] = metadata
     if why := body.get(UNREAD):
-        found |= {"spec": None, REFUSED: str(why)}
+        found = refused(found, Reason.INVALID_SPEC, str(why))
     elif why := excess(spec := body.get("spec"), MOST_SPEC):
-        found |= {"spec": None, REFUSED: f"spec {why}"}
+        found = refused(found, Reason.INVALID_SPEC, f"spec {why}")
     else:
         found["spec"] = spec
     status = body.get("status")
@@ -425,7 +474,7 @@ def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
         InvalidSpec: it says none.
     """
     if REFUSED in body:
-        raise InvalidSpec(body[REFUSED])
+        raise InvalidSpec(body[REFUSED], body[REASON])
     metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     whole = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
     try:

@@ -12,7 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tandem import metrics
 from tandem.formatting import seconds
+from tandem.http_server import BACKLOG, HttpServer
 from tandem.job import Workers
+from tandem.launch import EVERYWHERE, listen
 from tandem.status import Status
 from tandem_operator.informer import Watching
 from tandem_operator.lifecycle import condition
@@ -170,10 +172,9 @@ async def serve_health(
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
+    server = HttpServer(app)
     try:
-        await web.TCPSite(runner, port=port).start()
+        await server.start(listen(EVERYWHERE, port, BACKLOG))
         await asyncio.Event().wait()
     finally:
-        await runner.cleanup()
+        await server.close()

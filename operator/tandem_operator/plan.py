@@ -1,12 +1,12 @@
 """The inputs and the result of `reconcile`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.job import DistributedTrainingJob
 from tandem.status import Snapshot, Status
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
-from tandem_operator.job_memory import Attempts, Memo
+from tandem_operator.job_memory import Attempts, Memo, place
 from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
@@ -49,6 +49,9 @@ class Situation:
     """Makes the names of new pods unique."""
     attempts: Attempts = field(default_factory=dict)
     """What has been tried lately and has not come to rest."""
+    unanswered: Mapping[str, str] = field(default_factory=dict)
+    """By place: the entropy of pods whose creation was not answered, so that they may be there
+    (tandem_operator.job_memory)."""
     memo: Memo = field(default_factory=Memo)
     """What was computed at earlier looks; decides nothing."""
 
@@ -56,6 +59,10 @@ class Situation:
     def nobody_trains(self) -> bool:
         """Whether the coordinator has said so for long enough to act on."""
         return self.idle is not None and self.idle.lasts(self.now)
+
+    def entropy_of(self, role: str, index: int) -> str:
+        """Makes the name of a new pod unique, unless that pod may be there already."""
+        return self.unanswered.get(place(role, index), self.entropy)
 
     def pods(self, role: str) -> list[Pod]:
         """The job's own pods of a role, oldest first."""

@@ -59,7 +59,6 @@ def _lists(ours: list[Any], theirs: list[Any], field: str) -> list[Any]:
     return [*kept, *news.values()]
 
 
-REASON = "TemplateRefused"
 NAMES = {"spec.containers.name", "spec.initContainers.name", "spec.volumes.name"}
 
 

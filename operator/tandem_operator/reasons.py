@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.exitcode import ExitCode
+from tandem.reasons import Reason
 from tandem_operator import kinds, names
-from tandem_operator.gang_deadlock import GAVE_WAY, WAY_SECONDS, claimant, rival, starved_for, way_ends
+from tandem_operator.gang_deadlock import WAY_SECONDS, claimant, rival, starved_for, way_ends
 from tandem_operator.job_memory import place
 from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import BROKEN_WAITING, Pod
 from tandem_operator.plan import Situation
-from tandem_operator.replicas import HEALTHY_SECONDS, New
+from tandem_operator.pod_ends import CONSEQUENCES, HEALTHY_SECONDS, PodEnd
+from tandem_operator.replicas import New
 from tandem_operator.reporting import Notice, Want
 
 NO_FAILURE = (None, ExitCode.DONE, ExitCode.PREEMPTED)
@@ -28,8 +30,8 @@ def name_taken(kind: Kind, name: str, owner: str) -> Want:
     words = f"{kind.name} {name} exists and is not this job's"
     if kind is kinds.CLAIM and not owner:
         given = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
-        return Want("NameTaken", f"{words}; {given}; else remove it, or give the job another name")
-    return Want("NameTaken", f"{words}; remove or rename it, or give the job another name")
+        return Want(Reason.NAME_TAKEN, f"{words}; {given}; else remove it, or give the job another name")
+    return Want(Reason.NAME_TAKEN, f"{words}; remove or rename it, or give the job another name")
 
 
 def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> Want | None:
@@ -42,7 +44,7 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> W
     if until is not None and at.now < until:
         before = condition(at.job.status, "Running")
         assert before is not None
-        return Want(GAVE_WAY, before.message)
+        return Want(Reason.GAVE_WAY, before.message)
     starved = starved_for(at.job, workers, at.now)
     if starved is None:
         return None
@@ -53,7 +55,7 @@ def giving_way(at: Situation, lifecycle: Lifecycle, workers: Sequence[Pod]) -> W
     # Who works elsewhere is nobody's business here.
     name = other.name if other.namespace == me.namespace else "a job of another namespace"
     words = f"gave its workers back to {name}, which waits for them; tries again in {WAY_SECONDS:.0f} s"
-    return Want(GAVE_WAY, words)
+    return Want(Reason.GAVE_WAY, words)
 
 
 def waiting(at: Situation) -> Iterator[Want]:
@@ -62,13 +64,22 @@ def waiting(at: Situation) -> Iterator[Want]:
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Want(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
-    evaluators = at.pods(names.EVALUATOR)
+    for role in names.ROLES:
+        yield from _ends(at, role)
+
+
+def _ends(at: Situation, role: str) -> Iterator[Want]:
+    """How pods have ended, where that is worth a word."""
+    pods = at.pods(role)
     # A pod that failed stays for its logs; it is no trouble any more once the one after it has started well.
-    well = {pod.index for pod in evaluators if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
-    for pod in evaluators:
-        failed = pod.ended and not pod.disrupted and not pod.deleting and pod.code not in NO_FAILURE
-        if failed and pod.index not in well:
-            yield Want("EvaluatorFailed", f"{pod.name} ended with exit code {pod.code}: {pod.words}")
+    well = {pod.index for pod in pods if pod.live and at.now - (pod.started or at.now) >= HEALTHY_SECONDS}
+    for pod in pods:
+        if pod.end is None or pod.deleting or pod.index in well:
+            continue
+        if CONSEQUENCES[pod.end].is_trouble:
+            yield Want(pod.end, f"{pod.name} {_way_of(pod)}")
+        elif role == names.EVALUATOR and pod.end is PodEnd.FAILED and pod.code not in NO_FAILURE:
+            yield Want(Reason.EVALUATOR_FAILED, f"{pod.name} ended with exit code {pod.code}: {pod.words}")
 
 
 def all_pods(at: Situation) -> list[Pod]:
@@ -95,8 +106,9 @@ def replacements(role: str, pods: Sequence[Pod], made: Iterable[New], fallen: st
 
 def _way_of(pod: Pod) -> str:
     """How a pod was lost."""
-    if pod.disrupted:
-        return "was evicted"
+    if pod.ended_by is not None:
+        words = CONSEQUENCES[pod.ended_by].words
+        return f"{words}: {pod.words}" if pod.ended and pod.words else words
     if pod.silent:
         return "was lost with its node"
     if pod.deleting:

@@ -94,7 +94,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     follows = objects.is_on_one_node(job, volumes)
     workers, evaluators = at.pods(names.WORKER), at.pods(names.EVALUATOR)
     endpoint, images = _endpoint(at), _running(images, workers)
-    group = group_of(job, workers, at.entropy)
+    group = group_of(job, workers, _group_entropy(at))
     worker_plan = replicas.plan(
         workers,
         job.spec.workers.replicas,
@@ -111,11 +111,14 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
     coordinator_plan = _coordinator_plan(at, images, follows, lifecycle, workers, needed)
     evaluator_plan = _evaluator_plan(at, images, follows, lifecycle, evaluators, needed)
     make = [
-        objects.coordinator(job, at.uid, _coordinating(at, images, follows), new, at.entropy)
+        objects.coordinator(
+            job, at.uid, _coordinating(at, images, follows), new, at.entropy_of(names.COORDINATOR, new.index)
+        )
         for new in coordinator_plan.make
     ]
     make += [
-        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy) for new in evaluator_plan.make
+        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy_of(names.EVALUATOR, new.index))
+        for new in evaluator_plan.make
     ]
     leaving = (
         *_leaving(at, lifecycle, workers, worker_plan),
@@ -132,14 +135,27 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         remove += [pod for pod in workers if pod.live and pod.uid not in known]
     elif lifecycle.stage == "train" and endpoint:
         make += [
-            objects.worker(job, at.uid, _working(at, images, endpoint), endpoint, group, new, at.entropy)
+            objects.worker(
+                job,
+                at.uid,
+                _working(at, images, endpoint),
+                endpoint,
+                group,
+                new,
+                at.entropy_of(names.WORKER, new.index),
+            )
             for new in worker_plan.make
         ]
         needing += replacements(names.WORKER, workers, worker_plan.make)
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
     settled = _settled(at, lifecycle, needed, plans)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
-    troubles = [*([yielding] if yielding is not None else []), *([] if over else needed.taken), *refused, *waiting(at)]
+    troubles = [
+        *([yielding] if yielding is not None else []),
+        *([] if over else needed.taken),
+        *refused,
+        *([] if over else waiting(at)),
+    ]
     new = status(job, at.generation, at.heard, lifecycle, workers, troubles, at.now)
     # Those that replace others read the Secret, which somebody may have deleted since.
     news += needing
@@ -163,6 +179,12 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         settled=settled,
         again_in=_again(at, lifecycle, new, plans.values(), expires),
     )
+
+
+def _group_entropy(at: Situation) -> str:
+    """Makes the name of a new group of queued workers unique, unless one of them may be there already."""
+    workers = (entropy for what, entropy in at.unanswered.items() if what.startswith(names.WORKER))
+    return next(workers, at.entropy)
 
 
 def _running(images: Images, workers: Sequence[Pod]) -> Images:

@@ -5,9 +5,12 @@ pod went decides when the next one is made:
 
     deleted, evicted, preempted, lost with its node          at once
     left out of the group                                    at once, on another node
+    rejected by its node, so that no container ran           after the pauses of tandem_operator.job_memory
     failed after it was at work, or lived for a minute       at once
-    failed before, or for want of memory within ten minutes  after a pause that grows; after three such failures on one
-                                                             node rather on another
+    failed before, or exceeded a limit of its own            after a pause that grows
+      (memory, storage) within ten minutes
+
+After three of the last three kinds on one node it is made rather on another. tandem_operator.pod_ends has the table.
 
 A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
 two apart. Only in a queue it is not: Kueue counts a pod until it has ended, and deletes what is too many of a group.
@@ -24,11 +27,8 @@ from dataclasses import dataclass
 
 from tandem.exitcode import ExitCode
 from tandem_operator.observed import MOST_AVOIDED, Pod
+from tandem_operator.pod_ends import CONSEQUENCES, PodEnd
 
-HEALTHY_SECONDS = 60.0
-"""A pod whose container ran for so long did start well."""
-ROOMY_SECONDS = 600.0
-"""A pod that was at work for so long did have memory enough to begin; one that runs out of it sooner will again."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
@@ -41,8 +41,6 @@ MOST_FAILURES = 6
 MOST_ON_A_NODE = 3
 """So many of them on one node, and the next pod is placed on another one, if any has room: the node may be what ends
 them. That is a wish, because where they fail on every node, none must be left that waits for another one for ever."""
-
-OUT_OF_MEMORY = "OOMKilled"
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def plan(
             continue
         due = due if until is None else max(due, until)
         if due <= now:
-            failed_on = _failed_on(last, proven) if failures > 0 else ()
+            failed_on = _failed_on(None if gone else last, proven)
             make.append(New(index, failures, _avoided(candidates), failed_on))
         else:
             again.append(due - now)
@@ -146,8 +144,7 @@ def is_done(pods: Sequence[Pod], replicas: int) -> bool:
     last = {pod.index: pod for pod in pods if pod.ended}
     going_on = {pod.index for pod in pods if not pod.ended}
     return all(
-        place in last and last[place].code == ExitCode.DONE and not last[place].disrupted and place not in going_on
-        for place in range(replicas)
+        place in last and last[place].end is PodEnd.FINISHED and place not in going_on for place in range(replicas)
     )
 
 
@@ -158,18 +155,25 @@ def pause(failures: int) -> float:
 
 def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
     """Failures in a row up to and with this pod, which has ended."""
-    if pod.disrupted or pod.code in (ExitCode.DONE, ExitCode.LEFT_OUT):
-        return 0
+    follows = CONSEQUENCES[_end(pod)]
+    if not follows.counts:
+        return 0 if follows.forgives else pod.failures
     return 1 if _did_start(pod, proven) else pod.failures + 1
+
+
+def _end(pod: Pod) -> PodEnd:
+    assert pod.end is not None
+    return pod.end
 
 
 def _did_start(pod: Pod, proven: Container[str]) -> bool:
     lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
-    return lived >= ROOMY_SECONDS if pod.ending == OUT_OF_MEMORY else pod.name in proven or lived >= HEALTHY_SECONDS
+    follows = CONSEQUENCES[_end(pod)]
+    return lived >= follows.starts_well or (follows.is_proven_in_group and pod.name in proven)
 
 
 def _failed_on(last: Pod | None, proven: Container[str]) -> tuple[str, ...]:
-    if last is None or not last.node or _did_start(last, proven):
+    if last is None or not last.node or CONSEQUENCES[_end(last)].forgives or _did_start(last, proven):
         return ()
     return (*last.failed_on, last.node)[-MOST_AVOIDED:]
 
@@ -178,8 +182,9 @@ def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: 
     """When the next pod of a place is due, None for never, and its count of failures."""
     if last is None:
         return now, 0
-    finished = last.finished if last.finished is not None else last.created
-    if last.code == ExitCode.DONE and not last.disrupted:
+    # A node's clock may be ahead of ours.
+    finished = last.finished if last.finished is not None and last.finished <= now else last.created
+    if last.end is PodEnd.FINISHED:
         return (None if ends_by_itself else finished + RESULT_SECONDS), 0
     failures = failures_of(last, proven)
     return finished + pause(failures), failures

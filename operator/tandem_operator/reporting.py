@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tandem.formatting import rfc3339
+from tandem.formatting import rfc3339, seconds
 from tandem.job import DistributedTrainingJob
 from tandem.measures import is_restart
+from tandem.reasons import Reason
 from tandem.status import (
     HALVED,
     KSTATUS,
@@ -23,7 +24,6 @@ from tandem.status import (
     told,
 )
 from tandem_operator import names
-from tandem_operator.gang_deadlock import GAVE_WAY
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import Pod
 
@@ -126,7 +126,7 @@ def status(
         "ledger": base.ledger or old.ledger,
         "start_time": base.start_time or old.start_time,
         "completion_time": _completion(old, heard, lifecycle, now),
-        "message": message,
+        "message": _cut(message),
         "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
         "evaluated_at": base.evaluated_at or old.evaluated_at,
         "latest_evaluation": _shown(base.latest_evaluation or old.latest_evaluation),
@@ -159,7 +159,9 @@ def refused(old: Status, generation: int, reason: str, message: str, now: float,
         del report["Initialized"]
     kept = [one for one in old.conditions if one.type in OURS and one.type not in report]
     conditions = [*_merged(old, report.items(), generation, now), *kept]
-    return old.model_copy(update={"conditions": conditions, "observed_generation": generation, "message": message})
+    return old.model_copy(
+        update={"conditions": conditions, "observed_generation": generation, "message": _cut(message)}
+    )
 
 
 def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
@@ -206,10 +208,11 @@ def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 _LAST = ("Complete", "Failed", "Suspended")
 _WORTH_A_WARNING = {
-    GAVE_WAY,
-    "NameTaken",
-    "QuotaExceeded",
-    "Refused",
+    Reason.GAVE_WAY,
+    Reason.NAME_TAKEN,
+    Reason.QUOTA_EXCEEDED,
+    Reason.REFUSED,
+    Reason.POD_REJECTED,
     "Unschedulable",
     "ImagePullBackOff",
     "ErrImagePull",
@@ -226,8 +229,9 @@ def _phase(old: Status, heard: Snapshot | None) -> Phase:
 def _completion(old: Status, heard: Snapshot | None, lifecycle: Lifecycle, now: float) -> str | None:
     if lifecycle.stage not in ("drain", "end"):
         return None
-    said = heard.status.completion_time if heard is not None else None
-    return old.completion_time or said or rfc3339(now)
+    said = seconds(heard.status.completion_time) if heard is not None else None
+    # The coordinator's clock may be ahead of ours, and a job is kept for some time after this.
+    return old.completion_time or rfc3339(min(said or now, now))
 
 
 def _conditions(
@@ -299,7 +303,7 @@ def _condition(
     same = (
         before is not None
         and before.status == value
-        and (before.reason == reason or GAVE_WAY not in (before.reason, reason))
+        and (before.reason == reason or Reason.GAVE_WAY not in (before.reason, reason))
     )
     return Condition(
         type=kind,
@@ -309,6 +313,11 @@ def _condition(
         observed_generation=generation,
         last_transition_time=before.last_transition_time if before is not None and same else rfc3339(now),
     )
+
+
+def _cut(message: str | None) -> str | None:
+    """A message as a condition's: `model_copy` validates nothing, and webhooks may say anything."""
+    return None if message is None else Condition(type="Ready", status="False", message=message).message
 
 
 def _rounded(value: float | None) -> float | None:

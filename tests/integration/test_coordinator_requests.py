@@ -1,5 +1,7 @@
 """What a coordinator answers to requests that are wrong, hostile or too large, and how it starts and stops."""
 
+import gzip
+import http.client
 import json
 import os
 import signal
@@ -15,7 +17,8 @@ from tandem import launch
 from tandem.coordinator_client import GivenUp, Refused
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.protocol import PROTOCOL, Sync
+from tandem.protocol import BRIEF, PROTOCOL, Sync
+from tandem.reasons import Reason
 from tandem.rundir.layout import RunDir
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
@@ -112,6 +115,36 @@ def test_without_the_token_nothing_is_answered(idle: Coordinator, path: str, hea
     assert TOKEN not in answer["error"]
 
 
+def packed(port: int, path: str, token: str = "") -> tuple[int, str | None]:
+    """The answer to a body that is packed: its status, and what becomes of the connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    headers = {"Content-Encoding": "gzip", **({"Authorization": f"Bearer {token}"} if token else {})}
+    connection.request("POST", path, gzip.compress(b"{}"), headers)
+    response = connection.getresponse()
+    connection.close()
+    return response.status, response.headers["Connection"]
+
+
+@pytest.mark.parametrize("path", ["/v1/sync", "/status", "/healthz", "/open", "/page/x"])
+def test_no_body_is_unpacked_and_no_connection_of_a_stranger_goes_on(idle: Coordinator, path: str) -> None:
+    assert packed(idle.port, path, "wrong") == (401 if path in ("/v1/sync", "/status") else 415, "close")
+
+
+def test_no_body_is_unpacked_for_whom_the_coordinator_knows(idle: Coordinator) -> None:
+    assert packed(idle.port, "/v1/sync", TOKEN) == (415, None)
+
+
+def test_the_port_of_metrics_is_for_strangers(tmp_path: Path) -> None:
+    found, port_file = Coordinator(tmp_path), tmp_path / "ports"
+    command = launch.coordinator_command("127.0.0.1", 0, port_file)
+    found.process = spawn(found.rundir, [*command, "--metrics-port", "0"])
+    try:
+        ports = until(lambda: port_file.exists() and port_file.read_text().split(), "its start")
+        assert packed(int(ports[1]), "/metrics") == (415, "close")
+    finally:
+        found.kill()
+
+
 def test_another_token_is_as_good_if_the_coordinator_was_given_its_digest(tmp_path: Path) -> None:
     digest = launch.token_digest("the operator's")
     found = Coordinator(tmp_path).start(**{launch.TOKEN_DIGEST: digest})
@@ -142,6 +175,14 @@ def test_a_heartbeat_that_says_nothing_new_is_held_and_then_answered(
         assert client.sync(says_nothing_new).order == "run"
         # For how long at most is shown in time that jumps (tests/unit/coordinator/test_coordinator_heartbeats.py).
         assert time.monotonic() - began > 0.75 * coordinator.rundir.read_job().spec.elasticity.heartbeat_seconds
+
+
+def test_the_operator_is_told_in_one_word_why_the_job_has_failed(tmp_path: Path) -> None:
+    coordinator = Coordinator(tmp_path).start()
+    coordinator.rundir.mark_failed(Reason.CHECKPOINT_DOES_NOT_FIT, "layers differ", ExitCode.CONFIGURATION)
+    answer = until(lambda: (found := coordinator.raw("GET", BRIEF)[1])["status"]["phase"] == "Failed" and found, "it")
+    assert (answer["reason"], answer["status"]["message"]) == ("CheckpointDoesNotFit", "layers differ")
+    coordinator.kill()
 
 
 def test_told_to_stop_it_answers_what_it_holds_and_stops(tmp_path: Path) -> None:

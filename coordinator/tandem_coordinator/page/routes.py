@@ -207,7 +207,7 @@ class LivePage:
 
     async def _show(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
-        if not self._knows(request):
+        if not self.knows(request):
             return web.Response(status=303, headers={"Location": "/open"})
         return _html(self._page)
 
@@ -253,12 +253,13 @@ class LivePage:
             HTTPForbidden, HTTPUnauthorized, HTTPTooManyRequests: who may not, or not now.
         """
         _refuse_other_hosts(request)
-        if not self._knows(request):
+        if not self.knows(request):
             raise web.HTTPUnauthorized(text="this page was opened too long ago, or for another job; open it again")
         if self._live.viewers.full:
             raise _full()
 
-    def _knows(self, request: web.Request) -> bool:
+    def knows(self, request: web.Request) -> bool:
+        """Whether a request has a cookie of this page that is good."""
         return self._sessions.knows(request.cookies.get(self._sessions.cookie))
 
 

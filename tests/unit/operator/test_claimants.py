@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tandem.job import DistributedTrainingJob
+from tandem.reasons import Reason
 from tandem_operator import claimants, kinds
 from tandem_operator.claimants import AT_A_TIME
-from tandem_operator.gang_deadlock import GAVE_WAY
 from tandem_operator.informer import Key
 from tests.support import manifests
 from tests.support.hostile import HEALTHY, WORKERS, Operator, unplaced, worker
@@ -74,7 +74,7 @@ async def test_a_job_that_nobody_can_make_sense_of_is_passed_over(monkeypatch: p
 
 async def test_only_of_jobs_that_are_partly_placed_or_gave_way_the_spec_is_read_and_once(parsed: list[str]) -> None:
     operator = Operator()
-    gave = {"phase": "Pending", "conditions": [{"type": "Running", "status": "False", "reason": GAVE_WAY}]}
+    gave = {"phase": "Pending", "conditions": [{"type": "Running", "status": "False", "reason": Reason.GAVE_WAY}]}
     take(operator, RIVAL, template=WIDE)
     take(operator, ("evil", "gave"), status=gave, half=False)
     for number in range(3 * AT_A_TIME):

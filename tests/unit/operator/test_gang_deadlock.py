@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.gang_deadlock import GAVE_WAY, PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
+from tandem.reasons import Reason
+from tandem_operator.gang_deadlock import PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
 from tests.support.worlds.operator_job import (
@@ -78,7 +79,7 @@ def test_who_gave_way_keeps_out_for_a_while_and_then_tries_again() -> None:
     waiting = of.model_copy(update={"status": gave})
     silent = {"heard": heard("Pending", worldSize=None), "idle": IDLE}
     during = decided(waiting, surroundings(of), now=NOW + WAY_SECONDS - 1, **silent)
-    assert (made(during), during.status.conditions[1].reason) == ([], GAVE_WAY)
+    assert (made(during), during.status.conditions[1].reason) == ([], Reason.GAVE_WAY)
     again = waiting.model_copy(update={"status": during.status})
     after = decided(again, surroundings(of), now=NOW + WAY_SECONDS + 1, **silent)
     assert made(after) == ["worker 0", "worker 1"]

@@ -6,6 +6,7 @@ from tandem.job import DistributedTrainingJob
 from tandem_operator.kinds import POD
 from tandem_operator.kueue import group_of
 from tandem_operator.observed import Pod, PodGroup, observe
+from tandem_operator.pod_ends import PodEnd
 from tests.support.worlds.operator_job import (
     decided,
     ended,
@@ -46,25 +47,25 @@ def test_the_first_workers_are_one_new_group() -> None:
 def test_a_replacement_joins_the_group_of_those_at_work_once_the_old_pod_has_ended() -> None:
     assert groups(worker(0, group=OURS), worker(1, group=OURS, deleting=True)) == set()
     assert groups(worker(0, group=OURS), worker(1, group=OURS, silent=True, ready=False)) == set()
-    assert groups(worker(0, group=OURS), ended(1, group=OURS, disrupted=True)) == {OURS}
+    assert groups(worker(0, group=OURS), ended(1, group=OURS, ended_by=PodEnd.DISRUPTED)) == {OURS}
     assert groups(worker(0, group=OURS)) == {OURS}
 
 
 def test_a_group_that_has_ended_as_a_whole_is_over() -> None:
-    (found,) = groups(ended(0, group=OURS, disrupted=True), ended(1, group=OURS, disrupted=True))
+    (found,) = groups(*(ended(place, group=OURS, ended_by=PodEnd.DISRUPTED) for place in range(2)))
     assert found != OURS
 
 
 def test_who_has_been_told_to_go_is_not_joined_but_on_a_lost_node() -> None:
-    (found,) = groups(ended(0, group=OURS, disrupted=True), worker(1, group=OURS, deleting=True))
+    (found,) = groups(ended(0, group=OURS, ended_by=PodEnd.DISRUPTED), worker(1, group=OURS, deleting=True))
     assert found != OURS
     lost = worker(1, group=OURS, deleting=True, silent=True, ready=False)
-    assert groups(ended(0, group=OURS, disrupted=True), lost) == {OURS}
+    assert groups(ended(0, group=OURS, ended_by=PodEnd.DISRUPTED), lost) == {OURS}
 
 
 def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() -> None:
     of, left = queued(), worker(0, group=OURS, phase="Pending", ready=False, abandoned=True)
-    plan = decided(of, surroundings(of, left, ended(1, group=OURS, disrupted=True)), heard=heard())
+    plan = decided(of, surroundings(of, left, ended(1, group=OURS, ended_by=PodEnd.DISRUPTED)), heard=heard())
     assert removed(plan) == [left.name]
     (found,) = (pod.group for one in plan.make if isinstance(pod := observe(POD, one), Pod))
     assert found not in (None, OURS)

@@ -110,7 +110,7 @@ def test_a_job_that_has_ended_gets_none_keeps_its_own_and_loses_it(phase: str) -
 
 def test_a_removal_that_is_refused_is_tried_again_after_a_pause() -> None:
     of, there = running(there_is())
-    refused = Attempt(5, NOW, Want("RequestRefused", "a webhook says no"))
+    refused = Attempt(5, NOW, Want("Refused", "a webhook says no"))
     waits = {removing("digits-network"): refused}
     plan = decided(of, there, heard=heard(), attempts=waits)
     assert removed(plan) == []

@@ -7,6 +7,7 @@ import pytest
 from tandem_operator import kinds, names
 from tandem_operator.informer import Cache
 from tandem_operator.observed import Pod, children, observe
+from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch
 from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
@@ -93,10 +94,41 @@ def test_a_queue_that_has_done_with_a_pod_at_its_gate_has_taken_its_finalizer(
     assert found.abandoned is abandoned
 
 
-def test_an_eviction_is_not_the_pods_own_doing() -> None:
-    assert pod("Failed", conditions=conditions(DisruptionTarget=True)).disrupted
-    assert pod("Failed", reason="Evicted").disrupted
-    assert not pod("Failed").disrupted
+STORAGE = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. "
+RAN = [{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}]
+KILLED = [{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
+PULLED = [{"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        ({"containerStatuses": RAN}, PodEnd.FAILED),
+        ({"containerStatuses": RAN, "conditions": conditions(DisruptionTarget=True)}, PodEnd.DISRUPTED),
+        (
+            {"containerStatuses": RAN, "reason": "Evicted", "message": "The node was low on resource: memory. "},
+            PodEnd.DISRUPTED,
+        ),
+        ({"containerStatuses": RAN, "reason": "Evicted", "message": STORAGE}, PodEnd.OVER_LIMIT),
+        ({"containerStatuses": RAN, "reason": "NodeAffinity"}, PodEnd.DISRUPTED),
+        ({"containerStatuses": RAN, "reason": "Terminated", "message": "Pod was terminated"}, PodEnd.DISRUPTED),
+        ({"containerStatuses": KILLED}, PodEnd.OVER_LIMIT),
+        ({"containerStatuses": PULLED, "reason": "DeadlineExceeded"}, PodEnd.FAILED),
+        ({"containerStatuses": PULLED, "reason": "UnexpectedAdmissionError"}, PodEnd.REJECTED),
+        ({"reason": "TopologyAffinityError", "message": "Pod was rejected: Topology"}, PodEnd.REJECTED),
+        ({"reason": "OutOfnvidia.com/gpu"}, PodEnd.REJECTED),
+        ({"reason": "NodeAffinity", "message": "Pod was rejected: Predicate NodeAffinity failed"}, PodEnd.REJECTED),
+        ({"reason": "Evicted", "message": "The node had condition: [DiskPressure]. "}, PodEnd.REJECTED),
+        ({"reason": "NodeLost"}, PodEnd.DISRUPTED),
+    ],
+)
+def test_a_pod_that_has_ended_has_ended_in_one_way(status: dict[str, Any], end: PodEnd) -> None:
+    assert pod("Failed", **status).end is end
+
+
+def test_what_is_said_of_an_end_is_the_kubelets_word_where_it_is_its_doing() -> None:
+    assert pod("Failed", reason="Evicted", message=STORAGE, containerStatuses=RAN).words == STORAGE.strip()
+    assert pod("Failed", containerStatuses=KILLED).words == "OOMKilled: it used more memory than its limit"
 
 
 @pytest.mark.parametrize(

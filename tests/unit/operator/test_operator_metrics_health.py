@@ -1,9 +1,8 @@
 """What probes are told over HTTP while the operator cannot know what goes on, and once it can again."""
 
 import asyncio
-import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -68,6 +67,11 @@ class Operator:
         async with self._session.get(f"http://127.0.0.1:{self._port}{path}") as answer:
             return answer.status, await answer.text()
 
+    async def answer(self, path: str, **options: Any) -> tuple[int, Mapping[str, str]]:
+        """The status and the headers of its answer."""
+        async with self._session.get(f"http://127.0.0.1:{self._port}{path}", **options) as answer:
+            return answer.status, answer.headers
+
     async def turns(self, path: str, status: int, words: str) -> None:
         """Ask until this is what it answers."""
         deadline = time.monotonic() + SECONDS
@@ -80,9 +84,9 @@ class Operator:
 
 
 def listening() -> set[int]:
-    """Ports of this process at which anybody is heard over IPv4."""
-    found = psutil.Process().net_connections("tcp4")
-    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN and one.family == socket.AF_INET}
+    """Ports of this process at which anybody is heard."""
+    found = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
 
 
 async def new_port(before: set[int]) -> int:
@@ -149,3 +153,12 @@ async def test_prometheus_is_answered_also_while_the_probes_are_red() -> None:
         status, text = await operator.says("/metrics")
         assert status == 200
         assert "tandem_operator" in text
+
+
+async def test_a_stranger_gets_one_answer_and_nothing_is_unpacked() -> None:
+    """No client of these paths authenticates: a kubelet and Prometheus are strangers as well."""
+    async with Operator() as operator:
+        packed = {"data": b"x", "headers": {"Content-Encoding": "gzip"}}
+        for path, options, status in (("/healthz", {}, 200), ("/metrics", {}, 200), ("/healthz", packed, 415)):
+            code, headers = await operator.answer(path, **options)
+            assert (code, headers["Connection"]) == (status, "close")

@@ -8,7 +8,8 @@ from tandem.exitcode import ExitCode
 from tandem.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
 from tandem_operator.plan import Plan
-from tandem_operator.replicas import HEALTHY_SECONDS, MOST_FAILURES
+from tandem_operator.pod_ends import HEALTHY_SECONDS, PodEnd
+from tandem_operator.replicas import MOST_FAILURES
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,
@@ -62,7 +63,7 @@ def test_an_evaluator_that_fails_is_the_reason_of_a_job_that_goes_on_training() 
 @pytest.mark.parametrize(
     "facts",
     [
-        {"disrupted": True},
+        {"ended_by": PodEnd.DISRUPTED},
         {"deleting": True},
         {"code": int(ExitCode.PREEMPTED)},
         {"code": None},

@@ -10,6 +10,7 @@ from tandem_operator import kinds, names
 from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
+from tandem_operator.pod_ends import PodEnd
 from tandem_operator.reconcile import reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Want
@@ -227,7 +228,7 @@ def test_evaluators_that_are_turned_off_go(off: dict[str, int]) -> None:
     ("facts", "words"),
     [
         ({"deleting": True}, "was deleted"),
-        ({"phase": "Failed", "disrupted": True}, "was evicted"),
+        ({"phase": "Failed", "ended_by": PodEnd.DISRUPTED}, "was evicted"),
         ({"silent": True, "ready": False}, "was lost with its node"),
         ({"phase": "Failed", "code": 137, "finished": NOW}, "ended with exit code 137"),
     ],

@@ -4,6 +4,7 @@ import pytest
 
 from tandem.status import Snapshot
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle, idle
+from tandem_operator.pod_ends import PodEnd
 from tandem_operator.reconcile import DOUBT_SECONDS, HASTY_SECONDS
 from tests.support.worlds.operator_job import (
     IDLE,
@@ -141,7 +142,7 @@ def test_a_coordinator_is_left_alone_if_its_kubelet_knows_or_it_is_not_the_one_t
     [
         ({"ready": False, "silent": True}, "was lost with its node", [COORDINATOR]),
         ({"deleting": True}, "was deleted", []),
-        ({"phase": "Failed", "ready": False, "disrupted": True, "finished": NOW - 1}, "was evicted", []),
+        ({"phase": "Failed", "ready": False, "ended_by": PodEnd.DISRUPTED, "finished": NOW - 1}, "was evicted", []),
     ],
     ids=["its node is gone", "it was deleted", "it was evicted"],
 )

@@ -4,12 +4,12 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tandem_operator.observed import MOST_AVOIDED, Pod
+from tandem_operator.pod_ends import ROOMY_SECONDS, PodEnd
 from tandem_operator.replicas import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MOST_FAILURES,
     MOST_MADE,
-    ROOMY_SECONDS,
     New,
     RolePlan,
     pause,
@@ -45,7 +45,7 @@ def test_of_thousands_one_look_makes_some_and_the_next_one_more() -> None:
     [
         worker(0, deleting=True),
         worker(0, silent=True, ready=False),
-        ended(0, disrupted=True),
+        ended(0, ended_by=PodEnd.DISRUPTED),
         ended(0, started=NOW - 100),
     ],
     ids=["deleted", "its node is silent", "evicted", "failed after a healthy life"],
@@ -76,12 +76,12 @@ def test_a_pod_that_was_in_the_group_did_start_well() -> None:
 
 
 def test_want_of_memory_counts_although_the_pod_was_at_work() -> None:
-    pod = ended(0, failures=1, started=NOW - ROOMY_SECONDS + 1, ending="OOMKilled")
+    pod = ended(0, failures=1, started=NOW - ROOMY_SECONDS + 1, ended_by=PodEnd.OVER_LIMIT)
     assert planned(pod, worker(1), proven={pod.name}).make == ()
 
 
 def test_want_of_memory_after_a_long_healthy_life_counts_from_one_again() -> None:
-    pod = ended(0, failures=MOST_FAILURES, started=NOW - ROOMY_SECONDS, ending="OOMKilled")
+    pod = ended(0, failures=MOST_FAILURES, started=NOW - ROOMY_SECONDS, ended_by=PodEnd.OVER_LIMIT)
     found = planned(pod, worker(1))
     assert (found.make, found.stuck) == ((New(0, 1),), ())
 
@@ -141,7 +141,7 @@ def test_a_node_on_which_three_pods_of_a_place_failed_soon_after_their_start_is_
 
 @pytest.mark.parametrize(
     "gone",
-    [{"started": NOW - 100}, {"disrupted": True}, {"code": ExitCode.LEFT_OUT}],
+    [{"started": NOW - 100}, {"ended_by": PodEnd.DISRUPTED}, {"code": ExitCode.LEFT_OUT}],
     ids=["a healthy life", "evicted", "left out"],
 )
 def test_what_is_no_failure_of_the_start_forgets_where_others_failed(gone: dict[str, object]) -> None:

@@ -1,0 +1,52 @@
+"""The reasons of a job's conditions and Events: one word for why it is as it is. docs/operator.md explains each.
+
+Words of Kubernetes (`ImagePullBackOff`, …) and of kinds of trouble (tandem.status) are reasons as well.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A reason of Tandem's own."""
+
+    # The operator does nothing about the job.
+    INVALID_SPEC = "InvalidSpec"
+    PROCESSES_CHANGED = "ProcessesChanged"
+    TEMPLATE_REFUSED = "TemplateRefused"
+    NO_ROOM = "NoRoom"
+    INTERNAL_ERROR = "InternalError"
+    # The job does not get what it needs.
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    REFUSED = "Refused"
+    NAME_TAKEN = "NameTaken"
+    GAVE_WAY = "GaveWay"
+    POD_REJECTED = "PodRejected"
+    LIMIT_EXCEEDED = "LimitExceeded"
+    EVALUATOR_FAILED = "EvaluatorFailed"
+    # The job has failed.
+    DOES_NOT_START = "DoesNotStart"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    REPEATED_FAILURE = "RepeatedFailure"
+    RESTARTS_EXHAUSTED = "RestartsExhausted"
+    INVALID_CONFIGURATION = "InvalidConfiguration"
+    CHECKPOINT_DOES_NOT_FIT = "CheckpointDoesNotFit"
+    CHECKPOINTS_DAMAGED = "CheckpointsDamaged"
+    DIVERGED = "Diverged"
+    HUNG = "Hung"
+    TRAINING_FAILED = "TrainingFailed"
+
+
+CONFIGURATION_ERROR = "ConfigurationError"
+"""What FAILED.json says where the job cannot work as it is written."""
+
+RECORDED = {
+    CONFIGURATION_ERROR: Reason.INVALID_CONFIGURATION,
+    **{
+        str(one): one
+        for one in (
+            *(Reason.REPEATED_FAILURE, Reason.RESTARTS_EXHAUSTED, Reason.INVALID_CONFIGURATION, Reason.DOES_NOT_START),
+            *(Reason.CHECKPOINT_DOES_NOT_FIT, Reason.CHECKPOINTS_DAMAGED, Reason.DIVERGED, Reason.HUNG),
+        )
+    },
+}
+"""Reasons of a failure, by what FAILED.json says."""

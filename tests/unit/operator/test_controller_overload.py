@@ -1,0 +1,143 @@
+"""An API server that is overloaded: it answers late, with 429 or 5xx, and does some of what it has not answered."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandem_operator import kinds, names
+from tandem_operator.api import Object, RequestRefused, Unavailable
+from tandem_operator.kinds import Kind
+from tests.support.worlds.operator_world import KEY, LOOP, NAME, World, live
+
+ANSWERS = st.sampled_from(["done", "done", "late", "429", "done, and 500", "timed out, and done later"])
+
+
+@dataclass
+class Overload:
+    """What becomes of the writes of pods, one after the other; all are done at once after the last of these."""
+
+    answers: list[str]
+    in_flight: int = 0
+    pending: list[Object] = field(default_factory=list)
+    """What is done later."""
+
+    def next(self) -> str:
+        return self.answers.pop(0) if self.answers else "done"
+
+
+@contextmanager
+def overloaded(world: World, answers: list[str]) -> Iterator[Overload]:
+    """Have the world's API server answer creations of pods so."""
+    overload, create = Overload(answers), world.cluster.create
+
+    async def answer(kind: Kind, manifest: Object) -> Object:
+        if kind is not kinds.POD:
+            return await create(kind, manifest)
+        overload.in_flight += 1
+        try:
+            match overload.next():
+                case "late":
+                    await asyncio.sleep(0.01)
+                case "429":
+                    raise Unavailable("429 Too Many Requests")
+                case "done, and 500":
+                    await create(kind, manifest)
+                    raise Unavailable("500 the request may or may not have completed")
+                case "timed out, and done later":
+                    overload.pending.append(manifest)
+                    raise Unavailable("TimeoutError")
+            return await create(kind, manifest)
+        finally:
+            overload.in_flight -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.cluster, "create", answer)
+        yield overload
+
+
+def look(world: World) -> None:
+    try:
+        world.look()
+    except Unavailable:
+        pass
+
+
+def finish(world: World, overload: Overload) -> None:
+    """What timed out is done now, unless the name is taken by then."""
+    for manifest in overload.pending:
+        try:
+            LOOP.run(type(world.cluster).create(world.cluster, kinds.POD, manifest))
+        except RequestRefused:
+            continue
+    overload.pending.clear()
+
+
+def of_one_place(world: World) -> list[tuple[str, str]]:
+    """Places that have more than one pod that is at work, or will be."""
+    pods = [pod["metadata"] for pod in world.cluster.pods() if "deletionTimestamp" not in pod["metadata"]]
+    places = Counter((pod["labels"][names.ROLE], pod["labels"][names.INDEX]) for pod in pods)
+    return [place for place, count in places.items() if count > 1]
+
+
+def test_no_write_is_in_flight_when_a_look_ends() -> None:
+    world = World()
+    world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 4}})
+    world.relist()
+    with overloaded(world, ["done", "429", *["late"] * 8]) as overload:
+        with pytest.raises(Unavailable):
+            world.look()
+        assert overload.in_flight == 0
+        assert len(world.cluster.pods()) == 5
+
+
+@pytest.mark.parametrize("answer", ["done, and 500", "timed out, and done later"])
+def test_a_pod_whose_creation_was_not_answered_is_tried_again_under_its_name(answer: str) -> None:
+    """The watch has not told of it when the next look comes, and it may be made after that."""
+    world = World()
+    with overloaded(world, [answer] * 4) as overload:
+        look(world)
+        finish(world, overload)
+        for _ in range(3):
+            look(world)
+            assert of_one_place(world) == []
+    world.settle()
+    assert (live(world, names.WORKER), of_one_place(world)) == ([0, 1], [])
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("look"), st.lists(ANSWERS, max_size=8)),
+    st.tuples(st.sampled_from(["finish", "list", "tick"]), st.just([])),
+    st.tuples(st.just("tell"), st.lists(st.integers(0, 30), max_size=10)),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEPS, max_size=15))
+def test_a_place_never_has_two_pods_at_work(steps: list[tuple[str, list]]) -> None:
+    world = World()
+    with overloaded(world, []) as overload:
+        for what, more in steps:
+            overload.answers = more if what == "look" else []
+            match what:
+                case "look":
+                    look(world)
+                case "finish":
+                    finish(world, overload)
+                case "list":
+                    world.relist()
+                case "tell":
+                    world.tell(more)
+                case "tick":
+                    world.cluster.tick()
+            assert overload.in_flight == 0
+            assert of_one_place(world) == []
+        finish(world, overload)
+    world.settle()
+    assert live(world, names.WORKER) == [0, 1]
+    assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"

@@ -1,0 +1,86 @@
+"""What is written into a job's status, by whom it is read, and what is not written again."""
+
+from typing import Any
+
+from tandem.formatting import rfc3339
+from tandem.reasons import Reason
+from tandem_operator import kinds
+from tandem_operator.job_memory import Attempt, later
+from tandem_operator.reporting import Want
+from tests.support.worlds.operator_job import (
+    NOW,
+    decided,
+    ended,
+    heard,
+    initialized,
+    job,
+    made,
+    surroundings,
+    worker,
+)
+from tests.support.worlds.operator_world import JOB, KEY, World
+
+
+def test_a_field_that_an_older_crd_drops_is_not_written_at_every_look(monkeypatch: Any) -> None:
+    world = World()
+    world.cluster.step = 10
+    patch = world.cluster.patch_status
+
+    async def pruning(kind: Any, namespace: str, name: str, changes: Any, version: str = "") -> Any:
+        return await patch(kind, namespace, name, {one: changes[one] for one in changes if one != "selector"}, version)
+
+    monkeypatch.setattr(world.cluster, "patch_status", pruning)
+    for _ in range(10):
+        world.relist()
+        world.look()
+        world.cluster.tick()
+    before = len(world.cluster.written)
+    for _ in range(5):
+        world.look()
+    assert world.cluster.written[before:] == []
+    assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
+
+
+def test_nothing_is_written_into_the_status_of_a_job_made_anew_under_the_name(monkeypatch: Any) -> None:
+    world = World()
+    world.cluster.step = 10
+    world.settle()
+    ask = world.cluster.ask
+
+    async def meanwhile(endpoint: str, token: str) -> Any:
+        answer = await ask(endpoint, token)
+        world.cluster.end((kinds.JOB, *KEY))
+        world.cluster.put(kinds.JOB, JOB)
+        return answer
+
+    monkeypatch.setattr(world.cluster, "ask", meanwhile)
+    world.cluster.step = 500
+    (memory,) = world.controller._memories.values()
+    memory.written = 0.0
+    world.look()
+    assert "status" not in world.cluster.objects[kinds.JOB, *KEY]
+
+
+def test_a_node_whose_clock_is_ahead_leaves_no_place_empty() -> None:
+    of = job(status=initialized(), workers={"replicas": 2})
+    ahead = ended(0, finished=NOW + 3600, started=NOW + 3500, created=NOW - 120)
+    assert made(decided(of, surroundings(of, ahead, worker(1)), heard=heard())) == ["worker 0"]
+
+
+def test_after_a_step_of_the_clock_back_the_last_try_is_over() -> None:
+    attempts = {"worker 0": Attempt(9, NOW + 3600, Want("Refused", "a quota"))}
+    assert later(attempts, "worker 0", NOW) is None
+
+
+def test_a_coordinator_whose_clock_is_ahead_does_not_put_the_end_off() -> None:
+    of = job(status=initialized())
+    said = heard("Succeeded", completionTime=rfc3339(NOW + 3600))
+    assert decided(of, surroundings(of), heard=said).status.completion_time == rfc3339(NOW)
+
+
+def test_a_message_is_cut_and_printable_whoever_wrote_it() -> None:
+    of = job(status=None)
+    refused = {"worker 0": Attempt(5, NOW, Want(Reason.REFUSED, "\x1b[2Jno\x00 " + "x" * 200_000))}
+    message = decided(of, surroundings(of), attempts=refused).status.message or ""
+    assert len(message) <= 2_000
+    assert message.isprintable()
