@@ -41,14 +41,14 @@ lint: $(STAMP) ## Style, import rules
 type: $(STAMP) ## Strict types
 	@$(BIN)/mypy
 
-# Two workers, each with whole files: tests mostly wait, and what a file shares is made once.
+# Each worker takes whole files: what a file shares is made once. Tests of processes mostly wait, so a third one fits in.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
 	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
 
 test: check ## All that needs no cluster, with real processes: before each commit (8 min)
-	@$(PYTEST) --tier=test tests/integration
+	@$(PYTEST) -n 3 --tier=test tests/integration
 
 gate: $(STAMP) ## What a change has to pass to land: of every tier the tests that it reaches (ARGS="--since COMMIT" or --all)
 	@$(BIN)/python -m tests.gate $(ARGS)

@@ -86,7 +86,8 @@ def main(arguments: Sequence[str]) -> int:
         gate.run("types", "make", "type")
         gate.run("style, imports", "make", "lint")
         gate.tests("unit", "check", *pytest_command, "--tier=check", "tests/unit")
-        gate.tests("processes", "test", *pytest_command, "--tier=test", "tests/integration")
+        # They mostly wait, so a third worker fits in.
+        gate.tests("processes", "test", *pytest_command, "-n", "3", "--tier=test", "tests/integration")
         gate.run("programs, images", *prepare_command)
         gate.tests("cluster", "e2e", sys.executable, "-m", "tests.cluster")
         gate.tests("SLURM", "slurm", *pytest_command, "--tier=slurm", "tests/slurm")

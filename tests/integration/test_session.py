@@ -430,7 +430,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         [sys.executable, "mistakes.py"], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
     )
     said = [
-        "ConfigurationError the run directory mistakes.py cannot be used",
+        f"ConfigurationError the run directory {tmp_path / 'mistakes.py'} cannot be used",
         "ConfigurationError Session(checkpoint=…): unknown field everyStep in spec.checkpoint; did you mean "
         "everySteps?; spec.checkpoint.keepLast must be",
         'ConfigurationError Session(checkpoint=…) takes a dictionary such as {"everySteps": 100}, not 5',
