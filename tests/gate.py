@@ -115,7 +115,7 @@ def _full_tier() -> Stage:
     late = [name for name, age in ages.items() if age is None or age > MAX_AGE]
     for name in late:
         last = "never ran" if ages[name] is None else f"last ran {ages[name]} commits ago"
-        print(f"gate: full tier: {name!r} {last}: make e2e-full ARGS='--only {shlex.quote(name)}'", flush=True)
+        print(f'gate: full tier: {name!r} {last}: make e2e-full ARGS="--only {shlex.quote(name)}"', flush=True)
     oldest = max(age or 0 for age in ages.values())
     note = f"over {MAX_AGE} commits: {', '.join(late)}" if late else f"at most {oldest} commits"
     return Stage("age of full tier", 0.0, 1 if late else 0, note=note)

@@ -110,7 +110,8 @@ def table(stages: Iterable[Stage]) -> str:
     total = ("all", "", _minutes(sum(one.seconds for one in stages)), "", "FAILED" if failed else "passed")
     rows = [head, *(stage.row for stage in stages), total]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _minutes(seconds: float) -> str:
