@@ -100,25 +100,25 @@ class Replicas:
 
     def _apart(self, sample: Mapping[str, Tensor], content: Tensor) -> list[str]:
         """Names of the weights that differ on any rank from those of rank 0 by more than rounding. Collective."""
-        theirs = content.clone()
-        self._group.copy_from_first([theirs])
+        reference = content.clone()
+        self._group.copy_from_first([reference])
         found, start = [], 0
         for name, one in sample.items():
             end = start + one.nbytes
             # Copies, for not every type may begin at any byte.
-            ours, first = (part[start:end].clone().view(one.dtype) for part in (content, theirs))
-            if _differ(ours, first):
+            own, first = (part[start:end].clone().view(one.dtype) for part in (content, reference))
+            if _differ(own, first):
                 found.append(name)
             start = end
         names = {name for view in self._group.gather({"names": found}) for name in view["names"]}
         return [name for name in sample if name in names]
 
 
-def _differ(ours: Tensor, first: Tensor) -> bool:
-    if not (ours.is_floating_point() or ours.is_complex()):
-        return not torch.equal(ours, first)
-    allowed = max(ROUNDING, EPSILONS * torch.finfo(ours.dtype).eps)
-    precise = torch.complex128 if ours.is_complex() else torch.float64
-    distance, norm = (torch.linalg.vector_norm(one.to(precise)) for one in (ours - first, first))
+def _differ(own: Tensor, first: Tensor) -> bool:
+    if not (own.is_floating_point() or own.is_complex()):
+        return not torch.equal(own, first)
+    allowed = max(ROUNDING, EPSILONS * torch.finfo(own.dtype).eps)
+    precise = torch.complex128 if own.is_complex() else torch.float64
+    distance, norm = (torch.linalg.vector_norm(one.to(precise)) for one in (own - first, first))
     # What is not finite is not compared: the loss will tell.
     return bool(distance > allowed * norm)
