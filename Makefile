@@ -28,7 +28,7 @@ run: $(STAMP) ## Train and evaluate real digits on this machine, then write a re
 	@$(BIN)/tandem report runs/digits
 	@echo; echo "To have the tandem command in this terminal:  . $(VENV)/bin/activate"
 
-one: $(STAMP) ## One test, or several, of any tier that needs no cluster: make one T=tests/unit/core/test_job.py::test_…
+one: $(STAMP) ## One test, or several, of any tier that needs no cluster: make one T=tests/unit/core/test_retention.py
 	@test -n "$(T)" || { echo 'make one: which? make one T=tests/unit/core/test_manifest.py, or T="tests/unit -k retention"'; exit 2; }
 	@$(BIN)/pytest -m "full or not full" $(T)
 
@@ -47,7 +47,7 @@ PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 check: $(STAMP) ## Style, types and unit tests: after each change (3 min)
 	@began=$$(date +%s); $(MAKE) --no-print-directory lint type && $(PYTEST) --tier=check --began=$$began tests/unit
 
-test: check ## All that needs no cluster, with real processes: before each commit (8 min)
+test: check ## All that needs no cluster, with real processes: before each commit (11 min)
 	@$(PYTEST) -n 3 --tier=test tests/integration
 
 gate: $(STAMP) ## What a change has to pass to land: of every tier the tests that it reaches (ARGS="--since COMMIT" or --all)
@@ -56,7 +56,7 @@ gate: $(STAMP) ## What a change has to pass to land: of every tier the tests tha
 chance: $(STAMP) ## Run tests again and again beside other work, and say which fail by chance (ARGS="--times 20 --beside 2 tests/…")
 	@$(BIN)/python -m tests.support.chance $(ARGS)
 
-e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 8 min, 15 more the first time)
+e2e: $(STAMP) ## Tests on a real Kubernetes: the one in KUBECONFIG, or one started here (root, Go; 12 min, 15 more the first time)
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
 e2e-prepare: $(STAMP) ## Compile and build what e2e needs, before it is needed
