@@ -95,7 +95,7 @@ class _Connections:
     def __init__(self, handler: Callable[[], asyncio.Protocol]) -> None:
         self._handler = handler
         self.buffer = memoryview(bytearray(MAX_UNAUTHENTICATED_BYTES))
-        """What is read goes through it, one connection at a time."""
+        """Read buffer that the connections share: the event loop reads one of them at a time."""
         self._open: dict[_Unauthenticated, None] = {}
 
     def accept(self) -> "_Unauthenticated":
@@ -190,7 +190,7 @@ async def _close_unauthenticated(request: web.Request, response: web.StreamRespo
 
 @web.middleware
 async def _refuse_encoded_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The innermost: whoever has not authenticated learns nothing else."""
+    """Answers 415 to a body with a Content-Encoding. Innermost, so that a client without a token gets 401 first."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType(text="send the body as it is, without Content-Encoding")
     return await handler(request)

@@ -266,8 +266,8 @@ class Answer(Model):
     """With `run`: the ranks must not start yet. Do the pre-flight, tell what it found, and wait until this is not said
     any more, or for `rejoin`."""
     finished: bool | None = None
-    """With `run`: it is known that the ranks of this agent have ended with exit code 0; `end` follows when all have. An
-    earlier version does not send it."""
+    """Acknowledges, with `run`, that the ranks of this agent have ended with exit code 0; `end` follows when all have.
+    An earlier version does not send it."""
 
 
 class Target(Model):

@@ -37,7 +37,7 @@ class Reason(StrEnum):
 
 
 CONFIGURATION_ERROR = "ConfigurationError"
-"""What FAILED.json says where the job cannot work as it is written."""
+"""Reason in FAILED.json of a job whose configuration is wrong."""
 
 RECORDED = {
     CONFIGURATION_ERROR: Reason.INVALID_CONFIGURATION,

@@ -50,8 +50,8 @@ def cost(text: bytes | bytearray) -> int:
 
 
 MAX_SPEC_BYTES = 192 * 2**20
-"""Of the specs of all jobs, by the estimate of `size`. The operator's container has 512 MiB by default, of which a
-thousand ordinary jobs take a fifth."""
+"""Limit for the specs of all jobs together, as `size` estimates them. The operator's container has 512 MiB by
+default, of which a thousand ordinary jobs take a fifth."""
 ENTRY = 240
 """Bytes for each entry of an object or a list: in the spec as it came, and in the job that was made of it."""
 
@@ -85,7 +85,7 @@ class SpecBytes:
         self._namespaces: Counter[str] = Counter()
 
     def of(self, namespace: str) -> int:
-        """What a namespace takes."""
+        """Bytes that the specs of a namespace take."""
         return self._namespaces[namespace]
 
     def take(self, key: tuple[str, str], size: int) -> bool:

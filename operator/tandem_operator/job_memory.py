@@ -135,8 +135,8 @@ class JobMemory:
     attempts: Attempts = field(default_factory=dict)
     """What was tried and has not come to rest."""
     unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """By place: pods whose creation was not answered (an overloaded API server, a lost connection), each with its name
-    and the entropy of that. They may be there, or be made yet."""
+    """Pods whose creation was not answered (an overloaded API server, a lost connection), by place: the name of each
+    and its entropy. They may exist, or be created later."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Reason and message of the last Events, and when each was posted."""
     memo: Memo = field(default_factory=Memo)
@@ -144,8 +144,8 @@ class JobMemory:
     _job: DistributedTrainingJob | None = None
 
     def still_unanswered(self, children: Children) -> dict[str, str]:
-        """By place: the entropy of pods that may be there, and are not known to be. Another pod of that place has to
-        have the same name, so that there are never two."""
+        """Entropy of pods that may exist unseen, by place. The next pod of such a place gets the same name, so that
+        there are never two."""
         known = {name for kind, name in children.things if kind is kinds.POD}
         self.unanswered = {what: one for what, one in self.unanswered.items() if one[0] not in known}
         return {what: entropy for what, (_, entropy) in self.unanswered.items()}

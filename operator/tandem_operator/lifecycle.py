@@ -42,7 +42,7 @@ _REASONS = {
     ExitCode.HUNG: Reason.HUNG,
     ExitCode.CONFIGURATION: Reason.INVALID_CONFIGURATION,
 }
-"""For coordinators that do not say why the job has failed, as those of the previous version."""
+"""Reasons by exit code, used when a coordinator of the previous version gives no reason."""
 
 
 @dataclass(frozen=True)

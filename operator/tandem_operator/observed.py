@@ -122,7 +122,7 @@ class Pod(Thing):
     lingers: bool = False
     """It is over, and others of the user's own in it still run."""
     ended_by: PodEnd | None = None
-    """What of the cluster's has ended it, or is about to: its node, its limits; None: nothing."""
+    """Disruption by the cluster that has ended the pod, or is about to (its node, its limits); None: there is none."""
     address: str = ""
     waiting: str = ""
     """Why it does not start, one word, where that is known."""
@@ -388,7 +388,7 @@ ENDS = ("phase", "completionTime")
 
 
 class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
-    """What the API server took and is no job that this operator can run; says why.
+    """A job object that the API server accepted and this operator cannot run; says why.
 
     Args:
         reason: the same in one CamelCase word.

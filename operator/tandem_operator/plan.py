@@ -50,8 +50,7 @@ class Situation:
     attempts: Attempts = field(default_factory=dict)
     """What has been tried lately and has not come to rest."""
     unanswered: Mapping[str, str] = field(default_factory=dict)
-    """By place: the entropy of pods whose creation was not answered, so that they may be there
-    (tandem_operator.job_memory)."""
+    """Entropy of pods whose creation was not answered, by place (tandem_operator.job_memory)."""
     memo: Memo = field(default_factory=Memo)
     """What was computed at earlier looks; decides nothing."""
 

@@ -39,10 +39,10 @@ class PodEnd(StrEnum):
 
 @dataclass(frozen=True)
 class Consequence:
-    """What follows from the end of a pod."""
+    """Consequences of the end of a pod."""
 
     words: str
-    """What it did, in an Event."""
+    """Verb of the Event: what the pod did."""
     counts: bool = False
     """It is a failure, one more in a row unless it did start well. After six the place is not going to be filled."""
     forgives: bool = True
@@ -73,7 +73,7 @@ CONSEQUENCES: Mapping[PodEnd, Consequence] = {
 
 
 def ended_by(status: Mapping[str, Any], is_disruption_target: bool, reason: str) -> PodEnd | None:
-    """What of the cluster's has ended a pod, or is about to; None: nothing, or it still runs.
+    """Disruption by the cluster that has ended a pod, or is about to; None: there is none, or the pod still runs.
 
     Args:
         status: the pod's.

@@ -1,4 +1,4 @@
-"""What ranks must agree on, compared before anything follows from it, and while they train.
+"""Agreement between ranks: compares the settings and data that they must share, at the start and while they train.
 
 Each rank counts its samples, reads its job and imports its torch by itself. Where one finds something else than the
 others, samples are lost or taken twice and gradients are those of different programs, and every rank goes on as if all
@@ -30,7 +30,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the order of the samples and the result of a run follow from. All of it is JSON; None: not known yet."""
+    """Settings and data that decide the order of the samples and the result of a run. JSON; None: not known yet."""
 
     tandem: str = tandem.__version__
     torch: str = torch.__version__
@@ -38,11 +38,11 @@ class Terms:
     """Digest of the job's code."""
     seed: int
     strategy: Sequence[str] = ()
-    """Of each model."""
+    """Strategy of each model."""
     dtypes: Sequence[str] = ()
     """Types of the weights, or the precision of a task."""
     samples: int | None = None
-    """In the data set; None: a stream."""
+    """Samples in the data set; None for a stream."""
     global_batch_size: int | None = None
     drop_last: bool = False
     epochs: int | None = None
@@ -125,7 +125,7 @@ class TakenSamples:
 
     @property
     def digest(self) -> int:
-        """Of 64 bits; equal on ranks that have taken the same."""
+        """64 bits, equal on ranks that have taken the same samples."""
         return self._hash.intdigest()
 
     def clear(self) -> None:

@@ -29,18 +29,18 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Audit:
-    """What the logs say."""
+    """Result of an audit."""
 
     steps: int
-    """That count."""
+    """Steps that count."""
     samples: int | None
-    """In the data set; None: not known."""
+    """Samples in the data set; None if not known."""
     epochs: int
-    """That the steps have completed; 0 where the order is not known."""
+    """Epochs that the steps complete; 0 if the order is not known."""
     left_out: int
     """Batches that rewinds have left out."""
     problems: list[str]
-    """What is wrong, in sentences."""
+    """Problems found, one sentence each."""
     unknown: str
     """Why the samples of the steps cannot be told from the logs; empty: they can, and were compared."""
 

@@ -344,7 +344,7 @@ def mixture_of(dataset: Any) -> Mixture | None:
 
 
 def terms_of(loop: Loop, start: int, end: int, mixture: Mixture | None) -> Terms:
-    """What the ranks of a task must agree on before they train."""
+    """Terms that the ranks of a task must agree on before they train."""
     settings = loop.dump()
     for name in ("seed", "strategy", "precision", "globalBatchSize", "dropLast", "epochs", "maxSteps"):
         settings.pop(name, None)

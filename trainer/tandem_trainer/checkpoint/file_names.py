@@ -20,5 +20,5 @@ OPTIMIZERS = "optimizers"
 EXTRA = "extra"
 """In the manifest's `loop`: what modules keep beside tensors."""
 REQUIRES_GRAD = "requiresGrad"
-"""In the manifest's `loop`: `requires_grad` of the parameters of which it is not what the script began with."""
+"""Key in the manifest's `loop`: `requires_grad` of the parameters that the script has changed since its start."""
 NAMES_OF_TREES = (OTHER_STATES, OPTIMIZERS, EXTRA)

@@ -32,10 +32,11 @@ MAX_TENSORS = 64
 WINDOW = 2**14
 """Elements of each."""
 ROUNDING = 1e-4
-"""Of the norm of a window, by which replicas may differ: a hundred thousand steps that round differently come to 2e-5,
-and the first step of a fine-tuning with a learning rate of 1e-5 whose gradients are not averaged to 7e-4."""
+"""Relative difference of a window (its norm over that of rank 0) that counts as rounding. A hundred thousand steps that
+round differently come to 2e-5, and the first step of a fine-tuning with a learning rate of 1e-5 whose gradients are not
+averaged to 7e-4."""
 EPSILONS = 4
-"""Or so many times the rounding error of their type, if that is more."""
+"""Rounding errors of the weights' dtype that are allowed, where that is more than ROUNDING."""
 
 
 class Replicas:
@@ -49,7 +50,7 @@ class Replicas:
     def __init__(self, group: Group, learned: Callable[[], Mapping[str, Tensor]], mistake: Callable[[], str]) -> None:
         self._group, self._learned, self._mistake = group, learned, mistake
         self._place = 0
-        """Of the next weight to be compared, counted on over all turns."""
+        """Index of the next weight to compare; it keeps counting after a pass over all weights."""
         self._has_warned = False
 
     def compare(self, step: int) -> None:

@@ -150,7 +150,7 @@ def load_weights(
 
 
 SIZE_MISMATCH = "size mismatch for "
-"""In torch's words for a tensor of another shape (torch 2.15)."""
+"""Part of torch's message for a tensor of another shape (torch 2.15)."""
 EXTRA_STATE = "_extra_state"
 """Ends the name under which a module's `get_extra_state` stands in a state_dict; what it gives may be a tensor."""
 
@@ -367,11 +367,11 @@ def _join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any
 
 
 STATE, GROUPS, PARAMETERS = "state", "param_groups", "params"
-"""In the state_dict of torch's optimizers: state by parameter, groups, and in a group its parameters."""
+"""Keys in the state_dict of torch's optimizers: state by parameter, groups, and in a group its parameters."""
 NOBODY = ""
-"""In the place of a parameter's name: entries of an optimizer's state that belong to none."""
+"""Stands for a parameter's name in entries of an optimizer's state that belong to no parameter."""
 OWN = "(state_dict)"
-"""In the place of a parameter's name: what else an optimizer's own `state_dict` gives, under BESIDE, or all of that,
+"""Stands for a parameter's name: what else an optimizer's own `state_dict` gives, under BESIDE, or all of that,
 under WHOLE. A version that does not know it lacks such a parameter, and refuses the checkpoint."""
 BESIDE, WHOLE = "beside", "whole"
 
@@ -616,7 +616,7 @@ class NamedOptimizer:
         return found if is_torchs else None
 
     def _entries(self) -> dict[str, MutableMapping[Any, Any]]:
-        """What the optimizer holds now, by parameter; torch's give the very dictionaries that they use."""
+        """State that the optimizer holds now, by parameter; torch's optimizers return the dictionaries in use."""
         given = self.optimizer.state_dict()
         numbered = self._numbered(given, self.groups()) or {}
         return {name: given[STATE][number] for number, name in numbered.items() if number in given[STATE]}

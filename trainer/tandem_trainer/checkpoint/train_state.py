@@ -131,7 +131,7 @@ UPDATES = "average"
 HYPERPARAMETERS = "hyperparameters"
 """Of an optimizer's groups: what they hold beside parameters; a schedule changes them."""
 ADDED = "added"
-"""Of an optimizer: how many of its groups were added while it trained, if any."""
+"""Key of an optimizer: how many of its groups were added while it trained, if any."""
 RESERVED = (UPDATES, HYPERPARAMETERS, OPTIMIZERS, EXTRA)
 
 
