@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.support import ROOT, tiers
+from tests.support.tiers import WORKERS
 
 PAGE = ROOT / "docs" / "development" / "testing.md"
 BEGIN, END = "<!-- the last result of the full tier -->", "<!-- end of the result -->"
@@ -39,7 +40,6 @@ class Part:
 
 PYTEST = (sys.executable, "-m", "pytest")
 SOAK = (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS))
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PARTS = (
     Part("processes", (*PYTEST, "tests/unit", "tests/integration", "-m", "full", *WORKERS, "--tier=full")),
     Part("slurm", (*PYTEST, "tests/slurm", "-m", "full", *WORKERS, "--tier=full-slurm")),

@@ -22,11 +22,10 @@ import pytest
 
 from tests import full
 from tests.support import ROOT, reach
-from tests.support.tiers import MINUTE, Stage, newest, table
+from tests.support.tiers import MINUTE, WORKERS, Stage, newest, table
 
 MAX_AGE = 200
 """Commits after which each part of the full tier has to run again."""
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 PREPARE_LOG = ROOT / "runs" / "e2e-prepare.log"
 
 

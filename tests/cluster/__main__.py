@@ -25,12 +25,12 @@ from tests.support.cluster import helm, images, kueue, prometheus_operator
 from tests.support.cluster.machine import ClusterError, cluster
 from tests.support.cluster.machine.places import CACHE, KUBECONFIG, LOGS
 from tests.support.cluster.machine.processes import mark
+from tests.support.tiers import WORKERS
 
 KEPT_LOGS = ROOT / "runs" / "e2e"
 TIDY_SECONDS = 60.0
 """How long interrupted tests may take to remove what they made."""
 TIERS = {False: "e2e", True: "e2e-full"}
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 TOUCHED = "--touched-since"
 
 

@@ -26,12 +26,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support import ROOT
+from tests.support.tiers import WORKERS
 
 OUTPUT = ROOT / "runs" / "chance"
 BESIDE = ("0", "1", "2", "disk")
 """Loads: processes that compute, or one that writes and syncs."""
 WRITTEN_BYTES = 64 * 2**20
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,6 +19,8 @@ from tests.support import ROOT
 MINUTE = 60.0
 BUDGETS = {"check": 3 * MINUTE, "test": 5 * MINUTE, "e2e": 8 * MINUTE, "slurm": 3 * MINUTE}
 """Seconds at pace 1, with filled caches, of all tests of a tier. `make test` runs the first two."""
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+"""Options of pytest: two workers, each with whole files, for what a file shares is made once."""
 RUNS = ROOT / "runs" / "tests"
 MAX_RECORDS = 20
 """Records of runs that stay, for each tier."""
