@@ -211,6 +211,7 @@ class ElasticRun:
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
         kept.mark_start()
+        kept.copy_objects()
         restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
@@ -430,6 +431,9 @@ class ElasticRun:
         """Stage a checkpoint of the state after `step`. Collective."""
         if self.step != self._first + 1:
             self._replicas.compare(self.step)
+        for name, why in self._train_state.lost_in_round_trip().items():
+            if self._context.group.rank == 0:
+                log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, why)
         self._context.group.copy_from_first(self._train_state.local())
         position = self._data.position(self.data_step)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())

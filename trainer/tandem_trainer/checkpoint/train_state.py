@@ -31,6 +31,7 @@ from tandem_trainer.checkpoint.file_names import (
     REQUIRES_GRAD,
 )
 from tandem_trainer.checkpoint.format import header, ordered
+from tandem_trainer.checkpoint.round_trip import RoundTrip, problems, small_modules
 from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded, place_of
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
@@ -179,6 +180,7 @@ class TrainState:
         self._average = None if average is None else unwrapped(_averaged(average))
         self._others = dict(others or {})
         self._hyperparameters = hyperparameters
+        self._round_trips: dict[str, RoundTrip] = {}
         if taken := sorted(self._others.keys() & set(RESERVED)):
             raise ValueError(f"the name {taken[0]!r} is taken; give what you keep another one")
         self.mark_start()
@@ -189,6 +191,38 @@ class TrainState:
         self._learns = [(plain(name), one, one.requires_grad) for name, one in self._model.named_parameters()]
         for one in self._optimizers:
             one.mark_start()
+
+    def copy_objects(self) -> None:
+        """Copy what is small and takes its state back in a way of its own, as the script has made it, for
+        `lost_in_round_trip`."""
+        run = [*self._model.parameters(), *self._model.buffers()]
+        if self._average is not None:
+            run += [*self._average.parameters(), *self._average.buffers()]
+        for one in self._optimizers:
+            run += one.state().tensors.values()
+        self._round_trips = {
+            name: RoundTrip(name, other, run)
+            for name, other in self._others.items()
+            if not isinstance(other, MutableMapping)
+        }
+        if self._stages is None:
+            self._round_trips |= {
+                f"module {path}": RoundTrip(path, module) for path, module in small_modules(self._model).items()
+            }
+            self._round_trips |= {
+                f"optimizer {one.name}".strip(): RoundTrip(one.name, one.optimizer)
+                for one in self._optimizers
+                if one.has_custom_load
+            }
+
+    def lost_in_round_trip(self) -> dict[str, str]:
+        """By name what an object loses or changes when it loads the state that it gives now, as a sentence. Each object
+        is tried until its state is another one than when it was copied, and then never again."""
+        for one in self._optimizers:
+            if one.has_added_groups:
+                # A restart adds them first.
+                self._round_trips.pop(f"optimizer {one.name}".strip(), None)
+        return problems(self._round_trips)
 
     def contents(self, loop: Mapping[str, Any]) -> Contents:
         """The state as it is now; tensors alias the live ones.
