@@ -265,9 +265,8 @@ class ElasticRun:
         self._saver.last = manifest.reference if manifest else None
         self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._taken = TakenSamples()
-        # What hogwild's ranks write into one copy of is nobody's replica, and a stage has no weights of another.
-        replicated = not is_shared and not kept.is_staged
-        self._replicas = Replicas(group, kept.learned if replicated else dict, mistake)
+        # What hogwild's ranks write into one copy of is nobody's replica.
+        self._replicas = Replicas(group, dict if is_shared else kept.replicas, mistake)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step

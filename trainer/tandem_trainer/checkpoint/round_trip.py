@@ -191,7 +191,7 @@ def _parts(given: Any, left_out: Set[int]) -> list[Any] | None:
         elif isinstance(one, str | bytes | bytearray):
             size += len(one)
         # What has a finalizer may hold a file or a process; a loader with workers would start others.
-        elif hasattr(type(one), "__del__") or getattr(one, "num_workers", 0):
+        elif hasattr(type(one), "__del__") or getattr(one, "num_workers", False):
             return None
         if size > MAX_BYTES or len(seen) > MAX_OBJECTS:
             return None

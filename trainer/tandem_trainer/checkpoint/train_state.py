@@ -32,7 +32,7 @@ from tandem_trainer.checkpoint.file_names import (
 )
 from tandem_trainer.checkpoint.format import header, ordered
 from tandem_trainer.checkpoint.round_trip import RoundTrip, problems, small_modules
-from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded, place_of
+from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
     CPU,
@@ -293,15 +293,33 @@ class TrainState:
         # Placeholders have no values.
         return found if self._stages is None else {name: one for name, one in found.items() if not here(one).is_meta}
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether each rank has a stage of the model."""
-        return self._stages is not None
-
     def learned(self) -> dict[str, Tensor]:
-        """The weights that learn and are whole on every rank: the same everywhere, while gradients are averaged."""
+        """The weights that learn."""
         named = self._model.named_parameters()
-        return {name: one for name, one in named if one.requires_grad and not (is_lazy(one) or place_of(one))}
+        return {plain(name): one for name, one in named if one.requires_grad and not is_lazy(one)}
+
+    def replicas(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of which ranks that hold the same part hold the same values, while gradients are averaged: by
+        kind and name. A rank's buffers are its own."""
+        known = {plain(name): one for name, one in self._model.named_parameters() if not is_lazy(one)}
+        if self._stages is not None:
+            known = {name: one for name, one in known.items() if name in self._stages.owners}
+        moments: dict[str, Tensor] = {}
+        for one in self._optimizers:
+            mine = one.state().tensors
+            moments |= mine if self._stages is None else self._stages.moments_here(mine)
+        found = {
+            "weights": self._placed({name: one for name, one in known.items() if one.requires_grad}),
+            "moments": moments,
+            "frozen weights": self._placed({name: one for name, one in known.items() if not one.requires_grad}),
+        }
+        if self._average is not None:
+            averaged = {plain(name): one for name, one in self._average.named_parameters()}
+            found["averages"] = self._placed({name: one for name, one in averaged.items() if name in known})
+        # Placeholders have no values.
+        return {
+            kind: {name: one for name, one in some.items() if not here(one).is_meta} for kind, some in found.items()
+        }
 
     def mesh_sizes(self) -> dict[str, int]:
         """Ranks in each named dimension of the meshes over which weights are split."""
@@ -435,8 +453,10 @@ class TrainState:
         return join(tree, contents.others, device if self._stages is None else self._stages.device)
 
     def _weights(self, model: nn.Module) -> dict[str, Tensor]:
-        found = weights(model)
-        return found if self._stages is None else self._stages.placed(found)
+        return self._placed(weights(model))
+
+    def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors if self._stages is None else self._stages.placed(tensors)
 
     def _of_all_stages(self, state: OptimizerState) -> dict[str, Tensor]:
         """
