@@ -433,16 +433,19 @@ class ElasticRun:
         for name, why in self._train_state.lost_in_round_trip().items():
             if self._context.group.rank == 0:
                 log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, why)
-        self._context.group.copy_from_first(self._train_state.local())
         position = self._data.position(self.data_step)
-        self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
+        contents = self._contents(of_all=True)
+        self.meter.checkpoint_seconds += self._saver.save(self.step, position, contents)
         if self._is_shared:
             # All came here from a vote, so none writes now; the next step of any rank would.
             self._context.group.barrier()
 
-    def _contents(self) -> Contents:
+    def _contents(self, of_all: bool = False) -> Contents:
+        """What a checkpoint of this moment would hold, as this rank has it, or as all ranks save it. The latter is
+        collective."""
+        kept, loop = self._train_state, {"health": self._loss_spikes.memory()}
         try:
-            return self._train_state.contents({"health": self._loss_spikes.memory()})
+            return kept.saved(self._context.group, loop) if of_all else kept.contents(loop)
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
 

@@ -7,11 +7,13 @@ changes nothing; `load` changes everything, and what fails in it ends this proce
 rounded, or an average over steps), training has files of its own.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
@@ -51,7 +53,10 @@ from tandem_trainer.checkpoint.state import (
     unwrapped,
     weights,
 )
+from tandem_trainer.process_group import Group
 
+SMALL_BYTES = 2**20
+"""Tensors of a rank's own up to this size always go into a checkpoint as rank 0 has them."""
 ROUNDED_BYTES = 2
 """Of a number that is not rounded, because nothing would be saved."""
 
@@ -76,6 +81,9 @@ class Contents:
     """Weights averaged over steps, which are evaluated in the place of the others; None where there are none."""
     unrounded: frozenset[str] = frozenset()
     """Names of weights that are never rounded: buffers, such as tables of positions or of counts."""
+    own: frozenset[str] = frozenset()
+    """Names of weights that are neither parameters nor buffers, such as the counts of a metric: each rank may have
+    others, of other shapes."""
     loop: dict[str, Any] = field(default_factory=dict)
     """Everything else, as JSON."""
     let_go: Callable[[Tensor], None] = _ignore
@@ -93,6 +101,44 @@ class Contents:
         """
         for tensors in self.files(rounds=False).values():
             header({name: tensor for name, tensor in tensors.items() if not is_lazy(tensor)})
+
+    def of_first(self, group: Group) -> "Contents":
+        """The same with what rank 0 has of all that ranks have of their own: kept objects, and what modules keep beside
+        parameters and buffers. Ranks write parts of one checkpoint, which would otherwise have something of each.
+        Tensors of more than SMALL_BYTES are taken for equal on all ranks while shapes are. Collective.
+        """
+        if group.world_size == 1:
+            return self
+        mine: dict[str, dict[str, Tensor]] = {
+            "others": dict(self.others),
+            "weights": {name: one for name, one in self.weights.items() if name in self.own},
+            "average": {name: one for name, one in (self.average or {}).items() if name in self.own},
+        }
+        layout = {
+            file: {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in tensors.items()}
+            for file, tensors in mine.items()
+        }
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(layout).encode())
+        told = group.gather({"digest": digest} | ({"layout": layout} if group.rank == 0 else {}))
+        are_alike = all(one["digest"] == told[0]["digest"] for one in told)
+        found: dict[str, dict[str, Tensor]] = {file: {} for file in mine}
+        copied = []
+        for file, tensors in told[0]["layout"].items():
+            for name, (shape, dtype) in tensors.items():
+                one = mine[file].get(name)
+                if are_alike and one is not None and one.nbytes > SMALL_BYTES:
+                    found[file][name] = one
+                    continue
+                if group.rank != 0 or one is None:
+                    one = torch.empty(shape, dtype=getattr(torch, dtype), device=CPU)
+                found[file][name] = one
+                copied.append(one)
+        group.copy_from_first(copied)
+        shared = {name: one for name, one in self.weights.items() if name not in self.own}
+        average = self.average
+        if average is not None:
+            average = {name: one for name, one in average.items() if name not in self.own} | found["average"]
+        return replace(self, others=found["others"], weights=shared | found["weights"], average=average)
 
     def let_go_all(self, tensors: Tensors) -> None:
         """None of these, which were read, is needed any more."""
@@ -270,6 +316,7 @@ class TrainState:
             others=tensors,
             average=None if self._average is None else self._weights(self._average),
             unrounded=buffers(self._model) | frozenset(filter(is_extra, found)),
+            own=self._own(found),
             loop={
                 **loop,
                 **({OTHER_STATES: trees} if trees else {}),
@@ -279,6 +326,19 @@ class TrainState:
                 **({REQUIRES_GRAD: changed} if changed else {}),
             },
         )
+
+    def saved(self, group: Group, loop: Mapping[str, Any]) -> Contents:
+        """The state for a checkpoint. Where each rank has something of its own, it is that of rank 0, and with buffers
+        all ranks go on with that. Collective.
+
+        Args:
+            loop: as for `contents`.
+
+        Raises:
+            TypeError: something has a state that a checkpoint cannot hold.
+        """
+        group.copy_from_first(self.local())
+        return self.contents(loop).of_first(group)
 
     def replicated(self) -> dict[str, Tensor]:
         """The tensors that are the same on every rank while all is well: weights, buffers, moments, averages."""
@@ -329,6 +389,12 @@ class TrainState:
             if mesh is not None and mesh.mesh_dim_names is not None:
                 found |= dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         return found
+
+    def _own(self, found: Tensors) -> frozenset[str]:
+        """Names of weights that are neither parameters nor buffers."""
+        named = frozenset(plain(name) for name, _ in self._model.named_parameters(remove_duplicate=False))
+        rest = found.keys() - named - buffers(self._model)
+        return frozenset(name for name in rest if not is_sharded(found[name]))
 
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
