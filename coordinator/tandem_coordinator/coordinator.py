@@ -478,7 +478,8 @@ class Coordinator:
             case Open(opened, detail, adopted):
                 self._opened(opened, detail, adopted)
             case Close(generation, cause):
-                self._history.closed(generation, cause, is_last=self.state.end is not None)
+                progressed = bool(self.state.progress)
+                self._history.closed(generation, cause, progressed, is_last=self.state.end is not None)
             case Say(text, warning):
                 self._history.say(text, "warning" if warning else "info")
             case FailJob(cause, replica, complaint):

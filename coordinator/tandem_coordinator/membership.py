@@ -264,6 +264,10 @@ def _replaced(state: State, agent: Agent, now: float) -> Next:
 
 
 def _leave(state: State, sync: Sync, now: float) -> Next:
+    if sync.failure is not None and not sync.failure.consequence and sync.generation == state.number:
+        # It is counted while the agent is known: what it is due to has a node.
+        state, actions = close(state, Cause("WorkerFailed", worded(sync.replica, sync.failure), sync.replica), now)
+        return without(state, [sync.replica]), actions
     agent = state.agents.get(sync.replica)
     saved = state.saving is not None and agent is not None and (agent.waits or agent.leaves)
     state = without(state, [sync.replica])

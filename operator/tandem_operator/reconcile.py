@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from tandem import launch
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
-from tandem.status import Status
+from tandem.status import Snapshot, Status
 from tandem_operator import kinds, names, objects, pods, replicas
 from tandem_operator.gang_deadlock import way_ends
 from tandem_operator.job_memory import ending, later, place, removing, role_waits, writing
@@ -101,7 +101,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         at.now,
         # While the Service is missing, nobody knows a better address.
         useful=lambda pod: pod.endpoint == (endpoint or pod.endpoint) and pod.group == group and not pod.abandoned,
-        proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
+        proven=_proven(at.heard),
         ends_by_itself=job.spec.trainer.command is not None and not begins_again(at.heard),
         beside=group is None,
         held=_held(at, names.WORKER, needed),
@@ -179,6 +179,13 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         settled=settled,
         again_in=_again(at, lifecycle, new, plans.values(), expires),
     )
+
+
+def _proven(heard: Snapshot | None) -> set[str]:
+    """Workers whose group has made steps, as far as the coordinator says: what ends them is not that they cannot start.
+    A coordinator of the previous version says only that they were in a group."""
+    views = [] if heard is None else heard.generations
+    return {name for view in views if view.progressed is not False for name in view.members}
 
 
 def _group_entropy(at: Situation) -> str:
