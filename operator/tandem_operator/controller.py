@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tandem.formatting import rfc3339, seconds
@@ -46,6 +46,8 @@ LEFT_SECONDS = 10.0
 """For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
 AGAIN_SECONDS = 600.0
 """The same Event is not posted again sooner."""
+FOR_GOOD = (400, 422)
+"""What the API server answers to what it will never take as it stands, whatever else changes."""
 MOST_WORDS = 500
 """Characters of what was raised that people are told."""
 
@@ -267,9 +269,8 @@ class Controller:
             self.workqueue.add(key)
             return vain
         # They need all of the former, and none of each other.
-        for first in range(0, len(plan.make), MANY):
+        for some in _batches(plan.make):
             # Until an answer says otherwise each may have been made, and is made again under the same name alone.
-            some = plan.make[first : first + MANY]
             for manifest in some:
                 entropy = at.unanswered.get(_place(manifest), at.entropy)
                 memory.unanswered[_place(manifest)] = (manifest["metadata"]["name"], entropy)
@@ -471,6 +472,17 @@ class Controller:
         return True
 
 
+def _batches(made: Sequence[Object]) -> Iterator[Sequence[Object]]:
+    """Pods that are created side by side. The coordinator comes first and alone: of a quota, others would take its
+    place."""
+    first = [pod for pod in made if pod["metadata"]["labels"][names.ROLE] == names.COORDINATOR]
+    others = [pod for pod in made if pod["metadata"]["labels"][names.ROLE] != names.COORDINATOR]
+    if first:
+        yield first
+    for start in range(0, len(others), MANY):
+        yield others[start : start + MANY]
+
+
 def _has_ended(job: DistributedTrainingJob) -> bool:
     return job.status is not None and job.status.phase in ("Succeeded", "Failed")
 
@@ -489,7 +501,7 @@ def _trouble(kind: kinds.Kind, name: str, error: RequestRefused, shown: str = ""
     """
     is_quota = error.code == 403 and "exceeded quota" in str(error)
     reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.REFUSED
-    return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
+    return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name), error.code in FOR_GOOD)
 
 
 def _kind(manifest: Object) -> kinds.Kind:

@@ -265,6 +265,7 @@ def _pod(
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     # A container of the user's own beside ours (template) does not decide.
     statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
+    first: list[dict[str, Any]] = status.get("initContainerStatuses") or []
     container = next((one for one in statuses if one.get("name") == role), {})
     asked: dict[str, Any] = next((one for one in spec.get("containers") or [] if one.get("name") == role), {})
     state = container.get("state") or {}
@@ -274,8 +275,7 @@ def _pod(
     others = any("running" in (one.get("state") or {}) for one in statuses)
     finished = seconds(terminated.get("finishedAt"))
     ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
-    last_words = _last_line(((container.get("lastState") or {}).get("terminated") or {}).get("message"))
-    waiting, words = _why_waiting(conditions, state.get("waiting") or {}, last_words)
+    waiting, words = _why_waiting(conditions, [container, *first, *statuses], role)
     return Pod(
         **common,
         role=role,
@@ -302,7 +302,7 @@ def _pod(
         ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
         address=_short(status.get("podIP")),
         waiting=waiting,
-        words=words or _last_words(status, terminated),
+        words=words or _last_words(status, terminated) or _failed_first(first),
     )
 
 
@@ -323,11 +323,21 @@ def _is_gated(spec: Mapping[str, Any]) -> bool:
     return any(gate.get("name") == names.GATE for gate in spec.get("schedulingGates") or [])
 
 
-def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:
-    if waiting.get("reason") in BROKEN_WAITING:
-        # The first and the second try of the same thing.
-        reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
-        return reason, last_words or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
+def _why_waiting(conditions: Mapping[str, Any], containers: Iterable[Mapping[str, Any]], role: str) -> tuple[str, str]:
+    """Why a pod does not start: one word, and a sentence.
+
+    Args:
+        containers: statuses of all of its containers, ours first.
+        role: the name of ours.
+    """
+    for one in containers:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in BROKEN_WAITING:
+            # The first and the second try of the same thing.
+            reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
+            last = _last_line(((one.get("lastState") or {}).get("terminated") or {}).get("message"))
+            words = last or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
+            return reason, words if one.get("name") == role else f"container {_short(one.get('name'))}: {words}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MOST_WORDS)
@@ -350,6 +360,17 @@ def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str
         return f"{OUT_OF_MEMORY}: it used more memory than its limit"
     said = _short(status.get("message"), MOST_WORDS).strip()
     return (said if status.get("reason") else "") or _last_line(terminated.get("message")) or said
+
+
+def _failed_first(containers: Iterable[Mapping[str, Any]]) -> str:
+    """How an init container has ended, if it has failed: nothing after it ran."""
+    for one in containers:
+        terminated = (one.get("state") or {}).get("terminated") or {}
+        if code := _whole(terminated.get("exitCode")):
+            words = f"init container {_short(one.get('name'))} ended with exit code {code}"
+            last = _last_line(terminated.get("message"))
+            return f"{words}: {last}" if last else words
+    return ""
 
 
 def _last_line(text: str | None) -> str:

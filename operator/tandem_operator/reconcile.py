@@ -77,6 +77,9 @@ HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else, where there are few."""
 DOUBT_SECONDS = 0.2
 """Between two looks at a job whose coordinator has answered, is ready, and has just fallen silent."""
+COORDINATOR_SECONDS = 300.0
+"""How long a coordinator's pod may take to begin, its image pulled and its volume mounted, before workers give their
+GPUs back."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
 ANY_VOLUMES = Volumes()
@@ -116,10 +119,6 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         )
         for new in coordinator_plan.make
     ]
-    make += [
-        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy_of(names.EVALUATOR, new.index))
-        for new in evaluator_plan.make
-    ]
     leaving = (
         *_leaving(at, lifecycle, workers, worker_plan),
         *evaluator_plan.remove,
@@ -147,6 +146,13 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
             for new in worker_plan.make
         ]
         needing += replacements(names.WORKER, workers, worker_plan.make)
+    # A quota that has room for some has it for the coordinator, without which nothing begins, and then for workers.
+    make += [
+        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy_of(names.EVALUATOR, new.index))
+        for new in evaluator_plan.make
+    ]
+    if _is_refused(at, names.COORDINATOR):
+        make = [pod for pod in make if pod["metadata"]["labels"][names.ROLE] == names.COORDINATOR]
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
     settled = _settled(at, lifecycle, needed, plans)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
@@ -228,7 +234,18 @@ def _coordinator_fails(at: Situation) -> bool:
     if _is_initialized(at):
         return False
     there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and not pod.ready]
-    return any(pod.restarts > 0 or pod.waiting in BROKEN_WAITING for pod in there)
+    return _is_refused(at, names.COORDINATOR) or any(
+        pod.restarts > 0
+        or pod.waiting in BROKEN_WAITING
+        or (pod.started is None and at.now - pod.created >= COORDINATOR_SECONDS)
+        for pod in there
+    )
+
+
+def _is_refused(at: Situation, role: str) -> bool:
+    """Whether the first pod of a role could not be created when that was tried last."""
+    attempt = at.attempts.get(place(role, 0))
+    return attempt is not None and attempt.trouble is not None
 
 
 @dataclass(frozen=True)

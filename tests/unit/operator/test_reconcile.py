@@ -11,7 +11,7 @@ from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
-from tandem_operator.reconcile import reconcile
+from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Want
 from tests.support.worlds.operator_job import (
@@ -59,7 +59,14 @@ def test_workers_are_made_before_the_coordinator_answers_and_wait_for_it() -> No
 
 
 @pytest.mark.parametrize(
-    "state", [{"restarts": 1}, {"waiting": "CrashLoopBackOff"}, {"waiting": "ImagePullBackOff"}], ids=str
+    "state",
+    [
+        {"restarts": 1},
+        {"waiting": "CrashLoopBackOff"},
+        {"waiting": "ImagePullBackOff"},
+        {"phase": "Pending", "started": None, "created": NOW - COORDINATOR_SECONDS},
+    ],
+    ids=str,
 )
 def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state: dict[str, Any]) -> None:
     of = job()
@@ -69,6 +76,24 @@ def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state:
     assert (made(plan), removed(plan)) == ([], ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"])
     trains = job(status=initialized())
     assert removed(decided(trains, surroundings(trains, broken, worker(0), worker(1)))) == []
+
+
+def test_workers_wait_for_a_coordinator_that_is_about_to_begin() -> None:
+    of = job()
+    starts = coordinator(of, ready=False, phase="Pending", started=None, created=NOW - COORDINATOR_SECONDS + 1)
+    assert removed(decided(of, surroundings(of, starts, worker(0), worker(1)))) == []
+
+
+def test_a_coordinator_that_is_refused_gets_the_room_of_everybody_else() -> None:
+    refused = {place(names.COORDINATOR, 0): Attempt(9, NOW - 1, Want("QuotaExceeded", "exceeded quota"))}
+    of = job()
+    there = surroundings(of, worker(0), evaluators=())
+    alone = children([one for one in there.things.values() if getattr(one, "role", "") != names.COORDINATOR])
+    plan = decided(of, alone, attempts=refused)
+    assert ("worker 1" in made(plan), removed(plan)) == (False, ["digits-worker-0-aaaaa"])
+    trains = job(status=initialized())
+    plan = decided(trains, alone, attempts=refused)
+    assert (made(plan), removed(plan)) == ([], []), "who trains goes on, and nobody takes its place"
 
 
 def test_a_token_that_somebody_has_deleted_is_made_again_once_a_pod_misses_it() -> None:
@@ -324,7 +349,7 @@ def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> Non
     there = surroundings(of, evaluators=[])
     rest = {key: one for key, one in there.things.items() if key[0] is not kinds.POD}
     plan = decided(of, Children(rest))
-    assert made(plan) == ["coordinator 0", "evaluator 0", "worker 0", "worker 1"]
+    assert made(plan) == ["coordinator 0", "worker 0", "worker 1", "evaluator 0"]
 
 
 # What is told
