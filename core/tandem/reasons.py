@@ -22,6 +22,7 @@ class Reason(StrEnum):
     GAVE_WAY = "GaveWay"
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"
+    NOT_BEGUN = "NotBegun"
     EVALUATOR_FAILED = "EvaluatorFailed"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"

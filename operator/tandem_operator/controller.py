@@ -16,7 +16,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.reasons import Reason
 from tandem.status import Status
-from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
+from tandem_operator import kinds, names, objects, observed, pod_starts, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators, Questions
@@ -177,6 +177,7 @@ class Controller:
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
+            starts=await self._starts(key, children, uid, memory),
             attempts=memory.attempts,
             unanswered=memory.still_unanswered(children),
             memo=memory.memo,
@@ -204,6 +205,22 @@ class Controller:
         if wrote:
             return plan.again_in
         return soonest(plan.again_in, memory.written + lively(situation.answering) - time.monotonic())
+
+    async def _starts(self, key: Key, children: Children, uid: str, memory: JobMemory) -> dict[str, Want]:
+        """Why nothing of its pods has begun, as their Events say, by UID."""
+        pods = [pod for role in names.ROLES for pod in children.pods(role, uid)]
+        now = time.time()
+        for pod in pod_starts.unexplained(pods, memory.starts, now):
+            try:
+                want = pod_starts.explained(await self._api.events(key[0], pod.uid))
+            except (Unavailable, RequestRefused) as error:
+                # A role of an older chart, say. The next look but a few asks again.
+                log.warning("event=events-not-read job=%s/%s error=%r", *key, str(error))
+                want = pod_starts.explained([])
+            memory.starts[pod.uid] = pod_starts.Start(now, want)
+        waits = {pod.uid for pod in pods if pod_starts.waits(pod, now)}
+        memory.starts = {of: start for of, start in memory.starts.items() if of in waits}
+        return {of: start.want for of, start in memory.starts.items()}
 
     async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
         """Other jobs that are starved or have given way, once this one has been starved for so long that it matters."""
@@ -293,7 +310,9 @@ class Controller:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, one.kind.name, one.name)
         for pod in plan.end:
             try:
-                await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid)
+                why = at.starts.get(pod.uid)
+                annotations = {names.NOT_BEGUN: why.message} if why is not None and not pod.has_begun else {}
+                await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid, annotations)
             except RequestRefused as error:
                 note(ending(pod.name), _trouble(pod.kind, pod.name, error), done=False)
             else:

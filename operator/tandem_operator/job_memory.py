@@ -22,6 +22,7 @@ from tandem.job import DistributedTrainingJob, Spec
 from tandem_operator import kinds, names, observed, replicas
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Object
+from tandem_operator.pod_starts import Start
 from tandem_operator.reporting import Want
 
 MANY = 8
@@ -137,6 +138,8 @@ class JobMemory:
     unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Pods whose creation was not answered (an overloaded API server, a lost connection), by place: the name of each
     and its entropy. They may exist, or be created later."""
+    starts: dict[str, Start] = field(default_factory=dict)
+    """What is known of pods of which nothing has begun, by UID."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Reason and message of the last Events, and when each was posted."""
     memo: Memo = field(default_factory=Memo)

@@ -37,6 +37,8 @@ AVOIDS = "tandem.dev/avoids"
 FAILED_ON = "tandem.dev/failed-on"
 """Annotation of worker pods: the nodes, with commas, of those of their forerunners in a row that failed soon after
 their start, oldest first."""
+NOT_BEGUN = "tandem.dev/not-begun"
+"""Annotation of pods that the operator has ended because nothing of them had begun for too long: why, in a sentence."""
 ENDPOINT = "tandem.dev/coordinator"
 """Annotation of worker pods: where they were told that the coordinator is."""
 APPLIED = "tandem.dev/applied"

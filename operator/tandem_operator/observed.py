@@ -105,6 +105,10 @@ class Pod(Thing):
     """What its container runs, as it was asked for."""
     created: float = 0.0
     """Seconds since the epoch, as all times here."""
+    placed: float | None = None
+    """When it was given its node."""
+    has_begun: bool = False
+    """Any of its containers has run, init containers included."""
     started: float | None = None
     """When its container started."""
     finished: float | None = None
@@ -290,6 +294,8 @@ def _pod(
         template=_short(annotations.get(names.TEMPLATE)),
         image=_short(asked.get("image"), MOST_IMAGE),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
+        placed=_placed(conditions),
+        has_begun=any((one.get("state") or {}).keys() & {"running", "terminated"} for one in [*first, *statuses]),
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
         phase=_short(status.get("phase")) or "Pending",
@@ -299,10 +305,15 @@ def _pod(
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
         over=over,
         lingers=over and others and not ended,
-        ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
+        ended_by=PodEnd.NOT_BEGUN
+        if names.NOT_BEGUN in annotations and ended
+        else ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
         address=_short(status.get("podIP")),
         waiting=waiting,
-        words=words or _last_words(status, terminated) or _failed_first(first),
+        words=words
+        or (_short(annotations.get(names.NOT_BEGUN), MOST_WORDS) if ended else "")
+        or _last_words(status, terminated)
+        or _failed_first(first),
     )
 
 
@@ -360,6 +371,11 @@ def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str
         return f"{OUT_OF_MEMORY}: it used more memory than its limit"
     said = _short(status.get("message"), MOST_WORDS).strip()
     return (said if status.get("reason") else "") or _last_line(terminated.get("message")) or said
+
+
+def _placed(conditions: Mapping[str, Any]) -> float | None:
+    scheduled = conditions.get("PodScheduled", {})
+    return seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
 
 
 def _failed_first(containers: Iterable[Mapping[str, Any]]) -> str:

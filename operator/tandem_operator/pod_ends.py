@@ -34,6 +34,7 @@ class PodEnd(StrEnum):
     DISRUPTED = "Disrupted"
     REJECTED = Reason.POD_REJECTED
     OVER_LIMIT = Reason.LIMIT_EXCEEDED
+    NOT_BEGUN = Reason.NOT_BEGUN
     FAILED = "Failed"
 
 
@@ -67,6 +68,9 @@ CONSEQUENCES: Mapping[PodEnd, Consequence] = {
         starts_well=ROOMY_SECONDS,
         is_proven_by_steps=False,
         is_trouble=True,
+    ),
+    PodEnd.NOT_BEGUN: Consequence(
+        "did not begin", counts=True, forgives=False, is_proven_by_steps=False, is_trouble=True
     ),
     PodEnd.FAILED: Consequence("ended", counts=True, forgives=False),
 }

@@ -47,7 +47,7 @@ from tandem import launch
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
 from tandem.status import Snapshot, Status
-from tandem_operator import kinds, names, objects, pods, replicas
+from tandem_operator import kinds, names, objects, pod_starts, pods, replicas
 from tandem_operator.gang_deadlock import way_ends
 from tandem_operator.job_memory import ending, later, place, removing, role_waits, writing
 from tandem_operator.kinds import Kind
@@ -176,7 +176,9 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         end=tuple(
             pod
             for pod in all_pods(at)
-            if pod.lingers and not pod.deleting and later(at.attempts, ending(pod.name), at.now) is None
+            if (pod.lingers or (not over and pod_starts.is_failed(pod, at.starts.get(pod.uid), at.now)))
+            and not pod.deleting
+            and later(at.attempts, ending(pod.name), at.now) is None
         ),
         target=_target(at, lifecycle, workers),
         status=new,
@@ -237,7 +239,7 @@ def _coordinator_fails(at: Situation) -> bool:
     return _is_refused(at, names.COORDINATOR) or any(
         pod.restarts > 0
         or pod.waiting in BROKEN_WAITING
-        or (pod.started is None and at.now - pod.created >= COORDINATOR_SECONDS)
+        or (not pod.has_begun and at.now - pod.created >= COORDINATOR_SECONDS)
         for pod in there
     )
 

@@ -11,6 +11,7 @@ from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
+from tandem_operator.pod_starts import MAX_START_SECONDS
 from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Want
@@ -76,6 +77,20 @@ def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state:
     assert (made(plan), removed(plan)) == ([], ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"])
     trains = job(status=initialized())
     assert removed(decided(trains, surroundings(trains, broken, worker(0), worker(1)))) == []
+
+
+def test_a_pod_that_does_not_begin_is_ended_unless_its_image_is_pulled() -> None:
+    of = job(status=initialized())
+    mount = Want("FailedMount", 'MountVolume.SetUp failed for volume "data": configmap "setup" not found')
+    facts = {"phase": "Pending", "ready": False, "started": None, "placed": NOW - MAX_START_SECONDS}
+    pod = worker(1, **facts)
+    there = surroundings(of, worker(0), pod)
+    for want, ends in ((mount, [pod]), (Want("Pulling", 'Pulling image "x"'), []), (None, [pod])):
+        plan = decided(of, there, heard=heard("Starting"), starts={} if want is None else {pod.uid: want})
+        assert list(plan.end) == ends
+        assert plan.status.message == (None if want is None else f"{pod.name}: {want.message}")
+    soon = surroundings(of, worker(0), replace(pod, placed=NOW - MAX_START_SECONDS + 1))
+    assert decided(of, soon, heard=heard("Starting"), starts={pod.uid: mount}).end == ()
 
 
 def test_workers_wait_for_a_coordinator_that_is_about_to_begin() -> None:
