@@ -194,8 +194,10 @@ class State:
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")
     """Why there is no open generation, or why the open one was formed."""
-    grown: float = 0.0
-    """When it was formed larger than before the last time; its first formation is one."""
+    grown: float = float("-inf")
+    """When it was formed larger than before the last time."""
+    largest: int = 0
+    """How many members it has had at most, of those that are wished for now."""
     changed: float = 0.0
     """When a generation was last opened or closed."""
     adopting_until: float | None = None

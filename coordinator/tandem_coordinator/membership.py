@@ -97,7 +97,6 @@ def start(
         number=number,
         first=first,
         changed=now,
-        grown=now,
         ticked=now,
         failures=failures,
         failed_at=now,
@@ -107,7 +106,7 @@ def start(
         return state
     cause = Cause("Started", "the job starts again")
     state = replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
-    return replace(state, finished=frozenset(finished))
+    return replace(state, finished=frozenset(finished), largest=0 if latest is None else len(latest.members))
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -415,7 +414,9 @@ def _retarget(state: State, wished: int) -> Next:
     if target == state.target:
         return state, ()
     verb = "is" if target == 1 else "are"
-    return replace(state, target=target), (Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),)
+    return replace(state, target=target, largest=min(state.largest, target)), (
+        Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),
+    )
 
 
 def _hung(state: State, generation: int, detail: str, culprit: str, now: float) -> Next:

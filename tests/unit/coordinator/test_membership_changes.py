@@ -278,8 +278,10 @@ def test_a_changed_target_is_honoured_while_training() -> None:
     job.save_and_stop("worker-0", "worker-1", "worker-2")
     assert job.members() == ["worker-0", "worker-1"]
     assert job.closings() == ["TargetChanged"]
+    job.passes(0.5)
     job.tell(Retarget(3))
-    job.passes(11.0)
+    job.passes(0.5)
+    assert job.state.saving is not None
     job.save_and_stop("worker-0", "worker-1")
     assert job.members() == ["worker-0", "worker-1", "worker-2"]
     assert job.rejoins == []
