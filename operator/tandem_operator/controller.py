@@ -145,6 +145,9 @@ class Controller:
         except InvalidSpec as error:
             await self._refuse(key, body, error.reason, str(error))
             return None
+        if self._cache.is_overfull(key):
+            await self._stall(key, body, Reason.NO_ROOM, observed.no_room_for_pods(key[0]), for_good=False)
+            return observed.ROOM_SECONDS
         if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
             await self._refuse(key, body, Reason.TEMPLATE_REFUSED, words)
             return None

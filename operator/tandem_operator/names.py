@@ -67,6 +67,11 @@ def network_policy(job: str) -> str:
     return f"{stem(job)}-network"
 
 
+def objects(job: str) -> frozenset[str]:
+    """All objects of a job but its pods."""
+    return frozenset({job_file(job), checkpoints(job), coordinator(job), network_policy(job), token(job)})
+
+
 def pod(job: str, role: str, index: int, entropy: str) -> str:
     """A pod; another one for each entropy."""
     return f"{stem(job)}-{role}-{index}-{_short(f'{job}/{index}/{entropy}', 5)}"

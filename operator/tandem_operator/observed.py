@@ -461,6 +461,18 @@ def no_room(namespace: str, mebibytes: float) -> str:
     )
 
 
+ROOM_SECONDS = 60.0
+"""Between two looks at a job whose pods have no room: so often they are listed."""
+
+
+def no_room_for_pods(namespace: str) -> str:
+    """The sentence for a job whose pods are not all known."""
+    return (
+        f"the namespace {namespace} has more pods of jobs than the operator has memory for in one namespace; nothing "
+        "is done about this job until there is room, which is looked for every minute"
+    )
+
+
 def kept(body: Mapping[str, Any]) -> Object:
     """What is kept of a job's object.
 
