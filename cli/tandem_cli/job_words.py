@@ -2,7 +2,7 @@
 
 from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
-from tandem.secrecy import looks_secret
+from tandem.secrecy import secrets
 
 
 def summary(job: DistributedTrainingJob) -> str:
@@ -32,11 +32,12 @@ def warnings(job: DistributedTrainingJob) -> list[str]:
 
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
+    """Values that stand in the run directory, and in the job's object, as they are."""
+    variables = {(*path, "value"): one.name for path, one in job.spec.variables}
     return [
-        f"{dotted(path)}.value: {one.name} looks like a secret, and this value is written into the run "
+        f"{dotted(path)}: {variables.get(path, 'this')} looks like a secret, and this value is written into the run "
         "directory; keep it in a Secret and refer to it in valueFrom.secretKeyRef"
-        for path, one in job.spec.variables
-        if one.value and looks_secret(one.name)
+        for path in (("spec", *one) for one in secrets(job.spec.dump_brief()))
     ]
 
 
