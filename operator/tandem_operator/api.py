@@ -197,7 +197,9 @@ class ApiServer:
         """
         self._check(kind, manifest["metadata"]["namespace"])
         path = kind.path(manifest["metadata"]["namespace"])
-        return await self._request("POST", path, {"fieldManager": MANAGER}, manifest)
+        # Templates end up in pods: a field that there is not is an error, and not passed over.
+        strict = {"fieldValidation": "Strict"} if kind is kinds.POD else {}
+        return await self._request("POST", path, {"fieldManager": MANAGER, **strict}, manifest)
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         """Have the fields of a manifest be so, whoever set them before.

@@ -410,6 +410,8 @@ class Controller:
         # What is noticed now is not noticed again.
         if waits and not plan.notices:
             return False
+        if changes and not memory.writes.allows(now):
+            return False
         if changes:
             memory.written = now
             try:
@@ -436,6 +438,9 @@ class Controller:
         memory.told = {words: at for words, at in memory.told.items() if clock - at < AGAIN_SECONDS}
         for notice in notices:
             if (notice.reason, notice.message) in memory.told:
+                continue
+            if not memory.events.allows(clock):
+                log.warning("event=not-told job=%s/%s reason=%s why=%r", *key, notice.reason, "too many Events")
                 continue
             memory.told[notice.reason, notice.message] = clock
             event = objects.event(body, notice, now, secrets.token_hex(8))

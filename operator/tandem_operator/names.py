@@ -22,6 +22,8 @@ from tandem.labels import coordinator as coordinator
 from tandem.labels import stem as stem
 from tandem.labels import token as token
 
+OPERATOR = "operator"
+"""The role of the operator's own pods, which the chart gives them; they belong to no job."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of workers that are queued."""
 GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
