@@ -19,6 +19,7 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     REFUSED = "Refused"
     NAME_TAKEN = "NameTaken"
+    NOT_QUEUED = "NotQueued"
     GAVE_WAY = "GaveWay"
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"

@@ -97,6 +97,8 @@ class Pod(Thing):
     """Where it was told that the coordinator is, if it is a worker."""
     group: PodGroup | None = None
     """The queued group that it belongs to."""
+    unqueued: bool = False
+    """It names a queue, and nobody holds it there."""
     abandoned: bool = False
     """It waits in a queue that has done with its group: nothing will start it."""
     template: str = ""
@@ -290,6 +292,10 @@ def _pod(
         failed_on=_nodes(annotations.get(names.FAILED_ON)),
         endpoint=_short(annotations.get(names.ENDPOINT)),
         group=_group(labels, annotations),
+        unqueued=names.QUEUE in labels
+        and not _is_gated(spec)
+        and names.HELD not in (metadata.get("finalizers") or [])
+        and not ended,
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
         template=_short(annotations.get(names.TEMPLATE)),
         image=_short(asked.get("image"), MOST_IMAGE),

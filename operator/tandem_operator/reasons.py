@@ -66,6 +66,10 @@ def waiting(at: Situation) -> Iterator[Want]:
             yield Want(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
         elif (start := at.starts.get(pod.uid)) is not None and pod_starts.waits(pod, at.now):
             yield Want(start.reason, f"{pod.name}: {start.message}")
+    if any(pod.unqueued and pod.live for pod in at.pods(names.WORKER)):
+        queue = at.job.spec.run_policy.queue_name
+        words = f"the workers do not wait in the queue {queue}: Kueue is not installed, or does not handle pods here"
+        yield Want(Reason.NOT_QUEUED, words)
     for role in names.ROLES:
         yield from _ends(at, role)
 

@@ -297,6 +297,9 @@ def _needed(at: Situation) -> _Needed:
             if kind is kinds.CLAIM and not there.applied:
                 # Somebody else has made it: it is marked as the job's, and stays as it is.
                 named.pop("spec")
+            elif kind is kinds.CLAIM and at.job.spec.checkpoint.storage.size is None:
+                # It was made with the size that the operator was told then, which may be another one now.
+                named["spec"] = {field: value for field, value in manifest["spec"].items() if field != "resources"}
             update.append(named)
         # Workers wait for the Service's address; nobody else needs it. A claim does as it is, where it must not change.
         usable = there is not None and is_ours(there, manifest) and kind is kinds.CLAIM

@@ -148,6 +148,18 @@ def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> N
     assert (notice.warning, "what the job was before" in notice.message) == (False, True)
 
 
+@pytest.mark.parametrize(("size", "applied"), [(None, None), ("20Gi", "20Gi")])
+def test_a_claim_that_was_made_with_another_size_by_default_keeps_it(size: str | None, applied: str | None) -> None:
+    storage = {"size": size} if size else {}
+    of = job(status=initialized(), checkpoint={"storage": {**storage, "accessModes": ["ReadWriteMany"]}})
+    there = surroundings(of, worker(0), worker(1))
+    claim = there.things[kinds.CLAIM, "digits-checkpoints"]
+    changed = children([one for one in there.things.values() if one is not claim] + [replace(claim, applied="old")])
+    (update,) = decided(of, changed, heard=heard()).update
+    assert update["spec"].get("resources", {}).get("requests", {}).get("storage") == applied
+    assert update["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
     of = job(status=initialized(), workers={"replicas": 2, "maxReplicas": 4})
     there = surroundings(of, worker(0), worker(1))
@@ -389,7 +401,7 @@ def test_what_the_api_server_refused_stands_in_the_status() -> None:
 
 def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
     of = job()
-    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0)
+    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0123456)
     told = decided(of, surroundings(of, worker(0), worker(1)), heard=said).status
     assert (told.progress is not None and told.progress.step, told.loss, told.throughput) == (40, 0.5, 900.0)
     later = of.model_copy(update={"status": told})
