@@ -87,7 +87,12 @@ class Coordinator:
     """One job's coordinator. Make it inside a running event loop."""
 
     def __init__(
-        self, job: DistributedTrainingJob, rundir: RunDir, state_store: StateStore, remembered: Remembered
+        self,
+        job: DistributedTrainingJob,
+        rundir: RunDir,
+        state_store: StateStore,
+        remembered: Remembered,
+        settings_changed: str = "",
     ) -> None:
         self.job = job
         self.state: State = membership.start(
@@ -100,6 +105,7 @@ class Coordinator:
             failures=remembered.failures,
             left_out=remembered.left_out,
             finished=remembered.finished,
+            settings_changed=settings_changed,
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())

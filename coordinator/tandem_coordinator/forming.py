@@ -1,4 +1,4 @@
-"""Formation of generations: when to form one, from which agents, and when an open one is resized.
+"""Formation of generations: when to form one, from which agents, and when an open one is resized or begun anew.
 
 Pure; a part of the state machine in `membership`.
 
@@ -53,12 +53,16 @@ has had wait for each other as the first group does: they would wait for the coo
 
 
 def resize(state: State, now: float) -> Next:
-    """Close the open generation if it is larger than wished for, or if it may grow."""
+    """Close the open generation if ranks have to read their settings again, or if its size is not what is wished for and
+    can be had."""
     if not state.open or state.latest is None or state.saving is not None:
         return state, ()
     if state.finished:
         # Some have done their work already. Another group would do it again.
         return state, ()
+    # Ranks that cannot save when asked have settings of their own.
+    if state.settings_changed and state.training and state.can_save:
+        return close_saved(state, Cause("SettingsChanged", state.settings_changed), now)
     size = len(state.latest.members)
     if size > state.target:
         verb = "is" if state.target == 1 else "are"
@@ -99,7 +103,7 @@ def form(state: State, now: float) -> Next:
     grown = now if 0 < before < len(members) else state.grown
     largest = max(state.largest, len(members))
     state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now)
-    state = replace(state, grown=grown, largest=largest)
+    state = replace(state, grown=grown, largest=largest, settings_changed="")
     state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0, own_file_before=state.own_file)
     state = preflight.begin(state, now)
     detail = _why(state.cause)

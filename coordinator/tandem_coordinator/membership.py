@@ -89,6 +89,7 @@ def start(
     failures: int = 0,
     left_out: Iterable[Absent] = (),
     finished: Iterable[str] = (),
+    settings_changed: str = "",
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
@@ -100,6 +101,7 @@ def start(
         ticked=now,
         failures=failures,
         failed_at=now,
+        settings_changed=settings_changed,
         left_out=tuple(LeftOut(one.replica, one.node, one.why, now - one.seconds) for one in left_out),
     )
     if number < first:
