@@ -53,8 +53,7 @@ has had wait for each other as the first group does: they would wait for the coo
 
 
 def resize(state: State, now: float) -> Next:
-    """Close the open generation if ranks have to read their settings again, or if its size is not what is wished for and
-    can be had."""
+    """Close the open generation if ranks have to read their settings again, or if its size is not the wished one."""
     if not state.open or state.latest is None or state.saving is not None:
         return state, ()
     if state.finished:
