@@ -2,6 +2,7 @@
 
 from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
+from tandem.pod_template import doubts
 from tandem.secrecy import secrets
 
 
@@ -28,7 +29,16 @@ def summary(job: DistributedTrainingJob) -> str:
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
     """What is allowed and probably not meant."""
-    return [*_secrets(job), *_claims(job.spec.workers)]
+    return [*_secrets(job), *_claims(job.spec.workers), *_templates(job)]
+
+
+def _templates(job: DistributedTrainingJob) -> list[str]:
+    parts = {"workers": job.spec.workers, "evaluators": job.spec.evaluation, "coordinator": job.spec.coordinator}
+    return [
+        f"spec.{part}.template.{where}: {why}"
+        for part, one in parts.items()
+        for where, why in doubts(one.template, part.removesuffix("s"))
+    ]
 
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
