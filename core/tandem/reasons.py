@@ -23,6 +23,8 @@ class Reason(StrEnum):
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"
     EVALUATOR_FAILED = "EvaluatorFailed"
+    # Training is complete, with fewer steps than were announced.
+    STOPPED_EARLY = "StoppedEarly"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

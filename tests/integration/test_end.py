@@ -136,4 +136,18 @@ def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -
         done = group.rundir.done()
         assert done is not None
         assert done["final"]["step"] == 20
+        assert "stoppedEarly" not in done
         assert group.rundir.newest_generation() == 1
+
+
+def test_what_one_rank_says_stops_all_of_them_after_the_same_step_and_the_job_is_told_so(tmp_path: Path) -> None:
+    with session(tmp_path, 'session.stop("enough")') as group:
+        for name in ("worker-0", "worker-1"):
+            assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
+        done = group.rundir.done()
+        assert done is not None
+        assert done["final"]["step"] == 15, "they agree when they save"
+        assert done["stoppedEarly"] == "stopped early after step 15 of 20: enough"
+        assert group.rundir.newest_generation() == 1, "nobody began again"
+        seen = until(lambda: (found := group.snapshot()) and found.status.message and found, "the coordinator's word")
+        assert (seen.reason, seen.status.message) == ("StoppedEarly", done["stoppedEarly"])

@@ -48,8 +48,8 @@ class StoppedEarly(Exception):  # noqa: N818 - it says what happened
     def __init__(self, step: int, total_steps: int | None) -> None:
         steps = f"step {number(step)}" + ("" if total_steps is None else f" of {number(total_steps)}")
         super().__init__(
-            f"it ended with exit code 0 after {steps}, before its session had ended; to end a run early, leave the loop"
-            " with break"
+            f"it ended with exit code 0 after {steps}, before its session had ended; to end a run early, call"
+            " session.stop(reason)"
         )
 
 

@@ -146,7 +146,7 @@ def test_a_session_is_complete_when_it_says_so_and_not_because_its_process_ended
     if found is not None:
         assert (found[1].code, found[1].passing) == (ExitCode.DONE, False)
         assert "exit code 0 after step 5, before its session had ended" in found[1].error
-        assert "leave the loop with break" in found[1].error
+        assert "call session.stop(reason)" in found[1].error
     ranks.close()
 
 
