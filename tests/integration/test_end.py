@@ -107,10 +107,12 @@ def test_who_has_finished_may_go_at_any_time(group: Elastic, how: signal.Signals
     assert begun(group) == [1, 1, 1]
 
 
-def session(tmp_path: Path, leaves: str, warm: bool = True) -> Elastic:
+def session(
+    tmp_path: Path, leaves: str, warm: bool = True, place: tuple[str, str] = ("", ""), restarts: int = 1
+) -> Elastic:
     script = tmp_path / "session.py"
-    script.write_text(SESSION.replace("LEAVES", leaves))
-    elasticity = {"warmStart": warm, "maxRestarts": 1}
+    script.write_text(SESSION.replace("LEAVES", leaves).replace(*place))
+    elasticity = {"warmStart": warm, "maxRestarts": restarts}
     spec = {"trainer": {"command": ["python", str(script)]}, "checkpoint": {"everySteps": 5}, "elasticity": elasticity}
     return Elastic(tmp_path, **spec).start("worker-0", "worker-1")  # type: ignore[arg-type]
 
@@ -126,6 +128,19 @@ def test_a_session_that_ends_with_zero_before_its_steps_are_taken_is_not_complet
         failed = until(group.rundir.failed, "the end of the job")
         assert "ended with exit code 0 after step 12 of 20, before its session had ended" in failed["message"]
         assert group.rundir.done() is None
+
+
+def test_a_mistake_in_the_first_batch_is_found_after_two_failures_and_told_once_each(tmp_path: Path) -> None:
+    place = "if batch.step == 12 and session.rank == 0:"
+    with session(tmp_path, "batch.labels", place=(place, "if batch.step == 0:"), restarts=10) as group:
+        failed = until(group.rundir.failed, "the end of the job")
+        assert failed["reason"] == "RepeatedFailure"
+        error = "AttributeError: 'Batch' object has no attribute 'labels'"
+        assert error in failed["message"]
+        assert failed["traceback"].strip().endswith(error)
+        assert group.rundir.newest_generation() == 2
+        told = [line for line in group.output("coordinator").splitlines() if error in line]
+        assert len(told) == 3, "each failure, and the end"
 
 
 def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -> None:
