@@ -22,9 +22,11 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from tandem.formatting import several
 from tandem.job import Checkpoint
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
@@ -214,6 +216,7 @@ class Elastic(Callback):
         if trainer.global_step == self.session.total_steps:
             next(self._batches, None)
         else:
+            self.session.stop(_why_stopped(trainer))
             cast("Any", self._batches).close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -227,3 +230,13 @@ class Elastic(Callback):
         if self._guard is not None:
             guard, self._guard = self._guard, None
             guard.__exit__(type(exception), exception, exception.__traceback__)
+
+
+def _why_stopped(trainer: Trainer) -> str:
+    """Why the Trainer leaves its loop before its last step."""
+    for one in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(one, EarlyStopping) and one.wait_count >= one.patience:
+            return f"EarlyStopping: no better {one.monitor} in {several(one.patience, 'check')}"
+        if isinstance(one, Timer) and (left := one.time_remaining()) is not None and left <= 0:
+            return "max_time has passed"
+    return "trainer.should_stop was set"
