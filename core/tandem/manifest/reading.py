@@ -246,13 +246,15 @@ def separated(given: Any) -> str:
         words = shlex.split(given) if isinstance(given, str) else [str(given)]
     except ValueError:  # a quote that is not closed
         return ""
-    return ", ".join(_in_yaml(word) for word in words)
+    return ", ".join(in_yaml(word) for word in words)
 
 
-def _in_yaml(word: str) -> str:
-    """A text as it can stand in a list in brackets."""
-    is_plain = re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str)
-    return word if is_plain else json.dumps(word, ensure_ascii=False)
+def in_yaml(word: str) -> str:
+    """A text as it can stand in a list in brackets, or after a name."""
+    if re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str):
+        return word
+    quoted = json.dumps(word, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
 def placed(source: Source, overrides: Sequence[str], path: Path, message: str, suggestion: str = "") -> Problem:
