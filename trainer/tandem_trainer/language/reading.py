@@ -6,14 +6,12 @@ sample that is passed over would be missed by nobody.
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from tandem.model import Model
+from tandem.causal_lm import HubDataset, Source
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.hub import asked, first_line, is_commit, why
@@ -31,114 +29,18 @@ BATCH = 1024
 """Rows of Parquet that are in memory at once."""
 
 
-class HubDataset(Model):
-    """A data set that the library `datasets` loads: of the hub, or in its cache."""
+def commit_of(dataset: HubDataset) -> str | None:
+    """The commit that the branch of a data set has now; None where nobody tells, or where the id is a folder."""
+    if is_commit(dataset.revision):
+        return dataset.revision
+    if Path(dataset.id).exists():
+        return None
+    try:
+        from huggingface_hub import HfApi
 
-    id: str
-    """Its name on the hub."""
-    config: str | None = None
-    """Which of its parts, where it has several."""
-    split: str = "train"
-    """The split to train on."""
-    revision: str | None = None
-    """Branch, tag or commit. A branch or tag is read at the commit that it had when the run began."""
-
-    def commit(self) -> str | None:
-        """The commit that its branch has now; None where nobody tells, or where the id is a folder."""
-        if is_commit(self.revision):
-            return self.revision
-        if Path(self.id).exists():
-            return None
-        try:
-            from huggingface_hub import HfApi
-
-            return asked(self.id, lambda: HfApi().dataset_info(self.id, revision=self.revision)).sha
-        except Exception:  # of a library, which has no common one: `rows` then says what is wrong
-            return None
-
-
-class Source(Model):
-    """One source: what to learn from, and what to evaluate with."""
-
-    path: str | None = None
-    """A file: plain text, JSON lines or Parquet."""
-    format: Literal["text", "jsonl", "parquet"] | None = None
-    """Of the file. Default: by the ending of its name."""
-    dataset: HubDataset | None = None
-    """In place of `path`: a data set on the hub."""
-    text: str | None = None
-    """Column of whole texts, all of whose tokens are learned. Default: `text`, if there is one."""
-    prompt: str | None = None
-    """Column of prompts, which are not learned. Default: `prompt`."""
-    completion: str | None = None
-    """Column of completions, which are. Default: `completion`."""
-    messages: str | None = None
-    """Column of conversations, lists of messages with `role` and `content`, of which the assistant's are learned.
-    Default: `messages`."""
-    start: Annotated[int, Field(ge=0)] = 0
-    """First sample of the source that is used."""
-    end: Annotated[int, Field(ge=1)] | None = None
-    """The one after the last. Default: to the end."""
-    test: Annotated[float, Field(gt=0, le=0.5)] | str = 0.1
-    """What to evaluate with: a share of the samples, the last ones; or a file of its own; or, of a data set on the hub,
-    the name of a split."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.path or (self.dataset.id if self.dataset else "")
-
-    def check(self) -> None:
-        """
-        Raises:
-            ValueError: fields contradict each other.
-        """
-        if (self.path is None) == (self.dataset is None):
-            raise ValueError("give exactly one of path and dataset")
-        if self.format is not None and self.path is None:
-            raise ValueError("format is of a file; a data set on the hub has its own")
-        if (self.prompt is None) != (self.completion is None):
-            raise ValueError("give prompt and completion together")
-        if sum(one is not None for one in (self.text, self.prompt, self.messages)) > 1:
-            raise ValueError("give only one of text, prompt with completion, and messages")
-        if self.end is not None and self.end <= self.start:
-            raise ValueError("end must be greater than start")
-
-
-class MixtureSource(Source):
-    """One source of a mixture."""
-
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Its part of the rows that are trained on; the ratios of weights count. Default: by its own number of rows, so
-    that each is taken once in an epoch."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        self.check()
-        return self
-
-
-class Data(Source):
-    """What to learn from, and what to evaluate with."""
-
-    mixture: Annotated[list[MixtureSource], Field(min_length=2, max_length=256)] | None = None
-    """Several sources, in place of `path` or `dataset`. Each has all that is said of one here."""
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """All there are."""
-        return self.mixture or [self]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.mixture is None:
-            self.check()
-            return self
-        if others := sorted(self.model_fields_set - {"mixture"}):
-            raise ValueError(f"with mixture, {others[0]} is said of each of its sources")
-        if len({one.weight is None for one in self.mixture}) > 1:
-            raise ValueError("give a weight to each source of the mixture, or to none")
-        return self
+        return asked(dataset.id, lambda: HfApi().dataset_info(dataset.id, revision=dataset.revision)).sha
+    except Exception:  # of a library, which has no common one: `rows` then says what is wrong
+        return None
 
 
 @dataclass(frozen=True)
