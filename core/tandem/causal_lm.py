@@ -210,3 +210,8 @@ class PretrainedModel(Model):
 def parameters_of(parameters: object) -> type[SmallModel] | type[PretrainedModel]:
     """The model of what stands in `trainer.parameters`."""
     return PretrainedModel if isinstance(parameters, dict) and "pretrained" in parameters else SmallModel
+
+
+def is_folder_name(pretrained: str) -> bool:
+    """Whether a name can only be meant as a folder: an id on the hub is one word, or two with a slash between them."""
+    return pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1 or pretrained.endswith("/")

@@ -90,3 +90,19 @@ def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> 
 
 def test_a_token_of_sixteen_signs_is_taken() -> None:
     assert launch.weakness("0123456789-abcd/") == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("$TANDEM_RUN_DIR", "/runs/a"),
+        ("--out=${TANDEM_RUN_DIR}/model", "--out=/runs/a/model"),
+        ("$(TANDEM_RUN_DIR)/$TANDEM_RUN_DIR", "/runs/a//runs/a"),
+        ("$TANDEM_RUN_DIRS", "$TANDEM_RUN_DIRS"),
+        ("$HOME", "$HOME"),
+    ],
+)
+def test_the_run_directory_stands_in_a_command_without_a_shell(word: str, found: str) -> None:
+    """Otherwise a script makes a folder that is called $TANDEM_RUN_DIR, and nobody finds its checkpoints."""
+    assert launch.with_run_dir([word], {launch.RUN_DIR: "/runs/a"}) == [found]
+    assert launch.with_run_dir([word], {}) == [word]

@@ -43,7 +43,17 @@ from tandem_trainer.language.packing import Layout, Padded, Unpadded, packed
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
 from tandem_trainer.language.reading import Row, commit_of, format_of, whole_text
 from tandem_trainer.language.token_bytes import token_bytes
-from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
+from tandem_trainer.language.tokenized import (
+    Columns,
+    Documents,
+    Encoder,
+    Part,
+    check,
+    columns_of,
+    joined,
+    parts_of,
+    refuse_none,
+)
 from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.task import Split, Task
 
@@ -73,6 +83,37 @@ class Config(PretrainedModel):
         if lora is not None and find_spec("peft") is None:
             raise ValueError(f"needs the package peft, which is not installed (pip install 'tandem[{EXTRA}]')")
         return lora
+
+
+def against_samples(config: Config, most: int) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Fields under `data` whose files cannot be learned from, and why, by the first samples of each file that is there.
+
+    Args:
+        most: samples of a file that are read.
+    """
+    data = config.data
+    for number, source in enumerate(data.sources if data else ()):
+        inner = ("mixture", number) if data and data.mixture else ()
+        files = {"path": source.path, "test": source.test if isinstance(source.test, str) else None}
+        for field, path in files.items():
+            if path is None or source.dataset is not None or not Path(path).expanduser().is_file():
+                continue
+            start = source.start if field == "path" else 0
+            try:
+                if format_of(path, source.format) == "text":
+                    whole_text(path)
+                    continue
+                rows = list(reading.rows(source, path, start, start + most))
+                columns = columns_of(rows[0], *_named(source)) if rows else Columns()
+                for row in rows:
+                    check(row, columns)
+            except ConfigurationError as error:
+                yield (*inner, field), str(error)
+
+
+def _named(data: Source) -> tuple[str | None, str | None, str | None, str | None]:
+    """The columns that the job names."""
+    return data.text, data.prompt, data.completion, data.messages
 
 
 def against_stages(config: Config) -> Iterator[tuple[str, str]]:
@@ -210,7 +251,7 @@ class FineTuning(Task[Config]):
         for source, name in zip(sources, names, strict=True):
             encoder = Encoder(self.tokenizer, self.config.length)
             documents = self._documents(source, split, encoder)
-            refuse_none(documents, purpose, name)
+            refuse_none(documents, encoder.lost, purpose, name)
             if (largest := int(documents.tokens.max())) >= self.shape.vocab_size:
                 raise ConfigurationError(
                     f"{PARAMETERS}.pretrained: the tokenizer has a token {largest}, and the model knows only "
@@ -277,7 +318,7 @@ class FineTuning(Task[Config]):
     def _parts(self, data: Source, rows: list[Row]) -> Any:
         if not rows:
             return
-        columns = columns_of(rows[0], data.text, data.prompt, data.completion, data.messages)
+        columns = columns_of(rows[0], *_named(data))
         for row in rows:
             yield parts_of(row, columns, self.tokenizer), columns.text is not None
 

@@ -4,14 +4,17 @@ Each sample is a row with columns. What cannot be read ends the job with a sente
 sample that is passed over would be missed by nobody.
 """
 
+import codecs
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.causal_lm import HubDataset, Source
+from tandem.errors import enumerated
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.hub import asked, first_line, is_commit, why
@@ -25,6 +28,13 @@ FORMATS = {
     ".txt": "text",
     ".md": "text",
 }
+ASSISTANT = "assistant"
+ROLES = {ASSISTANT, "developer", "function", "ipython", "system", "tool", "user"}
+"""Those of chat templates."""
+_BEGINNING = 64
+"""Bytes of a file by which its encoding is known."""
+HALF = re.compile(r"[\ud800-\udfff]")
+"""Half of a character outside of the first 65,536, which is none by itself."""
 BATCH = 1024
 """Rows of Parquet that are in memory at once."""
 
@@ -77,6 +87,14 @@ class Row:
         for number, message in enumerate(value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise self.wrong(f"message {number} of {column} is no object with role and content")
+            if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+                raise self.wrong(f"message {number} of {column} has no content")
+        roles = {str(message["role"]) for message in value}
+        if ASSISTANT not in roles and (unknown := sorted(roles - ROLES)):
+            raise self.wrong(
+                f"no message of {column} has the role {ASSISTANT}, whose words are learned; {enumerated(unknown)} is "
+                "no role that is known"
+            )
         return value
 
     def wrong(self, why: str) -> UnusableInput:
@@ -109,6 +127,8 @@ def whole_text(path: str) -> str:
         content = Path(path).expanduser().read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    if other := _other_encoding(content[:_BEGINNING]):
+        raise UnusableInput(f"{FIELD}: {path}: {other}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -140,6 +160,8 @@ def _of_lines(path: str) -> Iterator[Row]:
     try:
         with Path(path).expanduser().open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1 and (other := _other_encoding(line[:_BEGINNING])):
+                    raise UnusableInput(f"{FIELD}: {path}: {other}")
                 if not line.strip():
                     continue
                 place = f"{path}, line {number}"
@@ -149,9 +171,23 @@ def _of_lines(path: str) -> Iterator[Row]:
                     raise UnusableInput(f"{FIELD}: {place}: this is no JSON: {error}") from error
                 if not isinstance(found, dict):
                     raise UnusableInput(f"{FIELD}: {place}: this is no JSON object with columns")
+                # Only an escape can write half a character, so most lines are not looked through.
+                if b"\\u" in line and (half := HALF.search(json.dumps(found, ensure_ascii=False))):
+                    why = f"\\u{ord(half[0]):04x} is half of a character, and the other half is not there"
+                    raise UnusableInput(f"{FIELD}: {place}: {why}")
                 yield Row(place, found)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _other_encoding(beginning: bytes) -> str:
+    """What a file is that is no UTF-8, and what to do; empty where its beginning does not show that it is none."""
+    marked = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+    # Of Latin letters in UTF-16 every second byte is zero.
+    if marked or (len(beginning) > 1 and beginning.count(0) * 3 > len(beginning)):
+        is_32 = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+        return f"this is {'UTF-32' if is_32 else 'UTF-16'}; save it as UTF-8"
+    return ""
 
 
 def _of_parquet(path: str) -> Iterator[Row]:
