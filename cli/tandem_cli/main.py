@@ -36,6 +36,7 @@ COMMANDS = {
     "export": "Export the numbers of a run as CSV, or for TensorBoard.",
     "ui": "Open the MLflow of a run.",
     "track": "Send to MLflow what it has not got of a run.",
+    "copy": "Copy the results of a job on Kubernetes to this machine.",
     "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
     "submit": "Submit jobs to a cluster, or change existing ones.",
     "render": "Print the sbatch script of a job.",
