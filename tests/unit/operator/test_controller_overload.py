@@ -21,7 +21,7 @@ ANSWERS = st.sampled_from(["done", "done", "late", "429", "done, and 500", "time
 
 @dataclass
 class Overload:
-    """What becomes of the writes of a job's objects, one after the other; all are done at once after the last of these."""
+    """What becomes of creations, one after the other; all are done at once after the last of these."""
 
     answers: list[str]
     in_flight: int = 0
