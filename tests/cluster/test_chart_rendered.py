@@ -122,8 +122,8 @@ def test_the_operator_is_one_restricted_pod_that_probes_look_at(helm: Helm) -> N
 
 def test_jobs_are_named_where_prometheus_reads_the_operator_and_where_that_is_wished_for(helm: Helm) -> None:
     for metrics in ({"jobs": True}, {"serviceMonitor": {"enabled": True}}):
-        assert _options(container(helm.rendered(metrics=metrics))["args"][3:]).names_jobs
-    assert not _options(container(helm.rendered())["args"][3:]).names_jobs
+        assert "--no-job-metrics" not in container(helm.rendered(metrics=metrics))["args"]
+    assert "--no-job-metrics" in container(helm.rendered())["args"]
 
 
 def test_the_crd_is_the_models_and_stays_when_the_release_goes(helm: Helm) -> None:
