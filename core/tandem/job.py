@@ -84,7 +84,7 @@ class Trainer(Model):
     """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
     first word ends in `.py`, it runs with the same Python."""
     args: Annotated[list[Word], Field(max_length=512)] = []
-    """Arguments that follow `command`."""
+    """Arguments that follow `command`. No shell reads them; `$TANDEM_RUN_DIR` in them is the run directory."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the training processes."""
     code: CodeDigest | None = None
@@ -290,7 +290,7 @@ class Evaluators(Model):
     metrics. Each evaluator process runs it for its share of each checkpoint, or keeps it alive between checkpoints
     (`tandem.evaluation`)."""
     args: Annotated[list[Word], Field(max_length=512)] = []
-    """Arguments that follow `command`."""
+    """Arguments that follow `command`. No shell reads them; `$TANDEM_RUN_DIR` in them is the run directory."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
     """Environment variables of the evaluators, besides those of `trainer.env`."""
     generate: Generate | None = None

@@ -87,7 +87,7 @@ class Agent:
         (folder / "script.py").write_text(SCRIPT)
         options = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.05"]
         ours = [*(["--warm"] if warm else []), *([f"--preload={preload}"] if preload else [])]
-        start = [sys.executable, "-m", "tandem_trainer.agent", *ours, *options, "--"]
+        start = [sys.executable, "-P", "-m", "tandem_trainer.agent", *ours, *options, "--"]
         with (folder / "stdout").open("w") as said, (folder / "stderr").open("w") as complained:
             self.process = subprocess.Popen(
                 [*start, *command],

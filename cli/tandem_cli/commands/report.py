@@ -1,5 +1,6 @@
 """`tandem report RUN`: one self-contained HTML page about a run, and its pictures as PNG."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ def report(
     png: Annotated[
         bool, typer.Option("--png/--no-png", help="Write the pictures as PNG too, into a folder beside the page.")
     ] = True,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
@@ -44,6 +46,8 @@ def report(
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
     echo(_told(written))
+    if open_it and not webbrowser.open(written.page.resolve().as_uri()):
+        echo(f"there is no browser here; copy {written.page} to a machine that has one", err=True)
 
 
 def _told(written: Report) -> str:
