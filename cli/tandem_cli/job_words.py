@@ -34,14 +34,14 @@ def warnings(job: DistributedTrainingJob) -> list[str]:
 
 def _templates(job: DistributedTrainingJob) -> list[str]:
     spec = job.spec
-    parts = {
+    templates = {
         "workers": spec.workers.template,
         "evaluators": spec.evaluation.template,
         "coordinator": spec.coordinator.template,
     }
     return [
         f"spec.{part}.template.{where}: {why}"
-        for part, template in parts.items()
+        for part, template in templates.items()
         for where, why in doubts(template, part.removesuffix("s"))
     ]
 

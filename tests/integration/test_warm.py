@@ -474,6 +474,9 @@ class TestWhatItsAgentHears:
         why = f"can't open file '{tmp_path / 'missing.py'}': [Errno 2] No such file or directory"
         assert (ended.returncode, ended.stderr) == (2, f"{sys.executable}: {why}\n")
         assert view.last_word() == 2
+        _, failure = read(view.failure(), 1, 2, float("inf"))
+        assert failure.error == f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'missing.py'}'"
+        assert (failure.where, failure.passing) == ("", False)
 
     def test_of_an_error_its_traceback_without_the_frames_that_led_to_it(self, tmp_path: Path, view: PulseView) -> None:
         ended = self.ends(tmp_path, "script.py", "raise")
