@@ -34,7 +34,11 @@ SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
-"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
+"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs.
+
+Without a coordinator, too: between two steps and after the loop a rank may pause for as long as it takes, a validation or
+an export, while the others wait for what it says next. A rank that has died breaks the connection at once, and one that
+hangs in the model's own collectives ends them after COLLECTIVE_TIMEOUT."""
 
 _numbers = itertools.count()
 """Groups that this process has made; all ranks make them in the same order."""
@@ -193,11 +197,20 @@ class Group:
         Args:
             tensors: the same shapes and types on every rank; changed in place.
         """
+        self.copy_from(0, tensors)
+
+    def copy_from(self, rank: int, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values that one rank has. Collective.
+
+        Args:
+            rank: that one.
+            tensors: the same shapes and types on every rank; changed in place.
+        """
         if self._control is None or not tensors:
             return
         flat = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
-        self._control.broadcast(flat, 0).wait()
-        if self.rank != 0:
+        self._control.broadcast(flat, rank).wait()
+        if self.rank != rank:
             parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
