@@ -180,7 +180,7 @@ class LocalRanks:
             # A collective cannot work any more, once one of its ranks has ended.
             ended = [one for one, code in self._codes.items() if code == ExitCode.DONE]
             words = record(EndedAlone(), None, MOST_ERROR)
-            found += [read(words, self._first_rank + one, 0, self._ended_at[one]) for one in ended]
+            found += [read(words, self.first_rank + one, 0, self._ended_at[one]) for one in ended]
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:

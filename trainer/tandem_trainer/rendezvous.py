@@ -323,7 +323,7 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
         return found
 
     PContext.wait = wait  # type: ignore[method-assign,assignment]
-    PContext.close = close  # type: ignore[method-assign]
+    PContext.close = close  # type: ignore[method-assign,assignment]
 
 
 def _serve(membership: Membership, listener: socket.socket) -> Store:
