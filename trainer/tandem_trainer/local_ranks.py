@@ -38,6 +38,7 @@ from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
 from tandem_trainer.warm import forkserver
+from tandem_trainer.warm.leftovers import end_leftovers
 
 log = logging.getLogger("tandem.agent")
 
@@ -106,6 +107,7 @@ class LocalRanks:
             self.folder.rmdir()
         for local_rank, pidfd in list(self._pidfds.items()):
             if _has_ended(pidfd):
+                end_leftovers(self._pids[local_rank])
                 self._end(local_rank, _exit_code(pidfd))
         self._hear_endings()
         if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
