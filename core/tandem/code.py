@@ -23,7 +23,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from tandem.formatting import number, one_line, size
@@ -45,6 +45,8 @@ SAY_WAITING_SECONDS, SAY_AGAIN_SECONDS = 2.0, 60.0
 _HEADERS = MOST_FILES * 4096
 """Bytes of a tar besides the content of its files: a header, padding, and a long name for each."""
 _CHUNK = 2**20
+_FOLDER = "tandem-code-"
+"""How the names of folders with unpacked code begin."""
 
 
 class CodeError(Exception):
@@ -83,6 +85,14 @@ class Code:
         """Work in it from now on, with all that this process starts."""
         os.chdir(self.folder)
         os.environ.update(self.variables(os.environ))
+
+
+def without_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process of Tandem's that is started from within the code. A file of the user's takes no name
+    of what that imports; the packages stay."""
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [place for place in places if not Path(place).name.lstrip(".").startswith(_FOLDER)]
+    return {**environment, "PYTHONPATH": os.pathsep.join(kept)}
 
 
 def digest_of(file: BinaryIO) -> str:
@@ -136,7 +146,7 @@ def unpacked(pack: Path, digest: str) -> Path:
         CodeError: it is damaged, or holds what it may not.
         OSError: it cannot be read or written.
     """
-    name = f"tandem-code-{digest.removeprefix('sha256:')[:32]}"
+    name = f"{_FOLDER}{digest.removeprefix('sha256:')[:32]}"
     final = Path(tempfile.gettempdir(), name)
     if _is_ours(final):
         return final
@@ -219,6 +229,7 @@ def _too_large(digest: str) -> CodeError:
 def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
     count = total = 0
     links: dict[str, str] = {}
+    names: set[str] = set()
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             count += 1
@@ -227,19 +238,28 @@ def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
                 raise _too_large(digest)
             if not _is_inside(member.name):
                 raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is outside of its folder")
+            names.add(member.name)
             if member.issym():
                 links[member.name] = member.linkname
             elif member.isreg() and not member.issparse():
                 _write(tar, member, folder / member.name)
             else:
                 raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is neither a file nor a link")
+    # Nothing is made behind a link: what it leads to is not known to be inside.
+    for name in names:
+        if behind := next((str(one) for one in PurePosixPath(name).parents if str(one) in links), ""):
+            raise CodeError(f"the code {digest} holds {one_line(name)}, which is behind the link {one_line(behind)}")
     for name, target in links.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
     top = folder.resolve()
     for name in links:
-        if not (folder / name).resolve().is_relative_to(top):
+        try:
+            is_inside = (folder / name).resolve().is_relative_to(top)
+        except (OSError, RuntimeError):
+            raise CodeError(f"the code {digest} holds the link {one_line(name)}, which leads to itself") from None
+        if not is_inside:
             raise CodeError(f"the code {digest} holds the link {one_line(name)}, which leads out of its folder")
     return count
 

@@ -8,10 +8,12 @@ not this job's: a process that is told which object its job is (launch.UID) wait
 
 import errno
 import hashlib
+import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tandem.rundir.layout import RunDir
 from tandem.variables import EnvVar
 
 RUN_DIR = "TANDEM_RUN_DIR"
+_RUN_DIR = re.compile(rf"\$(?:{RUN_DIR}\b|\{{{RUN_DIR}\}}|\({RUN_DIR}\))")
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
 """The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
@@ -63,6 +66,16 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
+def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """Start a module of Tandem's, or of a package that it needs.
+
+    `-P`: it is imported from where it is installed. `python -m` alone looks into the working folder first, where a
+    `random.py` or a `yaml.py` of the user's would be taken for the module that Tandem imports. An option and not
+    PYTHONSAFEPATH, which the user's program would inherit: that has to find what lies beside it.
+    """
+    return [python, "-P", "-m", module, *words]
+
+
 def coordinator_command(
     host: str,
     port: int,
@@ -75,7 +88,7 @@ def coordinator_command(
     Args:
         metrics_port: where /metrics is answered without the token too; None: nowhere.
     """
-    command = [python, "-m", "tandem_coordinator", "--host", host, "--port", str(port)]
+    command = module_command("tandem_coordinator", "--host", host, "--port", str(port), python=python)
     command += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
     return command + (["--port-file", str(port_file)] if port_file else [])
 
@@ -103,7 +116,7 @@ def agent_command(
     """
     spec = job.spec
     command = [
-        *(python, "-m", "tandem_trainer.agent"),
+        *module_command("tandem_trainer.agent", python=python),
         *(["--warm"] if spec.elasticity.warm_start else []),
         *([f"--preload={','.join(modules)}"] if (modules := spec.elasticity.preload) else []),
         f"--nnodes={spec.workers.min_replicas}:{spec.workers.most}",
@@ -118,7 +131,7 @@ def agent_command(
         "--",
     ]
     if spec.trainer.command is None:
-        return [*command, "-m", "tandem_trainer"]
+        return [*command, *module_command("tandem_trainer", python=python)]
     program, *rest = [*spec.trainer.command, *spec.trainer.args]
     if program in ("python", "python3"):
         is_plain = rest and (rest[0] == "-m" or rest[0].endswith(".py"))
@@ -126,9 +139,22 @@ def agent_command(
     return [*command, program, *rest]
 
 
+def with_run_dir(words: Sequence[str], variables: Mapping[str, str] = os.environ) -> list[str]:
+    """A command of the user's with the run directory in place of $TANDEM_RUN_DIR, ${TANDEM_RUN_DIR} and, as the kubelet
+    replaces it, $(TANDEM_RUN_DIR). No shell reads the words, and a folder of that name would be made."""
+    if not (run_dir := variables.get(RUN_DIR)):
+        return list(words)
+    return [_RUN_DIR.sub(lambda _: run_dir, word) for word in words]
+
+
 def evaluator_command(index: int, python: str = sys.executable) -> list[str]:
     """Start one evaluator process of a replica."""
-    return [python, "-m", "tandem_evaluator", "--index", str(index)]
+    return module_command("tandem_evaluator", "--index", str(index), python=python)
+
+
+def evaluators_command(count: int, python: str = sys.executable) -> list[str]:
+    """Start all evaluator processes of a replica."""
+    return module_command("tandem_evaluator", "--processes", str(count), python=python)
 
 
 def program_command(words: Sequence[str], python: str = sys.executable) -> list[str]:

@@ -87,7 +87,7 @@ class Agent:
         (folder / "script.py").write_text(SCRIPT)
         options = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.05"]
         ours = [*(["--warm"] if warm else []), *([f"--preload={preload}"] if preload else [])]
-        start = [sys.executable, "-m", "tandem_trainer.agent", *ours, *options, "--"]
+        start = [sys.executable, "-P", "-m", "tandem_trainer.agent", *ours, *options, "--"]
         with (folder / "stdout").open("w") as said, (folder / "stderr").open("w") as complained:
             self.process = subprocess.Popen(
                 [*start, *command],
@@ -312,6 +312,7 @@ def test_while_the_code_is_on_its_way_the_fork_server_is_there_and_its_ranks_wor
     assert facts["folder"].endswith(f"tandem-code-{pack.digest.removeprefix('sha256:')[:32]}")
 
 
+@pytest.mark.full("trainer")
 def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_path: Path) -> None:
     agent = start("script.py", "wait", ranks=1)
     agent.facts()

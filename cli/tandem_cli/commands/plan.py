@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, one_line, several
 from tandem.job import DistributedTrainingJob, Trainer, Workers
+from tandem.launch import module_command
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem_cli.combinations import choose, first_of, named
@@ -55,13 +55,13 @@ def plan(
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
     device: Annotated[
-        str, typer.Option(help=f"Whose data sheet holds where nothing else is said: {', '.join(DEVICES)}.")
+        str, typer.Option(help=f"Device whose data sheet is used for what you leave out: {', '.join(DEVICES)}.")
     ] = DEFAULT_DEVICE,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a device: 80GB, 79.6GiB.", show_default="the device's")
     ] = None,
     reserve: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of it, for what no tensor is: CUDA's context, NCCL, gaps.")
+        str, typer.Option(metavar="SIZE", help="Part of that memory that tensors cannot use: CUDA context, NCCL, gaps.")
     ] = RESERVE,
     peak_flops: Annotated[
         float | None, typer.Option(help="Operations a second of a device, such as 989e12.", show_default="the device's")
@@ -236,7 +236,7 @@ def _answered(question: Question) -> Answer:
         raise UserError("tandem plan needs torch; install it with: pip install 'tandem[trainer]'")
     task = question.trainer.task
     done = subprocess.run(
-        [sys.executable, "-m", "tandem_trainer.footprint"],
+        module_command("tandem_trainer.footprint"),
         input=question.model_dump_json(exclude_none=True).encode(),
         stdout=subprocess.PIPE,
         check=False,

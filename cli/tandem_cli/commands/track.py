@@ -1,12 +1,11 @@
-"""`tandem track RUN`: sends what MLflow has not got of a run."""
+"""`tandem track RUN`: sends what MLflow lacks of a run."""
 
 import json
 import os
 import subprocess
-import sys
 
 from tandem.errors import UserError
-from tandem.launch import RUN_DIR
+from tandem.launch import RUN_DIR, module_command
 from tandem.rundir.layout import RunDir
 from tandem.tracking import tracking_uri, without_password
 from tandem_cli.output import echo
@@ -14,18 +13,17 @@ from tandem_cli.runs import RunArgument, opened
 
 
 def track(run: RunArgument) -> None:
-    """Send to MLflow what it has not got of a run.
+    """Send to MLflow what it lacks of a run.
 
-    A run sends everything by itself while it is alive. This is for what was left when it ended: the server was away, or
-    the report was written later. Where the server has everything, nothing is sent twice.
+    A run sends everything by itself while it is alive. Use this command when the server was away at the end of the run,
+    or to add a report that you wrote later. Nothing is sent twice.
     """
     path = opened(run).path.resolve()
     job = RunDir(path).read_job()
     if (mlflow := job.spec.tracking.mlflow) is None:
         raise UserError(f"{run} is not tracked; give its job `tracking: {{mlflow: {{}}}}` in spec, and run it again")
     variables = {**os.environ, **mlflow.literal, RUN_DIR: str(path)}
-    # Without what lies in the working folder, which is not Tandem's.
-    command = [sys.executable, "-P", "-m", "tandem_coordinator.tracking", "--once"]
+    command = module_command("tandem_coordinator.tracking", "--once")
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     said = done.stdout.strip().splitlines()
     failing = json.loads(said[-1])["failing"] if said else f"it ended with exit code {done.returncode}"

@@ -120,6 +120,20 @@ def test_each_unit_test_is_named_after_a_module_or_package_of_its_room(room: str
     assert tests - named == {topic.partition("/")[2] for topic in TOPICS if topic.startswith(f"{room}/")}
 
 
+def test_one_function_alone_starts_modules() -> None:
+    """`tandem.launch.module_command`. Any other command looks for modules in the working folder first, and takes the
+    user's `random.py` for Python's."""
+    found = [
+        (name, node.lineno)
+        for name in TRACKED
+        if name.startswith(ROOMS) and name.endswith(".py")
+        for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8")))
+        if isinstance(node, ast.List | ast.Tuple)
+        and any(isinstance(part, ast.Constant) and part.value == "-m" for part in node.elts)
+    ]
+    assert [name for name, _ in found] == ["core/tandem/launch.py"], found
+
+
 LISTED = re.compile(r"^    ([a-z_]+(?:\.[a-z]+)?)/?  +\S", re.MULTILINE)
 """A line of a package's docstring that says what a module of it is."""
 
