@@ -8,6 +8,7 @@ of typer's group, which breaks whenever typer changes what is under it.
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,36 +19,53 @@ from tandem.errors import UserError
 
 try:
     import typer
+    import typer.main
 except ModuleNotFoundError as error:
     raise SystemExit(f"tandem: there is no {error.name}; install it with: pip install 'tandem[cli]'") from error
 
-COMMANDS = {
-    "run": "Train and evaluate a job on this machine.",
-    "plan": "Say which strategy fits on which devices: memory, time and costs.",
-    "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
-    "ls": "List the runs on this machine.",
-    "stop": "Have a run on this machine save and stop.",
-    "scale": "Change the number of workers of a job on SLURM or Kubernetes while it runs.",
-    "validate": "Check manifests; report what is wrong, and where.",
-    "open": "Open the live page of a run or of a job on a cluster.",
-    "report": "Write an HTML report about a run.",
-    "compare": "Compare runs: their jobs, scores and times.",
-    "verify": "Check in the logs of a run that each sample was taken once in each epoch.",
-    "export": "Export the numbers of a run as CSV, or for TensorBoard.",
-    "ui": "Open the MLflow of a run.",
-    "track": "Send to MLflow what it has not got of a run.",
-    "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
-    "submit": "Submit jobs to a cluster, or change existing ones.",
-    "render": "Print the sbatch script of a job.",
-    "status": "Show the status of a run, or of jobs on a cluster.",
-    "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
-    "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",
-    "shell": "Open a shell beside a process of a run, or in a pod of a job.",
-    "retry": "Retry a failed job on a cluster from its newest checkpoint.",
-    "events": "Show what happened to a run, or to a job and its pods.",
+GROUPS = {
+    "On this machine": {
+        "init": "Write the manifest of a script, from the line that starts it.",
+        "run": "Train and evaluate a job, or a script, on this machine.",
+        "validate": "Check manifests; report what is wrong, and where.",
+        "plan": "Say which strategy fits on which devices: memory, time and costs.",
+        "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
+        "ls": "List the runs on this machine.",
+        "mv": "Move or rename a run on this machine.",
+        "rm": "Delete runs on this machine.",
+    },
+    "A run or a job, here or on a cluster": {
+        "status": "Show the status of a run or a job, or of all.",
+        "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
+        "events": "Show what happened to a run, or to a job and its pods.",
+        "open": "Open the live page of a run or a job.",
+        "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",
+        "shell": "Open a shell beside a process of a run, or in a pod of a job.",
+        "stop": "Have a run or a job save and stop.",
+    },
+    "On a cluster": {
+        "submit": "Submit jobs to a cluster, or change existing ones.",
+        "scale": "Change the number of workers of a job on SLURM or Kubernetes while it runs.",
+        "retry": "Retry a failed job from its newest checkpoint.",
+        "render": "Print the sbatch script of a job.",
+    },
+    "Results": {
+        "copy": "Copy the results of a job on Kubernetes to this machine.",
+        "report": "Write an HTML report about a run.",
+        "compare": "Compare runs: their jobs, scores and times.",
+        "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
+        "verify": "Check in the logs of a run that each sample was taken once in each epoch.",
+        "export": "Export the numbers of a run as CSV, or for TensorBoard.",
+        "ui": "Open the MLflow server that tracks a run.",
+        "track": "Send to MLflow what it lacks of a run.",
+    },
 }
-"""Every command with its one-line help. To add one: a line here, and `commands/NAME.py` with a function or a
-typer.Typer called NAME."""
+"""Every command with its one-line help, in the groups of `tandem --help`. To add one: a line here, and
+`commands/NAME.py` with a function or a typer.Typer called NAME."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+HELP = ["-h", "--help"]
+WORDS_FOLLOW = {"init"}
+"""Commands whose options stand before their arguments: what follows the first argument may have options of its own."""
 
 EXTRAS = {
     "mlflow": "mlflow",
@@ -74,6 +92,8 @@ def main() -> None:
     try:
         _call()
     except SystemExit as end:
+        if type(end.__context__).__name__ == "NoSuchOption" and (typed := _as_script(sys.argv[1:])):
+            typer.echo(f"Arguments of a script follow --: {typed}", err=True)
         # rich and typer make an exit with 1 of a broken pipe, which is known by what they were handling then.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
@@ -86,7 +106,7 @@ def main() -> None:
 
 def _call() -> None:
     try:
-        application(_words())(prog_name="tandem")
+        command(_words())(prog_name="tandem")
     except UserError as error:
         from tandem_cli.output import tell  # rich takes a tenth of a second, and most calls go well
 
@@ -94,10 +114,31 @@ def _call() -> None:
         sys.exit(2)
 
 
+def _as_script(words: Sequence[str]) -> str:
+    """A call of `tandem run SCRIPT` with -- after the script; empty if it is none, or has it."""
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    if words[:1] != ["run"] or script is None or "--" in words:
+        return ""
+    return shlex.join(["tandem", *words[: script + 1], "--", *words[script + 1 :]])
+
+
 def _words() -> Sequence[str]:
     """The command line; while a shell completes it, what is typed so far."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS")
     return sys.argv[1:] if typed is None else typed.split()[1:]
+
+
+def command(words: Sequence[str]) -> Any:
+    """The same as a command of click, in whose help a flag stands without a type: it takes no value."""
+    found: Any = typer.main.get_command(application(words))
+    left = [found]
+    while left:
+        one = left.pop()
+        left += getattr(one, "commands", {}).values()
+        for parameter in (*one.params, one.get_help_option(typer.Context(one, help_option_names=HELP))):
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+    return found
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -109,15 +150,17 @@ def application(words: Sequence[str]) -> typer.Typer:
         add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP},
     )
     app.callback()(_options)
-    for name, summary in COMMANDS.items():
-        command = _load(name) if name == wanted else _placeholder
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, short_help=summary)
-        else:
-            app.command(name, short_help=summary)(command)
+    for group, commands in GROUPS.items():
+        for name, summary in commands.items():
+            command = _load(name) if name == wanted else _placeholder
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, short_help=summary, rich_help_panel=group)
+                continue
+            settings = {"allow_interspersed_args": False} if name in WORDS_FOLLOW else None
+            app.command(name, short_help=summary, rich_help_panel=group, context_settings=settings)(command)
     return app
 
 

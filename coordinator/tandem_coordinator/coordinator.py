@@ -87,7 +87,12 @@ class Coordinator:
     """One job's coordinator. Make it inside a running event loop."""
 
     def __init__(
-        self, job: DistributedTrainingJob, rundir: RunDir, state_store: StateStore, remembered: Remembered
+        self,
+        job: DistributedTrainingJob,
+        rundir: RunDir,
+        state_store: StateStore,
+        remembered: Remembered,
+        settings_changed: str = "",
     ) -> None:
         self.job = job
         self.state: State = membership.start(
@@ -100,6 +105,7 @@ class Coordinator:
             failures=remembered.failures,
             left_out=remembered.left_out,
             finished=remembered.finished,
+            settings_changed=settings_changed,
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
@@ -344,7 +350,7 @@ class Coordinator:
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
                     own_file=self._observed.foreign_seen,
                     own_file_at=self._observed.foreign_looked,
-                    training=self._reports.stepping,
+                    training=self._reports.stepped,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
                     scripted=self._reports.scripted,
                     step_seconds=self._observed.training.step_seconds or 0.0,
@@ -354,7 +360,7 @@ class Coordinator:
                 )
             )
             if self.state.open and (hang := self._hangs.verdict()) is not None:
-                self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit()))
+                self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit(), self._hangs.step))
                 continue
             if self.state.open and (idle := self._hangs.idle()) is not None:
                 self._history.say(idle, "warning")
@@ -478,7 +484,8 @@ class Coordinator:
             case Open(opened, detail, adopted):
                 self._opened(opened, detail, adopted)
             case Close(generation, cause):
-                self._history.closed(generation, cause, is_last=self.state.end is not None)
+                progressed = bool(self.state.progress)
+                self._history.closed(generation, cause, progressed, is_last=self.state.end is not None)
             case Say(text, warning):
                 self._history.say(text, "warning" if warning else "info")
             case FailJob(cause, replica, complaint):

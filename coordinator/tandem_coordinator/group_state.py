@@ -160,7 +160,7 @@ class Cause:
     @property
     def is_planned(self) -> bool:
         """Whether somebody wanted it so."""
-        return self.reason in ("Preempted", "MemberJoined", "TargetChanged")
+        return self.reason in ("Preempted", "MemberJoined", "TargetChanged", "SettingsChanged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +194,14 @@ class State:
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")
     """Why there is no open generation, or why the open one was formed."""
-    grown: float = 0.0
-    """When it was formed larger than before the last time; its first formation is one."""
+    grown: float = float("-inf")
+    """When it was formed larger than before the last time."""
+    largest: int = 0
+    """How many members it has had at most, of those that are wished for now."""
     changed: float = 0.0
     """When a generation was last opened or closed."""
+    settings_changed: str = ""
+    """What of the job has changed that the ranks of the open generation have read at their start, in a sentence."""
     adopting_until: float | None = None
     """After a restart: until then the members of `latest` may report that they still run it. It begins to count when
     the first agent is heard."""
@@ -222,6 +226,10 @@ class State:
     """What the last generation failed by, if another one would fail by it again."""
     before: str = ""
     """How far that one had got."""
+    hung_step: int | None = None
+    """The step at which a group hung last."""
+    hung_times: int = 0
+    """Groups in a row that hung at that step."""
     not_before: float = 0.0
     """When the next generation may be formed."""
     strikes: tuple[Strike, ...] = ()
@@ -333,6 +341,8 @@ class Hung:
     """Which, where and for how long, in a sentence."""
     culprit: str = ""
     """The replica whose ranks alone seem to be stuck."""
+    step: int | None = None
+    """The step that the ranks have come to, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def start(
     failures: int = 0,
     left_out: Iterable[Absent] = (),
     finished: Iterable[str] = (),
+    settings_changed: str = "",
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
@@ -97,17 +98,17 @@ def start(
         number=number,
         first=first,
         changed=now,
-        grown=now,
         ticked=now,
         failures=failures,
         failed_at=now,
+        settings_changed=settings_changed,
         left_out=tuple(LeftOut(one.replica, one.node, one.why, now - one.seconds) for one in left_out),
     )
     if number < first:
         return state
     cause = Cause("Started", "the job starts again")
     state = replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
-    return replace(state, finished=frozenset(finished))
+    return replace(state, finished=frozenset(finished), largest=0 if latest is None else len(latest.members))
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -123,8 +124,8 @@ def step(state: State, event: Event, now: float) -> Next:
             return _retarget(state, replicas)
         case Tick():
             return _tick(state, event, now)
-        case Hung(generation, detail, culprit):
-            return _hung(state, generation, detail, culprit, now)
+        case Hung():
+            return _hung(state, event, now)
         case Over(cause):
             return _over(state, cause)
 
@@ -251,6 +252,8 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
     if state.saving is not None:
         return state, ()
     if sync.state == "joining" or sync.reason in ("MembershipChanged", "WorkerFailed"):
+        if state.finished:
+            return close(*failures.blame_finished(state, failure, now), now)
         return close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
     return state, ()
 
@@ -264,6 +267,10 @@ def _replaced(state: State, agent: Agent, now: float) -> Next:
 
 
 def _leave(state: State, sync: Sync, now: float) -> Next:
+    if sync.failure is not None and not sync.failure.consequence and sync.generation == state.number:
+        # It is counted while the agent is known: what it is due to has a node.
+        state, actions = close(state, Cause("WorkerFailed", worded(sync.replica, sync.failure), sync.replica), now)
+        return without(state, [sync.replica]), actions
     agent = state.agents.get(sync.replica)
     saved = state.saving is not None and agent is not None and (agent.waits or agent.leaves)
     state = without(state, [sync.replica])
@@ -411,13 +418,23 @@ def _retarget(state: State, wished: int) -> Next:
     if target == state.target:
         return state, ()
     verb = "is" if target == 1 else "are"
-    return replace(state, target=target), (Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),)
+    return replace(state, target=target, largest=min(state.largest, target)), (
+        Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),
+    )
 
 
-def _hung(state: State, generation: int, detail: str, culprit: str, now: float) -> Next:
-    if not state.open or state.latest is None or state.latest.generation != generation:
+def _hung(state: State, hung: Hung, now: float) -> Next:
+    if not state.open or state.latest is None or state.latest.generation != hung.generation:
         return state, ()
-    return close(state, Cause("Hung", detail, culprit), now)
+    before = state
+    state, actions = close(state, Cause("Hung", hung.detail, hung.culprit), now)
+    if state.failing is not None:
+        return state, actions
+    if len(state.left_out) > len(before.left_out):
+        # Without that replica the next group is another one.
+        return replace(state, hung_step=None, hung_times=0), actions
+    state, more = failures.hung_again(state, hung)
+    return state, actions + more
 
 
 def _over(state: State, cause: Cause) -> Next:

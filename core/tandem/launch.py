@@ -8,10 +8,12 @@ not this job's: a process that is told which object its job is (launch.UID) wait
 
 import errno
 import hashlib
+import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from tandem.rundir.layout import RunDir
 from tandem.variables import EnvVar
 
 RUN_DIR = "TANDEM_RUN_DIR"
+_RUN_DIR = re.compile(rf"\$(?:{RUN_DIR}\b|\{{{RUN_DIR}\}}|\({RUN_DIR}\))")
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
 """The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
@@ -134,6 +137,14 @@ def agent_command(
         is_plain = rest and (rest[0] == "-m" or rest[0].endswith(".py"))
         return [*command, *rest] if is_plain else [*command, python, *rest]
     return [*command, program, *rest]
+
+
+def with_run_dir(words: Sequence[str], variables: Mapping[str, str] = os.environ) -> list[str]:
+    """A command of the user's with the run directory in place of $TANDEM_RUN_DIR, ${TANDEM_RUN_DIR} and, as the kubelet
+    replaces it, $(TANDEM_RUN_DIR). No shell reads the words, and a folder of that name would be made."""
+    if not (run_dir := variables.get(RUN_DIR)):
+        return list(words)
+    return [_RUN_DIR.sub(lambda _: run_dir, word) for word in words]
 
 
 def evaluator_command(index: int, python: str = sys.executable) -> list[str]:

@@ -19,10 +19,14 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     REFUSED = "Refused"
     NAME_TAKEN = "NameTaken"
+    NOT_QUEUED = "NotQueued"
     GAVE_WAY = "GaveWay"
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"
+    NOT_BEGUN = "NotBegun"
     EVALUATOR_FAILED = "EvaluatorFailed"
+    # Training is complete, with fewer steps than were announced.
+    STOPPED_EARLY = "StoppedEarly"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from tandem import evaluation
 from tandem.formatting import duration, one_line
 from tandem.job import Evaluators
-from tandem.launch import program_command
+from tandem.launch import program_command, with_run_dir
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.result import ProgramResult, ProgramShard, merge_program
@@ -64,7 +64,7 @@ class ProgramScoring:
 
     def __init__(self, evaluators: Evaluators) -> None:
         assert evaluators.command is not None
-        self._command = program_command([*evaluators.command, *evaluators.args])
+        self._command = program_command(with_run_dir([*evaluators.command, *evaluators.args]))
         self._metric, self._most_seconds = evaluators.metric, evaluators.timeout_seconds
         self._program: _Program | None = None
 

@@ -196,7 +196,7 @@ def test_a_cluster_without_tandem_is_told_to_get_it(fake: FakeKubectl) -> None:
     "words",
     [
         ("submit", DIGITS),
-        *(pytest.param(one, marks=FULL) for one in (("status",), ("logs", "digits"), ("events", "digits"))),
+        *(pytest.param(one, marks=FULL) for one in (("status", "-A"), ("logs", "digits"), ("events", "digits"))),
     ],
 )
 def test_a_machine_without_kubectl_is_told_so(tmp_path: Path, words: tuple[str, ...]) -> None:

@@ -163,11 +163,11 @@ def test_the_language_model_is_scored_by_its_own_program_while_it_trains(tmp_pat
 
 
 SAVES = """
-    import os, time
+    import sys, time
     from pathlib import Path
     import torch
 
-    folder = Path(os.environ["TANDEM_RUN_DIR"]) / "out"
+    folder = Path(sys.argv[1])
     folder.mkdir(exist_ok=True)
     done = max((int(path.stem.split("-")[1]) for path in folder.glob("ckpt-*.pt")), default=0)
     for step in range(done + 1, 13):
@@ -179,9 +179,11 @@ SAVES = """
             (folder / f"ckpt-{step - 3}.pt").unlink()
 """
 SCORES = """
+    import os, sys
     import torch
     from tandem.evaluation import checkpoints
 
+    assert sys.argv[1:] == [os.environ["TANDEM_RUN_DIR"]]
     for checkpoint in checkpoints():
         checkpoint.report(closeness=torch.load(checkpoint.weights, weights_only=True)["step"] / 12)
 """
@@ -199,9 +201,10 @@ def test_checkpoints_of_a_plain_script_are_evaluated_though_it_is_killed_and_del
             kind: DistributedTrainingJob
             metadata: {{name: plain}}
             spec:
-              trainer: {{command: [python, {tmp_path}/saves.py]}}
+              trainer: {{command: [python, {tmp_path}/saves.py], args: [$TANDEM_RUN_DIR/out]}}
               evaluators:
                 command: [python, {tmp_path}/scores.py]
+                args: [$TANDEM_RUN_DIR]
                 watch: out/ckpt-*.pt
                 policy: Every
                 metric: closeness

@@ -248,10 +248,10 @@ CASES = (
     _third("module-missing", _command("python", "-m", "no_such"), "no module no_such"),
     BadSurroundings("task-missing", _own_task("no_such:A"), "finds no module no_such", field="spec.trainer.task"),
     BadSurroundings(
-        "parameter-of-causal-lm",
-        lambda path: manifest("case", trainer={"task": "causal-lm", "parameters": {"width": 30}}),
-        "width must be a multiple of twice",
-        field="spec.trainer.parameters",
+        "model-folder-missing",
+        lambda path: manifest("case", trainer={"task": "causal-lm", "parameters": {"pretrained": "./model"}}),
+        "there is no folder ./model",
+        field="spec.trainer.parameters.pretrained",
     ),
     BadSurroundings(
         "task-in-a-module", _own_task("json.decoder.a:A"), "json.decoder is a module", field="spec.trainer.task"

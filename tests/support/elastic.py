@@ -90,7 +90,7 @@ class Elastic:
             return
         with (self.path / f"{replica}.txt").open("ab") as output:
             words = command[command.index("tandem_trainer.agent") + 1 :]
-            self.agents[replica] = Forked(words, self._environment(replica), output)
+            self.agents[replica] = Forked("tandem_trainer.agent", words, self._environment(replica), output)
 
     def ranks_of(self, replica: str) -> list[int]:
         """A replica's training processes: forked ones, or children of the agent where ranks start cold."""

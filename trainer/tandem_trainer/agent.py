@@ -35,7 +35,7 @@ from typing import NoReturn
 
 from tandem.code import Code, CodeError, Over
 from tandem.exitcode import ExitCode, depart
-from tandem.launch import CODE, RUN_DIR, UID, module_command, wait_for_job
+from tandem.launch import CODE, RUN_DIR, UID, module_command, wait_for_job, with_run_dir
 from tandem.protocol import SCRIPT
 from tandem.requirements import code_of
 from tandem.rundir.layout import RunDir
@@ -74,7 +74,8 @@ _places: list[str] = []
 
 def main() -> None:
     """Be the agent, or, in a process forked later, a rank."""
-    options, command = _split(sys.argv[1:])
+    options, words = _split(sys.argv[1:])
+    command = with_run_dir(words)
     warm = "--warm" in options
     given = [name for option in options if option.startswith(PRELOAD) for name in option[len(PRELOAD) :].split(",")]
     options = [option for option in options if option != "--warm" and not option.startswith(PRELOAD)]

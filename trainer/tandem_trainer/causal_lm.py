@@ -14,18 +14,18 @@ import math
 from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator
 from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tandem.causal_lm import SmallModel
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
-from tandem.model import Model
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import may_pass
 from tandem.rundir.layout import RunDir, step_of
@@ -41,34 +41,8 @@ VOCABULARY = 1024
 """Tokens of `bpe` where nothing is said: for texts of a megabyte, and models of one million weights."""
 
 
-class Config(Model):
-    """What `trainer.parameters` may say."""
-
-    text: str | None = None
-    """A file, whose bytes are the text. Default: the English that ships inside Python, 0.5 MB."""
-    tokenizer: Literal["bytes", "bpe"] = "bytes"
-    """`bytes`: each byte is a token. `bpe`: frequent pieces of words are, which each process finds for itself in the
-    text, always the same, or takes from `tokenizerFile`. It needs the package `tokenizers`: `tandem[language]`."""
-    vocabulary: Annotated[int, Field(ge=257, le=2**18)] | None = None
-    """`bpe` without a file only: the most tokens that are learned. Default: 1024."""
-    tokenizer_file: str | None = None
-    """`bpe` only: a `tokenizer.json` of a byte-level BPE."""
-    held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    """Share of the passages to evaluate with, the last ones of the text."""
-    length: Annotated[int, Field(ge=8, le=8192)] = 128
-    """Tokens of a passage."""
-    layers: Annotated[int, Field(ge=1, le=128)] = 4
-    """Layers of the model."""
-    heads: Annotated[int, Field(ge=1, le=128)] = 4
-    """Heads of attention in each layer."""
-    width: Annotated[int, Field(ge=8, le=16384)] = 128
-    """Numbers for each token between layers: a multiple of twice the heads."""
-    positions: Literal["rotary", "learned"] = "rotary"
-    """How the model knows the order of tokens."""
-    tied: bool = True
-    """Whether the last layer has the weights of the embedding."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of what each part of the model writes that is dropped in training."""
+class Config(SmallModel):
+    """What `trainer.parameters` may say, where the packages for it are installed."""
 
     @field_validator("tokenizer")
     @classmethod
@@ -78,16 +52,6 @@ class Config(Model):
                 f"must be bytes where the package tokenizers is not installed (pip install 'tandem[{EXTRA}]')"
             )
         return name
-
-    @model_validator(mode="after")
-    def _fits(self) -> "Config":
-        if self.tokenizer == "bytes" and (self.vocabulary or self.tokenizer_file):
-            raise ValueError("vocabulary and tokenizerFile belong to tokenizer: bpe")
-        if self.vocabulary and self.tokenizer_file:
-            raise ValueError("give vocabulary or tokenizerFile, not both: a file says how many tokens it has")
-        if self.width % (2 * self.heads):
-            raise ValueError(f"width must be a multiple of twice the {self.heads} heads")
-        return self
 
 
 class CausalLM(Task[Config]):

@@ -33,7 +33,7 @@ from typing import Literal
 
 from tandem.exitcode import ExitCode
 from tandem.protocol import DEBUGGER, MOST_ERROR, SCRIPT, STARTING, STOPPED, Failure, RankReport
-from tandem_trainer.failure import StoppedEarly, read, record
+from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
 from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
@@ -80,7 +80,7 @@ class LocalRanks:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{generation:06d}-", dir=_memory_folder()))
         self._lock = _lock(self.folder)
         self.generation = generation
-        self._first_rank, self._gpus = first_rank, gpus
+        self.first_rank, self._gpus = first_rank, gpus
         self._started: dict[int, int] = {}
         self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
         self._pidfds: dict[int, int] = {}
@@ -167,11 +167,18 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, said = view.beat(), view.failure()
-            rank = self._first_rank + local_rank if beat is None else beat.rank
+            rank = self.first_rank + local_rank if beat is None else beat.rank
             if stopped_early and beat is not None:
                 said = record(StoppedEarly(beat.step, beat.total_steps), None, MOST_ERROR)
             announced = self._has_announced(local_rank, code)
-            found.append(read(said, rank, code, self._ended_at[local_rank], announced))
+            at, failure = read(said, rank, code, self._ended_at[local_rank], announced)
+            step = None if beat is None or (beat.phase == SCRIPT and not beat.step) else beat.step
+            found.append((at, failure.model_copy(update={"step": step})))
+        if found and all(failure.consequence for _, failure in found):
+            # A collective cannot work any more, once one of its ranks has ended.
+            ended = [one for one, code in self._codes.items() if code == ExitCode.DONE]
+            words = record(EndedAlone(), None, MOST_ERROR)
+            found += [read(words, self._first_rank + one, 0, self._ended_at[one]) for one in ended]
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:
@@ -195,7 +202,7 @@ class LocalRanks:
             seen = gpus.get(local_rank)
             if (beat := view.beat()) is None:
                 if seen is not None:
-                    reports.append(_without_beats(self._first_rank + local_rank, seen))
+                    reports.append(_without_beats(self.first_rank + local_rank, seen))
                 continue
             usage, cpu = self._used(local_rank, view)
             gpu, gpu_memory = (None, None) if usage is None else (usage.gpu, usage.gpu_memory_bytes)

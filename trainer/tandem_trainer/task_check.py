@@ -19,6 +19,8 @@ from tandem_trainer.task import Task, class_of, configured, sentence
 
 TASK = ("spec", "trainer", "task")
 METRIC = ("spec", "evaluators", "metric")
+FIRST_SAMPLES = 1_000
+"""Of each file that are read before a job starts."""
 
 
 def wrong(job: DistributedTrainingJob) -> list[dict[str, Any]]:
@@ -32,7 +34,17 @@ def wrong(job: DistributedTrainingJob) -> list[dict[str, Any]]:
         return [{"path": TASK, "message": str(error)}]
     if mistakes:
         return [{"path": path, "message": sentence(path, message)} for path, message in mistakes]
-    return [*_uncut(job, config), *_unreported(job, kind, config)]
+    return [*_unlearnable(job, config), *_uncut(job, config), *_unreported(job, kind, config)]
+
+
+def _unlearnable(job: DistributedTrainingJob, config: Any) -> Iterator[dict[str, Any]]:
+    """What keeps the data of a pretrained model from being learned, by its first samples."""
+    if not job.spec.trainer.is_fine_tuning:
+        return
+    from tandem_trainer.language.fine_tuning import against_samples
+
+    for field, why in against_samples(config, FIRST_SAMPLES):
+        yield {"path": ("spec", "trainer", "parameters", "data", *field), "message": why}
 
 
 def _uncut(job: DistributedTrainingJob, config: Any) -> Iterator[dict[str, Any]]:

@@ -19,8 +19,8 @@ def ls(
     everything: Annotated[bool, typer.Option("--all", "-a", help=f"All; by default the {MOST} most recent.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the runs of this machine, the one that began last first: those in runs/ here, and all that `tandem run` has
-    begun for you elsewhere.
+    """List the runs of this machine, the one that was started last first: those in runs/ here, and all others that you
+    started with `tandem run`.
     """
     paths = known()
     jobs = [look_briefly(path) for path in (paths if everything else paths[:MOST])]
@@ -28,7 +28,7 @@ def ls(
         emit([job_record(job) for job in jobs], output)
         return
     if not jobs:
-        echo("no runs yet; start one with: tandem run FILE", err=True)
+        echo("no runs on this machine yet; start one with: tandem run FILE", err=True)
         return
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None

@@ -55,13 +55,13 @@ def plan(
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
     device: Annotated[
-        str, typer.Option(help=f"Whose data sheet holds where nothing else is said: {', '.join(DEVICES)}.")
+        str, typer.Option(help=f"Device whose data sheet is used for what you leave out: {', '.join(DEVICES)}.")
     ] = DEFAULT_DEVICE,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a device: 80GB, 79.6GiB.", show_default="the device's")
     ] = None,
     reserve: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of it, for what no tensor is: CUDA's context, NCCL, gaps.")
+        str, typer.Option(metavar="SIZE", help="Part of that memory that tensors cannot use: CUDA context, NCCL, gaps.")
     ] = RESERVE,
     peak_flops: Annotated[
         float | None, typer.Option(help="Operations a second of a device, such as 989e12.", show_default="the device's")

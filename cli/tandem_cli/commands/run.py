@@ -1,4 +1,7 @@
-"""`tandem run FILE`: runs a whole job on this machine until it is complete."""
+"""`tandem run FILE`: runs a whole job on this machine until it is complete.
+
+FILE is a manifest, or a script, for which one is made (tandem_cli.launch_line).
+"""
 
 import errno
 import importlib.util
@@ -6,6 +9,7 @@ import os
 import secrets
 import shlex
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -25,18 +29,20 @@ from tandem.formatting import number, several
 from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
 from tandem.launch import TOKEN, weakness
 from tandem.manifest.reading import job_of, read_source, refuse
-from tandem.manifest.source import Source
+from tandem.manifest.source import Source, parse
 from tandem.pod_template import is_gpu
 from tandem.rundir.layout import RunDir
 from tandem.status import Event
 from tandem.supervision import is_given_up
+from tandem_cli import launch_line
+from tandem_cli.launch_line import is_launch_line
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember
 from tandem_cli.local.local_run import HOST, Crew, LocalRun, Requests
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem_cli.local.prepare import HeldFolder, claim
-from tandem_cli.output import OverridesOption
+from tandem_cli.output import OverridesOption, echo
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_cli.slurm.jobs import forget_refusal
 from tandem_cli.terminal import summary
@@ -49,7 +55,12 @@ TAIL = 15
 
 
 def run(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The job's manifest; - reads standard input. Or a script: train.py.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS…]", help="Arguments of the script.", show_default=False)
+    ] = None,
     overrides: OverridesOption = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
@@ -65,22 +76,25 @@ def run(
         ),
     ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Give trainers and evaluators separate cores (Linux).")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background once it is clear that the job can run.")
+    ] = False,
     code: CodeOption = None,
 ) -> None:
     """Train and evaluate a job on this machine.
 
-    Starts a coordinator, the workers and the evaluators as processes, and shows how they get on. Ctrl-C saves and
-    leaves; the same command goes on from there.
+    Starts a coordinator, the workers and the evaluators as processes, and shows their progress. Ctrl-C saves and stops
+    the run; the same command resumes it. Of a script a manifest is made and printed, as `tandem init` writes it.
     """
-    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin, code)
+    command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin, code, tuple(args or ()))
     if (token := os.environ.get(TOKEN)) and (weak := weakness(token)):
         raise UserError(weak)
     requests = Requests()
     with requests.caught(), packed_if_given(code) as pack:
-        source = read_source(file)
+        source = command.source()
         job = job_of(source, with_code(command.overrides, pack))
         output = _Output(highlight=False, soft_wrap=False)
-        raise typer.Exit(_Run(command, source, job, requests, output, pack).until_its_end(fresh))
+        raise typer.Exit(_Run(command, source, job, requests, output, pack, detach).until_its_end(fresh))
 
 
 class _Output(PrintableConsole):
@@ -103,6 +117,26 @@ class Command:
     metrics_port: int | None
     pin: bool
     code: Path | None = None
+    args: tuple[str, ...] = ()
+
+    def source(self) -> Source:
+        """The manifest: the file, or, of a script, the one that is made for it, which is printed.
+
+        Raises:
+            UserError: there is none, or arguments are given to a manifest.
+        """
+        words = [self.file, *self.args]
+        if not is_launch_line(self.file):
+            if self.args:
+                raise UserError(
+                    f"{shlex.join(self.args)}: arguments are for a script, and {self.file} is a manifest; change a "
+                    "field with --set PATH=VALUE"
+                )
+            return read_source(self.file)
+        line = launch_line.read(words)
+        text = line.manifest(words)
+        echo(f"{text}# To keep it: tandem init {shlex.join(words)}")
+        return parse(text.encode(), f"manifest of {self.file}")
 
     def again(self, *more: str, without: Collection[str] = ()) -> str:
         """The command line.
@@ -120,7 +154,8 @@ class Command:
         words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
         words += ["--pin"] if self.pin else []
         words += ["--code", str(self.code)] if self.code else []
-        return shlex.join([*words, *more])
+        words += [*more, *(["--", *self.args] if self.args else [])]
+        return shlex.join(words)
 
 
 class _Run:
@@ -132,8 +167,10 @@ class _Run:
         requests: Requests,
         console: Console,
         pack: Pack | None = None,
+        detaches: bool = False,
     ) -> None:
         self._command, self._source, self._job, self._pack = command, source, job, pack
+        self._detaches = detaches
         self._requests, self._console = requests, console
         self._path = command.run_dir or Path("runs") / job.metadata.name
         self._notes: list[str] = []
@@ -188,6 +225,8 @@ class _Run:
         for note in self._notes:
             self._say(note)
         self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
+        if self._detaches:
+            detach(mine.run_dir, str(self._path))
         mark = secrets.token_hex(8)
         mine.sign(mark)
         scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
@@ -283,6 +322,30 @@ class _Run:
             self._console.print(text, style="dim", markup=False, soft_wrap=True)
         else:
             print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
+
+
+def detach(run_dir: RunDir, shown: str) -> None:
+    """Go on in the background: the process that the terminal waits for ends here, with 0. What would be shown from now
+    on is in log/run.txt.
+
+    Args:
+        shown: the run directory as the user would type it.
+    """
+    run_dir.log.mkdir(exist_ok=True)
+    output = os.open(run_dir.log / "run.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    # The lock of the run directory is shared by both, and outlives the parent.
+    if child := os.fork():
+        place = shlex.quote(shown)
+        echo(f"process {child} goes on in the background: tandem status {place} --watch; tandem stop {place}")
+        sys.stdout.flush()
+        os._exit(ExitCode.DONE)
+    os.setsid()
+    for descriptor, target in ((0, nowhere), (1, output), (2, output)):
+        os.dup2(target, descriptor)
 
 
 def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrainingJob) -> str:

@@ -1,6 +1,7 @@
 """`tandem status [NAME]`: the status of a run of this machine or of jobs on a cluster."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,8 +15,10 @@ from tandem.formatting import printable
 from tandem.status import Snapshot
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
+from tandem_cli.commands.ls import ls
 from tandem_cli.kubernetes.job_view import ask_jobs
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NoCluster
+from tandem_cli.kubernetes.platform import OnKubernetes
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.platforms import Gone, PlatformError, Run
 from tandem_cli.runs import completed, found
@@ -36,7 +39,8 @@ def status(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A run of this machine, by its name or folder; else a job on a cluster. Without it all jobs there.",
+            help="A run of this machine, by its name or folder; else a job on a cluster. Without it: all jobs there; "
+            "where kubectl knows no cluster, all runs of this machine.",
             show_default=False,
             autocompletion=completed,
         ),
@@ -49,10 +53,11 @@ def status(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Say how a run of this machine or a job on a cluster gets on; without NAME a row for each job of the namespace.
+    """Show the status of a run of this machine or a job on a cluster; without NAME a row for each.
 
     Progress, loss and scores, where its processes are and what keeps them from running, what happened last. For a
-    cluster it needs kubectl, and uses what is set up for it. All runs of this machine: `tandem ls`.
+    cluster it needs kubectl, and uses what is set up for it. Where kubectl knows no cluster, a call without NAME lists
+    the runs of this machine, as `tandem ls` does.
     """
     if name and everywhere:
         raise UserError("give a NAME or --all-namespaces, not both; select the job's namespace with --namespace")
@@ -71,10 +76,21 @@ def status(
             emit(view_record(seen), output)
         else:
             _print(console, tables.job_lines(seen, width, time.time()))
+            if "/" not in name and not isinstance(run, OnKubernetes) and shutil.which("kubectl"):
+                echo(f"this is a run of this machine; a job on a cluster: tandem status {name} -n NAMESPACE", err=True)
+        return
+    names_cluster = bool(everywhere or namespace or context)
+    if not names_cluster and shutil.which("kubectl") is None:
+        ls(output=output)
         return
     kubectl = Kubectl(namespace, context)
     try:
         jobs = ask_jobs(kubectl, everywhere)
+    except NoCluster:
+        if names_cluster:
+            raise
+        ls(output=output)
+        return
     except ClusterError as error:
         raise UserError(f"{error}. Without a NAME it shows jobs on a cluster; local runs: tandem ls") from error
     if output.is_data:

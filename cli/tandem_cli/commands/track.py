@@ -1,4 +1,4 @@
-"""`tandem track RUN`: sends what MLflow has not got of a run."""
+"""`tandem track RUN`: sends what MLflow lacks of a run."""
 
 import json
 import os
@@ -13,10 +13,10 @@ from tandem_cli.runs import RunArgument, opened
 
 
 def track(run: RunArgument) -> None:
-    """Send to MLflow what it has not got of a run.
+    """Send to MLflow what it lacks of a run.
 
-    A run sends everything by itself while it is alive. This is for what was left when it ended: the server was away, or
-    the report was written later. Where the server has everything, nothing is sent twice.
+    A run sends everything by itself while it is alive. Use this command when the server was away at the end of the run,
+    or to add a report that you wrote later. Nothing is sent twice.
     """
     path = opened(run).path.resolve()
     job = RunDir(path).read_job()

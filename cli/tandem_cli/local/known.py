@@ -8,9 +8,13 @@ and deleted runs drop out when somebody looks.
 import fcntl
 import hashlib
 import os
-from contextlib import suppress
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tandem.errors import UserError
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
 from tandem_cli.slurm import jobs
@@ -97,6 +101,61 @@ def is_alive(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def move(path: Path, target: Path) -> None:
+    """Give a run directory another place or name, and remember it there.
+
+    Raises:
+        UserError: the run is going on, something is at that place, or the disk refuses.
+    """
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target} exists; give a name that is free")
+    with _resting(path):
+        try:
+            path.rename(target)
+        except OSError as error:
+            raise UserError(f"{path} cannot be moved to {target}: {error.strerror}") from error
+    remember(target)
+
+
+def delete(path: Path) -> None:
+    """Delete a run directory with all that is in it. What cannot be deleted to the end is no run any more.
+
+    Raises:
+        UserError: the run is going on, or the disk refuses.
+    """
+    whole = path.resolve()
+    with _resting(path):
+        aside = whole.with_name(f".{whole.name}.deleted-{os.getpid()}")
+        try:
+            whole.rename(aside)
+            shutil.rmtree(aside)
+        except OSError as error:
+            raise UserError(f"{path} cannot be deleted: {error.filename}: {error.strerror}") from error
+
+
+@contextmanager
+def _resting(path: Path) -> Iterator[None]:
+    """No `tandem run` begins in a run directory meanwhile.
+
+    Raises:
+        UserError: one is at work in it.
+    """
+    busy = UserError(f"{path} is running; first: tandem stop {shlex.quote(str(path))}")
+    if jobs.is_alive(path):
+        raise busy
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise busy from None
+    finally:
+        os.close(lock)
 
 
 def _remembered() -> list[Path]:

@@ -18,8 +18,8 @@ POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?\b")
 _SECOND = 10**9
-HIDDEN = ("guardian",)
-"""Whose log is no news."""
+HIDDEN = ("guardian", "run")
+"""Whose log is no news: the guardian's, and that of a `tandem run` in the background, which shows what others print."""
 
 
 def log_names(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from tandem.ledger import Ledger, amounts
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
 from tandem.secrecy import hidden
+from tandem.status import phase_word
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import summarize
@@ -63,7 +64,7 @@ def outcome(run: Run, path: str) -> Outcome:
     return Outcome(
         name=run.name,
         path=path,
-        state=run.result,
+        state=phase_word(run.result, run.message),
         steps=summary.steps,
         total_steps=run.total_steps,
         loss=finite(float(run.counted.loss[-1])) if len(run.counted) else None,

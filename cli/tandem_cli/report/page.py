@@ -33,7 +33,7 @@ from tandem.formatting import (
 )
 from tandem.ledger import PURPOSES, amounts
 from tandem.measures import Generation
-from tandem.status import told
+from tandem.status import phase_word, told
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
@@ -142,7 +142,7 @@ def _header(run: Run, summary: Summary) -> str:
     )
     return (
         f'<header><div class="title"><h1>{escape(run.name)}</h1>'
-        f'<span class="result {run.result}">{run.result}</span></div>'
+        f'<span class="result {run.result}">{phase_word(run.result, run.message)}</span></div>'
         f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )
 

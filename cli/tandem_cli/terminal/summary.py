@@ -16,12 +16,12 @@ from tandem.model import whole
 from tandem.rundir import evaluations, watched
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import LastWord
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import RunDir, stopped_early
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
 from tandem.rundir.watched import OVERWRITTEN, path_of
-from tandem.status import Compared, Troubles, told
+from tandem.status import STOPPED_EARLY, Compared, Troubles, told
 
 LABEL = 12
 TAIL_BYTES = 4 * 2**20
@@ -66,6 +66,8 @@ class RunResult:
     """The metrics of the base model beside those of the best checkpoint; empty where none is evaluated."""
     troubles: Troubles | None = None
     """What went wrong and did not end it."""
+    stopped_early: str = ""
+    """Where fewer steps were taken than announced: a sentence that says so, and why."""
     restarts: int = 0
     """Generations that were formed because something had failed or was lost."""
     missed: Sequence[str] = ()
@@ -97,6 +99,7 @@ def result(run_dir: RunDir) -> RunResult:
         left=sum(evaluations.fate(run_dir, manifest.reference) in ("waits", "begun") for manifest in saved),
         against_base=against_base.of_run(run_dir, best, (best and best.metric) or ""),
         troubles=troubles_of(run_dir),
+        stopped_early=stopped_early(done),
         restarts=_restarts(run_dir),
         missed=_missed(run_dir, words),
     )
@@ -251,6 +254,9 @@ def complete(
         ("logs", f"{shown}/log"),
         ("next", f"tandem report {shlex.quote(shown)}"),
     ]
+    if found.stopped_early:
+        words = found.stopped_early.removeprefix(STOPPED_EARLY)
+        return _lines(Text.assemble((name, "bold"), " ", (STOPPED_EARLY, "green"), f"{words}{time}"), rows)
     return _lines(Text.assemble((name, "bold"), " is ", ("complete", "green"), f"{steps}{time}"), rows)
 
 

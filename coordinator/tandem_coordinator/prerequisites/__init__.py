@@ -25,6 +25,7 @@ from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.prerequisites.dataset import dataset, weights
+from tandem_coordinator.prerequisites.language import language
 from tandem_coordinator.prerequisites.machine import disk, machine, this_machine, tracking
 from tandem_coordinator.prerequisites.program import program
 from tandem_coordinator.prerequisites.site import Site, pod, variables
@@ -32,7 +33,7 @@ from tandem_coordinator.prerequisites.task import harness, kernels, own_task
 
 __all__ = ["Site", "Unmet", "here", "pod", "unmet"]
 
-CHECKS = (variables, program, own_task, kernels, harness, dataset, weights, machine, disk, tracking)
+CHECKS = (variables, program, language, own_task, kernels, harness, dataset, weights, machine, disk, tracking)
 
 
 def unmet(job: DistributedTrainingJob, site: Site) -> list[Unmet]:

@@ -75,6 +75,8 @@ class Node:
     maximum: float | None = None
     below: float | None = None
     """Exclusive upper bound."""
+    or_text: bool = False
+    """Whether a number may be a text instead."""
     pattern: str = ""
     shortest: int | None = None
     longest: int | None = None
@@ -179,7 +181,7 @@ def describe(node: Node) -> str:
         case "integer":
             return _bounded("a whole number", node)
         case "number":
-            return _bounded("a number", node)
+            return _bounded("a number", node) + (", or text" if node.or_text else "")
         case "boolean":
             return "true or false"
         case "quantity":
@@ -264,6 +266,8 @@ def _node(schema: dict[str, Any], definitions: dict[str, Any], models: dict[str,
         outer = {key: value for key, value in schema.items() if key != "anyOf"}
         if len(rest) == 1:
             return _node(rest[0] | outer, definitions, models, name)
+        if [option.get("type") for option in rest] == ["number", "string"]:
+            return replace(_node(rest[0] | outer, definitions, models, name), or_text=True)
         assert [option.get("type") for option in rest] == ["string", "integer"], f"a union no reader knows: {rest}"
         return Node("quantity", _one_line(schema), pattern=rest[0]["pattern"], longest=rest[0]["maxLength"])
     if "properties" in schema:

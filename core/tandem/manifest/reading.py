@@ -20,12 +20,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tandem.causal_lm import PREFERENCES, parameters_of
 from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
@@ -33,6 +35,9 @@ from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value
 from tandem.model import RULES, TASK, RuleBroken
 from tandem.pod_template import WHOLE
 from tandem.tasks import CAUSAL_LM, TASKS
+
+PARAMETERS = ("spec", "trainer", "parameters")
+ELSEWHERE = "; preference tuning is for the trainers of TRL, which run as a script of yours (docs/adapters.md)"
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -149,7 +154,7 @@ def problems(
 
 def _meant(unknown: Path, data: dict[str, Any]) -> Path:
     """The field beside an unknown one that was probably meant by it: it is misspelt, not missing as well."""
-    return (*unknown[:-1], suggestion(_root(), unknown[:-1], str(unknown[-1]), _has_own_task(data)))
+    return (*unknown[:-1], suggestion(_root(data), unknown[:-1], str(unknown[-1]), _has_own_task(data)))
 
 
 def _has_own_task(data: Any) -> bool:
@@ -161,7 +166,8 @@ def _has_own_task(data: Any) -> bool:
 def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
     """Path, message, and what else is known of one error; several for a model that breaks several rules."""
     path, is_key = _real_path(detail["loc"], data)
-    node = at(_root(), path)
+    root = _root(data)
+    node = at(root, path)
     name = dotted(path)
     match detail["type"]:
         case "missing":
@@ -169,13 +175,14 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
             meaning = f" ({_first_sentence(node.description)})" if node and node.description else ""
             yield path, f"{name} is missing{meaning}", {"given": "", "allowed": wanted}
         case "extra_forbidden":
-            parent = at(_root(), path[:-1])
-            near = suggestion(_root(), path[:-1], str(path[-1]), _has_own_task(data))
+            parent = at(root, path[:-1])
+            near = suggestion(root, path[:-1], str(path[-1]), _has_own_task(data))
             where = f" in {dotted(path[:-1])}" if path[:-1] else ""
             beside = ", ".join(parent.fields) if parent else ""
+            preferences = path[:-1] == PARAMETERS and str(path[-1]).lower() in PREFERENCES
             yield (
                 path,
-                f"unknown field {path[-1]}{where}",
+                f"unknown field {path[-1]}{where}" + (ELSEWHERE if preferences else ""),
                 {"given": str(path[-1]), "allowed": beside, "suggestion": near},
             )
         case "value_error" if isinstance(broken := detail.get("ctx", {}).get("error"), RuleBroken):
@@ -186,7 +193,7 @@ def _worded(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, 
         case "value_error" if isinstance(error := detail.get("ctx", {}).get("error"), ValueError):
             yield path, f"{name}: {error}", {}
         case _ if is_key:
-            parent = at(_root(), path[:-1])
+            parent = at(root, path[:-1])
             keys = parent.keys if parent else ()
             near = nearest(str(path[-1]), keys)
             message = f"unknown field {path[-1]} in {dotted(path[:-1])}"
@@ -246,13 +253,15 @@ def separated(given: Any) -> str:
         words = shlex.split(given) if isinstance(given, str) else [str(given)]
     except ValueError:  # a quote that is not closed
         return ""
-    return ", ".join(_in_yaml(word) for word in words)
+    return ", ".join(in_yaml(word) for word in words)
 
 
-def _in_yaml(word: str) -> str:
-    """A text as it can stand in a list in brackets."""
-    is_plain = re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str)
-    return word if is_plain else json.dumps(word, ensure_ascii=False)
+def in_yaml(word: str) -> str:
+    """A text as it can stand in a list in brackets, or after a name."""
+    if re.fullmatch(r"[\w./=+-]+", word) and isinstance(_or_none(word), str):
+        return word
+    quoted = json.dumps(word, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
 
 
 def placed(source: Source, overrides: Sequence[str], path: Path, message: str, suggestion: str = "") -> Problem:
@@ -284,14 +293,30 @@ def _placed(
     return source.problem(Place(1, 1, 1), path, message, **more)
 
 
-def _root() -> Node:
-    return tree(DistributedTrainingJob)
+def _root(data: Any) -> Node:
+    """The tree of a job's fields; of `causal-lm` with those of its parameters."""
+    root = tree(DistributedTrainingJob)
+    if (parameters := _parameters(data)) is None:
+        return root
+    spec = root.fields["spec"]
+    trainer = spec.fields["trainer"]
+    task = replace(tree(parameters_of(parameters)), required=False)
+    trainer = replace(trainer, fields={**trainer.fields, "parameters": task})
+    return replace(root, fields={**root.fields, "spec": replace(spec, fields={**spec.fields, "trainer": trainer})})
+
+
+def _parameters(data: Any) -> dict[str, Any] | None:
+    """The parameters of `causal-lm` in a manifest; None if it has none, or another task."""
+    for part in PARAMETERS[:-1]:
+        data = data.get(part) if isinstance(data, dict) else None
+    found = data.get(PARAMETERS[-1]) if isinstance(data, dict) and data.get("task") == CAUSAL_LM else None
+    return found if isinstance(found, dict) else None
 
 
 def _real_path(location: Sequence[str | int], data: Any) -> tuple[Path, bool]:
     """A location of pydantic without the tags of unions, and whether it speaks of a map's key."""
     path: list[str | int] = []
-    node: Node | None = _root()
+    node: Node | None = _root(data)
     for part in location:
         if part == "[key]":
             return tuple(path), True
@@ -374,21 +399,36 @@ def job_of(source: Source, overrides: Sequence[str] = ()) -> DistributedTraining
         raise ManifestError([foreign])
     data = apply_overrides(source.data, overrides)
     _drop_nulls(data, tree(DistributedTrainingJob))
+    details = _wrong_parameters(data)
     try:
-        return DistributedTrainingJob.parse(data)
+        job = DistributedTrainingJob.parse(data)
+        if not details:
+            return job
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details += error.errors(include_url=False)
     # A model with unknown fields never comes to its rules. Without those fields it does.
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     rest = copy.deepcopy(data)
     for place_of in unknown:
         _remove(rest, place_of)
     try:
+        details += _wrong_parameters(rest)
         DistributedTrainingJob.parse(rest)
     except ValidationError as error:
         seen = {(detail["type"], detail["loc"]) for detail in details}
         details += [d for d in error.errors(include_url=False) if (d["type"], d["loc"]) not in seen]
     raise ManifestError(problems(details, source, data, overrides))
+
+
+def _wrong_parameters(data: dict[str, Any]) -> list[ErrorDetails]:
+    """What is wrong with the parameters of `causal-lm`, which to the API server are an object like any other."""
+    if (parameters := _parameters(data)) is None:
+        return []
+    try:
+        parameters_of(parameters).parse(parameters)
+    except ValidationError as error:
+        return [{**one, "loc": (*PARAMETERS, *one["loc"])} for one in error.errors(include_url=False)]
+    return []
 
 
 def refuse(found: Iterable[Unmet], source: Source, overrides: Sequence[str] = ()) -> None:

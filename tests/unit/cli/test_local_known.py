@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
@@ -14,6 +15,7 @@ from tandem_cli.local.known import is_alive, known, named, remember, state_folde
 from tandem_cli.local.platform import OnThisMachine, saved_in
 from tandem_cli.local.run_output import Logs
 from tandem_cli.local.run_view import look
+from tandem_cli.main import application
 from tandem_cli.platforms import Run
 from tandem_cli.runs import found as run_found
 from tandem_cli.runs import opened
@@ -215,3 +217,74 @@ class TestLogs:
     def test_of_what_is_not_there_say_what_is(self, logs: Path) -> None:
         with pytest.raises(UserError, match="no log of worker-7; there are: coordinator, worker-0"):
             list(Logs(logs, ("worker-7",), "", None).lines())
+
+
+def called(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(application(words), words)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_a_run_is_renamed_and_found_by_its_new_name(tmp_path: Path) -> None:
+    run(Path("runs/digits"))
+    assert called("mv", "digits", "first") == (
+        0,
+        "runs/digits is now runs/first; to resume it: tandem run FILE --run-dir runs/first\n",
+    )
+    assert (named("first"), known()) == ([Path("runs/first")], [Path("runs/first")])
+    called("mv", "first", str(tmp_path / "elsewhere"))
+    assert known() == [tmp_path / "elsewhere"]
+    run(Path("runs/digits"))
+    with pytest.raises(UserError, match="elsewhere exists; give a name that is free"):
+        called("mv", "digits", str(tmp_path / "elsewhere"))
+
+
+def test_a_run_is_deleted_with_all_that_is_in_it_and_only_when_that_is_said(tmp_path: Path) -> None:
+    path = run(Path("runs/digits"))
+    (path / "model.pt").write_bytes(bytes(1000))
+    assert called("rm", "digits")[1].startswith("nothing was deleted; --yes deletes runs/digits")
+    assert path.exists()
+    assert called("rm", "--yes", "digits")[0] == 0
+    assert list(Path("runs").iterdir()) == []
+    (tmp_path / "notes.txt").touch()
+    assert called("rm", "--yes", str(tmp_path))[0] == 2
+    assert (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("words", [("rm", "--yes", "digits"), ("mv", "digits", "first")])
+def test_a_run_that_goes_on_stays_where_it_is(words: tuple[str, ...]) -> None:
+    path = run(Path("runs/digits"))
+    with (path / "local.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, output = 0, ""
+        try:
+            code, output = called(*words)
+        except UserError as error:
+            code, output = 2, str(error)
+    assert (code, path.exists()) == (2, True)
+    assert "runs/digits is running; first: tandem stop runs/digits" in output
+
+
+def test_status_lists_the_runs_of_a_machine_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run(Path("runs/digits"))
+    (path / "job.json").write_text(json.dumps(manifests.manifest()))
+    monkeypatch.setenv("PATH", "")
+    code, listed = called("status")
+    assert (code, "runs/digits" in listed) == (0, True)
+    fake = FakeKubectl(tmp_path)
+    monkeypatch.setenv("PATH", fake.path)
+    refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+    fake.answers("get", complains=refused)
+    assert called("status") == (0, listed)
+    with pytest.raises(ClusterError, match="kubectl knows no cluster yet"):
+        called("status", "-A")
+
+
+def test_status_of_a_run_names_the_way_to_a_job_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run(Path("runs/digits"))
+    (path / "job.json").write_text(json.dumps(manifests.manifest()))
+    monkeypatch.setenv("PATH", FakeKubectl(tmp_path).path)
+    assert "a job on a cluster: tandem status digits -n NAMESPACE" in called("status", "digits")[1]
+    monkeypatch.setenv("PATH", "")
+    assert "-n NAMESPACE" not in called("status", "digits")[1]

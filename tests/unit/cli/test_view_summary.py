@@ -31,6 +31,11 @@ def test_what_is_to_be_typed_is_quoted_where_a_path_has_a_space() -> None:
     assert "tandem report runs/ab\n" in words(complete("digits", RunResult(step=1), "runs/ab", 1.0, evaluates=True))
 
 
+def test_a_run_that_took_fewer_steps_than_announced_is_not_called_complete() -> None:
+    early = "stopped early after step 40 of 100: the loss has not fallen"
+    assert first_line(RunResult(step=40, stopped_early=early), 25.2) == f"digits {early} in 25 s"
+
+
 @pytest.mark.parametrize(
     ("steps", "seconds", "before", "words"),
     [

@@ -23,6 +23,7 @@ from tandem.manifest.reading import job_of, read_job, refuse
 from tandem.manifest.source import parse
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.prerequisites import Site, here, on_shared_disk, pod, unmet
+from tandem_coordinator.prerequisites.language import language
 from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
@@ -110,6 +111,42 @@ def test_kernels_for_gpus_need_a_gpu_and_their_package(
     assert all(words in one for one in told)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "field", "words"),
+    [
+        ({"pretrained": "./modle"}, ("pretrained",), "there is no folder ./modle"),
+        ({"pretrained": "./empty"}, ("pretrained",), "./empty has no config.json"),
+        ({"pretrained": "org/model", "data": {"path": "dta.jsonl"}}, ("data", "path"), "there is no file dta.jsonl"),
+        (
+            {"pretrained": "org/model", "data": {"path": "data.jsonl", "test": "test.jsonl"}},
+            ("data", "test"),
+            "there is no file test.jsonl",
+        ),
+        (
+            {"pretrained": "org/model", "data": {"mixture": [{"path": "data.jsonl"}, {"path": "b.jsonl"}]}},
+            ("data", "mixture", 1, "path"),
+            "there is no file b.jsonl",
+        ),
+        ({"text": "corpus.txt"}, ("text",), "there is no file corpus.txt"),
+        ({"tokenizer": "bpe", "tokenizerFile": "t.json"}, ("tokenizerFile",), "there is no file t.json"),
+        ({"pretrained": "org/model", "data": {"dataset": {"id": "org/data"}, "test": "validation"}}, (), ""),
+        ({"pretrained": "./model", "data": {"path": "data.jsonl"}}, (), ""),
+    ],
+)
+def test_files_of_a_language_model_are_looked_for(
+    folder: Path, parameters: dict[str, Any], field: tuple[str | int, ...], words: str
+) -> None:
+    """Otherwise a rank finds it, a minute later."""
+    for name in ("model", "empty"):
+        (folder / name).mkdir()
+    (folder / "model" / "config.json").touch()
+    (folder / "data.jsonl").touch()
+    of = job(trainer={"task": "causal-lm", "parameters": parameters})
+    told = list(language(of, laptop(of)))
+    assert [one.field for one in told] == [("spec", "trainer", "parameters", *field)] * bool(words)
+    assert all(words in one.message for one in told)
+
+
 def test_what_is_no_checkpoint_has_no_optimizer_to_take_over(folder: Path) -> None:
     of = trains(initialWeights="digits.safetensors", initialOptimizer="Moments")
     (folder / "digits.safetensors").write_bytes(weights())
@@ -181,8 +218,10 @@ LIKE_MINIGPT = ("minigpt-", "fine-tune-")
         for path in sorted((ROOT / "examples").glob("*.yaml"))
     ],
 )
-def test_nothing_is_said_of_the_examples(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_nothing_is_said_of_the_examples(path: Path, folder: Path) -> None:
+    (folder / "examples").symlink_to(ROOT / "examples")
+    # examples/small_qwen2.py makes it.
+    written(folder, {"runs/small-qwen2/documents.jsonl": "", "runs/small-qwen2/config.json": "{}"})
     assert found(read_job(path), Machine(cores=4, memory=16 * 2**30)) == []
 
 

@@ -94,3 +94,19 @@ def test_a_token_of_sixteen_signs_is_taken() -> None:
 
 def test_a_module_is_imported_from_where_it_is_installed() -> None:
     assert launch.module_command("a.b", "--c", python="PYTHON") == ["PYTHON", "-P", "-m", "a.b", "--c"]
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("$TANDEM_RUN_DIR", "/runs/a"),
+        ("--out=${TANDEM_RUN_DIR}/model", "--out=/runs/a/model"),
+        ("$(TANDEM_RUN_DIR)/$TANDEM_RUN_DIR", "/runs/a//runs/a"),
+        ("$TANDEM_RUN_DIRS", "$TANDEM_RUN_DIRS"),
+        ("$HOME", "$HOME"),
+    ],
+)
+def test_the_run_directory_stands_in_a_command_without_a_shell(word: str, found: str) -> None:
+    """Otherwise a script makes a folder that is called $TANDEM_RUN_DIR, and nobody finds its checkpoints."""
+    assert launch.with_run_dir([word], {launch.RUN_DIR: "/runs/a"}) == [found]
+    assert launch.with_run_dir([word], {}) == [word]

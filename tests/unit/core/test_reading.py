@@ -14,7 +14,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.manifest.fields import suggestion, tree
 from tandem.manifest.reading import apply_overrides, job_of, read_job
 from tandem.manifest.source import parse, parse_value
-from tests.support import ROOT
+from tests.support import ROOT, manifests
 
 GOOD = """\
 apiVersion: tandem.dev/v1alpha1
@@ -378,3 +378,30 @@ def test_a_wrong_setting_is_told_like_a_wrong_field(setting: str, message: str, 
 
 def test_all_wrong_settings_are_told_at_once() -> None:
     assert len(problems(GOOD, "a=1", "b=2")) == 2
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"pretrained": "m", "dpo": True}, "unknown field dpo in spec.trainer.parameters; preference tuning is for"),
+        ({"beta": 0.1}, "unknown field beta in spec.trainer.parameters; preference tuning is for the trainers of TRL"),
+        ({"pretrained": "m", "max_length": 64}, "unknown field max_length in spec.trainer.parameters"),
+        ({"pretrained": "m", "lora": {"rnk": 3}}, "unknown field rnk in spec.trainer.parameters.lora"),
+        ({"pretrained": "m", "length": "64"}, "spec.trainer.parameters.length must be a whole number from 8 to"),
+        ({"pretrained": "m", "data": {"path": "a", "test": 0.9}}, "data.test must be a number, greater than 0 and"),
+        ({"pretrained": "m", "data": {}}, "spec.trainer.parameters.data: give exactly one of path and dataset"),
+        ({"pretrained": "m", "layers": 3}, "layers belongs to the small model"),
+        ({"width": 30}, "spec.trainer.parameters: width must be a multiple of twice the 4 heads"),
+    ],
+)
+def test_parameters_of_causal_lm_are_checked_without_torch(parameters: dict[str, Any], said: str) -> None:
+    """Otherwise a rank finds it, after torch has started and a cluster has given its nodes."""
+    text = json.dumps(manifests.manifest(trainer={"task": "causal-lm", "parameters": parameters}))
+    with pytest.raises(ManifestError) as caught:
+        job_of(parse(text.encode(), "job.json"))
+    (problem,) = caught.value.problems
+    assert said in problem.message
+    assert problem.line == 1
+    # Of a task of the user's own only that task knows.
+    own = json.dumps(manifests.manifest(trainer={"task": "a:B", "parameters": parameters}))
+    assert job_of(parse(own.encode(), "job.json")).spec.trainer.parameters == parameters

@@ -287,6 +287,23 @@ def test_parquet_and_plain_text_are_read_as_json_lines_are(model: Path, tmp_path
         (b'{"messages": [{"content": "a"}]}\n' * 3, "line 1: message 0 of messages is no object with role"),
         (b'{"body": "a"}\n' * 2, "line 1: there is no column messages, prompt and completion, or text"),
         (b"\n", "no sample is left to train"),
+        (b'{"messages": [{"role": "user"}]}\n' * 2, "line 1: message 0 of messages has no content"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}]}\n' * 2,
+            "line 1: no message of messages has the role assistant, whose words are learned; asistant is no role",
+        ),
+        (b'{"text": "a"}\n{"text": "b\\ud800"}\n', r"line 2: \\ud800 is half of a character"),
+        ('{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl: this is UTF-16; save it as UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-16-be"), r"a\.jsonl: this is UTF-16; save it as UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-32"), r"a\.jsonl: this is UTF-32; save it as UTF-8"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}]}\n' * 2,
+            "no sample is left to train with, of which a token could be learned: of 2, 2 have nothing that is learned",
+        ),
+        (
+            (json.dumps({"prompt": "a " * 2000, "completion": "b"}) + "\n").encode() * 3,
+            "of 3, 3 were cut off at length before what is learned",
+        ),
     ],
 )
 def test_a_line_that_cannot_be_read_is_told_of_with_its_number(
@@ -374,3 +391,14 @@ def test_operations_count_each_weight_that_a_token_meets(model: Path, tmp_path: 
     assert made.flops_per_sample() == 64 * (6 * weights + 12 * 2 * 32 * 64)
     assert math.isclose(made.flops_per_sample() or 0, 1.6e7, rel_tol=0.5)
     assert task(model, packing=False).flops_per_sample() is None
+
+
+def test_the_first_samples_are_looked_at_before_a_job_starts(model: Path, tmp_path: Path) -> None:
+    """60 of 90 conversations with a misspelt role would pass, and nobody would miss them."""
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    bad = {"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}
+    given = lines(tmp_path / "a.jsonl", *[good] * 30, *[bad] * 60)
+    parameters = {"pretrained": str(model), "data": {"path": given}}
+    (told,) = wrong(manifests.job("test", trainer={"task": "causal-lm", "parameters": parameters}))
+    assert told["path"] == ("spec", "trainer", "parameters", "data", "path")
+    assert "a.jsonl, line 31: no message of messages has the role assistant" in told["message"]

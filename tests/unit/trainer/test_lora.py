@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tandem.causal_lm import Lora
 from tandem.footprint import Question
 from tandem.job import Trainer
 from tandem.tasks import Optimizer
@@ -18,7 +19,7 @@ from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.lora import Lora, adapt, digest, merged, tensor_plan
+from tandem_trainer.language.lora import adapt, digest, merged, tensor_plan
 from tests.support import manifests
 from tests.support.language import logits, pretrained, tuned
 from tests.support.worlds.small_run import SmallRun

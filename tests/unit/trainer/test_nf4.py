@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tandem.causal_lm import Lora
 from tandem.footprint import Question
 from tandem.job import Trainer
 from tandem_trainer.checkpoint.state import load_weights, weights
@@ -15,7 +16,7 @@ from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.lora import Lora, adapt
+from tandem_trainer.language.lora import adapt
 from tandem_trainer.language.nf4 import LEVELS, Nf4Linear, block_of, dequantized, level_pairs, quantized
 from tandem_trainer.train import averaged
 from tests.support import manifests

@@ -39,9 +39,10 @@ import torch
 from accelerate.data_loader import IterableDatasetShard
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from tandem.formatting import several
 from tandem.job import Checkpoint
 from tandem.script import MOST_VALUES, is_name
 from tandem.tasks import RewindOn
@@ -290,6 +291,7 @@ class _Run:
             next(self._batches, None)
         else:
             # A callback stopped it, after the same step on all ranks.
+            self.session.stop(_why_stopped(self._trainer))
             cast("Any", self._batches).close()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -304,6 +306,18 @@ class _Run:
                 found[plain] = float(value)
         if found and self.session is not None:
             self.session.log_values(step, found)
+
+
+def _why_stopped(trainer: Trainer) -> str:
+    """Why the Trainer leaves its loop before its last step."""
+    for one in trainer.callback_handler.callbacks:
+        if (
+            isinstance(one, EarlyStoppingCallback)
+            and one.early_stopping_patience_counter >= one.early_stopping_patience
+        ):
+            times = several(one.early_stopping_patience, "evaluation")
+            return f"EarlyStoppingCallback: no better {trainer.args.metric_for_best_model} in {times}"
+    return "a callback told the Trainer to stop"
 
 
 class _Counted:

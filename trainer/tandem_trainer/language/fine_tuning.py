@@ -11,21 +11,22 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import Dataset
 
+from tandem.causal_lm import HubDataset, Lora, PretrainedModel, Source
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
-from tandem.model import Model
 from tandem.rundir.lineage import DatasetCommit, Origin
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.mixture import Mixture
@@ -37,12 +38,22 @@ from tandem_trainer.language.completing import complete
 from tandem_trainer.language.decoder import decoder_parts
 from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, Head, judged, opened
 from tandem_trainer.language.kernels import liger
-from tandem_trainer.language.lora import Lora, adapt, as_peft, has_base, load_base, merged, tensor_plan
+from tandem_trainer.language.lora import adapt, as_peft, has_base, load_base, merged, peft_config, tensor_plan
 from tandem_trainer.language.packing import Layout, Padded, Unpadded, packed
 from tandem_trainer.language.pretrained import Pretrained, is_installed, write_beside
-from tandem_trainer.language.reading import Data, HubDataset, Row, Source, format_of, whole_text
+from tandem_trainer.language.reading import Row, commit_of, format_of, whole_text
 from tandem_trainer.language.token_bytes import token_bytes
-from tandem_trainer.language.tokenized import Documents, Encoder, Part, columns_of, joined, parts_of, refuse_none
+from tandem_trainer.language.tokenized import (
+    Columns,
+    Documents,
+    Encoder,
+    Part,
+    check,
+    columns_of,
+    joined,
+    parts_of,
+    refuse_none,
+)
 from tandem_trainer.models.dropout import SampleDropout
 from tandem_trainer.task import Split, Task
 
@@ -52,45 +63,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARAMETERS = "spec.trainer.parameters"
-MINIGPT = ("text", "tokenizer", "vocabulary", "tokenizerFile", "heldOut", "layers", "heads", "width", "positions")
-"""Parameters of the other kind of causal-lm."""
 LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that a mask keeps from seeing another document."""
 
 
-class Config(Model):
-    """What `trainer.parameters` may say with `pretrained`."""
-
-    pretrained: Annotated[str, Field(min_length=1)]
-    """A folder with a model as `save_pretrained` writes it, or the id of one on the hub."""
-    revision: str | None = None
-    """Branch, tag or commit of the model on the hub. Default: its main branch."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights while they are trained. `auto`: the model's own."""
-    data: Data | None = None
-    """What to learn from. Default: the English that ships inside Python, to try it out."""
-    length: Annotated[int, Field(ge=8, le=2**17)] = 1024
-    """Tokens of a row: a longer text is cut into pieces, a longer conversation is cut off."""
-    packing: bool = True
-    """Put several samples into a row. Otherwise each is a row of its own, padded to the longest of its batch."""
-    lora: Lora | None = None
-    """Train adapters instead of the weights themselves."""
-    kernels: Literal["liger"] | None = None
-    """Compute norms, rotary positions and gated layers with the kernels of the package `liger-kernel`, on GPUs alone.
-    Default: with torch's."""
-    loss_chunk: Annotated[int, Field(ge=0)] | None = None
-    """Tokens whose logits are in memory at once. 0: those of a whole micro-batch. Default: as many as take 256 MiB."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_one_kind(cls, given: Any) -> Any:
-        others = [name for name in MINIGPT if isinstance(given, dict) and name in given]
-        if others:
-            raise ValueError(
-                f"{others[0]} belongs to the small model that is trained from the beginning; with pretrained, shape "
-                "and tokenizer are those of the model, and the text is given by data"
-            )
-        return given
+class Config(PretrainedModel):
+    """What `trainer.parameters` may say with `pretrained`, where the packages for it are installed."""
 
     @field_validator("pretrained")
     @classmethod
@@ -98,6 +76,44 @@ class Config(Model):
         if not is_installed():
             raise ValueError(f"needs the package transformers, which is not installed (pip install 'tandem[{EXTRA}]')")
         return name
+
+    @field_validator("lora")
+    @classmethod
+    def _has_peft(cls, lora: Lora | None) -> Lora | None:
+        if lora is not None and find_spec("peft") is None:
+            raise ValueError(f"needs the package peft, which is not installed (pip install 'tandem[{EXTRA}]')")
+        return lora
+
+
+def against_samples(config: Config, most: int) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Fields under `data` whose files cannot be learned from, and why, by the first samples of each file that is there.
+
+    Args:
+        most: samples of a file that are read.
+    """
+    data = config.data
+    for number, source in enumerate(data.sources if data else ()):
+        inner = ("mixture", number) if data and data.mixture else ()
+        files = {"path": source.path, "test": source.test if isinstance(source.test, str) else None}
+        for field, path in files.items():
+            if path is None or source.dataset is not None or not Path(path).expanduser().is_file():
+                continue
+            start = source.start if field == "path" else 0
+            try:
+                if format_of(path, source.format) == "text":
+                    whole_text(path)
+                    continue
+                rows = list(reading.rows(source, path, start, start + most))
+                columns = columns_of(rows[0], *_named(source)) if rows else Columns()
+                for row in rows:
+                    check(row, columns)
+            except ConfigurationError as error:
+                yield (*inner, field), str(error)
+
+
+def _named(data: Source) -> tuple[str | None, str | None, str | None, str | None]:
+    """The columns that the job names."""
+    return data.text, data.prompt, data.completion, data.messages
 
 
 def against_stages(config: Config) -> Iterator[tuple[str, str]]:
@@ -207,7 +223,7 @@ class FineTuning(Task[Config]):
     def _pinned(self, dataset: HubDataset) -> HubDataset:
         """A data set at the commit that the run reads."""
         key = dataset.id, dataset.revision
-        if key not in self._commits and (commit := dataset.commit()) is not None:
+        if key not in self._commits and (commit := commit_of(dataset)) is not None:
             self._commits[key] = commit
         return dataset.model_copy(update={"revision": self._commits.get(key, dataset.revision)})
 
@@ -235,7 +251,7 @@ class FineTuning(Task[Config]):
         for source, name in zip(sources, names, strict=True):
             encoder = Encoder(self.tokenizer, self.config.length)
             documents = self._documents(source, split, encoder)
-            refuse_none(documents, purpose, name)
+            refuse_none(documents, encoder.lost, purpose, name)
             if (largest := int(documents.tokens.max())) >= self.shape.vocab_size:
                 raise ConfigurationError(
                     f"{PARAMETERS}.pretrained: the tokenizer has a token {largest}, and the model knows only "
@@ -302,7 +318,7 @@ class FineTuning(Task[Config]):
     def _parts(self, data: Source, rows: list[Row]) -> Any:
         if not rows:
             return
-        columns = columns_of(rows[0], data.text, data.prompt, data.completion, data.messages)
+        columns = columns_of(rows[0], *_named(data))
         for row in rows:
             yield parts_of(row, columns, self.tokenizer), columns.text is not None
 
@@ -466,7 +482,7 @@ class FineTuning(Task[Config]):
     def write_adapter_config(self, folder: Path) -> list[str]:
         """Write what peft reads beside an adapter; names of the files."""
         assert self.config.lora is not None
-        self.config.lora.peft(self.config.pretrained).save_pretrained(str(folder))
+        peft_config(self.config.lora, self.config.pretrained).save_pretrained(str(folder))
         return ["adapter_config.json"]
 
     def _per_row(self, model: nn.Module) -> float:

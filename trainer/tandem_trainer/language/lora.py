@@ -9,20 +9,17 @@ belongs to another base is refused before anything of it is used (docs/decisions
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.hooks import RemovableHandle
 
+from tandem.causal_lm import Lora
 from tandem.formatting import one_line
-from tandem.model import Model
 from tandem_trainer.checkpoint.sharding import here, is_sharded, split_like
-from tandem_trainer.data.tokenizer import EXTRA
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language.nf4 import Nf4Linear, block_of, quantized
 
@@ -43,45 +40,23 @@ WIDTH = 16
 """Bytes of a digest: XXH3 with 128 bits."""
 
 
-class Lora(Model):
-    """Adapters beside the layers of a model whose own weights stay as they are."""
+def peft_config(lora: Lora, base: str | None = None) -> "LoraConfig":
+    """The same for peft.
 
-    rank: Annotated[int, Field(ge=1, le=2**14)] = 16
-    """Rows of the narrow matrices."""
-    alpha: Annotated[float, Field(gt=0)] | None = None
-    """What an adapter adds is multiplied with `alpha / rank`. Default: twice the rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the inputs of each adapter that is dropped in training."""
-    targets: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
-    """Names of the layers that have adapters, or the ends of names, such as `q_proj`. Default: all linear layers but
-    the last one."""
-    quantize_base: Literal["nf4"] | None = None
-    """Round the weights of linear layers, all but the last one, to four bits (QLoRA). Default: they stay what they
-    are."""
+    Args:
+        base: name of the model.
+    """
+    from peft import LoraConfig, TaskType
 
-    @model_validator(mode="after")
-    def _is_there(self) -> "Lora":
-        if find_spec("peft") is None:
-            raise ValueError(f"needs the package peft, which is not installed (pip install 'tandem[{EXTRA}]')")
-        return self
-
-    def peft(self, base: str | None = None) -> "LoraConfig":
-        """The same for peft.
-
-        Args:
-            base: name of the model.
-        """
-        from peft import LoraConfig, TaskType
-
-        alpha = 2 * self.rank if self.alpha is None else self.alpha
-        return LoraConfig(
-            r=self.rank,
-            lora_alpha=alpha,  # type: ignore[arg-type]
-            lora_dropout=self.dropout,
-            target_modules=self.targets or "all-linear",
-            task_type=TaskType.CAUSAL_LM,
-            base_model_name_or_path=base,
-        )
+    alpha = 2 * lora.rank if lora.alpha is None else lora.alpha
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets or "all-linear",
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=base,
+    )
 
 
 class Base(nn.Module):
@@ -136,7 +111,7 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
         with unset_fake_temporarily(), warnings.catch_warnings():
             # Of layers that are refused below.
             warnings.simplefilter("ignore")
-            inject_adapter_in_model(lora.peft(), model, adapter_name=NAME, low_cpu_mem_usage=True)
+            inject_adapter_in_model(peft_config(lora), model, adapter_name=NAME, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigurationError(f"{FIELD}.targets: {one_line(str(error).splitlines()[0])[:300]}") from error
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from tandem.causal_lm import is_folder_name
 from tandem.formatting import one_line
 from tandem.rundir.lineage import Origin
 from tandem_trainer.failure import ConfigurationError, UnusableInput
@@ -62,7 +63,7 @@ class Pretrained:
     def pinned(self) -> "Pretrained":
         """The same at the commit that its branch has now. As it is where nobody tells: `config` then says what is
         wrong, or finds it in the cache."""
-        if self._is_folder() or _is_path(self.name) or is_commit(self.revision):
+        if self._is_folder() or is_folder_name(self.name) or is_commit(self.revision):
             return self
         from huggingface_hub import HfApi
 
@@ -174,7 +175,7 @@ class Pretrained:
             lacks: what to say of the model where it fails.
         """
         is_folder = self._is_folder()
-        if not is_folder and _is_path(self.name):
+        if not is_folder and is_folder_name(self.name):
             raise UnusableInput(f"{FIELD}: {self.name} is no folder")
         name = str(Path(self.name).expanduser()) if is_folder else self.name
         try:
@@ -243,11 +244,6 @@ def write_beside(pretrained: Pretrained, folder: Path, dtype: str | None) -> lis
     if (generation := pretrained.generation()) is not None:
         generation.save_pretrained(folder)
     return sorted({path.name for path in folder.iterdir()} - before)
-
-
-def _is_path(name: str) -> bool:
-    """Whether it can only be meant as a folder: an id is one word, or two with a slash between them."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
 def _why_not(error: ValueError) -> str:

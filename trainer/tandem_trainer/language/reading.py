@@ -4,16 +4,17 @@ Each sample is a row with columns. What cannot be read ends the job with a sente
 sample that is passed over would be missed by nobody.
 """
 
+import codecs
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from tandem.model import Model
+from tandem.causal_lm import HubDataset, Source
+from tandem.errors import enumerated
 from tandem.rundir.durable import may_pass
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.hub import asked, first_line, is_commit, why
@@ -27,118 +28,29 @@ FORMATS = {
     ".txt": "text",
     ".md": "text",
 }
+ASSISTANT = "assistant"
+ROLES = {ASSISTANT, "developer", "function", "ipython", "system", "tool", "user"}
+"""Those of chat templates."""
+_BEGINNING = 64
+"""Bytes of a file by which its encoding is known."""
+HALF = re.compile(r"[\ud800-\udfff]")
+"""Half of a character outside of the first 65,536, which is none by itself."""
 BATCH = 1024
 """Rows of Parquet that are in memory at once."""
 
 
-class HubDataset(Model):
-    """A data set that the library `datasets` loads: of the hub, or in its cache."""
+def commit_of(dataset: HubDataset) -> str | None:
+    """The commit that the branch of a data set has now; None where nobody tells, or where the id is a folder."""
+    if is_commit(dataset.revision):
+        return dataset.revision
+    if Path(dataset.id).exists():
+        return None
+    try:
+        from huggingface_hub import HfApi
 
-    id: str
-    """Its name on the hub."""
-    config: str | None = None
-    """Which of its parts, where it has several."""
-    split: str = "train"
-    """The split to train on."""
-    revision: str | None = None
-    """Branch, tag or commit. A branch or tag is read at the commit that it had when the run began."""
-
-    def commit(self) -> str | None:
-        """The commit that its branch has now; None where nobody tells, or where the id is a folder."""
-        if is_commit(self.revision):
-            return self.revision
-        if Path(self.id).exists():
-            return None
-        try:
-            from huggingface_hub import HfApi
-
-            return asked(self.id, lambda: HfApi().dataset_info(self.id, revision=self.revision)).sha
-        except Exception:  # of a library, which has no common one: `rows` then says what is wrong
-            return None
-
-
-class Source(Model):
-    """One source: what to learn from, and what to evaluate with."""
-
-    path: str | None = None
-    """A file: plain text, JSON lines or Parquet."""
-    format: Literal["text", "jsonl", "parquet"] | None = None
-    """Of the file. Default: by the ending of its name."""
-    dataset: HubDataset | None = None
-    """In place of `path`: a data set on the hub."""
-    text: str | None = None
-    """Column of whole texts, all of whose tokens are learned. Default: `text`, if there is one."""
-    prompt: str | None = None
-    """Column of prompts, which are not learned. Default: `prompt`."""
-    completion: str | None = None
-    """Column of completions, which are. Default: `completion`."""
-    messages: str | None = None
-    """Column of conversations, lists of messages with `role` and `content`, of which the assistant's are learned.
-    Default: `messages`."""
-    start: Annotated[int, Field(ge=0)] = 0
-    """First sample of the source that is used."""
-    end: Annotated[int, Field(ge=1)] | None = None
-    """The one after the last. Default: to the end."""
-    test: Annotated[float, Field(gt=0, le=0.5)] | str = 0.1
-    """What to evaluate with: a share of the samples, the last ones; or a file of its own; or, of a data set on the hub,
-    the name of a split."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return self.path or (self.dataset.id if self.dataset else "")
-
-    def check(self) -> None:
-        """
-        Raises:
-            ValueError: fields contradict each other.
-        """
-        if (self.path is None) == (self.dataset is None):
-            raise ValueError("give exactly one of path and dataset")
-        if self.format is not None and self.path is None:
-            raise ValueError("format is of a file; a data set on the hub has its own")
-        if (self.prompt is None) != (self.completion is None):
-            raise ValueError("give prompt and completion together")
-        if sum(one is not None for one in (self.text, self.prompt, self.messages)) > 1:
-            raise ValueError("give only one of text, prompt with completion, and messages")
-        if self.end is not None and self.end <= self.start:
-            raise ValueError("end must be greater than start")
-
-
-class MixtureSource(Source):
-    """One source of a mixture."""
-
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Its part of the rows that are trained on; the ratios of weights count. Default: by its own number of rows, so
-    that each is taken once in an epoch."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        self.check()
-        return self
-
-
-class Data(Source):
-    """What to learn from, and what to evaluate with."""
-
-    mixture: Annotated[list[MixtureSource], Field(min_length=2, max_length=256)] | None = None
-    """Several sources, in place of `path` or `dataset`. Each has all that is said of one here."""
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """All there are."""
-        return self.mixture or [self]
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.mixture is None:
-            self.check()
-            return self
-        if others := sorted(self.model_fields_set - {"mixture"}):
-            raise ValueError(f"with mixture, {others[0]} is said of each of its sources")
-        if len({one.weight is None for one in self.mixture}) > 1:
-            raise ValueError("give a weight to each source of the mixture, or to none")
-        return self
+        return asked(dataset.id, lambda: HfApi().dataset_info(dataset.id, revision=dataset.revision)).sha
+    except Exception:  # of a library, which has no common one: `rows` then says what is wrong
+        return None
 
 
 @dataclass(frozen=True)
@@ -175,6 +87,14 @@ class Row:
         for number, message in enumerate(value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise self.wrong(f"message {number} of {column} is no object with role and content")
+            if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+                raise self.wrong(f"message {number} of {column} has no content")
+        roles = {str(message["role"]) for message in value}
+        if ASSISTANT not in roles and (unknown := sorted(roles - ROLES)):
+            raise self.wrong(
+                f"no message of {column} has the role {ASSISTANT}, whose words are learned; {enumerated(unknown)} is "
+                "no role that is known"
+            )
         return value
 
     def wrong(self, why: str) -> UnusableInput:
@@ -207,6 +127,8 @@ def whole_text(path: str) -> str:
         content = Path(path).expanduser().read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    if other := _other_encoding(content[:_BEGINNING]):
+        raise UnusableInput(f"{FIELD}: {path}: {other}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -238,6 +160,8 @@ def _of_lines(path: str) -> Iterator[Row]:
     try:
         with Path(path).expanduser().open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1 and (other := _other_encoding(line[:_BEGINNING])):
+                    raise UnusableInput(f"{FIELD}: {path}: {other}")
                 if not line.strip():
                     continue
                 place = f"{path}, line {number}"
@@ -247,9 +171,23 @@ def _of_lines(path: str) -> Iterator[Row]:
                     raise UnusableInput(f"{FIELD}: {place}: this is no JSON: {error}") from error
                 if not isinstance(found, dict):
                     raise UnusableInput(f"{FIELD}: {place}: this is no JSON object with columns")
+                # Only an escape can write half a character, so most lines are not looked through.
+                if b"\\u" in line and (half := HALF.search(json.dumps(found, ensure_ascii=False))):
+                    why = f"\\u{ord(half[0]):04x} is half of a character, and the other half is not there"
+                    raise UnusableInput(f"{FIELD}: {place}: {why}")
                 yield Row(place, found)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _other_encoding(beginning: bytes) -> str:
+    """What a file is that is no UTF-8, and what to do; empty where its beginning does not show that it is none."""
+    marked = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+    # Of Latin letters in UTF-16 every second byte is zero.
+    if marked or (len(beginning) > 1 and beginning.count(0) * 3 > len(beginning)):
+        is_32 = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+        return f"this is {'UTF-32' if is_32 else 'UTF-16'}; save it as UTF-8"
+    return ""
 
 
 def _of_parquet(path: str) -> Iterator[Row]:

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tandem.formatting import number
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.reading import FIELD, Row
+from tandem_trainer.language.reading import ASSISTANT, FIELD, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-ASSISTANT = "assistant"
 AT_ONCE = 512
 """Samples that the library is given at a time, which cuts them in all threads."""
 
@@ -93,6 +93,19 @@ def parts_of(row: Row, columns: Columns, tokenizer: "PreTrainedTokenizerBase") -
     return [Part(row.text(columns.text), True, begins=True, ends=True)]
 
 
+def check(row: Row, columns: Columns) -> None:
+    """See whether a sample holds what its columns promise.
+
+    Raises:
+        UnusableInput: it does not.
+    """
+    if columns.messages is not None:
+        row.messages(columns.messages)
+    for column in (columns.text, columns.prompt, columns.completion):
+        if column is not None:
+            row.text(column)
+
+
 def _of_conversation(row: Row, messages: list[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase") -> list[Part]:
     from jinja2 import TemplateError
 
@@ -111,10 +124,10 @@ def _of_conversation(row: Row, messages: list[dict[str, Any]], tokenizer: "PreTr
 
     whole, at = written(len(messages)), 0
     found: list[Part] = []
-    for number, message in enumerate(messages):
+    for place, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        before, after = written(number, asks=True), written(number + 1)
+        before, after = written(place, asks=True), written(place + 1)
         if not (after.startswith(before) and whole.startswith(after)):
             raise row.wrong(
                 "the chat template writes an answer otherwise once more follows, or not after the words that ask for "
@@ -188,6 +201,8 @@ class Losses:
     """Their tokens that were cut off."""
     empty: int = 0
     """Samples without a token to learn."""
+    cut_before: int = 0
+    """Those among them that have some behind the place where they were cut off."""
 
 
 class Encoder:
@@ -214,6 +229,7 @@ class Encoder:
                 self.lost.samples += 1
                 pieces = list(self._pieces(numbers, marks, in_pieces))
                 self.lost.empty += not pieces
+                self.lost.cut_before += not pieces and bool(marks[1:].any())
                 tokens += [piece for piece, _ in pieces]
                 learned += [mark for _, mark in pieces]
         begins = np.cumsum([0, *(len(one) for one in tokens)], dtype=np.int64)
@@ -262,15 +278,25 @@ class Encoder:
                 yield tokens[part], learned[part]
 
 
-def refuse_none(documents: Documents, what: str, source: str = "") -> None:
+def refuse_none(documents: Documents, lost: Losses, what: str, source: str = "") -> None:
     """
     Args:
+        lost: what was not made a document.
         what: they are for, in words.
         source: which they are of, where there are several.
 
     Raises:
         UnusableInput: there are none.
     """
-    if not len(documents):
-        of = f" of {source}" if source else ""
-        raise UnusableInput(f"{FIELD}: no sample{of} is left to {what} with, of which a token could be learned")
+    if len(documents):
+        return
+    of = f" of {source}" if source else ""
+    message = f"{FIELD}: no sample{of} is left to {what} with, of which a token could be learned"
+    if lost.samples:
+        unanswered = lost.empty - lost.cut_before
+        reasons = {
+            f"{number(lost.cut_before)} were cut off at length before what is learned": lost.cut_before,
+            f"{number(unanswered)} have nothing that is learned, such as words of the role {ASSISTANT}": unanswered,
+        }
+        message += f": of {number(lost.samples)}, {' and '.join(why for why, count in reasons.items() if count)}"
+    raise UnusableInput(message)

@@ -1,0 +1,52 @@
+"""`tandem init LINE`: writes the manifest of a script."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.errors import UserError
+from tandem.manifest.reading import job_of
+from tandem.manifest.source import parse
+from tandem_cli import launch_line
+from tandem_cli.output import echo
+
+
+def init(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LINE…",
+            help="A script, or the line that starts it: train.py …, python …, torchrun …, accelerate launch ….",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The file; - prints it.", show_default="NAME.yaml"),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the job.", show_default="that of the script")] = "",
+) -> None:
+    """Write the manifest of a script, from the line that starts it without Tandem.
+
+    Options stand before the line. Each option of torchrun or accelerate that counts becomes a field; what Tandem does
+    by itself, such as the rendezvous, is left out. An existing file is not overwritten.
+    """
+    line = launch_line.read(words)
+    text = line.manifest(words, name)
+    job = job_of(parse(text.encode(), "the manifest"))
+    if line.not_used:
+        echo(f"left out, because Tandem does it by itself: {', '.join(line.not_used)}", err=True)
+    if str(out) == "-":
+        echo(text.removesuffix("\n"))
+        return
+    file = out or Path(f"{job.metadata.name}.yaml")
+    try:
+        with file.open("x") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} exists; give another --out, or --out - to print the manifest") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from error
+    echo(f"wrote {file}; to run it: tandem run {shlex.quote(str(file))}")
