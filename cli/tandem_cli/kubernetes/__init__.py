@@ -1,4 +1,5 @@
-"""Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events | debug | shell`.
+"""Jobs on a cluster, through kubectl: the implementation of `tandem submit | status | logs | events | debug | shell |
+copy`.
 
     platform    a job, for the commands that work on every platform
     submission  gives jobs to the cluster
@@ -7,6 +8,7 @@
     job_view    one job at one moment, with its pods and events, fetched from the cluster
     following   the logs of all containers, until the job ends
     execution   commands in pods: the stacks of ranks, a shell
+    copying     the run directory of a job, on this machine
     forwarding  a connection to a job's coordinator
     upload      the job's packed code, over that connection
 

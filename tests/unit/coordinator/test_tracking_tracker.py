@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ class Heard:
         program = folder / "program"
         program.write_text(SAYS.format(folder=folder, then=then))
         program.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(program))
+        monkeypatch.setattr(tracker, "module_command", lambda *_: [str(program)])
         monkeypatch.setattr(tracker, "FIRST_PAUSE", 0.01)
         monkeypatch.setattr(tracker, "LONGEST_PAUSE", 0.02)
         self.said: list[str] = []
@@ -91,7 +90,7 @@ async def test_one_that_cannot_be_started_is_told_of_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard(tmp_path, monkeypatch, "")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(tracker, "module_command", lambda *_: [str(tmp_path / "nowhere")])
     await heard.until(2)
     await heard.tracker.close()
     assert "No such file" in heard.said[0]
