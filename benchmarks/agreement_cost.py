@@ -1,4 +1,5 @@
-"""`python -m benchmarks.agreement_cost`: what it costs two ranks to agree on samples and weights while they train.
+"""`python -m benchmarks.agreement_cost`: what it costs two ranks to agree on samples, weights and moments while they
+train, and to try at their first save what a restart would lose.
 
 Votes with the digest of samples and votes as they would be without take turns, A B A B, in the same processes. Time is
 that of the processor, of all threads of a rank, so what other processes do counts for little.
@@ -61,15 +62,28 @@ def measure(rank: int, port: int) -> None:
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     for one in model.parameters():
         one.data.fill_(0.5)
-    replicas = Replicas(group, TrainState(model, None).learned, str)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for one in model.parameters():
+        one.grad = torch.zeros_like(one)
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    kept = TrainState(model, optimizer, None, {"schedule": schedule})
+    replicas = Replicas(group, kept.replicas, str)
     save = statistics.median(processor_seconds(lambda: replicas.compare(1)) for _ in range(3))
+    began = time.process_time()
+    kept.copy_objects()
+    schedule.last_epoch += 1
+    lost = kept.lost_in_round_trip()
+    once = time.process_time() - began
+    assert not lost
     vote = statistics.median(b - a for a, b in zip(without, with_digest, strict=True))
     a_step = step + vote * STEP_SECONDS / VOTE_SECONDS + save * STEP_SECONDS / SAVE_SECONDS
     if rank == 0:
         print(f"digest of a step's {BATCH} ids            {step * 1e6:8.1f} µs")
         print(f"vote without the digest                 {statistics.median(without) * 1e6:8.1f} µs")
         print(f"more with it                            {vote * 1e6:8.1f} µs")
-        print(f"weights before a save, {LAYERS * WIDTH * WIDTH:,} {save * 1e6:8.1f} µs")
+        print(f"state before a save, {LAYERS * WIDTH * WIDTH:,}   {save * 1e6:8.1f} µs")
+        print(f"round trip of a schedule, once          {once * 1e6:8.1f} µs")
         print(f"of a step of {STEP_SECONDS * 1e3:.0f} ms                      {100 * a_step / STEP_SECONDS:8.3f} %")
     dist.destroy_process_group()
 

@@ -17,7 +17,7 @@ EACH = "max by (namespace, job)"
 """A job's coordinator may have just moved: for some minutes its series are there twice, from two pods."""
 EACH_REASON, ALL = "max by (namespace, job, reason)", "sum by (namespace, job)"
 JOB = "{{ $labels.namespace }}/{{ $labels.job }}"
-PLANNED = "MemberJoined|TargetChanged|Preempted"
+PLANNED = "MemberJoined|TargetChanged|SettingsChanged|Preempted"
 """The reasons of `tandem.measures.PLANNED` that generations after the first have."""
 
 

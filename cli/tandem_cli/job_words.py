@@ -2,7 +2,8 @@
 
 from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
-from tandem.secrecy import looks_secret
+from tandem.pod_template import doubts
+from tandem.secrecy import secrets
 
 
 def summary(job: DistributedTrainingJob) -> str:
@@ -28,15 +29,25 @@ def summary(job: DistributedTrainingJob) -> str:
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
     """What is allowed and probably not meant."""
-    return [*_secrets(job), *_claims(job.spec.workers)]
+    return [*_secrets(job), *_claims(job.spec.workers), *_templates(job)]
+
+
+def _templates(job: DistributedTrainingJob) -> list[str]:
+    parts = {"workers": job.spec.workers, "evaluators": job.spec.evaluation, "coordinator": job.spec.coordinator}
+    return [
+        f"spec.{part}.template.{where}: {why}"
+        for part, one in parts.items()
+        for where, why in doubts(one.template, part.removesuffix("s"))
+    ]
 
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
+    """Values that stand in the run directory, and in the job's object, as they are."""
+    variables = {(*path, "value"): one.name for path, one in job.spec.variables}
     return [
-        f"{dotted(path)}.value: {one.name} looks like a secret, and this value is written into the run "
+        f"{dotted(path)}: {variables.get(path, 'this')} looks like a secret, and this value is written into the run "
         "directory; keep it in a Secret and refer to it in valueFrom.secretKeyRef"
-        for path, one in job.spec.variables
-        if one.value and looks_secret(one.name)
+        for path in (("spec", *one) for one in secrets(job.spec.dump_brief()))
     ]
 
 

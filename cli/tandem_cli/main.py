@@ -46,6 +46,7 @@ GROUPS = {
     "On a cluster": {
         "submit": "Submit jobs to a cluster, or change existing ones.",
         "scale": "Change the number of workers of a job on SLURM or Kubernetes while it runs.",
+        "copy": "Copy the results of a job on Kubernetes to this machine.",
         "retry": "Retry a failed job from its newest checkpoint.",
         "render": "Print the sbatch script of a job.",
     },

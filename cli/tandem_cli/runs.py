@@ -77,6 +77,23 @@ def opened(run: Path) -> RunDir:
     return rundir
 
 
+def opened_or_copied(run: Path, namespace: str, context: str) -> RunDir:
+    """The run directory at a path or of a name; where a cluster is named, a new copy of that of its job, without
+    checkpoints, in `runs/` here.
+
+    Raises:
+        UserError: there is none, or it cannot be copied.
+    """
+    if not (namespace or context):
+        return opened(run)
+    from tandem_cli.kubernetes.copying import copy  # what most calls do not need takes a tenth of a second
+
+    name = job_named(str(run))
+    folder = Path("runs", name)
+    copy(Kubectl(namespace, context), name, folder, ["none"], "", lambda count, total: None)
+    return RunDir(folder)
+
+
 def found(word: str, namespace: str = "", context: str = "") -> Run:
     """The run or job that is meant.
 

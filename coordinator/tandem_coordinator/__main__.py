@@ -107,7 +107,9 @@ async def _serve(
     try:
         is_new = manifest is not None and _take(rundir, job)
         rundir.create()
+        changed = ""
         if manifest is not None:
+            changed = "" if is_new else _changed(rundir, job)
             job = recorded(rundir, job)
             rundir.write_job(job)
         if is_new:
@@ -116,7 +118,7 @@ async def _serve(
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
-    coordinator = Coordinator(job, rundir, state_store, remembered)
+    coordinator = Coordinator(job, rundir, state_store, remembered, changed)
     servers = [
         HttpServer(
             application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
@@ -217,6 +219,18 @@ def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
         log.info("event=moved-aside folder=%s", rundir.path / found.aside)
     settle(rundir, found)
     return True
+
+
+def _changed(rundir: RunDir, job: DistributedTrainingJob) -> str:
+    """What of the job's settings of checkpoints has changed, in a sentence: ranks read them at their start alone."""
+    try:
+        before = rundir.read_job().spec.checkpoint.dump()
+    except (FileNotFoundError, ValueError):
+        return ""
+    now = job.spec.checkpoint.dump()
+    fields = before.keys() | now.keys()
+    names = sorted(name for name in fields - {"storage", "onExisting"} if before.get(name) != now.get(name))
+    return f"the job has changed {', '.join(f'checkpoint.{name}' for name in names)}" if names else ""
 
 
 def _incarnation(rundir: RunDir) -> str | None:

@@ -87,7 +87,12 @@ class Coordinator:
     """One job's coordinator. Make it inside a running event loop."""
 
     def __init__(
-        self, job: DistributedTrainingJob, rundir: RunDir, state_store: StateStore, remembered: Remembered
+        self,
+        job: DistributedTrainingJob,
+        rundir: RunDir,
+        state_store: StateStore,
+        remembered: Remembered,
+        settings_changed: str = "",
     ) -> None:
         self.job = job
         self.state: State = membership.start(
@@ -100,6 +105,7 @@ class Coordinator:
             failures=remembered.failures,
             left_out=remembered.left_out,
             finished=remembered.finished,
+            settings_changed=settings_changed,
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
@@ -478,7 +484,8 @@ class Coordinator:
             case Open(opened, detail, adopted):
                 self._opened(opened, detail, adopted)
             case Close(generation, cause):
-                self._history.closed(generation, cause, is_last=self.state.end is not None)
+                progressed = bool(self.state.progress)
+                self._history.closed(generation, cause, progressed, is_last=self.state.end is not None)
             case Say(text, warning):
                 self._history.say(text, "warning" if warning else "info")
             case FailJob(cause, replica, complaint):

@@ -1,4 +1,4 @@
-"""Formation of generations: when to form one, from which agents, and when an open one is resized.
+"""Formation of generations: when to form one, from which agents, and when an open one is resized or begun anew.
 
 Pure; a part of the state machine in `membership`.
 
@@ -12,8 +12,11 @@ newcomers' time against the members'. With more at stake and no checkpoint in si
 
 A group has as many members as make whole pipelines (`Rules.apart`); others wait until enough of them are there.
 
-The cool-down is between two growths. Counted from any change, as it was at first, it had a group wait for it also when
-what it had lost was back after a second; and it still holds back a member that comes and goes.
+The cool-down is between two growths: each costs a restart, and agents of a large group arrive one after the other. It
+holds back neither the first growth after the start, nor a new process that takes the place of a member that was lost: a
+group is back at its size as soon as its replacements are there. A process that comes back by itself, because it was cut
+off, waits for it: where a network comes and goes, the group would restart each time. A pod that comes and goes is held
+back by the operator, which knows why it ended.
 """
 
 from collections.abc import Iterable
@@ -45,16 +48,20 @@ START_MOST = 5
 """The first generation waits for `startAfterSeconds` after the last arrival for the full target, because agents started
 together arrive apart; at most this many times that long after the first one."""
 GRACE_SECONDS = 0.3
-"""Newcomers that arrive within so short a time of each other join together."""
+"""Replacements that arrive within so short a time of each other join together. Newcomers beyond the size that the group
+has had wait for each other as the first group does: they would wait for the cool-down otherwise."""
 
 
 def resize(state: State, now: float) -> Next:
-    """Close the open generation if it is larger than wished for, or if it may grow."""
+    """Close the open generation if ranks have to read their settings again, or if its size is not the wished one."""
     if not state.open or state.latest is None or state.saving is not None:
         return state, ()
     if state.finished:
         # Some have done their work already. Another group would do it again.
         return state, ()
+    # Ranks that cannot save when asked have settings of their own.
+    if state.settings_changed and state.training and state.can_save:
+        return close_saved(state, Cause("SettingsChanged", state.settings_changed), now)
     size = len(state.latest.members)
     if size > state.target:
         verb = "is" if state.target == 1 else "are"
@@ -92,8 +99,10 @@ def form(state: State, now: float) -> Next:
     members = _ranked(chosen[: min(state.target, state.rules.usable(len(chosen)))])
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
     before = 0 if state.latest is None else len(state.latest.members)
-    grown = now if len(members) > before else state.grown
-    state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now, grown=grown)
+    grown = now if 0 < before < len(members) else state.grown
+    largest = max(state.largest, len(members))
+    state = replace(with_latest(state, membership), number=membership.generation, open=True, changed=now)
+    state = replace(state, grown=grown, largest=largest, settings_changed="")
     state = replace(state, opened=now, complaints={}, settled=False, not_before=0.0, own_file_before=state.own_file)
     state = preflight.begin(state, now)
     detail = _why(state.cause)
@@ -129,10 +138,13 @@ def _ranked(agents: Iterable[Agent]) -> list[Member]:
 
 def _may_grow(state: State, newcomers: list[Agent], size: int, now: float) -> bool:
     arrived = [agent.since for agent in newcomers]
-    settled = max(arrived)
+    is_replaced = size < state.largest and any(agent.generation == 0 for agent in newcomers)
+    ready = max(arrived)
     if size + len(newcomers) < state.target:
-        settled += GRACE_SECONDS
-    ready = max(state.grown + state.rules.grow_cooldown, settled)
+        settling = GRACE_SECONDS if is_replaced else state.rules.start_after
+        ready = min(ready + settling, min(arrived) + START_MOST * settling)
+    if not is_replaced:
+        ready = max(ready, state.grown + state.rules.grow_cooldown)
     if now < ready:
         return False
     if state.can_save:

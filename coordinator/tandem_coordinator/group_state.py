@@ -160,7 +160,7 @@ class Cause:
     @property
     def is_planned(self) -> bool:
         """Whether somebody wanted it so."""
-        return self.reason in ("Preempted", "MemberJoined", "TargetChanged")
+        return self.reason in ("Preempted", "MemberJoined", "TargetChanged", "SettingsChanged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +194,14 @@ class State:
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")
     """Why there is no open generation, or why the open one was formed."""
-    grown: float = 0.0
-    """When it was formed larger than before the last time; its first formation is one."""
+    grown: float = float("-inf")
+    """When it was formed larger than before the last time."""
+    largest: int = 0
+    """How many members it has had at most, of those that are wished for now."""
     changed: float = 0.0
     """When a generation was last opened or closed."""
+    settings_changed: str = ""
+    """What of the job has changed that the ranks of the open generation have read at their start, in a sentence."""
     adopting_until: float | None = None
     """After a restart: until then the members of `latest` may report that they still run it. It begins to count when
     the first agent is heard."""

@@ -109,14 +109,17 @@ class History:
         )
         self.say(f"generation {opened.generation} with {replicas(len(names))}, because {detail}", "info")
 
-    def closed(self, generation: int, cause: Cause, is_last: bool) -> None:
+    def closed(self, generation: int, cause: Cause, progressed: bool, is_last: bool) -> None:
         """A generation is over.
 
         Args:
+            progressed: its ranks have made a step or saved anything.
             is_last: the job is, too, which has been said already.
         """
         if self.generations and self.generations[-1].generation == generation:
-            self.generations[-1] = self.generations[-1].model_copy(update={"closed_at": time.time()})
+            self.generations[-1] = self.generations[-1].model_copy(
+                update={"closed_at": time.time(), "progressed": progressed}
+            )
         self.write(records.Closed(time=now(), generation=generation, reason=cause.reason, detail=cause.detail))
         if not is_last:
             self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")

@@ -89,6 +89,7 @@ def start(
     failures: int = 0,
     left_out: Iterable[Absent] = (),
     finished: Iterable[str] = (),
+    settings_changed: str = "",
 ) -> State:
     """The state of a coordinator that has just started, with what its predecessor left behind, if there was one."""
     state = State(
@@ -97,17 +98,17 @@ def start(
         number=number,
         first=first,
         changed=now,
-        grown=now,
         ticked=now,
         failures=failures,
         failed_at=now,
+        settings_changed=settings_changed,
         left_out=tuple(LeftOut(one.replica, one.node, one.why, now - one.seconds) for one in left_out),
     )
     if number < first:
         return state
     cause = Cause("Started", "the job starts again")
     state = replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
-    return replace(state, finished=frozenset(finished))
+    return replace(state, finished=frozenset(finished), largest=0 if latest is None else len(latest.members))
 
 
 def step(state: State, event: Event, now: float) -> Next:
@@ -264,6 +265,10 @@ def _replaced(state: State, agent: Agent, now: float) -> Next:
 
 
 def _leave(state: State, sync: Sync, now: float) -> Next:
+    if sync.failure is not None and not sync.failure.consequence and sync.generation == state.number:
+        # It is counted while the agent is known: what it is due to has a node.
+        state, actions = close(state, Cause("WorkerFailed", worded(sync.replica, sync.failure), sync.replica), now)
+        return without(state, [sync.replica]), actions
     agent = state.agents.get(sync.replica)
     saved = state.saving is not None and agent is not None and (agent.waits or agent.leaves)
     state = without(state, [sync.replica])
@@ -411,7 +416,9 @@ def _retarget(state: State, wished: int) -> Next:
     if target == state.target:
         return state, ()
     verb = "is" if target == 1 else "are"
-    return replace(state, target=target), (Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),)
+    return replace(state, target=target, largest=min(state.largest, target)), (
+        Say(f"{replicas(target)} {verb} wished for instead of {state.target}"),
+    )
 
 
 def _hung(state: State, generation: int, detail: str, culprit: str, now: float) -> Next:

@@ -29,7 +29,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 REASONS = (
     *("WorkerFailed", "Hung", "PeerLost", "MemberLost", "MemberLeft", "Preempted"),
-    *("MemberJoined", "TargetChanged", "MembershipChanged", "Rewound", "OutOfMemory", "StoreUnreachable"),
+    *(
+        "MemberJoined",
+        "TargetChanged",
+        "SettingsChanged",
+        "MembershipChanged",
+        "Rewound",
+        "OutOfMemory",
+        "StoreUnreachable",
+    ),
 )
 """Why generations end. Counted from 0 on, or the first of each kind would be no increase."""
 

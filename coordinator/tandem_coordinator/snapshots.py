@@ -20,6 +20,7 @@ from tandem.status import (
     Status,
     Straggler,
 )
+from tandem_coordinator.failures import progress
 from tandem_coordinator.goodput import OVER, SILENT, STEPPING
 from tandem_coordinator.group_state import Agent, State
 from tandem_coordinator.progress import Reports
@@ -70,7 +71,7 @@ def snapshot(
         members=[_member(agent, clock, reports) for _, agent in agents],
         finished=len(state.finished) if state.rules.ends_with_zero else None,
         reason=_reason(state, observed) if status.phase == "Failed" else None,
-        generations=list(generations),
+        generations=_generations(generations, state, clock),
         evaluators=list(observed.evaluators),
         events=list(events),
     )
@@ -221,6 +222,14 @@ def _message(state: State, clock: Instant, observed: Observed) -> str | None:
         wait = state.not_before - clock.steady
         return state.cause.detail + (f"; {AGAIN}{math.ceil(wait)} s" if wait > 0 else "")
     return None
+
+
+def _generations(views: Iterable[GenerationView], state: State, clock: Instant) -> list[GenerationView]:
+    """The open one with how far it has got; of the others that is known since they were closed."""
+    known = list(views)
+    if state.open and known and known[-1].generation == state.number:
+        known[-1] = known[-1].model_copy(update={"progressed": bool(progress(state, clock.steady))})
+    return known
 
 
 def _member(agent: Agent, clock: Instant, reports: Reports) -> MemberView:

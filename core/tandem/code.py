@@ -23,7 +23,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from tandem.formatting import number, one_line, size
@@ -219,6 +219,7 @@ def _too_large(digest: str) -> CodeError:
 def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
     count = total = 0
     links: dict[str, str] = {}
+    names: set[str] = set()
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             count += 1
@@ -227,19 +228,28 @@ def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
                 raise _too_large(digest)
             if not _is_inside(member.name):
                 raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is outside of its folder")
+            names.add(member.name)
             if member.issym():
                 links[member.name] = member.linkname
             elif member.isreg() and not member.issparse():
                 _write(tar, member, folder / member.name)
             else:
                 raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is neither a file nor a link")
+    # Nothing is made behind a link: what it leads to is not known to be inside.
+    for name in names:
+        if behind := next((str(one) for one in PurePosixPath(name).parents if str(one) in links), ""):
+            raise CodeError(f"the code {digest} holds {one_line(name)}, which is behind the link {one_line(behind)}")
     for name, target in links.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
     top = folder.resolve()
     for name in links:
-        if not (folder / name).resolve().is_relative_to(top):
+        try:
+            is_inside = (folder / name).resolve().is_relative_to(top)
+        except (OSError, RuntimeError):
+            raise CodeError(f"the code {digest} holds the link {one_line(name)}, which leads to itself") from None
+        if not is_inside:
             raise CodeError(f"the code {digest} holds the link {one_line(name)}, which leads out of its folder")
     return count
 

@@ -433,8 +433,9 @@ class Elasticity(Model):
     """The first group starts with fewer than `replicas`, but at least `minReplicas`, once no further worker has joined
     for this long."""
     grow_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """Minimum time between the start of a group, or its last growth, and its next growth. The replacement of a lost
-    member joins immediately; a worker that comes and goes does not restart the group each time."""
+    """Minimum time between two growths of a group. Late workers of its start and replacements of lost members join
+    immediately; a worker that was cut off and comes back by itself does not restart the group each time. Further
+    workers wait up to `startAfterSeconds` for each other, so that they join together."""
     grow_after_seconds: Annotated[float, Field(ge=0)] = 60.0
     """A group that cannot save when asked loses the work since its last checkpoint when it grows. It grows immediately
     if that is at most this many seconds of work; otherwise at its next checkpoint, or after a newcomer has waited this

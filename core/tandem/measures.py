@@ -10,7 +10,7 @@ from dataclasses import dataclass
 PACE_SECONDS = 60.0
 """Throughput and remaining time are those of the last minute: calm, and quick enough to follow a change."""
 
-PLANNED = frozenset({"Started", "MemberJoined", "TargetChanged", "Preempted"})
+PLANNED = frozenset({"Started", "MemberJoined", "TargetChanged", "SettingsChanged", "Preempted"})
 """Why a generation is formed that nobody needs to hear of: the job starts or goes on, or its group was changed after
 it had saved."""
 

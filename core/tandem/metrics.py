@@ -126,7 +126,7 @@ RESTARTS = Metric(
     "tandem_restarts_total",
     "counter",
     "Generations formed after the first, by what ended the one before. Status and pages count as restarts those that "
-    "were not planned: all but MemberJoined, TargetChanged and Preempted.",
+    "were not planned: all but MemberJoined, TargetChanged, SettingsChanged and Preempted.",
     ("reason",),
 )
 FAILURES = Metric("tandem_restart_budget_used", "gauge", "Failures since the restart budget was last full.")

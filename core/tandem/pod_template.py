@@ -6,6 +6,7 @@ server looks at the rest.
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -178,6 +179,53 @@ def _is_reserved(name: str) -> bool:
     which queue and group a pod belongs. With another value than the operator's, its pods would never be what it asked
     for."""
     return name.startswith(f"{GROUP}/") or (name.startswith(KUEUE) and not name.startswith(KUEUE_OPEN))
+
+
+POD_FIELDS = (
+    "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks "
+    "ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
+    "hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy priority "
+    "priorityClassName readinessGates resourceClaims resources restartPolicy runtimeClassName schedulerName "
+    "schedulingGates schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN "
+    "shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
+)
+CONTAINER_FIELDS = (
+    "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy "
+    "resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath "
+    "terminationMessagePolicy tty volumeDevices volumeMounts workingDir"
+)
+"""Fields of pods and of containers, of the newest Kubernetes there is, with spaces between them."""
+_ROLES = ("containers", "initContainers")
+
+
+def doubts(template: Mapping[str, Any], role: str) -> Iterator[tuple[str, str]]:
+    """What a template says that has no effect or that the API server will refuse: where, and why.
+
+    Args:
+        role: the name of the container that is the operator's own.
+    """
+    spec = template.get("spec") or {}
+    yield from _unknown(template, "metadata spec", "", "pod templates")
+    yield from _unknown(spec, POD_FIELDS, "spec.", "pods")
+    if "restartPolicy" in spec:
+        yield "spec.restartPolicy", "it is the operator's, and this one has no effect"
+    for part in _ROLES:
+        given = spec.get(part)
+        for number, one in enumerate(given if isinstance(given, list) else []):
+            if not isinstance(one, dict):
+                continue
+            where = f"spec.{part}[{number}]"
+            yield from _unknown(one, CONTAINER_FIELDS, f"{where}.", "containers")
+            if not one.get("image") and (part, one.get("name")) != ("containers", role):
+                yield where, f"the container {one.get('name')} has no image; the one that Tandem runs is called {role}"
+
+
+def _unknown(given: Mapping[str, Any], known: str, path: str, of: str) -> Iterator[tuple[str, str]]:
+    names = known.split()
+    for name in given:
+        if name not in names:
+            near = get_close_matches(str(name), names, n=1)
+            yield f"{path}{name}", f"{of} have no such field" + (f"; did you mean {near[0]}?" if near else "")
 
 
 Template = Annotated[dict[str, Any], AfterValidator(_sound)]

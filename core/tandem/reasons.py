@@ -19,9 +19,11 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     REFUSED = "Refused"
     NAME_TAKEN = "NameTaken"
+    NOT_QUEUED = "NotQueued"
     GAVE_WAY = "GaveWay"
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"
+    NOT_BEGUN = "NotBegun"
     EVALUATOR_FAILED = "EvaluatorFailed"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"

@@ -293,6 +293,8 @@ class GenerationView(Model):
     """Why it was formed: Started, WorkerFailed, Hung, MemberLost, MemberLeft, Preempted, MemberJoined, …"""
     detail: Words = ""
     """The reason in a sentence."""
+    progressed: bool | None = None
+    """Whether its ranks have made a step or saved anything; None where the coordinator does not say."""
 
     def seen(self) -> Generation:
         """The generation as views work with it."""

@@ -29,6 +29,8 @@ WATCH_SECONDS = 300
 """How long the API server tells of changes before it ends its answer, as it does of itself after 30 to 60 minutes."""
 WATCH_PATIENCE = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10)
 EXPIRED = 410
+MAX_EVENTS = 50
+"""Of one object that are read. A server has them for an hour, and repeats of one are one."""
 PAGE = 40
 """Objects in one answer of a list, as long as they are of the usual size: together they may cost no more than one."""
 MOST_BYTES = 8 * 2**20
@@ -195,7 +197,9 @@ class ApiServer:
         """
         self._check(kind, manifest["metadata"]["namespace"])
         path = kind.path(manifest["metadata"]["namespace"])
-        return await self._request("POST", path, {"fieldManager": MANAGER}, manifest)
+        # Templates end up in pods: a field that there is not is an error, and not passed over.
+        strict = {"fieldValidation": "Strict"} if kind is kinds.POD else {}
+        return await self._request("POST", path, {"fieldManager": MANAGER, **strict}, manifest)
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
         """Have the fields of a manifest be so, whoever set them before.
@@ -242,15 +246,28 @@ class ApiServer:
                 return None
             raise
 
-    async def terminate(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def events(self, namespace: str, uid: str) -> list[Object]:
+        """Events about one object.
+
+        Raises:
+            Unavailable, Refused: see there.
+        """
+        query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
+        found = await self._request("GET", kinds.EVENT.path(namespace), query)
+        return [one for one in found.get("items") or [] if isinstance(one, dict)]
+
+    async def terminate(self, kind: Kind, namespace: str, name: str, uid: str, annotations: Object) -> None:
         """Have the kubelet end all that runs in a pod, if it is still the one with this UID. The pod and its logs stay.
+
+        Args:
+            annotations: to give it.
 
         Raises:
             Unavailable, Refused: see there.
         """
         self._check(kind, namespace)
         # The only field of a pod that ends it, and that may be changed.
-        body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
+        body = {"metadata": {"uid": uid, "annotations": annotations}, "spec": {"activeDeadlineSeconds": 1}}
         try:
             await self._request("PATCH", kind.path(namespace, name), {"fieldManager": MANAGER}, body, MERGE)
         except RequestRefused as error:

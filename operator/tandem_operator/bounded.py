@@ -52,6 +52,9 @@ def cost(text: bytes | bytearray) -> int:
 MAX_SPEC_BYTES = 192 * 2**20
 """Limit for the specs of all jobs together, as `size` estimates them. The operator's container has 512 MiB by
 default, of which a thousand ordinary jobs take a fifth."""
+MAX_PODS, MAX_STRAY_PODS = 24_000, 2_000
+"""Limits for pods that jobs own, and for pods that carry the label of a job and are nobody's. Each takes some 6 KiB, so
+that all of them take a quarter of that container."""
 ENTRY = 240
 """Bytes for each entry of an object or a list: in the spec as it came, and in the job that was made of it."""
 
@@ -72,8 +75,8 @@ def size(value: Any) -> int:
     return found
 
 
-class SpecBytes:
-    """How much the specs take that the operator holds.
+class Shares:
+    """How much each namespace takes of what the operator's memory has room for.
 
     A namespace may take as much as is free: one alone half of it all, two a third each, and so on. So there is room for
     one more namespace whatever the others take. Who has some room keeps it.
@@ -85,11 +88,11 @@ class SpecBytes:
         self._namespaces: Counter[str] = Counter()
 
     def of(self, namespace: str) -> int:
-        """Bytes that the specs of a namespace take."""
+        """How much a namespace takes."""
         return self._namespaces[namespace]
 
     def take(self, key: tuple[str, str], size: int) -> bool:
-        """Take room for the spec of a job, instead of what that job has; False, and it has none, if there is none."""
+        """Take room for an object, instead of what that object has; False, and it has none, if there is none."""
         before = self.give(key)
         free = self._most - self._namespaces.total()
         if size > before and self._namespaces[key[0]] + size > free:
@@ -99,7 +102,7 @@ class SpecBytes:
         return True
 
     def give(self, key: tuple[str, str]) -> int:
-        """Give back what a job has; how much that was."""
+        """Give back what an object has; how much that was."""
         before = self._sizes.pop(key, 0)
         self._namespaces[key[0]] -= before
         if not self._namespaces[key[0]]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tandem.formatting import rfc3339, seconds
@@ -16,7 +16,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import token_digest
 from tandem.reasons import Reason
 from tandem.status import Status
-from tandem_operator import kinds, names, objects, observed, pods, reporting, retry, tokens
+from tandem_operator import kinds, names, objects, observed, pod_starts, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators, Questions
@@ -46,6 +46,8 @@ LEFT_SECONDS = 10.0
 """For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
 AGAIN_SECONDS = 600.0
 """The same Event is not posted again sooner."""
+FOR_GOOD = (400, 422)
+"""What the API server answers to what it will never take as it stands, whatever else changes."""
 MOST_WORDS = 500
 """Characters of what was raised that people are told."""
 
@@ -143,6 +145,9 @@ class Controller:
         except InvalidSpec as error:
             await self._refuse(key, body, error.reason, str(error))
             return None
+        if self._cache.is_overfull(key):
+            await self._stall(key, body, Reason.NO_ROOM, observed.no_room_for_pods(key[0]), for_good=False)
+            return observed.ROOM_SECONDS
         if (words := pods.complaint(job, self._template_fields)) is not None and not _has_ended(job):
             await self._refuse(key, body, Reason.TEMPLATE_REFUSED, words)
             return None
@@ -175,6 +180,7 @@ class Controller:
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
+            starts=await self._starts(key, children, uid, memory),
             attempts=memory.attempts,
             unanswered=memory.still_unanswered(children),
             memo=memory.memo,
@@ -202,6 +208,22 @@ class Controller:
         if wrote:
             return plan.again_in
         return soonest(plan.again_in, memory.written + lively(situation.answering) - time.monotonic())
+
+    async def _starts(self, key: Key, children: Children, uid: str, memory: JobMemory) -> dict[str, Want]:
+        """Why nothing of its pods has begun, as their Events say, by UID."""
+        pods = [pod for role in names.ROLES for pod in children.pods(role, uid)]
+        now = time.time()
+        for pod in pod_starts.unexplained(pods, memory.starts, now):
+            try:
+                want = pod_starts.explained(await self._api.events(key[0], pod.uid))
+            except (Unavailable, RequestRefused) as error:
+                # A role of an older chart, say. The next look but a few asks again.
+                log.warning("event=events-not-read job=%s/%s error=%r", *key, str(error))
+                want = pod_starts.explained([])
+            memory.starts[pod.uid] = pod_starts.Start(now, want)
+        waits = {pod.uid for pod in pods if pod_starts.waits(pod, now)}
+        memory.starts = {of: start for of, start in memory.starts.items() if of in waits}
+        return {of: start.want for of, start in memory.starts.items()}
 
     async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
         """Other jobs that are starved or have given way, once this one has been starved for so long that it matters."""
@@ -267,9 +289,8 @@ class Controller:
             self.workqueue.add(key)
             return vain
         # They need all of the former, and none of each other.
-        for first in range(0, len(plan.make), MANY):
+        for some in _batches(plan.make):
             # Until an answer says otherwise each may have been made, and is made again under the same name alone.
-            some = plan.make[first : first + MANY]
             for manifest in some:
                 entropy = at.unanswered.get(_place(manifest), at.entropy)
                 memory.unanswered[_place(manifest)] = (manifest["metadata"]["name"], entropy)
@@ -292,7 +313,9 @@ class Controller:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, one.kind.name, one.name)
         for pod in plan.end:
             try:
-                await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid)
+                why = at.starts.get(pod.uid)
+                annotations = {names.NOT_BEGUN: why.message} if why is not None and not pod.has_begun else {}
+                await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid, annotations)
             except RequestRefused as error:
                 note(ending(pod.name), _trouble(pod.kind, pod.name, error), done=False)
             else:
@@ -387,6 +410,8 @@ class Controller:
         # What is noticed now is not noticed again.
         if waits and not plan.notices:
             return False
+        if changes and not memory.writes.allows(now):
+            return False
         if changes:
             memory.written = now
             try:
@@ -413,6 +438,9 @@ class Controller:
         memory.told = {words: at for words, at in memory.told.items() if clock - at < AGAIN_SECONDS}
         for notice in notices:
             if (notice.reason, notice.message) in memory.told:
+                continue
+            if not memory.events.allows(clock):
+                log.warning("event=not-told job=%s/%s reason=%s why=%r", *key, notice.reason, "too many Events")
                 continue
             memory.told[notice.reason, notice.message] = clock
             event = objects.event(body, notice, now, secrets.token_hex(8))
@@ -471,6 +499,17 @@ class Controller:
         return True
 
 
+def _batches(made: Sequence[Object]) -> Iterator[Sequence[Object]]:
+    """Pods that are created side by side. The coordinator comes first and alone: of a quota, others would take its
+    place."""
+    first = [pod for pod in made if pod["metadata"]["labels"][names.ROLE] == names.COORDINATOR]
+    others = [pod for pod in made if pod["metadata"]["labels"][names.ROLE] != names.COORDINATOR]
+    if first:
+        yield first
+    for start in range(0, len(others), MANY):
+        yield others[start : start + MANY]
+
+
 def _has_ended(job: DistributedTrainingJob) -> bool:
     return job.status is not None and job.status.phase in ("Succeeded", "Failed")
 
@@ -489,7 +528,7 @@ def _trouble(kind: kinds.Kind, name: str, error: RequestRefused, shown: str = ""
     """
     is_quota = error.code == 403 and "exceeded quota" in str(error)
     reason = Reason.QUOTA_EXCEEDED if is_quota else Reason.REFUSED
-    return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name))
+    return Want(reason, f"{kind.name} {name}: {error}".replace(name, shown or name), error.code in FOR_GOOD)
 
 
 def _kind(manifest: Object) -> kinds.Kind:

@@ -30,7 +30,16 @@ import kopf
 from tandem.reasons import Reason
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
-from tandem_operator.bounded import MAX_SPEC_BYTES, UNREAD, Login, SpecBytes, UnreadableObjects, size
+from tandem_operator.bounded import (
+    MAX_PODS,
+    MAX_SPEC_BYTES,
+    MAX_STRAY_PODS,
+    UNREAD,
+    Login,
+    Shares,
+    UnreadableObjects,
+    size,
+)
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Object, Thing, children, job_of, observe, version
 
@@ -47,17 +56,27 @@ class _Entry:
 class Cache:
     """The cache.
 
+    Labels are anybody's to write. So of what carries the label of a job only this is held: objects with the names that
+    its own have, if there is that job; its pods; and some pods that are nobody's, because their job may be about to be
+    seen.
+
     Args:
-        max_spec_bytes: of the specs of all jobs (tandem_operator.bounded.SpecBytes).
+        max_spec_bytes: of the specs of all jobs.
+        max_pods, max_stray_pods: that jobs own, and others (tandem_operator.bounded.Shares).
     """
 
-    def __init__(self, max_spec_bytes: int = MAX_SPEC_BYTES) -> None:
+    def __init__(
+        self, max_spec_bytes: int = MAX_SPEC_BYTES, max_pods: int = MAX_PODS, max_stray_pods: int = MAX_STRAY_PODS
+    ) -> None:
         self.unreadable = UnreadableObjects()
         """What could not be taken in."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], Thing]] = {}
-        self._spec_bytes = SpecBytes(max_spec_bytes)
+        self._specs = Shares(max_spec_bytes)
+        self._pods, self._stray_pods = Shares(max_pods), Shares(max_stray_pods)
+        self._overfull: set[Key] = set()
+        self._overfull_before: set[Key] = set()
 
     def job(self, key: Key) -> Object | None:
         """A job's object."""
@@ -72,7 +91,12 @@ class Cache:
         key = (body["metadata"]["namespace"], body["metadata"]["name"])
         if self._jobs.get(key) is body and observed.REFUSED not in body:
             self._jobs[key] = observed.refused(body, reason, words)
-            self._spec_bytes.give(key)
+            self._specs.give(key)
+
+    def is_overfull(self, key: Key) -> bool:
+        """Whether there was no room for a pod of a job when all pods were listed last, or since: nothing can be decided
+        about a job whose pods are not known."""
+        return key in self._overfull or key in self._overfull_before
 
     def everyone(self) -> list[Key]:
         """All jobs."""
@@ -109,14 +133,14 @@ class Cache:
             if there is None or there["metadata"]["uid"] != uid:
                 return None
             del self._jobs[namespace, name]
-            self._spec_bytes.give((namespace, name))
+            self._specs.give((namespace, name))
+            for of, named in [place for place in self._by_job.get((namespace, name), {}) if place[0] is not kinds.POD]:
+                self._drop(of, namespace, named)
             return namespace, name
-        place = (kind, namespace, name)
-        entry = self._entries.get(place)
+        entry = self._entries.get((kind, namespace, name))
         if entry is None or entry.thing.uid != uid:
             return None
-        del self._entries[place]
-        self._leave(entry.key, kind, name)
+        self._drop(kind, namespace, name)
         return entry.key
 
     def compare(self, kind: Kind, namespace: str, listed: set[str], version: int) -> Iterator[Key]:
@@ -133,6 +157,10 @@ class Cache:
                 key = self.lose(kind, one.namespace, one.name, one.uid)
                 assert key is not None
                 yield key
+        if kind is kinds.POD:
+            over = {key for key in self._overfull_before if namespace in ("", key[0])}
+            self._overfull_before = (self._overfull_before - over) | self._overfull
+            self._overfull = set()
 
     def _known(self, kind: Kind) -> Iterator["_Known"]:
         if kind is kinds.JOB:
@@ -154,6 +182,11 @@ class Cache:
         before = self._entries.get(place)
         if before is not None and _is_older(thing.version, before.thing.version, listed):
             return []
+        if not self._has_room(key, thing):
+            if before is None:
+                return []
+            self._drop(kind, key[0], thing.name)
+            return [before.key]
         moved = before is not None and before.key != key
         if before is not None and moved:
             self._leave(before.key, kind, thing.name)
@@ -161,6 +194,26 @@ class Cache:
         self._by_job.setdefault(key, {})[kind, thing.name] = thing
         news = [key] if before is None or moved or _differs(before.thing, thing) else []
         return [*news, before.key] if before is not None and moved else news
+
+    def _has_room(self, key: Key, thing: Thing) -> bool:
+        """Whether an object is held, which takes its share then."""
+        job, place = self._jobs.get(key), (key[0], thing.name)
+        if not isinstance(thing, observed.Pod):
+            return job is not None and thing.name in names.objects(key[1])
+        is_owned = job is not None and job["metadata"]["uid"] == thing.owner
+        (self._stray_pods if is_owned else self._pods).give(place)
+        if (self._pods if is_owned else self._stray_pods).take(place, 1):
+            return True
+        if is_owned:
+            self._overfull.add(key)
+        return False
+
+    def _drop(self, kind: Kind, namespace: str, name: str) -> None:
+        """Hold an object no longer."""
+        if kind is kinds.POD:
+            for shares in (self._pods, self._stray_pods):
+                shares.give((namespace, name))
+        self._leave(self._entries.pop((kind, namespace, name)).key, kind, name)
 
     def _leave(self, key: Key, kind: Kind, name: str) -> None:
         """An object is not the job's any more."""
@@ -203,9 +256,9 @@ class Cache:
         if observed.REFUSED not in body and before is not None and observed.is_refused(before, body):
             body = observed.refused(body, before[observed.REASON], before[observed.REFUSED])
         if observed.REFUSED in body:
-            self._spec_bytes.give(key)
-        elif not self._spec_bytes.take(key, size(body["spec"])):
-            there = self._spec_bytes.of(key[0]) / 2**20
+            self._specs.give(key)
+        elif not self._specs.take(key, size(body["spec"])):
+            there = self._specs.of(key[0]) / 2**20
             body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], there))
         return body
 

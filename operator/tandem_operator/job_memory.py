@@ -22,6 +22,7 @@ from tandem.job import DistributedTrainingJob, Spec
 from tandem_operator import kinds, names, observed, replicas
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Children, Object
+from tandem_operator.pod_starts import Start
 from tandem_operator.reporting import Want
 
 MANY = 8
@@ -81,9 +82,11 @@ def later(attempts: Attempts, what: str, now: float) -> float | None:
 def role_waits(attempts: Attempts, role: str, now: float) -> float | None:
     """Until when no pod of a role is tried, seconds since the epoch; None: they may be."""
     refused = [
-        one.due
+        due
         for what, one in attempts.items()
-        if one.trouble is not None and one.due > now and what.partition(" ")[0] == role
+        if one.trouble is not None
+        and what.partition(" ")[0] == role
+        and (due := later(attempts, what, now)) is not None
     ]
     return min(refused) if len(refused) >= MANY else None
 
@@ -124,6 +127,39 @@ class Memo:
 
 
 @dataclass
+class Budget:
+    """So many at once, and then one in a while, as client-go limits Events by source and object (a token bucket)."""
+
+    burst: int
+    every: float
+    """Seconds in which one more is saved up."""
+    left: float = field(init=False)
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = self.burst
+
+    def allows(self, now: float) -> bool:
+        """Whether there may be one more now, which is spent then.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        self.left = min(self.burst, self.left + (now - self.at) / self.every) if self.at else self.left
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+EVENTS = 25, 300.0
+"""Events about one job at once, and seconds for each further one: client-go's own limits."""
+WRITES = 60, 5.0
+"""The same of writes of its status: what a coordinator says is a tenant's to write, and may be new at each look."""
+
+
+@dataclass
 class JobMemory:
     """Of one job."""
 
@@ -137,8 +173,12 @@ class JobMemory:
     unanswered: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Pods whose creation was not answered (an overloaded API server, a lost connection), by place: the name of each
     and its entropy. They may exist, or be created later."""
+    starts: dict[str, Start] = field(default_factory=dict)
+    """What is known of pods of which nothing has begun, by UID."""
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     """Reason and message of the last Events, and when each was posted."""
+    events: Budget = field(default_factory=lambda: Budget(*EVENTS))
+    writes: Budget = field(default_factory=lambda: Budget(*WRITES))
     memo: Memo = field(default_factory=Memo)
     _spec: Any = None
     _job: DistributedTrainingJob | None = None

@@ -115,7 +115,8 @@ def lifecycle_of(
     if _is_through(job, workers):
         return Lifecycle("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
     if job.spec.run_policy.suspend:
-        saving = [pod for pod in workers if not pod.ended]
+        # One that is lost with its node does neither.
+        saving = [pod for pod in workers if not (pod.ended or pod.silent)]
         if saving:
             return Lifecycle("suspend", "Suspended", "Saving", f"{len(saving)} workers save and leave")
         return Lifecycle("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")

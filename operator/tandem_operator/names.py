@@ -22,6 +22,8 @@ from tandem.labels import coordinator as coordinator
 from tandem.labels import stem as stem
 from tandem.labels import token as token
 
+OPERATOR = "operator"
+"""The role of the operator's own pods, which the chart gives them; they belong to no job."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of workers that are queued."""
 GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
@@ -37,6 +39,8 @@ AVOIDS = "tandem.dev/avoids"
 FAILED_ON = "tandem.dev/failed-on"
 """Annotation of worker pods: the nodes, with commas, of those of their forerunners in a row that failed soon after
 their start, oldest first."""
+NOT_BEGUN = "tandem.dev/not-begun"
+"""Annotation of pods that the operator has ended because nothing of them had begun for too long: why, in a sentence."""
 ENDPOINT = "tandem.dev/coordinator"
 """Annotation of worker pods: where they were told that the coordinator is."""
 APPLIED = "tandem.dev/applied"
@@ -63,6 +67,11 @@ def checkpoints(job: str) -> str:
 def network_policy(job: str) -> str:
     """The NetworkPolicy of its pods, where the operator makes those."""
     return f"{stem(job)}-network"
+
+
+def objects(job: str) -> frozenset[str]:
+    """All objects of a job but its pods."""
+    return frozenset({job_file(job), checkpoints(job), coordinator(job), network_policy(job), token(job)})
 
 
 def pod(job: str, role: str, index: int, entropy: str) -> str:

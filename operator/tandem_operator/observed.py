@@ -97,6 +97,8 @@ class Pod(Thing):
     """Where it was told that the coordinator is, if it is a worker."""
     group: PodGroup | None = None
     """The queued group that it belongs to."""
+    unqueued: bool = False
+    """It names a queue, and nobody holds it there."""
     abandoned: bool = False
     """It waits in a queue that has done with its group: nothing will start it."""
     template: str = ""
@@ -105,6 +107,10 @@ class Pod(Thing):
     """What its container runs, as it was asked for."""
     created: float = 0.0
     """Seconds since the epoch, as all times here."""
+    placed: float | None = None
+    """When it was given its node."""
+    has_begun: bool = False
+    """Any of its containers has run, init containers included."""
     started: float | None = None
     """When its container started."""
     finished: float | None = None
@@ -265,6 +271,7 @@ def _pod(
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     # A container of the user's own beside ours (template) does not decide.
     statuses: list[dict[str, Any]] = status.get("containerStatuses") or []
+    first: list[dict[str, Any]] = status.get("initContainerStatuses") or []
     container = next((one for one in statuses if one.get("name") == role), {})
     asked: dict[str, Any] = next((one for one in spec.get("containers") or [] if one.get("name") == role), {})
     state = container.get("state") or {}
@@ -274,8 +281,7 @@ def _pod(
     others = any("running" in (one.get("state") or {}) for one in statuses)
     finished = seconds(terminated.get("finishedAt"))
     ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
-    last_words = _last_line(((container.get("lastState") or {}).get("terminated") or {}).get("message"))
-    waiting, words = _why_waiting(conditions, state.get("waiting") or {}, last_words)
+    waiting, words = _why_waiting(conditions, [container, *first, *statuses], role)
     return Pod(
         **common,
         role=role,
@@ -286,10 +292,16 @@ def _pod(
         failed_on=_nodes(annotations.get(names.FAILED_ON)),
         endpoint=_short(annotations.get(names.ENDPOINT)),
         group=_group(labels, annotations),
+        unqueued=names.QUEUE in labels
+        and not _is_gated(spec)
+        and names.HELD not in (metadata.get("finalizers") or [])
+        and not ended,
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
         template=_short(annotations.get(names.TEMPLATE)),
         image=_short(asked.get("image"), MOST_IMAGE),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
+        placed=_placed(conditions),
+        has_begun=any((one.get("state") or {}).keys() & {"running", "terminated"} for one in [*first, *statuses]),
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
         phase=_short(status.get("phase")) or "Pending",
@@ -299,10 +311,15 @@ def _pod(
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
         over=over,
         lingers=over and others and not ended,
-        ended_by=ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
+        ended_by=PodEnd.NOT_BEGUN
+        if names.NOT_BEGUN in annotations and ended
+        else ended_by(status, _holds(conditions, "DisruptionTarget"), _short(terminated.get("reason"))),
         address=_short(status.get("podIP")),
         waiting=waiting,
-        words=words or _last_words(status, terminated),
+        words=words
+        or (_short(annotations.get(names.NOT_BEGUN), MOST_WORDS) if ended else "")
+        or _last_words(status, terminated)
+        or _failed_first(first),
     )
 
 
@@ -323,11 +340,21 @@ def _is_gated(spec: Mapping[str, Any]) -> bool:
     return any(gate.get("name") == names.GATE for gate in spec.get("schedulingGates") or [])
 
 
-def _why_waiting(conditions: Mapping[str, Any], waiting: Mapping[str, Any], last_words: str) -> tuple[str, str]:
-    if waiting.get("reason") in BROKEN_WAITING:
-        # The first and the second try of the same thing.
-        reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
-        return reason, last_words or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
+def _why_waiting(conditions: Mapping[str, Any], containers: Iterable[Mapping[str, Any]], role: str) -> tuple[str, str]:
+    """Why a pod does not start: one word, and a sentence.
+
+    Args:
+        containers: statuses of all of its containers, ours first.
+        role: the name of ours.
+    """
+    for one in containers:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in BROKEN_WAITING:
+            # The first and the second try of the same thing.
+            reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
+            last = _last_line(((one.get("lastState") or {}).get("terminated") or {}).get("message"))
+            words = last or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
+            return reason, words if one.get("name") == role else f"container {_short(one.get('name'))}: {words}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MOST_WORDS)
@@ -350,6 +377,22 @@ def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str
         return f"{OUT_OF_MEMORY}: it used more memory than its limit"
     said = _short(status.get("message"), MOST_WORDS).strip()
     return (said if status.get("reason") else "") or _last_line(terminated.get("message")) or said
+
+
+def _placed(conditions: Mapping[str, Any]) -> float | None:
+    scheduled = conditions.get("PodScheduled", {})
+    return seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
+
+
+def _failed_first(containers: Iterable[Mapping[str, Any]]) -> str:
+    """How an init container has ended, if it has failed: nothing after it ran."""
+    for one in containers:
+        terminated = (one.get("state") or {}).get("terminated") or {}
+        if code := _whole(terminated.get("exitCode")):
+            words = f"init container {_short(one.get('name'))} ended with exit code {code}"
+            last = _last_line(terminated.get("message"))
+            return f"{words}: {last}" if last else words
+    return ""
 
 
 def _last_line(text: str | None) -> str:
@@ -421,6 +464,18 @@ def no_room(namespace: str, mebibytes: float) -> str:
         f"the specs of the jobs in the namespace {namespace} take {mebibytes:.0f} MiB of the operator's memory, and it "
         "has no more for one namespace: delete jobs, or move text out of their specs; nothing is done about this job "
         "until there is room, which is looked for every minute"
+    )
+
+
+ROOM_SECONDS = 60.0
+"""Between two looks at a job whose pods have no room: so often they are listed."""
+
+
+def no_room_for_pods(namespace: str) -> str:
+    """The sentence for a job whose pods are not all known."""
+    return (
+        f"the namespace {namespace} has more pods of jobs than the operator has memory for in one namespace; nothing "
+        "is done about this job until there is room, which is looked for every minute"
     )
 
 

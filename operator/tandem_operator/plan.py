@@ -10,7 +10,7 @@ from tandem_operator.job_memory import Attempts, Memo, place
 from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, Pod, Thing
-from tandem_operator.reporting import Notice
+from tandem_operator.reporting import Notice, Want
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class Situation:
     """Seconds since the epoch."""
     entropy: str
     """Makes the names of new pods unique."""
+    starts: Mapping[str, Want] = field(default_factory=dict)
+    """Why nothing of a pod has begun, by its UID, where that was asked (tandem_operator.pod_starts)."""
     attempts: Attempts = field(default_factory=dict)
     """What has been tried lately and has not come to rest."""
     unanswered: Mapping[str, str] = field(default_factory=dict)

@@ -34,6 +34,7 @@ class PodEnd(StrEnum):
     DISRUPTED = "Disrupted"
     REJECTED = Reason.POD_REJECTED
     OVER_LIMIT = Reason.LIMIT_EXCEEDED
+    NOT_BEGUN = Reason.NOT_BEGUN
     FAILED = "Failed"
 
 
@@ -49,8 +50,8 @@ class Consequence:
     """It ends a row of failures."""
     starts_well: float = HEALTHY_SECONDS
     """Seconds after which it did start well."""
-    is_proven_in_group: bool = True
-    """A pod that was in the group did start well, however short that was."""
+    is_proven_by_steps: bool = True
+    """A pod whose group has made steps did start well, however short that was."""
     is_trouble: bool = False
     """The status tells of it until the pod after it has run for a minute."""
 
@@ -59,14 +60,17 @@ CONSEQUENCES: Mapping[PodEnd, Consequence] = {
     PodEnd.FINISHED: Consequence("ended with exit code 0"),
     PodEnd.LEFT_OUT: Consequence("was left out of the group"),
     PodEnd.DISRUPTED: Consequence("was evicted"),
-    PodEnd.REJECTED: Consequence("was rejected by its node", forgives=False, is_proven_in_group=False, is_trouble=True),
+    PodEnd.REJECTED: Consequence("was rejected by its node", forgives=False, is_proven_by_steps=False, is_trouble=True),
     PodEnd.OVER_LIMIT: Consequence(
         "exceeded its own limit",
         counts=True,
         forgives=False,
         starts_well=ROOMY_SECONDS,
-        is_proven_in_group=False,
+        is_proven_by_steps=False,
         is_trouble=True,
+    ),
+    PodEnd.NOT_BEGUN: Consequence(
+        "did not begin", counts=True, forgives=False, is_proven_by_steps=False, is_trouble=True
     ),
     PodEnd.FAILED: Consequence("ended", counts=True, forgives=False),
 }

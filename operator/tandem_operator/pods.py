@@ -209,10 +209,19 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
         "labelSelector": {"matchLabels": names.labels(job.metadata.name, names.COORDINATOR)},
         "topologyKey": "kubernetes.io/hostname",
     }
+    # And not with the operator, which replaces it: where both were lost with one node, the group waited 53 s.
+    its_operator = {
+        "labelSelector": {"matchLabels": {names.ROLE: names.OPERATOR}},
+        "namespaceSelector": {},
+        "topologyKey": "kubernetes.io/hostname",
+    }
     template["spec"]["affinity"] = {
         "nodeAffinity": _gpus(follows),
         "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": its_forerunner}]
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": weight, "podAffinityTerm": term}
+                for weight, term in ((100, its_forerunner), (50, its_operator))
+            ]
         },
     }
     if follows:
@@ -335,10 +344,12 @@ def _without_gpus(container: Any, own: str | None) -> Any:
     """An evaluator's container as it is, but for GPUs."""
     if not isinstance(container, dict) or container.get("name") != names.EVALUATOR:
         return container
+    # Beside amounts there are claims, a list: what those are of, nobody knows here.
     resources = {
         part: {name: amount for name, amount in amounts.items() if not is_gpu(name, own)}
-        for part, amounts in (container.get("resources") or {}).items()
         if isinstance(amounts, dict)
+        else amounts
+        for part, amounts in (container.get("resources") or {}).items()
     }
     return {**container, "resources": resources}
 
@@ -395,6 +406,8 @@ def _template(
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # No image of ours is for another one, and nodes of others need not have a taint.
+        "nodeSelector": {"kubernetes.io/os": "linux"},
         "terminationGracePeriodSeconds": GRACE[role],
         "securityContext": {
             "runAsNonRoot": True,

@@ -28,10 +28,11 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
     (kinds.NETWORK_POLICY, ""): (*_OWNED, "patch", "delete"),
-    (kinds.EVENT, ""): ("create",),
+    (kinds.EVENT, ""): ("create", "list"),
 }
-"""By kind and subresource. Pods are patched to end those whose sidecars do not. NetworkPolicies are deleted where the
-operator is told to make none any more."""
+"""By kind and subresource. Events are listed of one pod at a time (tandem_operator.pod_starts). Pods are patched to end
+those whose sidecars do not, and those that do not begin. NetworkPolicies are deleted where the operator is told to make
+none any more."""
 
 
 def rules() -> list[dict[str, Any]]:

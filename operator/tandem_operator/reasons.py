@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tandem.exitcode import ExitCode
 from tandem.reasons import Reason
-from tandem_operator import kinds, names
+from tandem_operator import kinds, names, pod_starts
 from tandem_operator.gang_deadlock import WAY_SECONDS, claimant, rival, starved_for, way_ends
 from tandem_operator.job_memory import place
 from tandem_operator.kinds import Kind
@@ -64,6 +64,12 @@ def waiting(at: Situation) -> Iterator[Want]:
         lasting = pod.waiting in BROKEN_WAITING or at.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield Want(pod.waiting, f"{pod.name}: {pod.words or pod.waiting}")
+        elif (start := at.starts.get(pod.uid)) is not None and pod_starts.waits(pod, at.now):
+            yield Want(start.reason, f"{pod.name}: {start.message}")
+    if any(pod.unqueued and pod.live for pod in at.pods(names.WORKER)):
+        queue = at.job.spec.run_policy.queue_name
+        words = f"the workers do not wait in the queue {queue}: Kueue is not installed, or does not handle pods here"
+        yield Want(Reason.NOT_QUEUED, words)
     for role in names.ROLES:
         yield from _ends(at, role)
 

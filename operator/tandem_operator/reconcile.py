@@ -46,8 +46,8 @@ from dataclasses import dataclass, replace
 from tandem import launch
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
-from tandem.status import Status
-from tandem_operator import kinds, names, objects, pods, replicas
+from tandem.status import Snapshot, Status
+from tandem_operator import kinds, names, objects, pod_starts, pods, replicas
 from tandem_operator.gang_deadlock import way_ends
 from tandem_operator.job_memory import ending, later, place, removing, role_waits, writing
 from tandem_operator.kinds import Kind
@@ -77,6 +77,9 @@ HASTY_SECONDS = 1.0
 """Between two looks at a job that is about to become something else, where there are few."""
 DOUBT_SECONDS = 0.2
 """Between two looks at a job whose coordinator has answered, is ready, and has just fallen silent."""
+COORDINATOR_SECONDS = 300.0
+"""How long a coordinator's pod may take to begin, its image pulled and its volume mounted, before workers give their
+GPUs back."""
 ENDING_SECONDS = 30.0
 """What workers get to end by themselves when it is over."""
 ANY_VOLUMES = Volumes()
@@ -101,7 +104,7 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         at.now,
         # While the Service is missing, nobody knows a better address.
         useful=lambda pod: pod.endpoint == (endpoint or pod.endpoint) and pod.group == group and not pod.abandoned,
-        proven={name for view in (at.heard.generations if at.heard else []) for name in view.members},
+        proven=_proven(at.heard),
         ends_by_itself=job.spec.trainer.command is not None and not begins_again(at.heard),
         beside=group is None,
         held=_held(at, names.WORKER, needed),
@@ -115,10 +118,6 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
             job, at.uid, _coordinating(at, images, follows), new, at.entropy_of(names.COORDINATOR, new.index)
         )
         for new in coordinator_plan.make
-    ]
-    make += [
-        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy_of(names.EVALUATOR, new.index))
-        for new in evaluator_plan.make
     ]
     leaving = (
         *_leaving(at, lifecycle, workers, worker_plan),
@@ -147,6 +146,13 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
             for new in worker_plan.make
         ]
         needing += replacements(names.WORKER, workers, worker_plan.make)
+    # A quota that has room for some has it for the coordinator, without which nothing begins, and then for workers.
+    make += [
+        objects.evaluator(job, at.uid, _evaluating(at, images, follows), new, at.entropy_of(names.EVALUATOR, new.index))
+        for new in evaluator_plan.make
+    ]
+    if _is_refused(at, names.COORDINATOR):
+        make = [pod for pod in make if pod["metadata"]["labels"][names.ROLE] == names.COORDINATOR]
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
     settled = _settled(at, lifecycle, needed, plans)
     refused = [one.trouble for what, one in at.attempts.items() if one.trouble is not None and what not in settled]
@@ -170,7 +176,9 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         end=tuple(
             pod
             for pod in all_pods(at)
-            if pod.lingers and not pod.deleting and later(at.attempts, ending(pod.name), at.now) is None
+            if (pod.lingers or (not over and pod_starts.is_failed(pod, at.starts.get(pod.uid), at.now)))
+            and not pod.deleting
+            and later(at.attempts, ending(pod.name), at.now) is None
         ),
         target=_target(at, lifecycle, workers),
         status=new,
@@ -179,6 +187,13 @@ def reconcile(at: Situation, images: Images, volumes: Volumes = ANY_VOLUMES) -> 
         settled=settled,
         again_in=_again(at, lifecycle, new, plans.values(), expires),
     )
+
+
+def _proven(heard: Snapshot | None) -> set[str]:
+    """Workers whose group has made steps, as far as the coordinator says: what ends them is not that they cannot start.
+    A coordinator of the previous version says only that they were in a group."""
+    views = [] if heard is None else heard.generations
+    return {name for view in views if view.progressed is not False for name in view.members}
 
 
 def _group_entropy(at: Situation) -> str:
@@ -221,7 +236,18 @@ def _coordinator_fails(at: Situation) -> bool:
     if _is_initialized(at):
         return False
     there = [pod for pod in at.pods(names.COORDINATOR) if pod.live and not pod.ready]
-    return any(pod.restarts > 0 or pod.waiting in BROKEN_WAITING for pod in there)
+    return _is_refused(at, names.COORDINATOR) or any(
+        pod.restarts > 0
+        or pod.waiting in BROKEN_WAITING
+        or (not pod.has_begun and at.now - pod.created >= COORDINATOR_SECONDS)
+        for pod in there
+    )
+
+
+def _is_refused(at: Situation, role: str) -> bool:
+    """Whether the first pod of a role could not be created when that was tried last."""
+    attempt = at.attempts.get(place(role, 0))
+    return attempt is not None and attempt.trouble is not None
 
 
 @dataclass(frozen=True)
@@ -271,6 +297,9 @@ def _needed(at: Situation) -> _Needed:
             if kind is kinds.CLAIM and not there.applied:
                 # Somebody else has made it: it is marked as the job's, and stays as it is.
                 named.pop("spec")
+            elif kind is kinds.CLAIM and at.job.spec.checkpoint.storage.size is None:
+                # It was made with the size that the operator was told then, which may be another one now.
+                named["spec"] = {field: value for field, value in manifest["spec"].items() if field != "resources"}
             update.append(named)
         # Workers wait for the Service's address; nobody else needs it. A claim does as it is, where it must not change.
         usable = there is not None and is_ours(there, manifest) and kind is kinds.CLAIM

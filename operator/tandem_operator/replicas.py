@@ -89,7 +89,7 @@ def plan(
     Args:
         pods: all of the role, oldest first.
         useful: whether a pod was told what it would be told now; others are replaced.
-        proven: names of pods that were in the group: what ends them is not that they cannot start.
+        proven: names of pods whose group has made steps: what ends them is not that they cannot start.
         ends_by_itself: a pod that ended well is done, and not replaced.
         beside: a replacement may start before the old pod has ended.
         held: until when a place gets no other pod, seconds since the epoch; None: it may. What it has stays meanwhile.
@@ -169,7 +169,7 @@ def _end(pod: Pod) -> PodEnd:
 def _did_start(pod: Pod, proven: Container[str]) -> bool:
     lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
     follows = CONSEQUENCES[_end(pod)]
-    return lived >= follows.starts_well or (follows.is_proven_in_group and pod.name in proven)
+    return lived >= follows.starts_well or (follows.is_proven_by_steps and pod.name in proven)
 
 
 def _failed_on(last: Pod | None, proven: Container[str]) -> tuple[str, ...]:

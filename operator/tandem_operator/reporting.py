@@ -71,6 +71,8 @@ class Want:
     reason: str
     """One CamelCase word."""
     message: str
+    for_good: bool = False
+    """As the job stands: somebody has to change it."""
 
 
 def status(
@@ -121,6 +123,7 @@ def status(
         "retries": old.retries,
         "retried_at": old.retried_at,
         "progress": base.progress or old.progress,
+        "throughput": _rounded(base.throughput),
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
         "troubles": base.troubles if heard is not None else old.troubles,
         "ledger": base.ledger or old.ledger,
@@ -213,6 +216,10 @@ _WORTH_A_WARNING = {
     Reason.QUOTA_EXCEEDED,
     Reason.REFUSED,
     Reason.POD_REJECTED,
+    Reason.NOT_BEGUN,
+    Reason.NOT_QUEUED,
+    "FailedMount",
+    "FailedAttachVolume",
     "Unschedulable",
     "ImagePullBackOff",
     "ErrImagePull",
@@ -290,8 +297,14 @@ def _report(
     failed, rests = phase == "Failed", phase == "Suspended" and lifecycle.reason == "Suspended"
     words = trouble.message or lifecycle.message or f"the job is {phase}"
     yield "Ready", (phase in SETTLED or rests, why, words)
-    yield "Reconciling", (not (failed or phase in SETTLED or rests), why, words)
-    yield "Stalled", (failed, lifecycle.reason or phase, lifecycle.message)
+    waits = not (failed or phase in SETTLED or rests)
+    # Who waits for the job (Flux, Argo CD, kstatus) would wait for ever.
+    lasting_want = next((one for one in troubles if one.for_good), None) if waits else None
+    yield "Reconciling", (waits and lasting_want is None, why, words)
+    if lasting_want is not None:
+        yield "Stalled", (True, lasting_want.reason, lasting_want.message)
+    else:
+        yield "Stalled", (failed, lifecycle.reason or phase, lifecycle.message)
 
 
 def _condition(

@@ -5,9 +5,11 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tandem.rundir.layout import RunDir
 from tests.support import ROOT
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import Job, Operator, sample_digests, training_records
@@ -90,7 +92,7 @@ def follow(namespace: Namespace) -> Iterator[object]:
 @pytest.mark.timeout(900)
 @pytest.mark.full("cli", "operator")
 def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
-    namespace: Namespace, operator: Operator, images: Images, follow: type[Following]
+    namespace: Namespace, operator: Operator, images: Images, follow: type[Following], tmp_path: Path
 ) -> None:
     assert "would be made" in said(namespace, "submit", DIGITS, "--dry-run")
     assert "no job digits" in said(namespace, "status", "digits", code=2)
@@ -114,6 +116,9 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     record = json.loads(said(namespace, "status", "digits", "-o", "json"))
     assert {pod["name"] for pod in record["pods"]} == {"coordinator", "worker-0", "worker-1", "evaluator-0"}
     assert all(pod["node"].startswith("node-") for pod in record["pods"] if pod["state"] == "running")
+
+    assert f"to {tmp_path}" in said(namespace, "copy", "digits", str(tmp_path / "run"), "--checkpoint", "latest")
+    first = RunDir(tmp_path / "run").committed()[0]
 
     (coordinator,) = job.live("coordinator")
     namespace("exec", coordinator, "--", "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
@@ -142,6 +147,14 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert "Succeeded" in said(namespace, "status")
     records = training_records(job, images, "step")
     assert sample_digests(records) == planned_samples(job.status["progress"]["totalSteps"])
+
+    told = said(namespace, "copy", "digits", str(tmp_path / "run"))
+    newest, *_ = RunDir(tmp_path / "run").committed()
+    assert (newest.step, newest.name in told) == (job.status["progress"]["totalSteps"], True)
+    assert newest.step > first.step
+    assert "pod/tandem-copy" not in namespace("get", "pods", "-o", "name")
+    assert tandem("verify", tmp_path / "run").returncode == 0
+    assert (tandem("report", tmp_path / "run").returncode, (tmp_path / "run/report.html").is_file()) == (0, True)
 
 
 def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:

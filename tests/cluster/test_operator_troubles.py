@@ -156,3 +156,29 @@ def test_fix_delete_apply(job: Job, namespace: Namespace) -> None:
     job.apply(whole)
     job.reaches("Succeeded")
     assert job.status["restarts"] == 0
+
+
+@pytest.mark.timeout(400)
+def test_a_program_that_cannot_be_started_ends_the_job_with_its_error(job: Job) -> None:
+    job.apply(manifest(job.name, trainer={"command": ["pyhton", "train.py"]}))
+    job.reaches("Failed")
+    (why,) = [one for one in job.status["conditions"] if one["type"] == "Failed"]
+    assert why["reason"] == "RepeatedFailure"
+    assert "No such file or directory: 'pyhton'" in why["message"]
+    assert job.status.get("generation", 0) <= 3
+
+
+def test_a_volume_that_does_not_mount_is_said_in_the_kubelets_words(job: Job) -> None:
+    mount = {"name": "worker", "volumeMounts": [{"name": "setup", "mountPath": "/setup"}]}
+    volume = {"name": "setup", "configMap": {"name": "not-there"}}
+    job.apply(
+        manifest(job.name, workers={"replicas": 1, "template": {"spec": {"containers": [mount], "volumes": [volume]}}})
+    )
+    says(job, 'configmap "not-there" not found')
+
+
+def test_a_field_that_pods_do_not_have_stalls_the_job(job: Job) -> None:
+    job.apply(manifest(job.name, workers={"replicas": 1, "template": {"spec": {"nodeSelektor": {"disk": "fast"}}}}))
+    says(job, 'unknown field "spec.nodeSelektor"')
+    stalled = [one["status"] for one in job.status["conditions"] if one["type"] == "Stalled"]
+    assert stalled == ["True"]

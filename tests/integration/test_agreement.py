@@ -109,6 +109,7 @@ def tandem(*words: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.full("core", "trainer", "cli")
 def test_the_logs_of_a_run_say_whether_each_sample_was_taken_once(tmp_path: Path) -> None:
     """Of a run that another number of ranks has gone on with."""
     rundir = rundir_of(tmp_path / "run", everySteps=5, keepLast=9)

@@ -84,6 +84,7 @@ def test_ctrl_c_ends_the_run_and_shows_what_was_measured(tmp_path: Path) -> None
     assert "ended before it was measured" in output
 
 
+@pytest.mark.full("cli", "trainer")
 def test_a_run_that_fails_is_a_row_and_the_others_are_measured(tmp_path: Path) -> None:
     (tmp_path / "halves.py").write_text(TASK)
     manifest = {

@@ -190,7 +190,7 @@ def test_one_of_three_writers_that_dies_at_any_step_costs_this_save_at_most(matr
 
 
 @PARTS
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(one, marks=ALL) if one == "names" else one for one in CASES])
 def test_a_power_cut_takes_nothing_that_was_committed(matrix: Matrix, case: str, parts: int) -> None:
     def writers(**fault: Any) -> list[dict[str, Any]]:
         return [matrix.scene.writer(matrix.scene.parts(parts=parts), fault or None)]
@@ -239,7 +239,7 @@ def test_a_step_that_fails_once_costs_this_save_at_most(matrix: Matrix, parts: i
     [
         pytest.param(errno.ENOSPC, GROWING, id="ENOSPC"),
         pytest.param(errno.EROFS, CHANGING - {SYNC}, id="EROFS", marks=pytest.mark.full("core", "trainer")),
-        pytest.param(errno.EIO, CHANGING, id="EIO"),
+        pytest.param(errno.EIO, CHANGING, id="EIO", marks=pytest.mark.full("core", "trainer")),
     ],
 )
 def test_a_disk_that_fails_at_any_step_and_recovers_later_costs_this_save_at_most(

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tandem.exitcode import ExitCode
 from tandem.launch import environment
@@ -73,6 +74,7 @@ def test_sigterm_ends_all_and_asks_to_be_started_again(tmp_path: Path) -> None:
         assert not any(child.is_running() for child in children)
 
 
+@pytest.mark.full("evaluator")
 def test_a_job_that_cannot_be_evaluated_ends_all_with_its_code(tmp_path: Path) -> None:
     run = Run(tmp_path, {"name": "mnist", "path": "/nowhere", "download": False}, {"processesPerReplica": 3})
     with crew(run, 3) as process:

@@ -145,6 +145,7 @@ def test_killed_it_goes_on_with_another_number_of_ranks_and_then_under_ddp(tmp_p
     assert any(not torch.equal(weights[name], average[name]) for name in weights), "it is averaged"
 
 
+@pytest.mark.full("trainer")
 def test_a_useless_loss_sends_all_ranks_back(tmp_path: Path) -> None:
     loop = {"strategy": "hogwild", "optimizer": {"name": "sgd", "learningRate": 1e30}, "gradientClipNorm": None}
     rundir = job(tmp_path / "run", loop, 2)

@@ -98,6 +98,7 @@ def losses(of: LocalRun) -> list[float]:
     return [line["loss"] for line in of.logged("step")]
 
 
+@pytest.mark.full("trainer")
 def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

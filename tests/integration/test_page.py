@@ -17,12 +17,12 @@ from tandem_coordinator.page.viewers import MOST_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.lines import Lines
-from tests.support.page_client import Stream, invited
+from tests.support.page_client import PAGE, Stream, invited
 from tests.support.waiting import until
 
 EVIL = "</script><script>alert(1)</script>"
-GUARDED = ["/", "/page/stream", "/page/ready"]
-OURS = ["/", "/open", "/page/stream", "/page/ready", "/page/page.js", "/page/page.css", "/page/icon.svg", "/page/none"]
+GUARDED = [PAGE, f"{PAGE}stream", f"{PAGE}ready"]
+OURS = ["/", "/open", *GUARDED, "/page/page.js", "/page/page.css", "/page/icon.svg", "/page/none"]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,9 @@ class TestWhoMayLook:
         traded = idle.ask("POST", "/open", {"word": word})
         name, _, rest = traded.headers["Set-Cookie"].partition("=")
         assert name.startswith("tandem-")
-        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in rest.split(";")}
-        assert idle.ask("GET", "/", Cookie=traded.cookie).status == 200
+        assert {"HttpOnly", "SameSite=Strict", f"Path={PAGE}"} <= {part.strip() for part in rest.split(";")}
+        assert json.loads(traded.body) == {"page": PAGE}
+        assert idle.ask("GET", PAGE, Cookie=traded.cookie).status == 200
         assert idle.ask("POST", "/open", {"word": word}).status == 403
 
     def test_nobody_is_invited_without_the_token(self, idle: Coordinator, cookie: str) -> None:
@@ -56,7 +57,7 @@ class TestWhoMayLook:
     def test_without_a_cookie_there_is_nothing_to_see(self, idle: Coordinator, path: str) -> None:
         for headers in ({}, {"Cookie": "tandem=x"}, {"Authorization": f"Bearer {TOKEN}"}):
             answer = idle.ask("GET", path, **headers)
-            assert answer.status == (303 if path == "/" else 401)
+            assert answer.status == (303 if path == PAGE else 401)
             assert "digits" not in answer.body
         assert idle.ask("GET", "/").headers["Location"] == "/open"
 
@@ -75,7 +76,7 @@ class TestWhoMayLook:
             word = client.invitation()
         assert idle.ask("POST", "/open", {"word": word}, Origin="http://evil.example").status == 403
         own = f"http://127.0.0.1:{idle.port}"
-        assert idle.ask("POST", "/open", {"word": word}, Origin=own).status == 204
+        assert idle.ask("POST", "/open", {"word": word}, Origin=own).status == 200
 
     @pytest.mark.parametrize("body", [None, [], {}, {"word": 5}, {"word": "x" * 2000}, "x"])
     def test_what_is_no_invitation_is_refused_with_a_sentence(self, idle: Coordinator, body: Any) -> None:
@@ -88,7 +89,7 @@ class TestWhatABrowserIsTold:
     def test_it_runs_the_pages_own_script_alone_frames_it_nowhere_and_keeps_nothing(
         self, idle: Coordinator, cookie: str, path: str
     ) -> None:
-        if path == "/page/stream":
+        if path == f"{PAGE}stream":
             with Stream(idle, cookie) as stream:
                 headers = stream.headers
         else:
@@ -100,7 +101,7 @@ class TestWhatABrowserIsTold:
         assert headers["X-Frame-Options"] == "DENY"
         assert headers["X-Content-Type-Options"] == "nosniff"
 
-    @pytest.mark.parametrize("path", ["/", "/open"])
+    @pytest.mark.parametrize("path", [PAGE, "/open"])
     def test_a_page_needs_nothing_from_elsewhere_and_has_no_script_in_itself(
         self, idle: Coordinator, cookie: str, path: str
     ) -> None:
@@ -142,7 +143,7 @@ class TestTheStream:
                 stream.until(lambda parts: "<svg" in parts.get("speed", ""), "a chart")
                 boxes.append(stream.parts["speed"].partition('viewBox="0 0 ')[2].partition(" ")[0])
         assert boxes == ["1072", "358"]
-        assert coordinator.ask("GET", "/page/stream?look=round", Cookie=cookie).status == 400
+        assert coordinator.ask("GET", f"{PAGE}stream?look=round", Cookie=cookie).status == 400
 
     def test_says_that_it_is_there_while_nothing_happens(self, idle: Coordinator, cookie: str) -> None:
         with Stream(idle, cookie) as stream:
@@ -152,9 +153,9 @@ class TestTheStream:
         with ExitStack() as stack:
             streams = [stack.enter_context(Stream(idle, cookie)) for _ in range(MOST_VIEWERS)]
             assert {stream.status for stream in streams} == {200}
-            assert idle.ask("GET", "/page/stream", Cookie=cookie).status == 429
-            assert "tries again" in idle.ask("GET", "/page/ready", Cookie=cookie).error
-        until(lambda: idle.ask("GET", "/page/ready", Cookie=cookie).status == 204, "room again")
+            assert idle.ask("GET", f"{PAGE}stream", Cookie=cookie).status == 429
+            assert "tries again" in idle.ask("GET", f"{PAGE}ready", Cookie=cookie).error
+        until(lambda: idle.ask("GET", f"{PAGE}ready", Cookie=cookie).status == 204, "room again")
 
     def test_shows_what_a_run_says_and_runs_none_of_it(
         self, coordinator: Coordinator, agents: tuple[Agent, Agent]
@@ -209,7 +210,7 @@ class TestACoordinatorThatComesAndGoes:
         try:
             cookie = invited(made)
             with socket.create_connection(("127.0.0.1", made.port)) as deaf:
-                deaf.sendall(f"GET /page/stream HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
+                deaf.sendall(f"GET {PAGE}stream HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode())
                 until(lambda: b"200 OK" in deaf.recv(1000, socket.MSG_PEEK), "the stream")
                 assert made.kill(signal.SIGTERM) == 0
         finally:

@@ -52,7 +52,7 @@ def opens(coordinator: Coordinator, said: str) -> None:
     assert found is not None, said
     assert int(found[1]) == coordinator.port
     traded = coordinator.ask("POST", "/open", {"word": found[2]})
-    assert traded.status == 204
+    assert traded.status == 200
     with Stream(coordinator, traded.cookie) as stream:
         stream.until(lambda parts: "digits" in parts.get("head", ""), "the page")
 
@@ -199,8 +199,8 @@ def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) 
         port = int(found[1])
         coordinator = Coordinator.__new__(Coordinator)
         coordinator.port = port
-        cookie = coordinator.ask("POST", "/open", {"word": found[2]}).cookie
-        with Stream(coordinator, cookie, "narrow") as stream:
+        traded = coordinator.ask("POST", "/open", {"word": found[2]})
+        with Stream(coordinator, traded.cookie, "narrow", json.loads(traded.body)["page"]) as stream:
             stream.until(lambda parts: "Training loss" in parts.get("losses", ""), "the loss")
             stream.until(lambda parts: "evaluated" in parts.get("checkpoints", ""), "an evaluation")
             stream.until_its_end()

@@ -137,6 +137,7 @@ def test_other_data_than_the_checkpoint_was_written_with_is_refused(
     )
 
 
+@pytest.mark.full("trainer")
 def test_a_stream_goes_on_in_batches_of_another_size(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     run(rundir, 1, SCRIPT, "--data", "stream", "--max-steps", "4", imports=DIGITS)
@@ -277,6 +278,7 @@ def test_a_useless_loss_goes_back_and_leaves_the_data_out(tmp_path: Path, data: 
     assert [ids for _, ids in sorted(sample_ids(rundir).items())] == expected
 
 
+@pytest.mark.full("trainer")
 def test_a_checkpoint_has_the_running_statistics_of_one_rank_and_not_of_several(tmp_path: Path) -> None:
     """Each rank takes those of its own samples, and each writes a part of the file."""
     rundir = rundir_of(tmp_path)
@@ -367,6 +369,7 @@ with Session("runs/Mine", seed=1) as session:
 """
 
 
+@pytest.mark.full("trainer")
 def test_without_tandem_around_it_a_folder_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

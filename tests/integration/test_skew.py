@@ -285,6 +285,7 @@ def trained(version: Previous | None, kind: str, folder: Path, steps: int) -> "s
     )
 
 
+@pytest.mark.full("core", "trainer")
 def test_the_previous_version_goes_on_from_what_an_optimizer_forwards(tmp_path: Path, previous: Previous) -> None:
     undisturbed = trained(None, "forwarding", tmp_path / "undisturbed", 9)
     assert trained(None, "forwarding", tmp_path / "run", 6).returncode == 0
@@ -292,6 +293,7 @@ def test_the_previous_version_goes_on_from_what_an_optimizer_forwards(tmp_path: 
     assert (found.returncode, found.stdout) == (0, undisturbed.stdout), found.stderr
 
 
+@pytest.mark.full("core", "trainer")
 def test_the_previous_version_refuses_what_it_cannot_give_back(tmp_path: Path, previous: Previous) -> None:
     assert trained(None, "lookahead", tmp_path, 6).returncode == 0
     found = trained(previous, "lookahead", tmp_path, 9)

@@ -82,6 +82,7 @@ def without_its_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalRu
     return run, missing, uri
 
 
+@pytest.mark.full("coordinator", "cli")
 def test_a_script_trains_on_without_its_store_is_warned_of_once_and_is_sent_later(
     without_its_store: tuple[LocalRun, Path, str],
 ) -> None:

@@ -312,6 +312,7 @@ def test_while_the_code_is_on_its_way_the_fork_server_is_there_and_its_ranks_wor
     assert facts["folder"].endswith(f"tandem-code-{pack.digest.removeprefix('sha256:')[:32]}")
 
 
+@pytest.mark.full("trainer")
 def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_path: Path) -> None:
     agent = start("script.py", "wait", ranks=1)
     agent.facts()

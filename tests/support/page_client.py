@@ -6,24 +6,27 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from tests.support.coordinator_process import Coordinator
+from tandem_coordinator.page.routes import Sessions
+from tests.support.coordinator_process import TOKEN, Coordinator
 from tests.support.waiting import SECONDS
+
+PAGE = Sessions(TOKEN).path
 
 
 def invited(coordinator: Coordinator) -> str:
     """The cookie of somebody who was invited."""
     with coordinator.client() as client:
         traded = coordinator.ask("POST", "/open", {"word": client.invitation()})
-    assert traded.status == 204, traded.body
+    assert traded.status == 200, traded.body
     return traded.cookie
 
 
 class Stream:
     """The parts of the page, as they come. Use it in `with`."""
 
-    def __init__(self, coordinator: Coordinator, cookie: str, look: str = "wide") -> None:
+    def __init__(self, coordinator: Coordinator, cookie: str, look: str = "wide", page: str = PAGE) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", coordinator.port, timeout=SECONDS)
-        self._connection.request("GET", f"/page/stream?look={look}", headers={"Cookie": cookie})
+        self._connection.request("GET", f"{page}stream?look={look}", headers={"Cookie": cookie})
         self._response = self._connection.getresponse()
         self.status, self.headers = self._response.status, self._response.headers
         self.parts: dict[str, str] = {}

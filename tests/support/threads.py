@@ -50,8 +50,8 @@ class ThreadGroup(Group):
         self._round += 1
         return [json.loads(one) for one in self._meeting.hold(self._round, self.rank, json.dumps(value))]
 
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        for mine, first in zip(tensors, self.exchange(list(tensors))[0], strict=True):
+    def copy_from(self, rank: int, tensors: Sequence[Tensor]) -> None:
+        for mine, first in zip(tensors, self.exchange(list(tensors))[rank], strict=True):
             mine.copy_(first)
         self.gather({})
 
@@ -65,6 +65,21 @@ class ThreadGroup(Group):
 
     def barrier(self) -> None:
         self.gather({})
+
+
+class Control:
+    """The collective of a vote, between ranks that are threads."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        self._group = group
+
+    def allreduce(self, ballots: list[Tensor]) -> "Control":
+        (ballot,) = ballots
+        ballot.copy_(torch.stack(self._group.exchange(ballot.clone())).sum(0))
+        return self
+
+    def wait(self) -> None:
+        """It is done."""
 
 
 def on_ranks(size: int, do: Callable[[Group], Any]) -> list[Any]:

@@ -1,12 +1,13 @@
-"""Agents that start in milliseconds: forked from a process that has imported what every agent imports.
+"""Agents and `tandem` commands that start in milliseconds: forked from a process that has imported what they import.
 
-An agent imports torch and what its ranks need, four seconds of a processor, and tests start dozens. Here one process of
-the test session imports it once; an agent is forked from it and goes on with its own `main`, as if it had just imported
-everything itself. It is a process like any other, with its own number, variables and files; only its parent is the
-zygote, which tells how it ended. That a cold start works is shown by every `tandem run` that a test starts.
+An agent imports torch and what its ranks need, four seconds of a processor, a command half a second, and tests start
+hundreds. Here one process of the test session imports it once; a program is forked from it and goes on with its own
+`main`, as if it had just imported everything itself. It is a process like any other, with its own number, folder,
+variables and files; only its parent is the zygote, which tells how it ended. That a cold start works is shown by every
+`tandem run` that a test starts.
 
-Over the connection of each agent: its request as one line of JSON, with descriptors for standard output and errors; the
-answer is its process id, and at its end its exit code, as `subprocess` counts them.
+Over the connection of each program: its request as one line of JSON, with descriptors for standard input, output and
+errors; the answer is its process id, and at its end its exit code, as `subprocess` counts them.
 """
 
 import array
@@ -25,26 +26,47 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support import ROOT
+
+PROGRAMS = ("tandem_trainer.agent", "tandem_cli.main")
+OF_COMMANDS = ("tandem_cli.commands.checkpoints", "tandem_cli.commands.status", "tandem_cli.commands.validate")
+"""Commands that import what most others do."""
 POLL_SECONDS = 0.01
 REQUEST_BYTES = 1 << 20
 
 
 class Forked:
-    """An agent, with what tests use of `subprocess.Popen`."""
+    """A program, with what tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: IO[bytes],
+        *,
+        errors: IO[bytes] | None = None,
+        stdin: IO[bytes] | None = None,
+        cwd: Path = ROOT,
+    ) -> None:
         """Fork it.
 
         Args:
-            arguments: for `python -m tandem_trainer.agent`.
+            module: whose `main` it is: of an agent or of the command line.
+            arguments: for `python -m` with that module.
             environment: all of its variables.
-            output: for its standard output and errors.
+            output: for its standard output, and its errors if they have no file of their own.
+            stdin: what it reads; None for nothing.
         """
+        assert module in PROGRAMS
+        self._module = module
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(_address())
-        request = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode() + b"\n"
-        files = array.array("i", [output.fileno()])
-        self._connection.sendmsg([request[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+        wanted = {"module": module, "arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)}
+        request = json.dumps(wanted).encode() + b"\n"
+        with contextlib.nullcontext(stdin) if stdin else Path(os.devnull).open("rb") as read:
+            files = array.array("i", [file.fileno() for file in (read, output, errors or output)])
+            self._connection.sendmsg([request[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         self._connection.sendall(request[1:])
         self._said = b""
         self.pid = self._number()
@@ -61,7 +83,7 @@ class Forked:
             try:
                 self.returncode = self._number()
             except TimeoutError:
-                raise subprocess.TimeoutExpired("tandem_trainer.agent", timeout or 0.0) from None
+                raise subprocess.TimeoutExpired(self._module, timeout or 0.0) from None
             self._connection.close()
         return self.returncode
 
@@ -102,7 +124,7 @@ def _address() -> str:
     """Start the zygote of this test session; it ends with it, and its agents with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.zygote"],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -118,7 +140,7 @@ def serve() -> None:
     """Be the zygote, until standard input ends."""
     from tandem_trainer.agent import FOR_RANKS, SHARED, preload
 
-    assert preload((*SHARED, *FOR_RANKS)), "an import has started a thread"
+    assert preload((*SHARED, *FOR_RANKS, *PROGRAMS, *OF_COMMANDS)), "an import has started a thread"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"tandem-tests-{os.getpid()}"
     listener.bind("\0" + name)
@@ -127,24 +149,25 @@ def serve() -> None:
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
-    agents: dict[int, socket.socket] = {}
+    running: dict[int, socket.socket] = {}
     while True:
-        for key, _ in selector.select(POLL_SECONDS if agents else None):
+        for key, _ in selector.select(POLL_SECONDS if running else None):
             if key.fileobj is sys.stdin:
-                for pid in agents:
+                for pid in running:
                     os.kill(pid, signal.SIGKILL)
                 return
             connection, _ = listener.accept()
-            request, output = _received(connection)
+            request, files = _received(connection)
             pid = os.fork()
             if pid == 0:
-                for other in (listener, selector, connection, *agents.values()):
+                for other in (listener, selector, connection, *running.values()):
                     other.close()
-                _be_agent(request, output)
-            os.close(output)
+                _become(request, files)
+            for file in files:
+                os.close(file)
             connection.sendall(f"{pid}\n".encode())
-            agents[pid] = connection
-        for pid, connection in list(agents.items()):
+            running[pid] = connection
+        for pid, connection in list(running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 # Whoever asked for it may have gone meanwhile.
@@ -153,32 +176,30 @@ def serve() -> None:
                 except BrokenPipeError:
                     pass
                 connection.close()
-                del agents[pid]
+                del running[pid]
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], int]:
-    data, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 1)
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
     while not data.endswith(b"\n"):
         data += connection.recv(REQUEST_BYTES)
-    return json.loads(data), files[0]
+    return json.loads(data), list(files)
 
 
-def _be_agent(request: dict[str, Any], output: int) -> None:
+def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     """Become what was asked for; does not return."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(descriptor, number)
-    os.close(nothing)
-    os.close(output)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["-m", *request["arguments"]]
-    from tandem_trainer import agent
 
     # As Python itself ends: what an exit means, then threads, exit functions (an agent says good-bye in one), flushing.
     code: Any = 0
     try:
-        agent.main()
+        sys.modules[request["module"]].main()
     except SystemExit as leaving:
         code = leaving.code
     except BaseException as error:

@@ -211,6 +211,7 @@ class ElasticRun:
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
         kept.mark_start()
+        kept.copy_objects()
         restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
@@ -264,9 +265,8 @@ class ElasticRun:
         self._saver.last = manifest.reference if manifest else None
         self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._taken = TakenSamples()
-        # What hogwild's ranks write into one copy of is nobody's replica, and a stage has no weights of another.
-        replicated = not is_shared and not kept.is_staged
-        self._replicas = Replicas(group, kept.learned if replicated else dict, mistake)
+        # What hogwild's ranks write into one copy of is nobody's replica.
+        self._replicas = Replicas(group, dict if is_shared else kept.replicas, mistake)
         self._next_vote = self.step + 1
         self._last_save = time.monotonic()
         self._first = self.step
@@ -430,16 +430,22 @@ class ElasticRun:
         """Stage a checkpoint of the state after `step`. Collective."""
         if self.step != self._first + 1:
             self._replicas.compare(self.step)
-        self._context.group.copy_from_first(self._train_state.local())
+        for name, why in self._train_state.lost_in_round_trip().items():
+            if self._context.group.rank == 0:
+                log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, why)
         position = self._data.position(self.data_step)
-        self.meter.checkpoint_seconds += self._saver.save(self.step, position, self._contents())
+        contents = self._contents(of_all=True)
+        self.meter.checkpoint_seconds += self._saver.save(self.step, position, contents)
         if self._is_shared:
             # All came here from a vote, so none writes now; the next step of any rank would.
             self._context.group.barrier()
 
-    def _contents(self) -> Contents:
+    def _contents(self, of_all: bool = False) -> Contents:
+        """What a checkpoint of this moment would hold, as this rank has it, or as all ranks save it. The latter is
+        collective."""
+        kept, loop = self._train_state, {"health": self._loss_spikes.memory()}
         try:
-            return self._train_state.contents({"health": self._loss_spikes.memory()})
+            return kept.saved(self._context.group, loop) if of_all else kept.contents(loop)
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
 

@@ -36,7 +36,7 @@ from tandem.exitcode import ExitCode
 from tandem.process_age import process_age
 from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
-from tandem_trainer.failure import aged
+from tandem_trainer.failure import aged, read, record
 from tandem_trainer.local_ranks import LocalRanks
 from tandem_trainer.stacks import write_stacks
 
@@ -270,10 +270,18 @@ class Heartbeat(threading.Thread):
                 # torchrun would end with 0. With this code the replica is started again.
                 raise SystemExit(ExitCode.PEER_LOST)
 
-    def leave(self) -> None:
+    def leave(self, error: Exception | None = None) -> None:
         """Send the last message, if the coordinator answers in time, and stop. It gets longer to take note of ranks
-        that have finished."""
+        that have finished.
+
+        Args:
+            error: what ends this agent, such as a program that cannot be started: its generation fails by it.
+        """
         with self._changed:
+            if error is not None and self._membership is not None and not (self._closed or self._finished):
+                rank = 0 if self._ranks is None else self._ranks.first_rank
+                said = record(error, None, MOST_BODY_BYTES)
+                self._failure = self._failure or read(said, rank, ExitCode.FAILED, time.monotonic())
             self._finished = self._finished and not self._closed
             self._drop_ranks()
             self._wish, self._left_at = replace(self._wish, state="leaving"), time.monotonic()

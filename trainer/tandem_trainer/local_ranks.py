@@ -80,7 +80,7 @@ class LocalRanks:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{generation:06d}-", dir=_memory_folder()))
         self._lock = _lock(self.folder)
         self.generation = generation
-        self._first_rank, self._gpus = first_rank, gpus
+        self.first_rank, self._gpus = first_rank, gpus
         self._started: dict[int, int] = {}
         self._views = [PulseView(self.folder, local_rank) for local_rank in range(processes)]
         self._pidfds: dict[int, int] = {}
@@ -167,7 +167,7 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, said = view.beat(), view.failure()
-            rank = self._first_rank + local_rank if beat is None else beat.rank
+            rank = self.first_rank + local_rank if beat is None else beat.rank
             if stopped_early and beat is not None:
                 said = record(StoppedEarly(beat.step, beat.total_steps), None, MOST_ERROR)
             announced = self._has_announced(local_rank, code)
@@ -195,7 +195,7 @@ class LocalRanks:
             seen = gpus.get(local_rank)
             if (beat := view.beat()) is None:
                 if seen is not None:
-                    reports.append(_without_beats(self._first_rank + local_rank, seen))
+                    reports.append(_without_beats(self.first_rank + local_rank, seen))
                 continue
             usage, cpu = self._used(local_rank, view)
             gpu, gpu_memory = (None, None) if usage is None else (usage.gpu, usage.gpu_memory_bytes)

@@ -173,11 +173,20 @@ class Group:
         Args:
             tensors: the same shapes and types on every rank; changed in place.
         """
+        self.copy_from(0, tensors)
+
+    def copy_from(self, rank: int, tensors: Sequence[Tensor]) -> None:
+        """Give every rank the values that one rank has. Collective.
+
+        Args:
+            rank: that one.
+            tensors: the same shapes and types on every rank; changed in place.
+        """
         if self._control is None or not tensors:
             return
         flat = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
-        self._control.broadcast(flat, 0).wait()
-        if self.rank != 0:
+        self._control.broadcast(flat, rank).wait()
+        if self.rank != rank:
             parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))

@@ -22,6 +22,7 @@ import atexit
 import errno
 import os
 import socket
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -194,7 +195,8 @@ class TandemRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """This agent leaves for good. torchrun calls it on its way out, also with an exception."""
-        self._heartbeat.leave()
+        error = sys.exc_info()[1]
+        self._heartbeat.leave(error if isinstance(error, Exception) else None)
         return True
 
     def _replace_exit_barrier(self) -> None:

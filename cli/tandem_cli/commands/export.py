@@ -9,10 +9,11 @@ import numpy as np  # noqa: F401 - where it is missing, the error names the extr
 import typer
 
 from tandem.errors import UserError
+from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.output import echo
 from tandem_cli.report.reading import read
 from tandem_cli.report.run_export import write_csv, write_tensorboard
-from tandem_cli.runs import RunArgument, opened
+from tandem_cli.runs import RunArgument, opened_or_copied
 
 
 class TableFormat(StrEnum):
@@ -36,12 +37,15 @@ def export(
             show_default="csv or tensorboard in the run directory",
         ),
     ] = None,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
 ) -> None:
     """Write the numbers of a run: losses, learning rate, throughput, scores of checkpoints, processor use.
 
-    Works on a run that is going on, too, and on one that was killed.
+    Works on a run that is going on, too, and on one that was killed. With `--namespace` or `--context`, the results of
+    that job are copied to runs/NAME first, without checkpoints, as `tandem copy` does.
     """
-    rundir = opened(run)
+    rundir = opened_or_copied(run, namespace, context)
     found = read(rundir.path)
     try:
         if format_ == TableFormat.CSV:

@@ -41,7 +41,7 @@ def open(
     """Open the live page of a run: loss and scores, throughput, processors, members, and what happened.
 
     Of a job on a cluster it is reached through kubectl port-forward, until Ctrl-C. The address opens the page once and
-    within ten minutes; the browser may look for a week.
+    within ten minutes; the browser may look for a day.
     """
     one = found(run, namespace, context) if run or namespace or context else in_folder(_only_run())
 

@@ -9,10 +9,11 @@ import typer
 
 from tandem.errors import UserError
 from tandem.formatting import one_line
+from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.output import echo
 from tandem_cli.report.run import with_histograms
 from tandem_cli.report.writing import Report, write
-from tandem_cli.runs import RunArgument, opened
+from tandem_cli.runs import RunArgument, opened_or_copied
 from tandem_coordinator.charts import bars
 
 
@@ -31,12 +32,15 @@ def report(
         bool, typer.Option("--png/--no-png", help="Write the pictures as PNG too, into a folder beside the page.")
     ] = True,
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
 ) -> None:
     """Draw what happened in a run as one HTML page that opens offline, with its pictures as PNG files beside it.
 
-    Works on a run that is going on, too, and on one that was killed.
+    Works on a run that is going on, too, and on one that was killed. With `--namespace` or `--context`, the results of
+    that job are copied to runs/NAME first, without checkpoints, as `tandem copy` does.
     """
-    rundir = opened(run)
+    rundir = opened_or_copied(run, namespace, context)
     try:
         written = write(rundir.path, to, png)
     except OSError as error:

@@ -21,7 +21,7 @@ async function trade() {
       body: JSON.stringify({word: decodeURIComponent(word)}),
     });
     if (answer.ok) {
-      location.replace("/");
+      location.replace((await answer.json()).page);
     } else {
       say(`Not opened: ${(await answer.json()).error}.`);
     }

@@ -63,7 +63,7 @@ function show() {
 
 function listen() {
   hush();
-  source = new EventSource(`/page/stream?look=${wide.matches ? "wide" : "narrow"}`);
+  source = new EventSource(`stream?look=${wide.matches ? "wide" : "narrow"}`);
   source.addEventListener("parts", (event) => {
     told();
     for (const [name, html] of Object.entries(JSON.parse(event.data).parts)) put(name, html);
@@ -96,7 +96,7 @@ async function again() {
   next = Date.now() + AGAIN_LATER;
   try {
     // An EventSource does not say why it is refused.
-    const answer = await fetch("/page/ready", {cache: "no-store"});
+    const answer = await fetch("ready", {cache: "no-store"});
     if (answer.ok) {
       listen();
       return;

@@ -3,15 +3,21 @@
 POST /v1/invitation    with the token, as all of /v1: a word that opens the page once
 GET  /open             a page that takes the word out of the address bar and trades it
 POST /open             the trade: the word for a cookie
-GET  /                 the page, with the cookie
-GET  /page/stream      its parts, as server-sent events, with the cookie
-GET  /page/ready       whether the stream would be answered, and if not, why: a browser does not tell its scripts
+GET  /page/KEY/        the page, with the cookie
+GET  /page/KEY/stream  its parts, as server-sent events, with the cookie
+GET  /page/KEY/ready   whether the stream would be answered, and if not, why: a browser does not tell its scripts
 GET  /page/…           style, scripts and icon, which say nothing of the job
 
 The token itself never comes near a browser. `tandem open` shows it to the coordinator and gets an *invitation*, a word
 that is good for once and for minutes. The browser trades it for a cookie, whose value is signed with a key that is
 made of the token: a coordinator that has restarted knows it again, nothing has to be kept, and nobody can work back to
 the token. The cookie opens the page and nothing else.
+
+Browsers send the cookies of 127.0.0.1 to all of its ports, and on another one may be the page of another tenant's job.
+So the cookie is for a path that nobody can guess (KEY, made of the token as well), and is sent with no other request.
+
+Rejected: a name for each job (`HASH.localhost`, which Safari does not resolve), and a word in the page's own storage
+(an EventSource sends no headers).
 """
 
 import asyncio
@@ -36,7 +42,7 @@ from tandem_coordinator.page.viewers import LOOKS, Full, Live, Viewer
 
 INVITATION_SECONDS = 600.0
 """How long an invitation is good for; time enough to carry it to another machine."""
-SESSION_SECONDS = 7 * 86_400
+SESSION_SECONDS = 86_400
 """How long a cookie is good for."""
 MOST_INVITATIONS = 64
 """That are open at the same time; the oldest is forgotten for one more."""
@@ -55,9 +61,10 @@ class Sessions:
         self._key = hmac.digest(token.encode(), b"tandem live page", "sha256")
         self._clock = clock
         self._open: dict[str, float] = {}
-        # Browsers send the cookies of all ports of a host to each of them: two jobs on a laptop need two names.
         self.cookie = f"tandem-{hmac.new(self._key, b'name', hashlib.sha256).hexdigest()[:12]}"
         """Name of this job's cookie."""
+        self.path = f"/page/{hmac.new(self._key, b'path', hashlib.sha256).hexdigest()[:32]}/"
+        """Where the page is, and the only path with which browsers send the cookie."""
 
     def invite(self) -> str:
         """A new invitation."""
@@ -166,9 +173,10 @@ class LivePage:
                 web.post(INVITATION, self._invite),
                 web.get("/open", self._show_door),
                 web.post("/open", self._trade),
-                web.get("/", self._show),
-                web.get("/page/stream", self._stream),
-                web.get("/page/ready", self._ready),
+                web.get("/", self._send_to_door),
+                web.get(self._sessions.path, self._show),
+                web.get(f"{self._sessions.path}stream", self._stream),
+                web.get(f"{self._sessions.path}ready", self._ready),
                 web.get("/page/{name}", self._send_file),
             ]
         )
@@ -199,17 +207,20 @@ class LivePage:
         value = self._sessions.accept(await _word(request))
         if value is None:
             raise web.HTTPForbidden(text="this invitation was used, is too old, or is of another coordinator")
-        answer = web.Response(status=204)
+        where = self._sessions.path
+        answer = web.json_response({"page": where})
         answer.set_cookie(
-            self._sessions.cookie, value, max_age=SESSION_SECONDS, httponly=True, samesite="Strict", path="/"
+            self._sessions.cookie, value, max_age=SESSION_SECONDS, httponly=True, samesite="Strict", path=where
         )
         return answer
 
+    async def _send_to_door(self, request: web.Request) -> web.Response:
+        _refuse_other_hosts(request)
+        return web.Response(status=303, headers={"Location": "/open"})
+
     async def _show(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
-        if not self.knows(request):
-            return web.Response(status=303, headers={"Location": "/open"})
-        return _html(self._page)
+        return _html(self._page) if self.knows(request) else await self._send_to_door(request)
 
     async def _ready(self, request: web.Request) -> web.Response:
         self._admit(request)

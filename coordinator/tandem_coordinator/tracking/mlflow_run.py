@@ -206,10 +206,11 @@ class MlflowRun:
 
 def parameters(job: DistributedTrainingJob) -> dict[str, str]:
     """The job's settings by dotted path, those of its training with their defaults."""
-    spec = job.spec.dump_brief()
+    spec = hidden(job.spec.dump_brief())
     trainer = dict(spec["trainer"])
     if job.spec.trainer.task is not None:
-        trainer["config" if job.spec.trainer.is_built_in else "loop"] = job.spec.trainer.settings_of_loop.dump()
+        loop = hidden(job.spec.trainer.settings_of_loop.dump())
+        trainer["config" if job.spec.trainer.is_built_in else "loop"] = loop
     found: dict[str, str] = {}
     for part in OF_PARAMETERS:
         found |= dict(_flat(part, {**spec, "trainer": trainer}.get(part, {})))

@@ -80,6 +80,9 @@ class DataPosition(Model):
     """Whether the last partial batch of an epoch is left out; None likewise."""
     taken: list[int] | None = None
     """Samples that an epoch takes of each source of a mixture; None where there is one source."""
+    order: str | None = None
+    """A digest of the order of the samples, where some of it is used already; None where nothing of the epoch is, and
+    where it cannot be another one."""
 
 
 class Manifest(Model):

@@ -42,7 +42,7 @@ def worker(index: int = 0, name: str = "", **facts: Any) -> Pod:
     """A worker pod that runs."""
     name = name or f"digits-worker-{index}-aaaaa"
     facts = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490} | facts
-    facts = {"owner": UID, "endpoint": ENDPOINT} | facts
+    facts = {"owner": UID, "endpoint": ENDPOINT, "has_begun": facts["started"] is not None} | facts
     return Pod(name=name, uid=f"uid-of-{name}", role=names.WORKER, index=index, **facts)
 
 
@@ -52,6 +52,7 @@ def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **fact
     template = objects.coordinator_template(of or job(), IMAGES).digest
     given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
     given |= {"address": "10.1.1.1", "uid": f"uid-of-{name}", "owner": UID}
+    given |= {"has_begun": facts.get("started", NOW) is not None}
     return Pod(name=name, role=names.COORDINATOR, **{**given, **facts})
 
 

@@ -8,6 +8,7 @@ time. Whatever has to be true of the real ones is tested on a real cluster, in t
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tandem.formatting import rfc3339
 from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, Object, RequestRefused
@@ -61,6 +63,8 @@ class Cluster:
     requests: int = 0
     known: set[str] = field(default_factory=set)
     """Workers that were in the group."""
+    pod_events: list[Object] = field(default_factory=list)
+    """Events of kubelets."""
     refuses: Callable[[str, Place, Object], Exception | None] = lambda verb, place, body: None
     """What is answered to a write instead of doing it: to its verb, its object's place, and what was sent."""
 
@@ -94,7 +98,7 @@ class Cluster:
         if with_effect and all(owner["uid"] in uids for owner in owners):
             body = copy.deepcopy(manifest)
             self.version += 1
-            body["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": _stamp(self.version)}
+            body["metadata"] |= {"uid": f"uid-{self.version}", "creationTimestamp": rfc3339(time.time())}
             if kind is kinds.SERVICE:
                 body["spec"]["clusterIP"] = f"10.0.0.{self.version % 250}"
             self._cache(place, body, "ADDED")
@@ -143,13 +147,17 @@ class Cluster:
             self.end(place)
         self._after()
 
-    async def terminate(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def events(self, namespace: str, uid: str) -> list[Object]:
+        return [one for one in self.pod_events if one["involvedObject"]["uid"] == uid]
+
+    async def terminate(self, kind: Kind, namespace: str, name: str, uid: str, annotations: Object) -> None:
         place = (kind, namespace, name)
         with_effect = self._before("end", place, {})
         body = self.objects.get(place)
         if body is not None and body["metadata"]["uid"] == uid and with_effect:
             new = copy.deepcopy(body)
-            new["status"] |= {"phase": "Failed", "reason": "DeadlineExceeded"}
+            new["status"] = {**new.get("status", {}), "phase": "Failed", "reason": "DeadlineExceeded"}
+            new["metadata"]["annotations"] = {**new["metadata"].get("annotations", {}), **annotations}
             self._cache(place, new, "MODIFIED")
         self._after()
 
@@ -185,7 +193,7 @@ class Cluster:
         """Somebody makes an object."""
         self.version += 1
         body = copy.deepcopy(body)
-        body["metadata"] |= {"uid": f"uid-{self.version}", "generation": 1, "creationTimestamp": _stamp(self.version)}
+        body["metadata"] |= {"uid": f"uid-{self.version}", "generation": 1, "creationTimestamp": rfc3339(time.time())}
         self._cache((kind, NAMESPACE, body["metadata"]["name"]), body, "ADDED")
 
     def edit(self, kind: Kind, name: str, change: Object) -> None:

@@ -12,6 +12,7 @@ from tandem_cli.job_words import warnings
 from tandem_cli.kubernetes.references import references
 from tandem_coordinator.prerequisites import Site, here, unmet
 from tandem_coordinator.prerequisites.site import Machine
+from tandem_coordinator.tracking.mlflow_run import parameters
 from tests.support import manifests
 
 REFERENCE = {"secretKeyRef": {"name": "hub", "key": "token"}}
@@ -25,6 +26,11 @@ REFERENCE = {"secretKeyRef": {"name": "hub", "key": "token"}}
         ("AWS_SECRET_ACCESS_KEY", True),
         ("apikey", True),
         ("DB_PASSWORD", True),
+        ("MYSQL_PWD", True),
+        ("GITHUB_PAT", True),
+        ("PWD", False),
+        ("OLDPWD", False),
+        ("PATH", False),
         ("TOKENIZERS_PARALLELISM", False),
         ("MONKEY", False),
         ("OMP_NUM_THREADS", False),
@@ -40,6 +46,45 @@ def test_a_manifest_is_shown_without_them() -> None:
     shown = hidden({"spec": {"trainer": {"env": env}}})
     assert shown["spec"]["trainer"]["env"] == [{"name": "HF_TOKEN", "value": HIDDEN}, env[1]]
     assert env[0]["value"] == "hf_abc"
+
+
+SECRETS = [
+    ("https://ci:s3cr3t@index.example/simple", "https://ci:(hidden)@index.example/simple"),
+    ("postgres://u:s3cr3t@db:5432/x?y=1", "postgres://u:(hidden)@db:5432/x?y=1"),
+    ("http://:s3cr3t@proxy:3128", "http://:(hidden)@proxy:3128"),
+    ("hf_abcdefghijklmnopqrs3cr3t", "(hidden)"),
+    ("use ghp_abcdefghijklmnops3cr3t now", "use (hidden) now"),
+    ("-----BEGIN RSA PRIVATE KEY-----\ns3cr3t", "(hidden)"),
+]
+PLAIN = ["https://me@index.example/simple", "s3://bucket/a:b", "localhost:7070", "hf_short", "a:b@c", "$HF_TOKEN"]
+
+
+@pytest.mark.parametrize(("value", "shown"), SECRETS)
+def test_values_are_judged_as_well_as_names(value: str, shown: str) -> None:
+    assert hidden({"env": [{"name": "LEVEL", "value": value}]}) == {"env": [{"name": "LEVEL", "value": shown}]}
+    (warning,) = warnings(
+        manifests.job("digits", trainer={"command": ["a.py"], "env": [{"name": "A", "value": value}]})
+    )
+    assert warning.startswith("spec.trainer.env[0].value: A looks like a secret")
+    assert "s3cr3t" not in warning
+
+
+@pytest.mark.parametrize("value", PLAIN)
+def test_addresses_and_words_that_hold_none_stay(value: str) -> None:
+    assert hidden([value, {"value": value, "name": "A"}]) == [value, {"value": value, "name": "A"}]
+
+
+def test_options_of_commands_are_judged_by_their_names() -> None:
+    command = ["python", "t.py", "--api-key=s3cr3t", "--token", "s3cr3t", "--lr=1", "--hf-token", "--keep", "3"]
+    shown = ["python", "t.py", "--api-key=(hidden)", "--token", "(hidden)", "--lr=1", "--hf-token", "--keep", "3"]
+    assert hidden({"command": command})["command"] == shown
+    found = warnings(manifests.job("digits", trainer={"command": command}))
+    assert [one.partition(" looks")[0] for one in found] == [f"spec.trainer.command[{at}]: this" for at in (2, 4)]
+
+
+def test_nothing_of_them_is_sent_to_mlflow() -> None:
+    script = {"command": ["t.py", "--api-key=s3cr3t"], "args": ["https://a:s3cr3t@b"]}
+    assert "s3cr3t" not in str(parameters(manifests.job("digits", trainer=script)))
 
 
 def test_what_comes_from_elsewhere_is_no_part_of_what_is_written() -> None:

@@ -336,3 +336,36 @@ def test_broken_collectives_that_differ_tell_of_a_peer_or_a_network_and_are_trie
         assert job.state.latest.reason == "PeerLost"
         job.runs("worker-0", number)
     assert not job.failed()
+
+
+MISSING = {"error": "FileNotFoundError: [Errno 2] No such file or directory: 'pyhton'"}
+
+
+def _cannot_start(job: Job, replica: str) -> None:
+    """Its agent was in the group, found no program to start, and says so as it ends."""
+    job.say(replica, "leaving", generation=job.state.number, failure=Failure(rank=0, code=1, **MISSING))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_program_that_cannot_be_started_ends_the_job_the_second_time(replicas: int) -> None:
+    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    for generation in (1, 2):
+        # Their pods are new ones, with names of their own.
+        names = [f"worker-{index}-{generation}" for index in range(replicas)]
+        job.forms(*names)
+        for name in names:
+            _cannot_start(job, name)
+    job.joins("worker-0-3")
+    job.passes(10.0)
+    fail = _end(job)
+    assert fail.cause.reason == "RepeatedFailure"
+    assert fail.cause.detail.startswith(f"rank 0 (worker-0-2) failed: {MISSING['error']}; twice")
+
+
+def test_an_agent_that_ends_in_error_takes_a_failure_off_the_budget_and_one_that_leaves_does_not() -> None:
+    job = group(minimum=1)
+    _cannot_start(job, "worker-1")
+    assert (job.closings(), job.state.failures) == (["WorkerFailed"], 1)
+    job = group(minimum=1)
+    job.say("worker-1", "leaving", generation=1)
+    assert (job.closings(), job.state.failures) == (["MemberLeft"], 0)

@@ -10,7 +10,7 @@ import pytest
 from tandem.job import DistributedTrainingJob
 from tandem.launch import INCARNATION
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.__main__ import CannotStart, _take
+from tandem_coordinator.__main__ import CannotStart, _changed, _take
 from tests.support.manifests import job, manifest, run_directory
 
 SCRIPT = job(trainer={"command": ["python", "train.py"]})
@@ -87,3 +87,13 @@ def test_what_to_type_is_not_lost_behind_all_that_differs(tmp_path: Path) -> Non
     told = refusal(rundir, trains(**other))
     assert "and 5 more); undo that" in told
     assert BEGIN_ANEW in told.replace(str(rundir.path), "/tandem/digits")[:KEPT_OF_A_POD]
+
+
+def test_what_ranks_read_at_their_start_and_has_changed_since_is_named(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    before, now = ({"checkpoint": {"everySteps": steps, "keepLast": keep}} for steps, keep in ((10, 3), (20, 4)))
+    assert _changed(rundir, job(**before)) == "", "there is nothing yet"
+    rundir.create()
+    rundir.write_job(job(**before))
+    assert _changed(rundir, job(**before, elasticity={"hangSeconds": 7})) == ""
+    assert _changed(rundir, job(**now)) == "the job has changed checkpoint.everySteps, checkpoint.keepLast"

@@ -1,5 +1,7 @@
 """Changes of the group that lose nothing: shrinking and leaving save first; a hang tells where."""
 
+from dataclasses import replace
+
 import pytest
 
 from tandem_coordinator.group_state import Hung, Retarget, Synced
@@ -278,8 +280,10 @@ def test_a_changed_target_is_honoured_while_training() -> None:
     job.save_and_stop("worker-0", "worker-1", "worker-2")
     assert job.members() == ["worker-0", "worker-1"]
     assert job.closings() == ["TargetChanged"]
+    job.passes(0.5)
     job.tell(Retarget(3))
-    job.passes(11.0)
+    job.passes(0.5)
+    assert job.state.saving is not None
     job.save_and_stop("worker-0", "worker-1")
     assert job.members() == ["worker-0", "worker-1", "worker-2"]
     assert job.rejoins == []
@@ -372,3 +376,34 @@ def test_the_end_of_a_long_step_is_waited_for() -> None:
     job.passes(60.0)
     assert job.closings() == ["Preempted"]
     assert "did not save within 150 s" in job.state.cause.detail
+
+
+def test_a_group_saves_and_begins_anew_once_when_settings_have_changed_that_ranks_read_at_their_start() -> None:
+    before = Job(target=2)
+    number = before.forms("worker-0", "worker-1")
+    words = "the job has changed checkpoint.everySteps"
+    job = Job(target=2, number=number, latest=before.state.latest, settings_changed=words)
+    for replica in ("worker-0", "worker-1"):
+        job.runs(replica, number)
+    job.passes(0.2)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.state.saving is None, "before its first step it may have read them after the change"
+    job.training = job.can_save = True
+    job.passes(0.2)
+    assert job.state.saving is not None
+    assert job.state.saving.cause.is_planned
+    job.save_and_stop("worker-0", "worker-1")
+    assert job.closings() == ["SettingsChanged"]
+    assert (job.members(), job.state.number) == (["worker-0", "worker-1"], number + 1)
+    job.passes(5.0)
+    assert job.state.saving is None
+    assert job.opened()[-1].detail == words
+
+
+def test_a_script_that_saves_by_itself_is_not_disturbed_by_settings_of_checkpoints() -> None:
+    job = Job(target=1)
+    job.forms("worker-0")
+    job.state = replace(job.state, settings_changed="the job has changed checkpoint.everySteps")
+    job.training = True
+    job.passes(60.0)
+    assert job.closings() == []

@@ -1,6 +1,7 @@
 """When a group grows: at once, at a checkpoint, or after a while, whichever costs least."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,36 +9,91 @@ from tandem_coordinator.group_state import Retarget
 from tests.support.worlds.membership_job import RULES, Job
 
 
-def test_a_newcomer_waits_for_the_cool_down_then_the_group_saves_and_grows() -> None:
-    job = Job(target=2)
+def test_a_newcomer_joins_at_once_and_the_next_one_waits_for_the_cool_down() -> None:
+    job = Job(target=3)
     job.joins("worker-0")
     job.passes(4.0)
     assert job.members() == ["worker-0"]
     job.training = job.can_save = True
     job.joins("worker-1")
-    job.passes(5.0)
-    assert job.state.saving is None
-    job.passes(5.0)
+    job.passes(2.5)
+    assert job.state.saving is None, "the other one that is missing may be about to come"
+    job.passes(1.0)
     assert job.members() == ["worker-0"], "it is still writing"
     assert job.runs("worker-0", 1).order == "save"
     job.save_and_stop("worker-0")
     assert job.members() == ["worker-0", "worker-1"]
     assert job.closings() == ["MemberJoined"]
     assert job.rejoins == [], "an abort would have cost the steps since the last checkpoint"
+    job.training = job.can_save = True
+    job.joins("worker-2")
+    job.passes(RULES.grow_cooldown - 1.0)
+    assert job.state.saving is None
+    job.passes(1.0)
+    assert job.state.saving is not None
 
 
-def test_what_replaces_a_lost_member_joins_at_once_but_one_that_comes_and_goes_waits_for_the_cool_down() -> None:
+@pytest.mark.parametrize("apart", [0.5, 2.5])
+def test_newcomers_beyond_the_size_of_the_group_join_together(apart: float) -> None:
+    job = Job(target=2, rules=replace(RULES, grow_cooldown=30.0))
+    job.trains("worker-0", "worker-1")
+    job.passes(100.0)
+    job.tell(Retarget(4))
+    job.joins("worker-2")
+    job.passes(apart)
+    assert job.state.saving is None
+    job.joins("worker-3")
+    job.passes(0.2)
+    assert job.state.saving is not None
+    job.save_and_stop("worker-0", "worker-1")
+    assert job.members() == [f"worker-{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("lived", [1.0, 5.0, 100.0])
+def test_a_group_is_back_at_its_size_as_soon_as_the_replacements_are_there_whenever_it_began(lived: float) -> None:
+    job = Job(target=4, rules=replace(RULES, grow_cooldown=30.0))
+    job.trains(*(f"worker-{number}" for number in range(4)))
+    job.passes(lived)
+    job.falls_silent("worker-2", "worker-3")
+    job.passes(4.0)
+    assert job.members() == ["worker-0", "worker-1"]
+    job.training = job.can_save = True
+    size = 2
+    for newcomer in ("worker-4", "worker-5"):
+        job.joins(newcomer)
+        job.passes(1.0)
+        if job.state.saving is not None:
+            job.save_and_stop(*job.members())
+        size += 1
+        assert len(job.members()) == size
+        job.training = job.can_save = True
+
+
+def test_the_late_ones_of_the_first_group_do_not_wait_for_the_cool_down() -> None:
+    job = Job(target=2, rules=replace(RULES, grow_cooldown=30.0))
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.training = job.can_save = True
+    job.joins("worker-1")
+    job.passes(0.2)
+    assert job.state.saving is not None
+
+
+def test_what_replaces_a_lost_member_joins_at_once_but_one_that_was_cut_off_and_is_back_waits_for_the_cool_down() -> (
+    None
+):
     job = Job(target=2)
     job.joins("worker-0")
     job.joins("worker-1")
     job.passes(30.0)
     job.training = job.can_save = True
 
-    def is_lost_and_replaced(lost: str, by: str) -> None:
+    def is_lost_and_replaced(lost: str, by: str, **more: Any) -> None:
         job.falls_silent(lost)
         job.passes(4.0)
         assert job.members() == ["worker-0"]
-        job.joins(by)
+        job.training = job.can_save = True
+        job.joins(by, **more)
         job.passes(0.5)
 
     is_lost_and_replaced("worker-1", by="worker-2")
@@ -45,7 +101,7 @@ def test_what_replaces_a_lost_member_joins_at_once_but_one_that_comes_and_goes_w
     job.save_and_stop("worker-0")
     assert job.members() == ["worker-0", "worker-2"]
 
-    is_lost_and_replaced("worker-2", by="worker-3")
+    is_lost_and_replaced("worker-2", by="worker-2", generation=job.state.number)
     assert job.state.saving is None
     job.passes(4.0)
     assert job.state.saving is None, "the group grew 9 s ago"
@@ -96,16 +152,19 @@ def test_a_script_whose_checkpoints_nobody_sees_does_not_stay_too_small_for_ever
 
 
 def test_a_checkpoint_within_the_cool_down_is_no_reason_to_grow_long_after_it() -> None:
-    job = Job(target=2, rules=replace(RULES, grow_cooldown=20.0))
+    job = Job(target=3, rules=replace(RULES, grow_cooldown=20.0))
     job.joins("worker-0")
     job.passes(4.0)
     job.joins("worker-1")
+    job.passes(4.0)
+    assert job.members() == ["worker-0", "worker-1"]
+    job.joins("worker-2")
     job.passes(1.0)
     job.checkpoint = 500
     job.passes(10.0)
-    assert job.members() == ["worker-0"]
+    assert job.members() == ["worker-0", "worker-1"]
     job.passes(10.0)
-    assert job.members() == ["worker-0", "worker-1"], "less is at stake than growAfterSeconds"
+    assert len(job.members()) == 3, "less is at stake than growAfterSeconds"
 
 
 @pytest.mark.parametrize("at_stake", [0.0, 5.0, 29.0])

@@ -52,7 +52,14 @@ class TestACookie:
         assert not sessions.knows(other.accept(other.invite()))
         assert sessions.cookie != other.cookie
 
-    def test_is_good_for_a_week(self, sessions: Sessions, clock: Clock) -> None:
+    def test_is_sent_with_a_path_alone_that_nobody_else_can_guess(self, sessions: Sessions, clock: Clock) -> None:
+        """Browsers send it to each port of the machine, and there may be the page of somebody else's job."""
+        other = Sessions("another-secret", clock)
+        assert sessions.path != other.path
+        assert len(sessions.path) >= len("/page//") + 32
+        assert Sessions(TOKEN, clock).path == sessions.path
+
+    def test_is_good_for_a_day(self, sessions: Sessions, clock: Clock) -> None:
         value = sessions.accept(sessions.invite())
         clock.now += SESSION_SECONDS - 1
         assert sessions.knows(value)

@@ -192,7 +192,7 @@ class Served:
         page.add_to(application)
         self.viewers = page._live.viewers
         self.runner = web.AppRunner(application, shutdown_timeout=GRACE_SECONDS)
-        self._cookie = ""
+        self._cookie = self._page = ""
 
     async def __aenter__(self) -> Self:
         await self.runner.setup()
@@ -203,6 +203,7 @@ class Served:
             word = (await invited.json())["word"]
             async with client.post(f"{self._url}/open", json={"word": word}) as opened:
                 self._cookie = opened.headers["Set-Cookie"].partition(";")[0]
+                self._page = (await opened.json())["page"]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -222,13 +223,13 @@ class Served:
     async def reader(self) -> AsyncIterator[StreamReader]:
         """Somebody who reads."""
         headers = {"Cookie": self._cookie}
-        async with ClientSession() as client, client.get(f"{self._url}/page/stream", headers=headers) as answer:
+        async with ClientSession() as client, client.get(f"{self._url}{self._page}stream", headers=headers) as answer:
             yield answer.content
 
     @contextmanager
     def deaf(self) -> Iterator[socket.socket]:
         """A connection that asks for the stream and reads nothing."""
-        asks = f"GET /page/stream HTTP/1.1\r\nHost: {self._host}\r\nCookie: {self._cookie}\r\n\r\n"
+        asks = f"GET {self._page}stream HTTP/1.1\r\nHost: {self._host}\r\nCookie: {self._cookie}\r\n\r\n"
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((self._host, self._port))

@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,11 +69,16 @@ def attempt(folder: Path, content: bytes) -> str:
     return str(error.value)
 
 
+OUTSIDE = "(outside)"
+"""A link that leads to a folder elsewhere."""
 HOSTILE = [
     ([("../evil", b"x")], "outside of its folder"),
     ([("/tmp/evil", b"x")], "outside of its folder"),
     ([("a/../../evil", b"x")], "outside of its folder"),
-    ([("a", "/etc"), ("a/passwd", b"x")], "holds one name twice"),
+    ([("a", "/etc"), ("a/passwd", b"x")], "is behind the link a"),
+    ([("a", OUTSIDE), ("a/b", "x")], "is behind the link a"),
+    ([("a", OUTSIDE), ("a/b/c/d", "x")], "is behind the link a"),
+    ([("a", "b"), ("b", "a")], "leads to itself"),
     ([("link", "../../etc/passwd")], "leads out of its folder"),
     ([("link", "/etc/passwd")], "leads out of its folder"),
     ([("p/q/r/l", "../../../a"), ("a/x", b""), ("e", "p/q/r/l/../../../..")], "leads out of its folder"),
@@ -87,8 +93,13 @@ HOSTILE = [
 def test_a_hostile_pack_writes_nowhere_and_leaves_nothing(
     tmp_path: Path, members: list[Member | tarfile.TarInfo], complaint: str
 ) -> None:
-    assert complaint in attempt(tmp_path, gzip.compress(tar(*members)))
+    (tmp_path / "outside").mkdir()
+    there: list[Any] = [
+        (one[0], str(tmp_path / "outside")) if isinstance(one, tuple) and one[1] == OUTSIDE else one for one in members
+    ]
+    assert complaint in attempt(tmp_path, gzip.compress(tar(*there)))
     assert not (tmp_path / "evil").exists()
+    assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_a_kilobyte_that_unpacks_to_gigabytes_is_refused_on_the_way(

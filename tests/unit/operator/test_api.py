@@ -219,3 +219,27 @@ async def test_a_watch_that_breaks_off_can_be_tried_again() -> None:
             async for _, one in connection.changes(kinds.POD, 5):
                 found.append(one["name"])
     assert found == ["a"]
+
+
+async def test_a_field_that_pods_do_not_have_is_an_error_and_not_passed_over() -> None:
+    asked: list[str] = []
+
+    async def pods(request: web.Request) -> web.Response:
+        asked.append(request.query.get("fieldValidation", ""))
+        return web.json_response({}, status=201)
+
+    async with served("POST", "/api/v1/namespaces/n/pods", pods) as connection:
+        await connection.create(kinds.POD, {"metadata": {"name": "p", "namespace": "n"}})
+    assert asked == ["Strict"]
+
+
+async def test_events_of_one_object_are_asked_for() -> None:
+    asked: list[str] = []
+
+    async def events(request: web.Request) -> web.Response:
+        asked.append(request.query["fieldSelector"])
+        return web.json_response({"items": [{"reason": "Pulling"}, "nonsense"]})
+
+    async with served("GET", "/api/v1/namespaces/n/events", events) as connection:
+        assert await connection.events("n", "u") == [{"reason": "Pulling"}]
+    assert asked == ["involvedObject.uid=u"]

@@ -4,9 +4,11 @@ from typing import Any
 
 from tandem.formatting import rfc3339
 from tandem.reasons import Reason
+from tandem.status import GenerationView, Snapshot
 from tandem_operator import kinds
-from tandem_operator.job_memory import Attempt, later
+from tandem_operator.job_memory import MANY, Attempt, later, role_waits
 from tandem_operator.reporting import Want
+from tests.support.clock import Clock
 from tests.support.worlds.operator_job import (
     NOW,
     decided,
@@ -18,7 +20,7 @@ from tests.support.worlds.operator_job import (
     surroundings,
     worker,
 )
-from tests.support.worlds.operator_world import JOB, KEY, World
+from tests.support.worlds.operator_world import JOB, KEY, LOOP, World
 
 
 def test_a_field_that_an_older_crd_drops_is_not_written_at_every_look(monkeypatch: Any) -> None:
@@ -84,3 +86,43 @@ def test_a_message_is_cut_and_printable_whoever_wrote_it() -> None:
     message = decided(of, surroundings(of), attempts=refused).status.message or ""
     assert len(message) <= 2_000
     assert message.isprintable()
+
+
+def test_a_suspended_job_does_not_wait_for_a_worker_that_was_lost_with_its_node() -> None:
+    of = job(status=initialized(phase="Suspended"), runPolicy={"suspend": True})
+    lost = worker(0, ready=False, silent=True, deleting=True)
+    ready = next(one for one in decided(of, surroundings(of, lost)).status.conditions if one.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", "Suspended")
+    lives = worker(1)
+    ready = next(one for one in decided(of, surroundings(of, lost, lives)).status.conditions if one.type == "Ready")
+    assert (ready.status, ready.reason) == ("False", "Saving")
+
+
+def test_a_coordinator_that_says_something_new_at_each_look_causes_few_events_and_writes(monkeypatch: Any) -> None:
+    world, number = World(), 0
+    clock = Clock(1_767_225_600.0)
+    monkeypatch.setattr("time.time", clock)
+    monkeypatch.setattr("time.monotonic", clock)
+    world.settle()
+    before, written = len(world.cluster.told), len(world.cluster.written)
+
+    async def lies(endpoint: str, token: str) -> Snapshot:
+        nonlocal number
+        number += 5
+        views = [
+            GenerationView(generation=one, world_size=1, members=["x"], opened_at=0.0, reason="WorkerFailed")
+            for one in range(number - 4, number + 1)
+        ]
+        return heard("Running", generation=number, message=f"m{number}").model_copy(update={"generations": views})
+
+    monkeypatch.setattr(world.cluster, "ask", lies)
+    for _ in range(600):
+        clock.now += 1
+        LOOP.run(world.controller.look(KEY))
+    assert len(world.cluster.told) - before <= 25 + 600 / 300
+    assert len(world.cluster.written) - written <= 60 + 600 / 5
+
+
+def test_a_few_pods_that_were_refused_before_a_step_of_the_clock_back_hold_up_no_others() -> None:
+    refused = {f"worker {index}": Attempt(9, NOW + 3600, Want("Refused", "a quota")) for index in range(MANY)}
+    assert role_waits(refused, "worker", NOW) is None

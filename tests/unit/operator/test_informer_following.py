@@ -15,13 +15,17 @@ KEY = ("n", "digits")
 Answer = list[tuple[str, dict[str, Any]] | Exception]
 
 
-def claim(version: int, name: str = "digits") -> dict[str, Any]:
+JOB = {"metadata": {"name": "digits", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 1}}
+OURS, OTHER = "digits-checkpoints", "digits-job"
+
+
+def claim(version: int, name: str = OURS) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": {**metadata, "labels": {names.JOB: "digits"}}}
 
 
 class Api:
-    """An API server that has claims alone, and tells of them what a test has it tell."""
+    """An API server that has a job and claims, and tells of them what a test has it tell."""
 
     def __init__(self) -> None:
         self.claims: list[dict[str, Any]] = []
@@ -34,7 +38,7 @@ class Api:
 
     async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
         self.lists += kind is kinds.CLAIM
-        yield ListPart(self.claims if kind is kinds.CLAIM else [], self.version)
+        yield ListPart({kinds.CLAIM: self.claims, kinds.JOB: [JOB]}.get(kind, []), self.version)
 
     async def changes(self, kind: Kind, version: int, namespace: str = "", selector: str = "") -> AsyncIterator[Any]:
         assert selector == names.JOB
@@ -74,12 +78,12 @@ def known(cache: Cache) -> set[str]:
 def test_what_happens_after_the_list_is_news() -> None:
     api = Api()
     api.claims = [claim(9)]
-    api.answers = [[("ADDED", claim(11, "other")), ("DELETED", claim(12))]]
+    api.answers = [[("ADDED", claim(11, OTHER)), ("DELETED", claim(12))]]
 
     async def story(cache: Cache, news: list[Key]) -> None:
         assert api.asked == [10]
-        assert known(cache) == {"other"}
-        assert news == [KEY, KEY, KEY]
+        assert known(cache) == {OTHER}
+        assert news == [KEY, KEY, KEY, KEY], "the job and its claims"
 
     followed(api, story)
 
@@ -92,7 +96,7 @@ def test_the_next_answer_begins_where_the_last_has_ended_and_a_bookmark_is_no_ob
         api.claims, api.version = [claim(11)], 40
         await asyncio.sleep(301)
         assert api.asked[:2] == [10, 40]
-        assert known(cache) == {"digits"}
+        assert known(cache) == {OURS}
         assert not cache.unreadable.counts.total()
 
     followed(api, story)
@@ -107,7 +111,7 @@ def test_a_version_that_is_too_long_ago_is_listed_anew_at_once() -> None:
         await asyncio.sleep(RETRY_SECONDS + 0.1)
         assert api.lists == 2, "long before the next sweep"
         assert api.asked == [10, 20]
-        assert known(cache) == {"digits"}
+        assert known(cache) == {OURS}
 
     assert RETRY_SECONDS < SWEEP_SECONDS / 4
     followed(api, story)
@@ -119,14 +123,14 @@ def test_after_a_failure_it_goes_on_from_the_last_list() -> None:
         [("ADDED", claim(11)), Unavailable("it is away")],
         [Unavailable("it is away still")],
         [RequestRefused(403, "Forbidden", "not yet")],
-        [("ADDED", claim(11)), ("ADDED", claim(13, "late"))],
+        [("ADDED", claim(11)), ("ADDED", claim(13, OTHER))],
     ]
 
     async def story(cache: Cache, news: list[Key]) -> None:
         await asyncio.sleep(3 * RETRY_SECONDS + 0.1)
         assert api.asked == [10, 10, 10, 10]
-        assert known(cache) == {"digits", "late"}
-        assert news == [KEY, KEY], "what is told twice is news once"
+        assert known(cache) == {OURS, OTHER}
+        assert news == [KEY, KEY, KEY], "the job, and what is told twice is news once"
 
     followed(api, story)
 

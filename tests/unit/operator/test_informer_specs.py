@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem.reasons import Reason
 from tandem_operator import kinds
-from tandem_operator.bounded import SpecBytes, size
+from tandem_operator.bounded import Shares, size
 from tandem_operator.informer import Cache
 from tests.support import manifests
 from tests.support.worlds.operator_job import TASK
@@ -75,14 +75,14 @@ def test_a_namespace_that_takes_all_there_is_leaves_room_for_others() -> None:
 
 def test_a_job_without_room_says_so_and_begins_once_there_is_some() -> None:
     world = World()
-    world.cache._spec_bytes = SpecBytes(size(JOB["spec"]) - 1)
+    world.cache._specs = Shares(size(JOB["spec"]) - 1)
     world.relist()
     world.look()
     assert conditions(world)["Ready"] == ("False", Reason.NO_ROOM)
     assert conditions(world)["Reconciling"] == ("True", Reason.NO_ROOM)
     message = world.cluster.objects[kinds.JOB, *KEY]["status"]["message"]
     assert "the specs of the jobs in the namespace default take" in message
-    world.cache._spec_bytes = SpecBytes(3 * size(JOB["spec"]))
+    world.cache._specs = Shares(3 * size(JOB["spec"]))
     assert world.cache.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY]) == [KEY]
     world.settle()
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
@@ -90,7 +90,7 @@ def test_a_job_without_room_says_so_and_begins_once_there_is_some() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("12345"), st.integers(0, 60)), max_size=60))
 def test_all_together_never_take_more_than_there_is(steps: list[tuple[str, str, int]]) -> None:
-    found, model = SpecBytes(100), dict[tuple[str, str], int]()
+    found, model = Shares(100), dict[tuple[str, str], int]()
     for namespace, name, wanted in steps:
         taken = found.take((namespace, name), wanted)
         model[namespace, name] = wanted if taken else 0

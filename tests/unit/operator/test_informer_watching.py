@@ -20,7 +20,15 @@ def job(name: str = "digits", version: int = 1, generation: int = 1) -> dict[str
 
 def policy() -> dict[str, Any]:
     labels = {names.JOB: "digits"}
-    return {"metadata": {"name": "p", "namespace": "n", "uid": "uid-p", "resourceVersion": "9", "labels": labels}}
+    return {
+        "metadata": {
+            "name": "digits-network",
+            "namespace": "n",
+            "uid": "uid-p",
+            "resourceVersion": "9",
+            "labels": labels,
+        }
+    }
 
 
 class Api:

@@ -89,6 +89,25 @@ def test_of_hundreds_of_pods_that_are_refused_few_are_tried(clock: Clock) -> Non
     assert len(live(world, names.WORKER)) == 20, "once there is room, all of them"
 
 
+def test_of_a_quota_that_has_room_for_some_pods_the_coordinator_is_one(clock: Clock) -> None:
+    world, room = World(), 2
+
+    def quota(verb: str, place: Place, body: Object) -> Exception | None:
+        return QUOTA if verb == "create" and place[0] is kinds.POD and len(world.cluster.pods()) >= room else None
+
+    world.cluster.refuses = quota
+    passes(world, clock, HOUR / 4)
+    assert (live(world, names.COORDINATOR), live(world, names.WORKER)) == ([0], [0])
+    # Another tenant takes what its eviction has freed; later there is room for one again.
+    (lost,) = world.cluster.pods(names.COORDINATOR)
+    room = 1
+    world.cluster.end((kinds.POD, NAMESPACE, lost["metadata"]["name"]))
+    passes(world, clock, 90)
+    room = 2
+    passes(world, clock, 2 * LONGEST_SECONDS)
+    assert (live(world, names.COORDINATOR), live(world, names.WORKER)) == ([0], [0])
+
+
 def test_a_replacement_that_is_refused_is_not_told_and_one_that_is_made_is(clock: Clock) -> None:
     world = World()
     world.settle()

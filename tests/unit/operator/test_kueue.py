@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.job import DistributedTrainingJob
+from tandem_operator import kinds, names
 from tandem_operator.kinds import POD
 from tandem_operator.kueue import group_of
 from tandem_operator.observed import Pod, PodGroup, observe
@@ -79,3 +80,25 @@ def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: PodGr
     assert made(plan) == []
     (found,) = groups(worker(1, group=other, deleting=True))
     assert found not in (None, other)
+
+
+@pytest.mark.parametrize(
+    ("gates", "finalizers", "unqueued"),
+    [([], [], True), ([{"name": names.GATE}], [names.HELD], False), ([], [names.HELD], False)],
+)
+def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
+    gates: list[dict[str, str]], finalizers: list[str], unqueued: bool
+) -> None:
+    labels = {names.JOB: "digits", names.ROLE: names.WORKER, names.QUEUE: "gpus", names.GROUP: "g"}
+    metadata = {"name": "p", "uid": "u", "labels": labels, "finalizers": finalizers}
+    pod = observe(kinds.POD, {"metadata": metadata, "spec": {"schedulingGates": gates}, "status": {"phase": "Pending"}})
+    assert isinstance(pod, Pod)
+    assert pod.unqueued == unqueued
+    of = job(status=initialized(), runPolicy={"queueName": "gpus"})
+    there = surroundings(of, worker(0, unqueued=pod.unqueued), worker(1))
+    message = decided(of, there, heard=heard()).status.message
+    assert message == (
+        "the workers do not wait in the queue gpus: Kueue is not installed, or does not handle pods here"
+        if unqueued
+        else None
+    )

@@ -262,7 +262,7 @@ def test_what_does_not_hold_the_lease_writes_nothing() -> None:
             lambda: api.create(kinds.POD, whole),
             lambda: api.apply(kinds.SERVICE, whole),
             lambda: api.patch_status(kinds.JOB, "n", "n", {}),
-            lambda: api.terminate(kinds.POD, "n", "n", "u"),
+            lambda: api.terminate(kinds.POD, "n", "n", "u", {}),
             lambda: api.delete(kinds.POD, "n", "n", "u"),
         ]
         for write in writes:

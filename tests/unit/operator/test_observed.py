@@ -75,6 +75,23 @@ def test_why_a_pod_waits() -> None:
     assert pod("Pending", containerStatuses=state(waiting={"reason": "ContainerCreating"})).waiting == ""
 
 
+@pytest.mark.parametrize("where", ["initContainerStatuses", "containerStatuses"])
+def test_a_container_beside_ours_that_does_not_start_is_named(where: str) -> None:
+    beside = {"name": "fetch", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    ours = {"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}
+    found = pod("Pending", **{"containerStatuses": [ours], where: [ours, beside]})
+    assert (found.waiting, found.words) == ("ImagePullBackOff", "container fetch: no such image")
+
+
+def test_an_init_container_that_failed_says_why_its_pod_ended() -> None:
+    terminated = {"exitCode": 7, "reason": "Error", "message": "looking\nno such data set\n"}
+    first = [{"name": "ok", "state": {"terminated": {"exitCode": 0}}}, {"name": "fetch", "state": {}}]
+    first[1]["state"] = {"terminated": terminated}
+    ours = state(waiting={"reason": "PodInitializing"})
+    found = pod("Failed", initContainerStatuses=first, containerStatuses=ours)
+    assert found.words == "init container fetch ended with exit code 7: no such data set"
+
+
 @pytest.mark.parametrize(
     ("gates", "finalizers", "abandoned"),
     [

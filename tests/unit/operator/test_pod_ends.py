@@ -80,6 +80,16 @@ def test_a_pod_that_exceeds_its_own_limit_again_and_again_ends_the_job_in_the_ku
     assert (failures, plan.status.phase) == (MOST_FAILURES - 1, "Failed")
 
 
+def test_a_pod_that_fails_in_the_group_before_a_step_counts_and_one_after_a_step_does_not() -> None:
+    of, pod = job(status=initialized(), workers={"replicas": 1}), ended(0, failures=MOST_FAILURES - 1)
+    for progressed, phase in ((False, "Failed"), (True, "Restarting"), (None, "Restarting")):
+        group = GenerationView(
+            generation=1, world_size=1, members=[pod.name], opened_at=0.0, reason="Started", progressed=progressed
+        )
+        said = heard("Restarting", worldSize=None).model_copy(update={"generations": [group]})
+        assert decided(of, surroundings(of, pod), heard=said, idle=IDLE).status.phase == phase
+
+
 @pytest.mark.parametrize("end", [PodEnd.REJECTED, PodEnd.OVER_LIMIT])
 def test_it_is_no_trouble_any_more_once_the_next_pod_has_run_for_a_minute(end: PodEnd) -> None:
     of = job(status=initialized(), workers={"replicas": 1})
@@ -92,7 +102,7 @@ def test_it_is_no_trouble_any_more_once_the_next_pod_has_run_for_a_minute(end: P
 
 def row(end: PodEnd, follows: Consequence) -> str:
     """The line about it in docs/operator.md."""
-    well = f"{follows.starts_well:.0f} s" + (" or was in the group" if follows.is_proven_in_group else "")
+    well = f"{follows.starts_well:.0f} s" + (" or its group made steps" if follows.is_proven_by_steps else "")
     counts = f"one more in a row; the first again if it ran for {well}" if follows.counts else "no"
     if follows.forgives:
         counts += "; ends a row of failures"

@@ -11,6 +11,7 @@ from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Pod, observe
 from tandem_operator.plan import Plan
 from tandem_operator.reconcile import reconcile
+from tests.support import ROOT
 from tests.support.worlds.operator_job import (
     IMAGES,
     NOW,
@@ -85,7 +86,7 @@ def test_a_template_of_the_users_is_laid_over_ours() -> None:
     pod = decided(of).make[0]
     spec, labels = pod["spec"], pod["metadata"]["labels"]
     assert (labels["team"], labels["app.kubernetes.io/name"], spec["restartPolicy"]) == ("vision", "tandem", "Never")
-    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "fast"}
     assert [one["name"] for one in spec["containers"]] == ["worker", "beside"]
     assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == [
         "/tandem",
@@ -107,10 +108,36 @@ def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its
     (preferred,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     keys = [one["key"] for one in preferred["preference"]["matchExpressions"]]
     assert keys[:2] == ["nvidia.com/gpu.present", "nvidia.com/gpu.count"]
-    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    apart, _ = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     wanted = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
     assert wanted.items() <= pod["metadata"]["labels"].items()
     assert wanted[names.ROLE] == names.COORDINATOR
+
+
+def test_a_coordinator_keeps_off_the_node_of_the_operator_if_it_can() -> None:
+    affinity = pods_of(decided(job(), Children()))["coordinator 0"]["affinity"]["podAntiAffinity"]
+    ((_, ours), (weight, its)) = [
+        (one["weight"], one["podAffinityTerm"]) for one in affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    ]
+    assert (weight, its["topologyKey"], its["namespaceSelector"]) == (50, ours["topologyKey"], {})
+    label, role = next(iter(its["labelSelector"]["matchLabels"].items()))
+    assert f"{label}: {role}" in (ROOT / "charts/tandem/templates/deployment.yaml").read_text()
+
+
+def test_every_pod_is_of_linux_and_a_selector_of_the_users_is_laid_over_that() -> None:
+    template = {"spec": {"nodeSelector": {"pool": "a"}}}
+    of = job(status=initialized(), workers={"replicas": 1, "template": template})
+    made = pods_of(decided(of, Children()))
+    assert {pod["nodeSelector"]["kubernetes.io/os"] for pod in made.values()} == {"linux"}
+    worker = pods_of(decided(of))["worker 0"]["nodeSelector"]
+    assert worker == {"kubernetes.io/os": "linux", "pool": "a"}
+
+
+def test_a_claim_among_an_evaluators_resources_stays() -> None:
+    container = {"name": "evaluator", "resources": {"claims": [{"name": "nic"}], "limits": {"cpu": "1"}}}
+    evaluators = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+    (evaluator,) = pods_of(decided(job(evaluators=evaluators), Children()))["evaluator 0"]["containers"]
+    assert evaluator["resources"] == container["resources"]
 
 
 def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
@@ -205,8 +232,8 @@ def test_a_volume_of_one_node_is_bound_where_workers_can_run(modes: list[str]) -
     made = {called(one): one["spec"] for one in decided(of, Children()).make}
     for pod in (made["coordinator 0"], made["evaluator 0"]):
         keys = [one["key"] for one in pod["tolerations"]]
-        selection = pod.get("nodeSelector"), {"spot", "nvidia.com/gpu"} <= set(keys)
-        assert selection == (({"gpu": "a100"}, True) if modes == ["ReadWriteOnce"] else (None, False))
+        selection = pod["nodeSelector"].get("gpu"), {"spot", "nvidia.com/gpu"} <= set(keys)
+        assert selection == (("a100", True) if modes == ["ReadWriteOnce"] else (None, False))
         node = pod["affinity"]["nodeAffinity"]
         assert (node.get("requiredDuringSchedulingIgnoredDuringExecution") == required) == selection[1]
 

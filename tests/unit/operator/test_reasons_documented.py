@@ -14,7 +14,9 @@ from tests.support import ROOT
 from tests.support.worlds.operator_job import decided, ended, heard, initialized, job, surroundings
 from tests.support.worlds.operator_world import KEY, World
 
-OTHERS = {"Unschedulable", "SchedulingGated", "ImagePullBackOff", "CoordinatorReplaced"}
+OTHERS = {"Unschedulable", "SchedulingGated", "ImagePullBackOff", "CoordinatorReplaced"} | {
+    *("FailedMount", "FailedAttachVolume", "Pulling", "ContainerCreating")
+}
 """Words of Kubernetes, and of Events alone."""
 
 

@@ -11,7 +11,8 @@ from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
-from tandem_operator.reconcile import reconcile
+from tandem_operator.pod_starts import MAX_START_SECONDS
+from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Want
 from tests.support.worlds.operator_job import (
@@ -59,7 +60,14 @@ def test_workers_are_made_before_the_coordinator_answers_and_wait_for_it() -> No
 
 
 @pytest.mark.parametrize(
-    "state", [{"restarts": 1}, {"waiting": "CrashLoopBackOff"}, {"waiting": "ImagePullBackOff"}], ids=str
+    "state",
+    [
+        {"restarts": 1},
+        {"waiting": "CrashLoopBackOff"},
+        {"waiting": "ImagePullBackOff"},
+        {"phase": "Pending", "started": None, "created": NOW - COORDINATOR_SECONDS},
+    ],
+    ids=str,
 )
 def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state: dict[str, Any]) -> None:
     of = job()
@@ -69,6 +77,38 @@ def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state:
     assert (made(plan), removed(plan)) == ([], ["digits-worker-0-aaaaa", "digits-worker-1-aaaaa"])
     trains = job(status=initialized())
     assert removed(decided(trains, surroundings(trains, broken, worker(0), worker(1)))) == []
+
+
+def test_a_pod_that_does_not_begin_is_ended_unless_its_image_is_pulled() -> None:
+    of = job(status=initialized())
+    mount = Want("FailedMount", 'MountVolume.SetUp failed for volume "data": configmap "setup" not found')
+    facts = {"phase": "Pending", "ready": False, "started": None, "placed": NOW - MAX_START_SECONDS}
+    pod = worker(1, **facts)
+    there = surroundings(of, worker(0), pod)
+    for want, ends in ((mount, [pod]), (Want("Pulling", 'Pulling image "x"'), []), (None, [pod])):
+        plan = decided(of, there, heard=heard("Starting"), starts={} if want is None else {pod.uid: want})
+        assert list(plan.end) == ends
+        assert plan.status.message == (None if want is None else f"{pod.name}: {want.message}")
+    soon = surroundings(of, worker(0), replace(pod, placed=NOW - MAX_START_SECONDS + 1))
+    assert decided(of, soon, heard=heard("Starting"), starts={pod.uid: mount}).end == ()
+
+
+def test_workers_wait_for_a_coordinator_that_is_about_to_begin() -> None:
+    of = job()
+    starts = coordinator(of, ready=False, phase="Pending", started=None, created=NOW - COORDINATOR_SECONDS + 1)
+    assert removed(decided(of, surroundings(of, starts, worker(0), worker(1)))) == []
+
+
+def test_a_coordinator_that_is_refused_gets_the_room_of_everybody_else() -> None:
+    refused = {place(names.COORDINATOR, 0): Attempt(9, NOW - 1, Want("QuotaExceeded", "exceeded quota"))}
+    of = job()
+    there = surroundings(of, worker(0), evaluators=())
+    alone = children([one for one in there.things.values() if getattr(one, "role", "") != names.COORDINATOR])
+    plan = decided(of, alone, attempts=refused)
+    assert ("worker 1" in made(plan), removed(plan)) == (False, ["digits-worker-0-aaaaa"])
+    trains = job(status=initialized())
+    plan = decided(trains, alone, attempts=refused)
+    assert (made(plan), removed(plan)) == ([], []), "who trains goes on, and nobody takes its place"
 
 
 def test_a_token_that_somebody_has_deleted_is_made_again_once_a_pod_misses_it() -> None:
@@ -106,6 +146,18 @@ def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> N
     assert (made(plan), removed(plan)) == (["coordinator 0"], ["digits-coordinator-0-aaaaa"])
     (notice,) = [one for one in plan.notices if one.reason == "CoordinatorReplaced"]
     assert (notice.warning, "what the job was before" in notice.message) == (False, True)
+
+
+@pytest.mark.parametrize(("size", "applied"), [(None, None), ("20Gi", "20Gi")])
+def test_a_claim_that_was_made_with_another_size_by_default_keeps_it(size: str | None, applied: str | None) -> None:
+    storage = {"size": size} if size else {}
+    of = job(status=initialized(), checkpoint={"storage": {**storage, "accessModes": ["ReadWriteMany"]}})
+    there = surroundings(of, worker(0), worker(1))
+    claim = there.things[kinds.CLAIM, "digits-checkpoints"]
+    changed = children([one for one in there.things.values() if one is not claim] + [replace(claim, applied="old")])
+    (update,) = decided(of, changed, heard=heard()).update
+    assert update["spec"].get("resources", {}).get("requests", {}).get("storage") == applied
+    assert update["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
@@ -324,7 +376,7 @@ def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> Non
     there = surroundings(of, evaluators=[])
     rest = {key: one for key, one in there.things.items() if key[0] is not kinds.POD}
     plan = decided(of, Children(rest))
-    assert made(plan) == ["coordinator 0", "evaluator 0", "worker 0", "worker 1"]
+    assert made(plan) == ["coordinator 0", "worker 0", "worker 1", "evaluator 0"]
 
 
 # What is told
@@ -349,7 +401,7 @@ def test_what_the_api_server_refused_stands_in_the_status() -> None:
 
 def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
     of = job()
-    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0)
+    said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0123456)
     told = decided(of, surroundings(of, worker(0), worker(1)), heard=said).status
     assert (told.progress is not None and told.progress.step, told.loss, told.throughput) == (40, 0.5, 900.0)
     later = of.model_copy(update={"status": told})

@@ -7,6 +7,7 @@ import pytest
 
 from tandem.status import Condition, Status
 from tandem_operator import kinds, names
+from tandem_operator.api import RequestRefused
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
 from tandem_operator.reporting import OURS, refused
@@ -147,3 +148,25 @@ def test_a_condition_that_somebody_writes_meanwhile_is_not_lost() -> None:
     world.resync()
     types = {one.type for one in world.status.conditions}
     assert {FOREIGN["type"], "Initialized", "Running", "Ready", "Reconciling"} <= types
+
+
+@pytest.mark.parametrize(("code", "stalled"), [(422, True), (400, True), (403, False)])
+def test_what_the_api_server_will_never_take_is_stalled_and_what_it_may_take_later_is_not(
+    code: int, stalled: bool
+) -> None:
+    world, words = World(), 'spec.containers[0].resources.limits: Invalid value: "2"'
+    world.cluster.refuses = lambda verb, place, body: (
+        RequestRefused(code, "Invalid", words)
+        if (verb, place[0]) == ("create", kinds.POD) and names.WORKER in place[2]
+        else None
+    )
+    for _ in range(4):
+        world.relist()
+        world.look()
+        world.cluster.tick()
+    found = {one["type"]: one for one in world.cluster.objects[kinds.JOB, *KEY]["status"]["conditions"]}
+    assert (found.get("Stalled", {}).get("status") == "True") == stalled
+    assert (found.get("Reconciling", {}).get("status") == "True") != stalled
+    assert words in found["Stalled" if stalled else "Reconciling"]["message"]
+    of = world.cluster.objects[kinds.JOB, *KEY]
+    assert (kstatus(of), argocd(of)[0]) == (("Failed", "Degraded") if stalled else ("InProgress", "Progressing"))

@@ -1,19 +1,22 @@
 """Ranks say what they begin with, and one that differs is named."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from tandem_trainer.agreement import SHOWN, TakenSamples, Terms, agree, ranks_of, refuse_samples, unusual
 from tandem_trainer.checkpoint.replicas import MAX_TENSORS, WINDOW, Replicas
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
+from tandem_trainer.checkpoint.sharding import StageTensor
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group, Vote
-from tests.support.threads import on_ranks
+from tests.support.threads import Control, on_ranks
 
 RANKS = 3
 TERMS = Terms(seed=1, samples=240, global_batch_size=24, epochs=3, strategy=("ddp",), settings={"emaDecay": None})
@@ -49,21 +52,6 @@ def test_of_many_ranks_some_are_named() -> None:
     assert unusual(["a", "b", "a"]) == [1]
     assert unusual(["a", "b"]) == [1], "of two, rank 0 is right"
     assert unusual(["a", "a"]) == []
-
-
-class Control:
-    """The collective of a vote, between ranks that are threads."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def allreduce(self, ballots: list[torch.Tensor]) -> "Control":
-        (ballot,) = ballots
-        ballot.copy_(torch.stack(self._group.exchange(ballot.clone())).sum(0))
-        return self
-
-    def wait(self) -> None:
-        """It is done."""
 
 
 def votes(numbers: list[int], losses: list[int]) -> list[Vote]:
@@ -115,14 +103,21 @@ def test_what_is_taken_depends_on_step_ids_and_content() -> None:
 
 
 class Replica:
-    """One rank's weights: some, or one that is longer than a window."""
+    """One rank's weights, some, or one that is longer than a window, and their moments."""
 
     def __init__(self, weights: int = 3, size: int = 5) -> None:
         self.parts = nn.ParameterList([torch.full((size,), 2.0) for _ in range(weights)])
         self.parts.register_buffer("seen", torch.zeros(1))
+        self.optimizer = torch.optim.Adam(self.parts.parameters())
+        self.average = AveragedModel(self.parts)  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        for one in self.parts:
+            one.grad = torch.ones_like(one)
+        self.optimizer.step()
 
     def replicas(self, group: Group, mistake: str = "") -> Replicas:
-        return Replicas(group, TrainState(self.parts, None).learned, lambda: mistake)
+        return Replicas(group, TrainState(self.parts, self.optimizer, self.average).replicas, lambda: mistake)
 
 
 def compared(ranks: list[Replica], times: int = 1, mistake: str = "") -> list[Any]:
@@ -145,8 +140,91 @@ def test_one_wrong_weight_is_found_and_named() -> None:
     ranks[1].parts[2].data[4] += 0.5
     found = compared(ranks)
     assert [type(error) for _, error in found] == [ReplicasDiffer] * RANKS
-    why = "after step 1 rank 1 held other weights than the other ranks: 1 of 3 that were compared, the first 2. "
+    why = (
+        "after step 1 rank 1 held other weights than the other ranks: 1 of 6 tensors that were compared, the first 2. "
+    )
     assert str(found[0][1]).startswith(why)
+
+
+def moments_apart(rank: Replica) -> None:
+    rank.optimizer.state[rank.parts[1]]["exp_avg"][2] += 0.5
+
+
+def steps_apart(rank: Replica) -> None:
+    rank.optimizer.state[rank.parts[1]]["step"] += 1
+
+
+def frozen_apart(rank: Replica) -> None:
+    rank.parts[0].data[1] = 7.0
+
+
+def average_apart(rank: Replica) -> None:
+    rank.average.module[1].data[0] = 0.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (moments_apart, "held other moments than the other ranks: 1 of 15 tensors that were compared, the first 1/exp"),
+        (steps_apart, "held other moments than the other ranks: 1 of 15 tensors that were compared, the first 1/step"),
+        (frozen_apart, "held other frozen weights than the other ranks: 1 of 15 tensors"),
+        (average_apart, "held other averages than the other ranks: 1 of 15 tensors that were compared, the first 1. "),
+    ],
+)
+def test_moments_frozen_weights_and_averages_are_compared(change: Callable[[Replica], None], why: str) -> None:
+    ranks = [Replica() for _ in range(RANKS)]
+    for rank in ranks:
+        rank.step()
+        rank.parts[0].requires_grad_(False)
+    assert compared(ranks) == [None] * RANKS
+    change(ranks[2])
+    found = compared(ranks)
+    assert [type(error) for _, error in found] == [ReplicasDiffer] * RANKS
+    assert f"after step 1 rank 2 {why}" in str(found[0][1])
+
+
+def test_ranks_whose_optimizers_have_state_of_other_tensors_are_named() -> None:
+    ranks = [Replica() for _ in range(RANKS)]
+    for rank in ranks:
+        rank.step()
+    del ranks[1].optimizer.state[ranks[1].parts[2]]
+    found = compared(ranks)
+    assert [type(error) for _, error in found] == [ReplicasDiffer] * RANKS
+    assert "after step 1 rank 1 held other tensors than the other ranks: of other names" in str(found[0][1])
+
+
+@pytest.mark.parametrize("strange", range(4))
+def test_parts_are_compared_by_the_ranks_that_hold_the_same(strange: int) -> None:
+    """Ranks 0 and 2 hold one half of a weight, of another size than the other half, which ranks 1 and 3 hold."""
+
+    def held(rank: int, value: float) -> dict[str, dict[str, Tensor]]:
+        part = torch.full((3 + rank % 2,), value)
+        return {"weights": {"split": StageTensor.of(part, (rank % 2,), torch.device("cpu"))}}
+
+    def compare(group: Group, apart: float) -> Any:
+        value = group.rank % 2 + apart * (group.rank == strange) + 1.0
+        replicas = Replicas(group, lambda: held(group.rank, value), str)
+        try:
+            replicas.compare(1)
+        except ReplicasDiffer as error:
+            return str(error)
+        return ""
+
+    assert on_ranks(4, lambda group: compare(group, 0.0)) == [""] * 4
+    assert on_ranks(4, lambda group: compare(group, 1e-6)) == [""] * 4, "that is rounding"
+    found = on_ranks(4, lambda group: compare(group, 0.5))
+    # Of two, the first is right.
+    assert all(one.startswith(f"after step 1 rank {strange | 2} held other weights") for one in found), found
+
+
+def test_where_every_rank_has_another_part_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(group: Group) -> int:
+        tensor = StageTensor.of(torch.full((3,), float(group.rank)), (group.rank,), torch.device("cpu"))
+        replicas = Replicas(group, lambda: {"weights": {"split": tensor}}, str)
+        replicas.compare(1)
+        return sum(len(one.windows) for one in replicas._samples()[0].values())
+
+    assert on_ranks(RANKS, compare) == [0] * RANKS
 
 
 def test_a_known_mistake_in_the_script_is_never_tried_again() -> None:
@@ -158,11 +236,10 @@ def test_a_known_mistake_in_the_script_is_never_tried_again() -> None:
     assert str(found[0][1]) == "after step 1 rank 1 held other weights than the other ranks: call it"
 
 
-def test_rounding_buffers_and_frozen_weights_are_each_ranks_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_rounding_and_buffers_are_each_ranks_own(caplog: pytest.LogCaptureFixture) -> None:
     ranks = [Replica() for _ in range(2)]
     ranks[1].parts.get_buffer("seen").add_(1)
-    ranks[1].parts[0].requires_grad_(False).add_(1)
-    ranks[0].parts[0].requires_grad_(False)
+    ranks[1].average.module.get_buffer("seen").add_(1)
     assert compared(ranks) == [None] * 2
     assert not caplog.records
     ranks[1].parts[1].data[0] = torch.nextafter(torch.tensor(2.0), torch.tensor(3.0))

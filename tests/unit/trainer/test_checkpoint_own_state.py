@@ -19,13 +19,13 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint.restoring import digests, restore
 from tandem_trainer.checkpoint.saving import Author
 from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer
-from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.checkpoint.train_state import SMALL_BYTES, TrainState
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.session import Session
 from tests.support import manifests
 from tests.support.own_state import WRAPPED, Recorded, SaverHere, Seen, adam
-from tests.support.threads import on_ranks
+from tests.support.threads import ThreadGroup, on_ranks
 
 
 def saved(folder: Path, kept: TrainState) -> RunDir:
@@ -323,6 +323,46 @@ def test_observers_of_quantization_aware_training_grow_and_come_back(tmp_path: P
     resumed(saved(tmp_path, kept), TrainState(again, None))
     assert_same(again, net)
     again(torch.randn(8, 4))
+
+
+# --- what each rank has of its own
+
+
+class Counted:
+    """One rank with a metric, a dictionary and a table, of values of its own."""
+
+    def __init__(self, rank: int, table: int) -> None:
+        self.net = Net()
+        for _ in range(rank + 1):
+            self.net.seen.update(rank + 1.0)
+        self.rows = {"rows": torch.full((2 + rank,), float(rank)), "last": [rank]}
+        if rank:
+            self.rows["more"] = torch.zeros(1)  # type: ignore[assignment]
+        self.table = torch.full((table,), rank, dtype=torch.uint8)
+        self.kept = TrainState(self.net, None, self.net, {"mine": self.rows, "large": {"table": self.table}})
+
+
+def test_of_what_each_rank_has_of_its_own_a_checkpoint_has_that_of_rank_0() -> None:
+    ranks = [Counted(rank, 4) for rank in range(3)]
+    saved = on_ranks(3, lambda group: ranks[group.rank].kept.saved(group, {}))
+    for one in saved:
+        assert {*one.others} == {"mine/rows", "large/table"}
+        assert one.others["mine/rows"].tolist() == [0.0, 0.0]
+        assert one.others["large/table"].tolist() == [0] * 4
+        assert one.weights["seen.values"].tolist() == one.average["seen.values"].tolist() == [1.0]
+    assert [len(rank.net.seen.values) for rank in ranks] == [1, 2, 3], "each goes on with its own"
+    assert [rank.rows["rows"].tolist() for rank in ranks] == [[0.0] * 2, [1.0] * 3, [2.0] * 4]
+
+
+def test_large_tensors_that_have_one_shape_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Counted(0, SMALL_BYTES + 1) for _ in range(2)]
+    sent: list[int] = []
+    monkeypatch.setattr(
+        ThreadGroup, "copy_from_first", lambda group, some: sent.append(sum(one.nbytes for one in some))
+    )
+    saved = on_ranks(2, lambda group: ranks[group.rank].kept.saved(group, {}))
+    assert [one.others["large/table"] is rank.table for one, rank in zip(saved, ranks, strict=True)] == [True] * 2
+    assert 0 < max(sent) < 100
 
 
 # --- small things

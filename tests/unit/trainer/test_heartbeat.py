@@ -283,3 +283,26 @@ def test_a_rank_says_that_trying_again_is_of_no_use_by_what_it_announces_and_rec
     assert speaker.why_again() == "WorkerFailed"
     assert (speaker._end is not None and speaker._end.code == ExitCode.CONFIGURATION) == ends
     speaker.leave()
+
+
+def test_an_agent_that_ends_in_error_says_what_its_generation_fails_by(tmp_path: Path) -> None:
+    said: list[Sync] = []
+
+    class Listens(Coordinator):
+        def sync(self, message: Sync, until: object = None) -> Answer:
+            said.append(message)
+            return super().sync(message, until)
+
+    coordinator = Listens()
+    coordinator.number = 1  # its answer to a running agent is "run"
+    coordinator.may_answer.set()
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    assert speaker.enter(4000, "Started") is not None
+    speaker.watch(LocalRanks(2, 1, first_rank=3))
+    speaker.leave(FileNotFoundError(2, "No such file or directory", "pyhton"))
+    last = said[-1]
+    assert (last.state, last.generation) == ("leaving", 2)
+    assert last.failure is not None
+    assert (last.failure.rank, last.failure.code, last.failure.passing) == (3, 1, False)
+    assert last.failure.error == "FileNotFoundError: [Errno 2] No such file or directory: 'pyhton'"

@@ -1,12 +1,16 @@
 """A run goes on in its data where its checkpoint stands, or says why it cannot."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.rundir.checkpoint import DataPosition
+from tandem_trainer.data import order
 from tandem_trainer.data.feeding import Reading, Stream
+from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, check_position
 from tandem_trainer.failure import ConfigurationError
 
@@ -50,6 +54,48 @@ def test_a_checkpoint_that_does_not_say_its_batch_size_is_refused_where_another_
     resumed(older)
     with pytest.raises(ConfigurationError, match=r"sample 600, where this run would have .* sample 300"):
         resumed(older, global_batch_size=50)
+
+
+def shuffled_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another version of torch may do."""
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *given, **options: randperm(*given, **options).flip(0))
+    order._epoch.cache_clear()
+    order._digest_of_epoch.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _not_listed() -> Iterator[None]:
+    yield
+    order._epoch.cache_clear()
+    order._digest_of_epoch.cache_clear()
+
+
+def test_an_epoch_that_is_begun_does_not_go_on_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes(ORDER, epochs=3)
+    within, between = passes.position(STEP), passes.position(10)
+    assert (within.cursor, between.cursor) == (600, 0)
+    shuffled_otherwise(monkeypatch)
+    with pytest.raises(ConfigurationError, match="another order of the samples in epoch 0, as another version of to"):
+        check_position(within, Passes(ORDER, epochs=3), STEP)
+    check_position(between, Passes(ORDER, epochs=3), 10)
+    check_position(ORDER.position(STEP), Passes(ORDER, epochs=3), STEP)
+
+
+def test_a_mixture_goes_on_between_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = dataclasses.replace(ORDER, mixture=Mixture([600, 400], [1, 1]))
+    between, begin = (Passes(mixed, epochs=3).position(step) for step in (10, 0))
+    check_position(between, Passes(mixed, epochs=3), 10)
+    shuffled_otherwise(monkeypatch)
+    with pytest.raises(ConfigurationError, match="another order of the samples in epoch 1"):
+        check_position(between, Passes(mixed, epochs=3), 10)
+    check_position(begin, Passes(mixed, epochs=3), 0)
+
+
+def test_an_order_that_is_not_torchs_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = Order(samples=order.MOST_LISTED + 1, global_batch_size=100, seed=7)
+    monkeypatch.setattr(order, "_epoch", None)
+    assert Passes(large, epochs=1).position(5).order is None
 
 
 def test_a_stream_may_go_on_in_other_batches_but_not_with_another_seed() -> None:

@@ -199,6 +199,29 @@ def test_an_order_that_cannot_be_used_is_named(order: Callable[[int, int], Any],
         Listing(order, 29, batch, 3, None, seed=5)
 
 
+@pytest.mark.parametrize(("steps", "is_refused"), [(3, True), (4, False)], ids=["within an epoch", "between epochs"])
+def test_a_function_that_gives_an_epoch_otherwise_is_refused_within_it(steps: int, is_refused: bool) -> None:
+    def rows(seed: int, epoch: int) -> list[int]:
+        return [*range(12)]
+
+    def other_rows(seed: int, epoch: int) -> list[int]:
+        return rows(seed, epoch)[::-1]
+
+    first = Listing(rows, 12, 3, 2, None, seed=5)
+    pages = first.feed(range(12), None, 0, never, reading(1))
+    for _ in range(steps):
+        next(pages)
+    assert pages.more()
+    position = type(first.position(0)).model_validate_json(first.position(0).model_dump_json())
+    assert Listing(rows, 12, 3, 2, None, seed=5).feed(range(12), position, steps, never, reading(1)).more()
+    other = Listing(other_rows, 12, 3, 2, None, seed=5)
+    if is_refused:
+        with pytest.raises(ConfigurationError, match="order other_rows gives other samples for epoch 0 than it gave"):
+            other.feed(range(12), position, steps, never, reading(1))
+    else:
+        assert other.feed(range(12), position, steps, never, reading(1)).more()
+
+
 def test_a_checkpoint_of_another_order_is_refused() -> None:
     other = listing(ORDERS[2])
     position = other.position(0).model_copy(update={"epoch": 1, "cursor": 3})

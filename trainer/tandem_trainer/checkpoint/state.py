@@ -516,7 +516,7 @@ class NamedOptimizer:
         if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY, OWN}):
             raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
         if OWN in state.rest:
-            if not self._has_custom_load():
+            if not self.has_custom_load:
                 raise DoesNotFit(
                     f"{what} has {enumerated(sorted(map(str, *state.rest[OWN].values())))} beside that by parameter, "
                     f"which {type(self.optimizer).__name__} does not take back"
@@ -592,7 +592,13 @@ class NamedOptimizer:
             if names and here.isdisjoint(names) and self._parameters.keys() >= set(names)
         ]
 
-    def _has_custom_load(self) -> bool:
+    @property
+    def has_added_groups(self) -> bool:
+        """Whether groups were added since the script began."""
+        return len(self.optimizer.param_groups) > self._first_groups
+
+    @property
+    def has_custom_load(self) -> bool:
         """Whether it takes back more than torch's optimizers do."""
         one = self.optimizer
         method = getattr(one.load_state_dict, "__func__", None)

@@ -7,11 +7,13 @@ changes nothing; `load` changes everything, and what fails in it ends this proce
 rounded, or an average over steps), training has files of its own.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
@@ -31,7 +33,8 @@ from tandem_trainer.checkpoint.file_names import (
     REQUIRES_GRAD,
 )
 from tandem_trainer.checkpoint.format import header, ordered
-from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded, place_of
+from tandem_trainer.checkpoint.round_trip import RoundTrip, problems, small_modules
+from tandem_trainer.checkpoint.sharding import Stages, here, is_sharded
 from tandem_trainer.checkpoint.state import (
     BY_ROW,
     CPU,
@@ -50,7 +53,10 @@ from tandem_trainer.checkpoint.state import (
     unwrapped,
     weights,
 )
+from tandem_trainer.process_group import Group
 
+SMALL_BYTES = 2**20
+"""Tensors of a rank's own up to this size always go into a checkpoint as rank 0 has them."""
 ROUNDED_BYTES = 2
 """Of a number that is not rounded, because nothing would be saved."""
 
@@ -75,6 +81,9 @@ class Contents:
     """Weights averaged over steps, which are evaluated in the place of the others; None where there are none."""
     unrounded: frozenset[str] = frozenset()
     """Names of weights that are never rounded: buffers, such as tables of positions or of counts."""
+    own: frozenset[str] = frozenset()
+    """Names of weights that are neither parameters nor buffers, such as the counts of a metric: each rank may have
+    others, of other shapes."""
     loop: dict[str, Any] = field(default_factory=dict)
     """Everything else, as JSON."""
     let_go: Callable[[Tensor], None] = _ignore
@@ -92,6 +101,44 @@ class Contents:
         """
         for tensors in self.files(rounds=False).values():
             header({name: tensor for name, tensor in tensors.items() if not is_lazy(tensor)})
+
+    def of_first(self, group: Group) -> "Contents":
+        """The same with what rank 0 has of all that ranks have of their own: kept objects, and what modules keep beside
+        parameters and buffers. Ranks write parts of one checkpoint, which would otherwise have something of each.
+        Tensors of more than SMALL_BYTES are taken for equal on all ranks while shapes are. Collective.
+        """
+        if group.world_size == 1:
+            return self
+        mine: dict[str, dict[str, Tensor]] = {
+            "others": dict(self.others),
+            "weights": {name: one for name, one in self.weights.items() if name in self.own},
+            "average": {name: one for name, one in (self.average or {}).items() if name in self.own},
+        }
+        layout = {
+            file: {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in tensors.items()}
+            for file, tensors in mine.items()
+        }
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(layout).encode())
+        told = group.gather({"digest": digest} | ({"layout": layout} if group.rank == 0 else {}))
+        are_alike = all(one["digest"] == told[0]["digest"] for one in told)
+        found: dict[str, dict[str, Tensor]] = {file: {} for file in mine}
+        copied = []
+        for file, tensors in told[0]["layout"].items():
+            for name, (shape, dtype) in tensors.items():
+                one = mine[file].get(name)
+                if are_alike and one is not None and one.nbytes > SMALL_BYTES:
+                    found[file][name] = one
+                    continue
+                if group.rank != 0 or one is None:
+                    one = torch.empty(shape, dtype=getattr(torch, dtype), device=CPU)
+                found[file][name] = one
+                copied.append(one)
+        group.copy_from_first(copied)
+        shared = {name: one for name, one in self.weights.items() if name not in self.own}
+        average = self.average
+        if average is not None:
+            average = {name: one for name, one in average.items() if name not in self.own} | found["average"]
+        return replace(self, others=found["others"], weights=shared | found["weights"], average=average)
 
     def let_go_all(self, tensors: Tensors) -> None:
         """None of these, which were read, is needed any more."""
@@ -179,6 +226,7 @@ class TrainState:
         self._average = None if average is None else unwrapped(_averaged(average))
         self._others = dict(others or {})
         self._hyperparameters = hyperparameters
+        self._round_trips: dict[str, RoundTrip] = {}
         if taken := sorted(self._others.keys() & set(RESERVED)):
             raise ValueError(f"the name {taken[0]!r} is taken; give what you keep another one")
         self.mark_start()
@@ -189,6 +237,38 @@ class TrainState:
         self._learns = [(plain(name), one, one.requires_grad) for name, one in self._model.named_parameters()]
         for one in self._optimizers:
             one.mark_start()
+
+    def copy_objects(self) -> None:
+        """Copy what is small and takes its state back in a way of its own, as the script has made it, for
+        `lost_in_round_trip`."""
+        run = [*self._model.parameters(), *self._model.buffers()]
+        if self._average is not None:
+            run += [*self._average.parameters(), *self._average.buffers()]
+        for one in self._optimizers:
+            run += one.state().tensors.values()
+        self._round_trips = {
+            name: RoundTrip(name, other, run)
+            for name, other in self._others.items()
+            if not isinstance(other, MutableMapping)
+        }
+        if self._stages is None:
+            self._round_trips |= {
+                f"module {path}": RoundTrip(path, module) for path, module in small_modules(self._model).items()
+            }
+            self._round_trips |= {
+                f"optimizer {one.name}".strip(): RoundTrip(one.name, one.optimizer)
+                for one in self._optimizers
+                if one.has_custom_load
+            }
+
+    def lost_in_round_trip(self) -> dict[str, str]:
+        """By name what an object loses or changes when it loads the state that it gives now, as a sentence. Each object
+        is tried until its state is another one than when it was copied, and then never again."""
+        for one in self._optimizers:
+            if one.has_added_groups:
+                # A restart adds them first.
+                self._round_trips.pop(f"optimizer {one.name}".strip(), None)
+        return problems(self._round_trips)
 
     def contents(self, loop: Mapping[str, Any]) -> Contents:
         """The state as it is now; tensors alias the live ones.
@@ -236,6 +316,7 @@ class TrainState:
             others=tensors,
             average=None if self._average is None else self._weights(self._average),
             unrounded=buffers(self._model) | frozenset(filter(is_extra, found)),
+            own=self._own(found),
             loop={
                 **loop,
                 **({OTHER_STATES: trees} if trees else {}),
@@ -245,6 +326,19 @@ class TrainState:
                 **({REQUIRES_GRAD: changed} if changed else {}),
             },
         )
+
+    def saved(self, group: Group, loop: Mapping[str, Any]) -> Contents:
+        """The state for a checkpoint. Where each rank has something of its own, it is that of rank 0, and with buffers
+        all ranks go on with that. Collective.
+
+        Args:
+            loop: as for `contents`.
+
+        Raises:
+            TypeError: something has a state that a checkpoint cannot hold.
+        """
+        group.copy_from_first(self.local())
+        return self.contents(loop).of_first(group)
 
     def replicated(self) -> dict[str, Tensor]:
         """The tensors that are the same on every rank while all is well: weights, buffers, moments, averages."""
@@ -259,15 +353,33 @@ class TrainState:
         # Placeholders have no values.
         return found if self._stages is None else {name: one for name, one in found.items() if not here(one).is_meta}
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether each rank has a stage of the model."""
-        return self._stages is not None
-
     def learned(self) -> dict[str, Tensor]:
-        """The weights that learn and are whole on every rank: the same everywhere, while gradients are averaged."""
+        """The weights that learn."""
         named = self._model.named_parameters()
-        return {name: one for name, one in named if one.requires_grad and not (is_lazy(one) or place_of(one))}
+        return {plain(name): one for name, one in named if one.requires_grad and not is_lazy(one)}
+
+    def replicas(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of which ranks that hold the same part hold the same values, while gradients are averaged: by
+        kind and name. A rank's buffers are its own."""
+        known = {plain(name): one for name, one in self._model.named_parameters() if not is_lazy(one)}
+        if self._stages is not None:
+            known = {name: one for name, one in known.items() if name in self._stages.owners}
+        moments: dict[str, Tensor] = {}
+        for one in self._optimizers:
+            mine = one.state().tensors
+            moments |= mine if self._stages is None else self._stages.moments_here(mine)
+        found = {
+            "weights": self._placed({name: one for name, one in known.items() if one.requires_grad}),
+            "moments": moments,
+            "frozen weights": self._placed({name: one for name, one in known.items() if not one.requires_grad}),
+        }
+        if self._average is not None:
+            averaged = {plain(name): one for name, one in self._average.named_parameters()}
+            found["averages"] = self._placed({name: one for name, one in averaged.items() if name in known})
+        # Placeholders have no values.
+        return {
+            kind: {name: one for name, one in some.items() if not here(one).is_meta} for kind, some in found.items()
+        }
 
     def mesh_sizes(self) -> dict[str, int]:
         """Ranks in each named dimension of the meshes over which weights are split."""
@@ -277,6 +389,12 @@ class TrainState:
             if mesh is not None and mesh.mesh_dim_names is not None:
                 found |= dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
         return found
+
+    def _own(self, found: Tensors) -> frozenset[str]:
+        """Names of weights that are neither parameters nor buffers."""
+        named = frozenset(plain(name) for name, _ in self._model.named_parameters(remove_duplicate=False))
+        rest = found.keys() - named - buffers(self._model)
+        return frozenset(name for name in rest if not is_sharded(found[name]))
 
     def local(self) -> list[Tensor]:
         """The tensors that ranks change each for itself, such as the running statistics of batch norm."""
@@ -401,8 +519,10 @@ class TrainState:
         return join(tree, contents.others, device if self._stages is None else self._stages.device)
 
     def _weights(self, model: nn.Module) -> dict[str, Tensor]:
-        found = weights(model)
-        return found if self._stages is None else self._stages.placed(found)
+        return self._placed(weights(model))
+
+    def _placed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors if self._stages is None else self._stages.placed(tensors)
 
     def _of_all_stages(self, state: OptimizerState) -> dict[str, Tensor]:
         """

@@ -14,11 +14,16 @@ the steps that are left would leave samples out or take them twice, and nothing 
 is refused. Rejected: to convert the position (the permutation of other samples is another one, so what was seen of this
 epoch cannot be told from what was not).
 
+The permutation of up to MOST_LISTED samples is torch's, and another version of torch may have another one. So a
+position within an epoch has a digest of its order, and a run that would go on in another order is refused. Rejected: a
+permutation of our own for all sizes (runs that have begun would change their order).
+
 A stream is read in its own order, and its position counts samples, so its batch size may change.
 """
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -70,6 +75,14 @@ class Order:
             taken=list(self.mixture.taken) if self.mixture else None,
         )
 
+    def digest(self, position: DataPosition) -> str | None:
+        """A digest of the order of a position's epoch; None where nothing of it is used yet, or torch has no part in
+        it. The sources of a mixture go on from one epoch to the next."""
+        is_begun = position.cursor > 0 or (self.mixture is not None and position.epoch > 0)
+        if not is_begun or (self.samples > MOST_LISTED and self.mixture is None):
+            return None
+        return _digest_of_epoch(self, position.epoch)
+
     def seed_of(self, epoch: int) -> int:
         """Seed of the order of one epoch."""
         return mixed(self.seed, epoch)
@@ -86,7 +99,8 @@ class Passes:
 
     def position(self, step: int) -> DataPosition:
         """Where the data stands before a step."""
-        return self.order.position(step)
+        found = self.order.position(step)
+        return found.model_copy(update={"order": self.order.digest(found)})
 
 
 class Batches:
@@ -94,8 +108,6 @@ class Batches:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._epoch = -1
-        self._listed = torch.empty(0, dtype=torch.int64)
 
     def ids(self, step: int) -> Tensor:
         """Sample ids of the global batch of a step (counted from 0). [at most global_batch_size], int64."""
@@ -103,17 +115,22 @@ class Batches:
         end = min(position.cursor + order.global_batch_size, order.samples)
         if order.samples > MOST_LISTED and order.mixture is None:
             return Permutation(order.samples, order.seed_of(position.epoch)).at(position.cursor, end) + order.first
-        if position.epoch != self._epoch:
-            self._listed = self._ids_of(position.epoch)
-            self._epoch = position.epoch
-        return self._listed[position.cursor : end]
+        return _epoch(order, position.epoch)[position.cursor : end]
 
-    def _ids_of(self, epoch: int) -> Tensor:
-        order = self._order
-        if order.mixture is not None:
-            return order.mixture.ids(order.seed, epoch)
-        generator = torch.Generator().manual_seed(order.seed_of(epoch))
-        return torch.randperm(order.samples, generator=generator) + order.first
+
+@lru_cache(maxsize=2)
+def _epoch(order: Order, epoch: int) -> Tensor:
+    """Sample ids of an epoch, in order. [samples], int64; nobody changes it. Two, for a save may still be in the epoch
+    before that which is read."""
+    if order.mixture is not None:
+        return order.mixture.ids(order.seed, epoch)
+    generator = torch.Generator().manual_seed(order.seed_of(epoch))
+    return torch.randperm(order.samples, generator=generator) + order.first
+
+
+@lru_cache(maxsize=2)
+def _digest_of_epoch(order: Order, epoch: int) -> str:
+    return digest(_epoch(order, epoch))
 
 
 def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
@@ -178,6 +195,11 @@ def check_position(found: DataPosition | None, data: Positions, step: int) -> No
     ]
     if found.taken != now.taken and not changes:
         changes = [f"{_shares(found)}, now {_shares(now)}"]
+    if None not in (found.order, now.order) and found.order != now.order and not changes:
+        changes = [
+            f"another order of the samples in epoch {found.epoch}, as another version of torch may shuffle them (the "
+            "manifest of the checkpoint names its version)"
+        ]
     if changes:
         raise ConfigurationError(
             f"the checkpoint was written with {'; '.join(changes)}: going on would leave samples out or take them "

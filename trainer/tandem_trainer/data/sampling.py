@@ -334,7 +334,7 @@ class Listing:
                 if self.data_steps is not None and step >= self.data_steps:
                     return
                 if not skipped(step):
-                    position, keys = self._position(number, begin), torch.arange(begin, end)
+                    position, keys = self._position(number, begin, epoch.digest), torch.arange(begin, end)
                     # With each batch the whole epoch: ranks whose epochs end at different steps would hang there.
                     yield Planned(position, epoch.ids[begin:end], keys, epoch.digest)
                 step += 1
@@ -342,7 +342,15 @@ class Listing:
     def _check_start(self, start: DataPosition) -> None:
         if start.cursor == 0 or start.epoch >= self._epochs:
             return
-        ends = {end for _, end in self._cuts(self._at(start.epoch))}
+        epoch = self._at(start.epoch)
+        ends = {end for _, end in self._cuts(epoch)}
+        if start.order not in (None, f"{epoch.digest:016x}"):
+            raise ConfigurationError(
+                f"order {_name(self._order)} gives other samples for epoch {start.epoch} than it gave when the "
+                "checkpoint was written, and the rest of them would leave samples out or take them twice. Set it back "
+                "(another version of torch may draw otherwise), or begin a new run from the checkpoint's weights, in a "
+                "folder of its own (tandem checkpoints export)"
+            )
         if start.cursor not in ends:
             raise ConfigurationError(
                 f"the checkpoint stands after {start.cursor:,} samples of epoch {start.epoch}, where no batch of this "
@@ -354,9 +362,9 @@ class Listing:
         self._next = self._end if fed is None else fed.position
 
     def _used(self, fed: Fed) -> None:
-        self._next = self._position(fed.position.epoch, fed.position.cursor + len(fed.ids))
+        self._next = self._position(fed.position.epoch, fed.position.cursor + len(fed.ids), fed.content)
 
-    def _position(self, epoch: int, cursor: int) -> DataPosition:
+    def _position(self, epoch: int, cursor: int, order: int | None = None) -> DataPosition:
         return DataPosition(
             seed=self._seed,
             epoch=epoch,
@@ -364,6 +372,7 @@ class Listing:
             samples=self._samples,
             batch=self._batch,
             drop_last=None if self._batch is None else self._drop_last,
+            order=f"{order:016x}" if order is not None and cursor else None,
         )
 
     def _steps(self) -> int:
