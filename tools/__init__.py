@@ -6,7 +6,7 @@
     charts/tandem/files/alerts.yaml         rules for Prometheus
     charts/tandem/README.md                 every value of the chart
     docs/reference/job.schema.json          what an editor knows of a manifest
-    docs/reference/*.md                     fields of a job, metrics, exit codes, lines of logs
+    docs/reference/*.md                     fields of a job, metrics, exit codes, lines of logs, options of adapters
     docs/images/architecture.svg            the processes of a job
 
 `python -m tools --check` names those that are stale and ends with 1. Nothing that is installed imports this package; it
@@ -19,7 +19,7 @@ from tools import dashboards, helm_chart
 from tools.alerts import rules_yaml
 from tools.architecture import architecture_svg
 from tools.crd import crd_yaml, editor_json
-from tools.reference import exits_page, job_page, logs_page, metrics_page
+from tools.reference import exits_page, job_page, logs_page, metrics_page, options_page
 
 FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/crd.yaml": crd_yaml,
@@ -31,6 +31,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/reference/metrics.md": metrics_page,
     "docs/reference/exit-codes.md": exits_page,
     "docs/reference/logs.md": logs_page,
+    "docs/reference/adapter-options.md": options_page,
     "docs/images/architecture.svg": architecture_svg,
 }
 """Path below the repository's root, and what makes the content."""

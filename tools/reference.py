@@ -14,6 +14,7 @@ from tandem.metrics import ALL, COMMON, OPERATOR, Metric, OperatorMetric
 from tandem.model import Model, Rule, Transition
 from tandem.rundir import records
 from tandem.rundir.records import Record
+from tandem_trainer.adapters.options import TABLES, Option, Table
 
 JOB_HEAD = f"""\
 <!-- Generated from core/tandem/job.py by `make generate`; do not edit. -->
@@ -236,3 +237,41 @@ def described(record: type[Record]) -> Iterator[Described]:
 
 def _words(text: str | None) -> str:
     return " ".join((text or "").split())
+
+
+OPTIONS_HEAD = """\
+<!-- Generated from trainer/tandem_trainer/adapters/options.py by `make generate`; do not edit. -->
+# Options of libraries under an adapter
+
+What the [adapters](../adapters.md) do with each option of Hugging Face's Trainer, TRL, accelerate and Lightning.
+
+- *exact*: the option does what its library says, and a run that was killed and resumed ends with the weights of an
+  undisturbed run.
+- *condition*: exact as far as the note says.
+- *warned*: the option does less than its library says. The log says so at each start.
+- *refused*: the run ends at once, with one sentence that names the option and what to use instead.
+
+An option of a newer version of a library, which is not listed here, is warned of by name if you set it.
+"""
+
+
+def options_page() -> str:
+    """The page as Markdown."""
+    return "\n".join([OPTIONS_HEAD, *(line for table in TABLES for line in _options(table))])
+
+
+def _options(table: Table) -> Iterator[str]:
+    yield f"## `{table.call}`\n"
+    exact = [f"`{name}`" for name, option in table.options.items() if option.treatment == "exact"]
+    if exact:
+        yield f"Exact: {', '.join(exact)}.\n"
+    others = [(name, option) for name, option in table.options.items() if option.treatment != "exact"]
+    if others:
+        yield "| option | treatment | note |\n|---|---|---|"
+        yield from (f"| `{name}` | {_treatment(option)} | {option.note}. |" for name, option in others)
+        yield ""
+
+
+def _treatment(option: Option) -> str:
+    values = ", ".join(f"`{value}`" for value in option.values)
+    return f"{option.treatment}: {values}" if values else option.treatment

@@ -52,6 +52,7 @@ GROUPS = {
         "render": "Print the sbatch script of a job.",
     },
     "Results": {
+        "copy": "Copy the results of a job on Kubernetes to this machine.",
         "report": "Write an HTML report about a run.",
         "compare": "Compare runs: their jobs, scores and times.",
         "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",

@@ -350,7 +350,7 @@ class Coordinator:
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
                     own_file=self._observed.foreign_seen,
                     own_file_at=self._observed.foreign_looked,
-                    training=self._reports.stepping,
+                    training=self._reports.stepped,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
                     scripted=self._reports.scripted,
                     step_seconds=self._observed.training.step_seconds or 0.0,
@@ -360,7 +360,7 @@ class Coordinator:
                 )
             )
             if self.state.open and (hang := self._hangs.verdict()) is not None:
-                self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit()))
+                self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit(), self._hangs.step))
                 continue
             if self.state.open and (idle := self._hangs.idle()) is not None:
                 self._history.say(idle, "warning")

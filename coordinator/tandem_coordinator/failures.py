@@ -28,12 +28,13 @@ first. So agents say when their rank failed, and by what; when all have stopped 
 failure that is nobody else's consequence is what the group failed by. If all members failed by the same broken
 collective, in the same words, it is nobody's consequence, and the earliest is the cause.
 
-**The same again.** A group that has made no step and saved nothing starts from where the one before did. If it fails
-by the same error in the same place, so will the next one: the job fails after the second time, with that error. A
-script that keeps checkpoints of its own has saved something if one of them is new: the run directory is looked at once
-more before the job fails. Errors of devices, networks and disks may pass by themselves, and a process that was killed
-did nothing wrong: these are tried again for as long as the restart budget lasts. So is a bare exit code that comes
-late: it does not say what it means.
+**The same again.** A group that fails by the same error in the same place as the one before, on whichever rank, and at
+the same step or an earlier one, will fail by it again: the job fails after the second time, with that error. Where
+steps are not known, neither group may have made any or saved anything. A script that keeps checkpoints of its own has
+saved something if one of them is new: the run directory is looked at once more before the job fails. Errors of devices,
+networks and disks may pass by themselves, and a process that was killed did nothing wrong: these are tried again for as
+long as the restart budget lasts. So is a bare exit code that comes late: it does not say what it means. A hang at the
+same step ends the job the third time.
 
 **One node alone.** Where the error came from one and the same replica each time, and no other is on its node, it may be
 the node that is broken and not the code. As long as the others could go on without it, `blame` gets its third strike.
@@ -52,12 +53,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
-from tandem.protocol import WORDLESS, Failure, Sync
+from tandem.protocol import Failure, Sync
 from tandem.reasons import Reason
 from tandem_coordinator.group_state import (
     Cause,
     Complaint,
     FailJob,
+    Hung,
     LeftOut,
     Next,
     Say,
@@ -195,7 +197,16 @@ FAULTS = {-SIGSEGV, -SIGBUS, -SIGFPE, -SIGILL, -SIGABRT, -SIGSYS}
 """Signals that a process brings on itself."""
 STEPS, SAVED = "steps", "saved"
 OF_SHELLS = 128
-"""From here on, exit codes say that a shell's child was killed."""
+"""Above this number, exit codes are those of a shell whose child was killed: the number of the signal comes on top."""
+UNKNOWN = "unknown"
+HANGS = 3
+"""Hangs at the same step after which a job fails: a network may fail twice."""
+WHAT_TAKES_LONG = (
+    "If the ranks are at something that takes longer, such as a validation, put it into "
+    '`with tandem.pausing("validation"):`, or raise elasticity.hangSeconds'
+)
+ENDED_ALONE = "it ended with exit code 0 while other ranks still worked"
+"""What is said of a rank whose script ends before those of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +218,8 @@ class Signature:
     code: int
     replica: str = field(default="", compare=False)
     """Whose it was; empty where several replicas failed by themselves."""
+    step: int | None = field(default=None, compare=False)
+    """Steps completed by then, where that is known."""
 
 
 def take(state: State, sync: Sync, now: float) -> State:
@@ -214,12 +227,14 @@ def take(state: State, sync: Sync, now: float) -> State:
     failure = sync.failure
     if failure is None or sync.generation != state.number or (sync.replica, sync.incarnation) not in state.inside:
         return state
-    if sync.replica in state.complaints:
+    known = state.complaints.get(sync.replica)
+    if known is not None and (failure.consequence or not known.failure.consequence):
+        # How a rank was killed may be known later than what that did to another one of the same replica.
         return state
     # What the coordinator was told in time with the last heartbeat may be older than the failure.
-    stepping = any(report.phase not in WORDLESS for report in sync.ranks)
-    state = replace(state, training=state.training or (state.open and stepping))
-    complaint = Complaint(failure, now - failure.seconds_ago)
+    stepped = any(report.has_stepped for report in sync.ranks)
+    state = replace(state, training=state.training or (state.open and stepped))
+    complaint = Complaint(_by_signal(failure), now - failure.seconds_ago)
     return replace(state, complaints={**state.complaints, sync.replica: complaint})
 
 
@@ -230,12 +245,13 @@ def first_of(state: State) -> tuple[str, Complaint] | None:
 
 def is_of_all(state: State) -> bool:
     """Whether every member failed by the same broken collective, in the same words and in the same place. Then none is
-    gone, and it is nobody's consequence: a device or a network is set up so that no start can work."""
-    members = () if state.latest is None else {member.replica for member in state.latest.members}
+    gone, and it is nobody's consequence: a device or a network is set up so that no start can work. So it is where all
+    ranks are of one member, which knows how each of them ended."""
+    members = set() if state.latest is None else {member.replica for member in state.latest.members}
     failures = [one.failure for one in state.complaints.values()]
     alike = {(one.error, one.where) for one in failures}
     return (
-        len(members) > 1
+        bool(members)
         and state.complaints.keys() == members
         and all(one.consequence and one.error and one.where for one in failures)
         and len(alike) == 1
@@ -267,19 +283,64 @@ def settle(state: State, now: float) -> Next:
     same = signature is not None and signature == before
     if not state.progress and (state.own_file or ()) > (state.own_file_before or ()):
         state = replace(state, progress=SAVED)
-    if same and not state.progress and not state.before and not _is_due_to_one(state, before, signature):
+    if same and _got_no_further(state, before, signature) and not _is_due_to_one(state, before, signature):
         if state.own_file_at <= state.changed and now - state.changed < LOOK_SECONDS:
             return replace(state, settled=False, not_before=now + LOOK_AGAIN_SECONDS), ()
         return _give_up(state)
-    state = replace(state, signature=None if state.progress == SAVED else signature, before=state.progress)
+    is_known = signature is not None and (signature.step is not None or state.progress != SAVED)
+    state = replace(state, signature=signature if is_known else None, before=state.progress)
     if state.progress == SAVED or (not same and _has_begun(state, first)):
         return replace(state, barren=0), ()
     state = replace(state, barren=state.barren + 1)
     pause = 0.0 if state.barren < 2 else min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (state.barren - 2))
     if not pause:
         return state, ()
-    words = f"{state.cause.detail}; no progress was made, so the next start is in {pause:g} s"
+    words = f"no progress was made, so the next start is in {pause:g} s"
     return replace(state, not_before=now + pause), (Say(words, warning=True),)
+
+
+def _got_no_further(state: State, before: Hashable, again: Signature | None) -> bool:
+    """Whether this failure, which is the same as the one before, came at the same step or at an earlier one; of a
+    script that does not say its steps, whether neither group had got anywhere."""
+    assert isinstance(before, Signature)
+    assert again is not None
+    if before.step is None or again.step is None:
+        return not state.progress and not state.before
+    if (state.own_file or ()) > (state.own_file_before or ()):
+        # It may count its steps from each start on.
+        return False
+    return again.step <= before.step
+
+
+def hung_again(state: State, hung: Hung) -> Next:
+    """A group hung: the job fails when it did so HANGS times at the same step."""
+    if hung.step is None:
+        return state, ()
+    times = state.hung_times + 1 if hung.step == state.hung_step else 1
+    state = replace(state, hung_step=hung.step, hung_times=times)
+    if times < HANGS:
+        return state, ()
+    cause = Cause(Reason.HUNG, f"{hung.detail}; {HANGS} times at this step. {WHAT_TAKES_LONG}")
+    return replace(state, failing=cause), (FailJob(cause),)
+
+
+def blame_finished(state: State, failure: Failure | None, now: float) -> tuple[State, Cause]:
+    """A member has lost its connection to members whose ranks have all ended with exit code 0: their script ends too
+    early on some ranks. They are the cause, and not the one that reports it.
+
+    Args:
+        failure: what that one says.
+    """
+    assert state.latest is not None
+    first, complaints = 0, dict(state.complaints)
+    for member in state.latest.members:
+        if member.replica in state.finished:
+            ended = Failure(rank=first, code=0, error=ENDED_ALONE, step=failure.step if failure else None)
+            complaints[member.replica] = Complaint(ended, now)
+        first += member.processes
+    culprit = min(state.finished, key=lambda replica: complaints[replica].failure.rank)
+    state = replace(state, complaints=complaints)
+    return state, Cause("WorkerFailed", worded(culprit, complaints[culprit].failure), culprit)
 
 
 def progress(state: State, now: float) -> str:
@@ -319,8 +380,13 @@ def _is_due_to_one(state: State, before: Hashable, again: Signature | None) -> b
 
 
 def _give_up(state: State) -> Next:
-    before = "Tandem heard of a step or saw a checkpoint" if _is_silent(state) else "it made a step or saved anything"
-    cause = Cause(Reason.REPEATED_FAILURE, f"{state.cause.detail}; twice, before {before}")
+    if state.progress:
+        before = "without a further step in between"
+    elif _is_silent(state):
+        before = "before Tandem heard of a step or saw a checkpoint"
+    else:
+        before = "before it made a step or saved anything"
+    cause = Cause(Reason.REPEATED_FAILURE, f"{state.cause.detail}; twice, {before}")
     first = first_of(state)
     return replace(state, failing=cause), (FailJob(cause, *(first or ("", None))),)
 
@@ -331,14 +397,23 @@ def _signature(state: State, replica: str, complaint: Complaint) -> Signature | 
     may_pass = (failure.consequence or failure.passing) and not is_of_all(state)
     if may_pass or (failure.code < 0 and failure.code not in FAULTS):
         return None
-    if not failure.error and (lived > AT_ONCE_SECONDS or failure.code >= OF_SHELLS):
+    if not failure.error and lived > AT_ONCE_SECONDS:
         return None
     culprits = [name for name, one in state.complaints.items() if not one.failure.consequence]
-    return Signature(failure.error, failure.where, failure.code, replica if culprits == [replica] else "")
+    whose = replica if culprits == [replica] else ""
+    return Signature(failure.error, failure.where, failure.code, whose, failure.step)
+
+
+def _by_signal(failure: Failure) -> Failure:
+    """Exit codes of shells, and of containers, that say 128 plus the number of a signal, as that signal."""
+    number = failure.code - OF_SHELLS
+    if number <= 0 or failure.error or _name(number) == UNKNOWN:
+        return failure
+    return failure.model_copy(update={"code": -number})
 
 
 def _name(number: int) -> str:
     try:
         return Signals(number).name
     except ValueError:
-        return "unknown"
+        return UNKNOWN

@@ -226,6 +226,10 @@ class State:
     """What the last generation failed by, if another one would fail by it again."""
     before: str = ""
     """How far that one had got."""
+    hung_step: int | None = None
+    """The step at which a group hung last."""
+    hung_times: int = 0
+    """Groups in a row that hung at that step."""
     not_before: float = 0.0
     """When the next generation may be formed."""
     strikes: tuple[Strike, ...] = ()
@@ -337,6 +341,8 @@ class Hung:
     """Which, where and for how long, in a sentence."""
     culprit: str = ""
     """The replica whose ranks alone seem to be stuck."""
+    step: int | None = None
+    """The step that the ranks have come to, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

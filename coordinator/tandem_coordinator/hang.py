@@ -160,6 +160,11 @@ class HangWatch:
         replicas = {replica for _, replica in blamed}
         return replicas.pop() if len(replicas) == 1 and len(self._marks) > 1 else ""
 
+    @property
+    def step(self) -> int:
+        """The step that the ranks have come to."""
+        return max((mark.step for mark in self._all().values()), default=0)
+
     def _all(self) -> _Marks:
         return {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}
 

@@ -58,6 +58,8 @@ class History:
         self._earlier = restarts
         self._first = first
         self._log = LogWriter(rundir.coordinator_log)
+        self._told = ""
+        """Why the last generation was closed, which was said then."""
 
     def say(self, text: str, kind: str) -> None:
         """Tell people something: `info`, `warning` or `error`."""
@@ -107,7 +109,8 @@ class History:
                 detail=detail,
             )
         )
-        self.say(f"generation {opened.generation} with {replicas(len(names))}, because {detail}", "info")
+        because = f", because {detail}" if detail != self._told else ""
+        self.say(f"generation {opened.generation} with {replicas(len(names))}{because}", "info")
 
     def closed(self, generation: int, cause: Cause, progressed: bool, is_last: bool) -> None:
         """A generation is over.
@@ -122,6 +125,7 @@ class History:
             )
         self.write(records.Closed(time=now(), generation=generation, reason=cause.reason, detail=cause.detail))
         if not is_last:
+            self._told = cause.detail
             self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     def close(self) -> None:

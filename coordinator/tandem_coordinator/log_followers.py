@@ -368,8 +368,7 @@ class EvaluatorFollower:
         seconds, state = sign.age, "starting"
         if before is None or before.age is None:
             seconds = min(seconds, sign.time - self._counted_until)
-        # On a busy machine a process may be older at its first sign of life than the one before at its last.
-        elif before.age <= sign.age and (before.cpu_seconds or 0.0) <= (sign.cpu_seconds or 0.0):
+        elif _is_one_process(before, sign):
             seconds, state = sign.age - before.age, before.state or "idle"
         else:
             # The process before it has lived on after its last sign of life, and was replaced when it had died.
@@ -395,7 +394,14 @@ class EvaluatorFollower:
             return None
         used, previously = self._newest.cpu_seconds, self._before.cpu_seconds
         seconds = self._newest.time - self._before.time
-        # Processor time that falls is that of a new process under the same name.
-        if used is None or previously is None or used < previously or seconds <= 0:
+        if used is None or previously is None or seconds <= 0 or not _is_one_process(self._before, self._newest):
             return None
-        return (used - previously) / seconds
+        return max(0.0, used - previously) / seconds
+
+
+def _is_one_process(before: Usage, sign: Usage) -> bool:
+    """Whether two signs of life under one name are one process'. Versions that do not say which tell their age alone.
+
+    On a busy machine a process may be older at its first sign of life than the one before was at its last.
+    """
+    return before.process == sign.process and (before.age or 0.0) <= (sign.age or 0.0)

@@ -124,8 +124,8 @@ def step(state: State, event: Event, now: float) -> Next:
             return _retarget(state, replicas)
         case Tick():
             return _tick(state, event, now)
-        case Hung(generation, detail, culprit):
-            return _hung(state, generation, detail, culprit, now)
+        case Hung():
+            return _hung(state, event, now)
         case Over(cause):
             return _over(state, cause)
 
@@ -252,6 +252,8 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
     if state.saving is not None:
         return state, ()
     if sync.state == "joining" or sync.reason in ("MembershipChanged", "WorkerFailed"):
+        if state.finished:
+            return close(*failures.blame_finished(state, failure, now), now)
         return close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
     return state, ()
 
@@ -421,10 +423,18 @@ def _retarget(state: State, wished: int) -> Next:
     )
 
 
-def _hung(state: State, generation: int, detail: str, culprit: str, now: float) -> Next:
-    if not state.open or state.latest is None or state.latest.generation != generation:
+def _hung(state: State, hung: Hung, now: float) -> Next:
+    if not state.open or state.latest is None or state.latest.generation != hung.generation:
         return state, ()
-    return close(state, Cause("Hung", detail, culprit), now)
+    before = state
+    state, actions = close(state, Cause("Hung", hung.detail, hung.culprit), now)
+    if state.failing is not None:
+        return state, actions
+    if len(state.left_out) > len(before.left_out):
+        # Without that replica the next group is another one.
+        return replace(state, hung_step=None, hung_times=0), actions
+    state, more = failures.hung_again(state, hung)
+    return state, actions + more
 
 
 def _over(state: State, cause: Cause) -> Next:

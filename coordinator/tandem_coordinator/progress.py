@@ -21,7 +21,9 @@ class Reports:
         self.samples_per_step: float | None = None
         """As its log says."""
         self.stepping = False
-        """Whether a rank of this generation has begun to train."""
+        """Whether a rank of this generation says something about its steps."""
+        self.stepped = False
+        """Whether one has made a step."""
         self.stepped_at: float | None = None
         """When training was last heard to have made a step, or to pause, in whatever generation."""
         self._ranks: dict[str, list[RankReport]] = {}
@@ -34,7 +36,7 @@ class Reports:
     def begin(self, generation: int) -> None:
         """A generation was formed: forget what the ranks of the one before said of themselves."""
         self.generation = generation
-        self.stepping = False
+        self.stepping = self.stepped = False
         self._ranks.clear()
         self._disobedient.clear()
         self._first = None
@@ -52,6 +54,7 @@ class Reports:
         self._ranks[replica] = reports
         self._taken[replica] = now
         self.stepping = self.stepping or any(report.phase not in WORDLESS for report in reports)
+        self.stepped = self.stepped or any(report.has_stepped for report in reports)
         if all(report.saves for report in reports):
             self._disobedient.discard(replica)
         else:

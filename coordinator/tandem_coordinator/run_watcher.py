@@ -20,12 +20,13 @@ from pydantic import ValidationError
 from tandem.against_base import CHECKPOINTS
 from tandem.job import DistributedTrainingJob, Evaluators
 from tandem.ledger import Purpose
-from tandem.model import amount
+from tandem.model import amount, whole
+from tandem.reasons import Reason
 from tandem.rundir.catalog import Lineage, Rarely, Result, Results
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import listed
 from tandem.rundir.evaluations import Rank
-from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log
+from tandem.rundir.layout import EARLIER, FOLDERS, RunDir, evaluator_of_log, stopped_early
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
 from tandem.status import CheckpointRef, EvaluatorView, Score
@@ -59,6 +60,8 @@ class Ending:
     """Seconds since the epoch."""
     final: CheckpointRef | None = None
     """The last checkpoint, where training is complete."""
+    total_steps: int | None = None
+    """Steps that were announced, where fewer were taken."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +359,10 @@ class RunDirectory:
 
     def _ending(self) -> Ending | None:
         if (done := self._rundir.done()) is not None:
-            return Ending(False, "Done", "training is complete", _time(done), _reference(done.get("final")))
+            at, final, early = _time(done), _reference(done.get("final")), stopped_early(done)
+            if early:
+                return Ending(False, Reason.STOPPED_EARLY, early, at, final, whole(done.get("plannedSteps")))
+            return Ending(False, "Done", "training is complete", at, final)
         if (failed := self._rundir.failed()) is not None:
             reason, message = str(failed.get("reason", "Failed")), str(failed.get("message", "the job has failed"))
             return Ending(True, reason[:MOST_REASON], message[:MOST_WORDS], _time(failed))

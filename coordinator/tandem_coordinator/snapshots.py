@@ -7,6 +7,7 @@ from heapq import nsmallest
 
 from tandem.formatting import rfc3339
 from tandem.job import DistributedTrainingJob
+from tandem.reasons import Reason
 from tandem.status import (
     AGAIN,
     Event,
@@ -70,7 +71,7 @@ def snapshot(
         status=status,
         members=[_member(agent, clock, reports) for _, agent in agents],
         finished=len(state.finished) if state.rules.ends_with_zero else None,
-        reason=_reason(state, observed) if status.phase == "Failed" else None,
+        reason=_reason(state, observed) if status.phase == "Failed" or _stopped_early(observed) else None,
         generations=_generations(generations, state, clock),
         evaluators=list(observed.evaluators),
         events=list(events),
@@ -167,7 +168,9 @@ def _progress(reports: Reports, observed: Observed) -> Progress | None:
         return told
     step = ending.final.step
     epoch = told.epoch * step / told.step if told is not None and told.epoch is not None and told.step else None
-    return Progress(step=step, total_steps=step, epoch=epoch, percent=100.0, remaining_seconds=0.0)
+    total = max(step, ending.total_steps or step)
+    percent = 100.0 * step / total if total else 100.0
+    return Progress(step=step, total_steps=total, epoch=epoch, percent=percent, remaining_seconds=0.0)
 
 
 def _loss(reports: Reports, observed: Observed) -> float | None:
@@ -202,15 +205,19 @@ def _all_run(state: State) -> bool:
     return len(running | state.finished) >= len(state.inside)
 
 
+def _stopped_early(observed: Observed) -> bool:
+    return observed.ending is not None and observed.ending.reason == Reason.STOPPED_EARLY
+
+
 def _reason(state: State, observed: Observed) -> str | None:
-    """Why the job has failed, in one word."""
+    """Why the job has ended as it has, in one word."""
     end = observed.ending or state.end or state.failing
     return None if end is None else end.reason[:MOST_REASON]
 
 
 def _message(state: State, clock: Instant, observed: Observed) -> str | None:
     if observed.ending is not None:
-        return observed.ending.message if observed.ending.failed else None
+        return observed.ending.message if observed.ending.failed or _stopped_early(observed) else None
     if state.completing is None and (end := state.end or state.failing) is not None:
         return end.detail
     if state.open and state.blind:

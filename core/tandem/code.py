@@ -45,6 +45,8 @@ SAY_WAITING_SECONDS, SAY_AGAIN_SECONDS = 2.0, 60.0
 _HEADERS = MOST_FILES * 4096
 """Bytes of a tar besides the content of its files: a header, padding, and a long name for each."""
 _CHUNK = 2**20
+_FOLDER = "tandem-code-"
+"""How the names of folders with unpacked code begin."""
 
 
 class CodeError(Exception):
@@ -83,6 +85,14 @@ class Code:
         """Work in it from now on, with all that this process starts."""
         os.chdir(self.folder)
         os.environ.update(self.variables(os.environ))
+
+
+def without_folder(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process of Tandem's that is started from within the code. A file of the user's takes no name
+    of what that imports; the packages stay."""
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [place for place in places if not Path(place).name.lstrip(".").startswith(_FOLDER)]
+    return {**environment, "PYTHONPATH": os.pathsep.join(kept)}
 
 
 def digest_of(file: BinaryIO) -> str:
@@ -136,7 +146,7 @@ def unpacked(pack: Path, digest: str) -> Path:
         CodeError: it is damaged, or holds what it may not.
         OSError: it cannot be read or written.
     """
-    name = f"tandem-code-{digest.removeprefix('sha256:')[:32]}"
+    name = f"{_FOLDER}{digest.removeprefix('sha256:')[:32]}"
     final = Path(tempfile.gettempdir(), name)
     if _is_ours(final):
         return final

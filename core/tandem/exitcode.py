@@ -21,8 +21,8 @@ class ExitCode(IntEnum):
     """How a process or a run ended."""
 
     DONE = 0
-    """Complete. A script of your own that ends so on all ranks is complete, too, unless it ends in the middle of a
-    session: then it has failed."""
+    """Complete, or stopped early on purpose, which status and screen say. A script of your own that ends so on all
+    ranks is complete, too, unless it ends in the middle of a session: then it has failed."""
     FAILED = 1
     """Ended with an error. Of a rank: counted against `elasticity.maxRestarts`, and shown with its own traceback."""
     USAGE = 2

@@ -66,6 +66,16 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
+def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """Start a module of Tandem's, or of a package that it needs.
+
+    `-P`: it is imported from where it is installed. `python -m` alone looks into the working folder first, where a
+    `random.py` or a `yaml.py` of the user's would be taken for the module that Tandem imports. An option and not
+    PYTHONSAFEPATH, which the user's program would inherit: that has to find what lies beside it.
+    """
+    return [python, "-P", "-m", module, *words]
+
+
 def coordinator_command(
     host: str,
     port: int,
@@ -78,7 +88,7 @@ def coordinator_command(
     Args:
         metrics_port: where /metrics is answered without the token too; None: nowhere.
     """
-    command = [python, "-m", "tandem_coordinator", "--host", host, "--port", str(port)]
+    command = module_command("tandem_coordinator", "--host", host, "--port", str(port), python=python)
     command += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
     return command + (["--port-file", str(port_file)] if port_file else [])
 
@@ -106,7 +116,7 @@ def agent_command(
     """
     spec = job.spec
     command = [
-        *(python, "-m", "tandem_trainer.agent"),
+        *module_command("tandem_trainer.agent", python=python),
         *(["--warm"] if spec.elasticity.warm_start else []),
         *([f"--preload={','.join(modules)}"] if (modules := spec.elasticity.preload) else []),
         f"--nnodes={spec.workers.min_replicas}:{spec.workers.most}",
@@ -121,7 +131,7 @@ def agent_command(
         "--",
     ]
     if spec.trainer.command is None:
-        return [*command, "-m", "tandem_trainer"]
+        return [*command, *module_command("tandem_trainer", python=python)]
     program, *rest = [*spec.trainer.command, *spec.trainer.args]
     if program in ("python", "python3"):
         is_plain = rest and (rest[0] == "-m" or rest[0].endswith(".py"))
@@ -139,7 +149,12 @@ def with_run_dir(words: Sequence[str], variables: Mapping[str, str] = os.environ
 
 def evaluator_command(index: int, python: str = sys.executable) -> list[str]:
     """Start one evaluator process of a replica."""
-    return [python, "-m", "tandem_evaluator", "--index", str(index)]
+    return module_command("tandem_evaluator", "--index", str(index), python=python)
+
+
+def evaluators_command(count: int, python: str = sys.executable) -> list[str]:
+    """Start all evaluator processes of a replica."""
+    return module_command("tandem_evaluator", "--processes", str(count), python=python)
 
 
 def program_command(words: Sequence[str], python: str = sys.executable) -> list[str]:

@@ -129,6 +129,12 @@ class RankReport(Model):
     trouble: Trouble | None = None
     """What went wrong and did not end it; absent while nothing did."""
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether it has made a step since its start. A rank that pauses, or leaves its loop by an error, before its
+        first one has another phase than `starting`, and no step."""
+        return self.step > 0 or self.phase == TRAIN
+
 
 class Failure(Model):
     """How a training process failed."""
@@ -152,6 +158,8 @@ class Failure(Model):
     """Whether another rank's end is behind it: a collective or the store has failed."""
     passing: bool = False
     """Whether it is of a kind that may pass by itself: of a device, a network, a disk."""
+    step: Counter | None = None
+    """Optimizer steps completed, 0 before the first one since its start; absent where nobody knows."""
 
 
 class Pair(Model):

@@ -25,6 +25,8 @@ class Reason(StrEnum):
     LIMIT_EXCEEDED = "LimitExceeded"
     NOT_BEGUN = "NotBegun"
     EVALUATOR_FAILED = "EvaluatorFailed"
+    # Training is complete, with fewer steps than were announced.
+    STOPPED_EARLY = "StoppedEarly"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

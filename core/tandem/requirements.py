@@ -29,7 +29,7 @@ from typing import IO
 
 from tandem.code import REQUIREMENTS, Code, CodeError, Over, Say, unpacked, wait_for_pack
 from tandem.formatting import one_line
-from tandem.launch import UID
+from tandem.launch import UID, module_command
 from tandem.rundir.durable import TEMPORARY, commit_folder
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire
@@ -156,8 +156,7 @@ def _run_pip(folder: Path, constraints: Path, target: Path, lease: Lease) -> Non
     Raises:
         CodeError: it fails; quotes its last error.
     """
-    # -P: a file of the user's that is called like a module of pip's is not imported in its place.
-    command = [sys.executable, "-P", "-m", "pip", "install", "--prefix", str(target), "-c", str(constraints)]
+    command = module_command("pip", "install", "--prefix", str(target), "-c", str(constraints))
     command += ["-r", REQUIREMENTS, "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
     command += ["--progress-bar=off", *(["--no-cache-dir"] if os.environ.get(UID) else [])]
     variables = {

@@ -24,6 +24,9 @@ Word = Annotated[str, cut(316)]
 AGAIN = "starts again in "
 """How a message tells when the next group starts, after failures that came one after the other."""
 
+STOPPED_EARLY = "stopped early"
+"""How the message of a run begins that is complete with fewer steps than were announced; the reason follows."""
+
 KSTATUS = ("Ready", "Reconciling", "Stalled")
 """Types of conditions by which kstatus, and with it Flux, judges: Stalled is failed, Reconciling or not Ready is in
 progress, Ready is current. To people they say nothing that the others do not."""
@@ -236,6 +239,16 @@ class Status(Model):
     """Why the job is in this phase, if that needs an explanation."""
 
 
+def phase_word(phase: str, message: str | None) -> str:
+    """The phase as people read it: of a run that is complete, and was to take more steps, that it stopped early.
+
+    Args:
+        message: that of the status.
+    """
+    early = phase == "Succeeded" and (message or "").startswith(STOPPED_EARLY)
+    return STOPPED_EARLY.capitalize() if early else phase
+
+
 Name = Annotated[str, Field(max_length=316)]
 MOST_MEMBERS = 20_000
 
@@ -348,7 +361,7 @@ class Snapshot(Model):
     """Of a script of the user's own: replicas of the group that have gone because all of their ranks ended with exit
     code 0."""
     reason: Annotated[str, Field(max_length=64)] | None = None
-    """Why the job has failed, in one CamelCase word (tandem.reasons)."""
+    """Why the job has failed, or that it stopped early, in one CamelCase word (tandem.reasons)."""
     generations: Annotated[list[GenerationView], Field(max_length=100)] = []
     """The last memberships, oldest first; at most 100."""
     evaluators: Annotated[list[EvaluatorView], cut(4_096)] = []

@@ -31,7 +31,7 @@ from tandem_trainer.malloc import begin_adapted
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
 
-TASK_PROGRAM = ("python", "-m", "tandem_evaluator.task_program")
+TASK_PROGRAM = launch.module_command("tandem_evaluator.task_program")
 """What scores a task of the user's own: a program, whose imports and crashes are not this process's."""
 AGAIN_SECONDS = 0.5
 """After a signal that asks to leave, until that is tried again."""
@@ -117,7 +117,6 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         from tandem_evaluator.loop import Evaluator
 
         scoring = _scoring(job)
-        log.others = scoring.cpu_seconds
         base = BaseWeights(rundir) if job.spec.trainer.is_fine_tuning else None
         evaluator = Evaluator(rundir, job.spec.evaluation, name, scoring, log, base)
         interrupted = False
@@ -148,8 +147,8 @@ def _enter(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
         raise CannotEvaluate(ExitCode.FAILED, f"the job's code cannot be prepared: {error}") from error
     code.enter()
     if job.spec.evaluation.command is None:
-        # What evaluates is imported by this very process.
-        sys.path[1:1] = code.places
+        # What evaluates is imported by this very process: its packages are found, and take no name of Tandem's own.
+        sys.path.extend(code.places)
     return True
 
 

@@ -20,7 +20,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from tandem.formatting import one_line
-from tandem.launch import RUN_DIR
+from tandem.launch import RUN_DIR, module_command
 from tandem.rundir.checkpoint import CHUNK, FILE, WEIGHTS, FileEntry, Manifest, checksum
 from tandem.rundir.durable import commit_folder, encode, sync_file, temporary_beside
 from tandem.rundir.evaluations import BASE
@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.1
 """Between two looks at whether the weights are there, and whether we have to leave."""
 MOST_WHY = 400
 """Characters of an error that a message quotes."""
-COMMAND = [sys.executable, "-m", "tandem_evaluator.base_model"]
+COMMAND = module_command("tandem_evaluator.base_model")
 
 
 class BaseWeights:

@@ -241,10 +241,6 @@ class TaskScoring:
         """Lend nothing any more."""
         self._library.close()
 
-    def cpu_seconds(self) -> float:
-        """None works for this process."""
-        return 0.0
-
     def close(self) -> None:
         """Lend nothing any more."""
         self._library.close()

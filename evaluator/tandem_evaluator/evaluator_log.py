@@ -4,11 +4,12 @@ The use of the processor is told by a small thread, so that it goes on during a 
 """
 
 import json
+import secrets
 import threading
 import time
-from collections.abc import Callable
 
 from tandem.process_age import process_age
+from tandem.processor_time import ProcessorTime
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.records import EvaluatorEnd, EvaluatorRecord, Usage
@@ -28,8 +29,8 @@ class EvaluatorLog:
         self._writer = LogWriter(rundir.evaluator_log(name))
         self._writer.open()
         self._activity: tuple[str, str | None] = ("starting", None)
-        self.others: Callable[[], float] = lambda: 0.0
-        """CPU seconds of processes that work for this one."""
+        self._processor = ProcessorTime()
+        self._process = secrets.token_hex(8)
         self._over = threading.Event()
         self._usage()
         self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
@@ -68,8 +69,9 @@ class EvaluatorLog:
         state, checkpoint = self._activity
         used = Usage(
             time=time.time(),
-            cpu_seconds=time.process_time() + self.others(),
+            cpu_seconds=self._processor.seconds(),
             age=round(process_age(), 3),
+            process=self._process,
             state=state,
             checkpoint=checkpoint,
         )

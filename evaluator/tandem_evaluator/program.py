@@ -29,7 +29,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from pydantic import ValidationError
 
 from tandem import evaluation
@@ -112,10 +111,6 @@ class ProgramScoring:
 
     def rest(self) -> None:
         """A program that stays keeps its model and data in memory: that is what it stays for."""
-
-    def cpu_seconds(self) -> float:
-        """CPU time of the program, and of those that it has started and that are over."""
-        return 0.0 if self._program is None else self._program.cpu_seconds()
 
     def close(self) -> None:
         """End the program."""
@@ -245,7 +240,6 @@ class _Program:
         self._is_busy, self._is_silent = True, False
         self._buffer = b""
         self._ended: float | None = None
-        self._used = 0.0
         descriptor, path = tempfile.mkstemp(prefix="tandem-report-", suffix=".json")
         os.close(descriptor)
         self._report = Path(path)
@@ -328,13 +322,6 @@ class _Program:
             self._ended = time.monotonic()
             return None
         return self._of_file(code)
-
-    def cpu_seconds(self) -> float:
-        """CPU time of the program and of its children that are over."""
-        with suppress(psutil.Error):
-            times = psutil.Process(self._process.pid).cpu_times()
-            self._used = times.user + times.system + times.children_user + times.children_system
-        return self._used
 
     def close(self) -> None:
         """End it with all that it has started: one that waits for work by the end of its pipe, any other by signals."""

@@ -86,8 +86,5 @@ class Scoring(Protocol):
     def rest(self) -> None:
         """There is nothing to do: let go of what is not needed meanwhile."""
 
-    def cpu_seconds(self) -> float:
-        """CPU time of processes that work for this one."""
-
     def close(self) -> None:
         """The work is over."""

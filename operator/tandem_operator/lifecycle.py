@@ -22,7 +22,7 @@ from tandem.exitcode import ExitCode
 from tandem.formatting import seconds
 from tandem.job import DistributedTrainingJob
 from tandem.reasons import RECORDED, Reason
-from tandem.status import Condition, Phase, Snapshot, Status
+from tandem.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
 
@@ -31,6 +31,9 @@ LAST_WORDS_SECONDS = 30.0
 IDLE_SECONDS, IDLE_ANSWERS = 30.0, 3
 """How long, and how often, a coordinator has to say that nobody trains. A group that has lost a member is another one
 within a few seconds, and one whose coordinator has restarted is adopted in as many."""
+
+FINISHING = "; evaluators finish what is left"
+"""What follows in the message after the words of training that is over."""
 
 _TOLD_TO_NOBODY = (Reason.DEADLINE_EXCEEDED, Reason.DOES_NOT_START)
 """Reasons of ends that are decided here."""
@@ -211,14 +214,25 @@ def _drain(
 ) -> Lifecycle:
     ended = seconds(old.completion_time or (heard.status.completion_time if heard is not None else None)) or now
     said = heard is not None and heard.status.phase == "Succeeded"
+    reason, trained = _completion(old, heard)
     if job.spec.evaluation.processes == 0:
-        return Lifecycle("end", "Succeeded", "Completed", "training is complete")
+        return Lifecycle("end", "Succeeded", reason, trained)
     if replicas.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
-        return Lifecycle("end", "Succeeded", "Completed", "training is complete, and its checkpoints are evaluated")
+        return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
     if now > drained(job, heard, ended):
-        words = f"training is complete; for {job.spec.evaluation.drain_seconds:g} s its evaluators have not got on"
+        words = f"{trained}; for {job.spec.evaluation.drain_seconds:g} s its evaluators have not got on"
         return Lifecycle("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
-    return Lifecycle("drain", "Draining", "Draining", "training is complete; evaluators finish what is left")
+    reason = "Draining" if reason == "Completed" else reason
+    return Lifecycle("drain", "Draining", reason, trained + FINISHING)
+
+
+def _completion(old: Status, heard: Snapshot | None) -> tuple[str, str]:
+    """The reason and the words of training that is over, also once its coordinator is gone."""
+    if heard is not None and heard.reason == Reason.STOPPED_EARLY:
+        return Reason.STOPPED_EARLY, heard.status.message or STOPPED_EARLY
+    if heard is None and (old.message or "").startswith(STOPPED_EARLY):
+        return Reason.STOPPED_EARLY, (old.message or "").removesuffix(FINISHING)
+    return "Completed", "training is complete"
 
 
 def _is_through(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:

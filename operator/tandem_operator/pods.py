@@ -275,7 +275,7 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, follows: bo
     """
     own_gpu = job.spec.workers.gpu_resource
     evaluation = job.spec.evaluation
-    command = [PYTHON, "-m", "tandem_evaluator", "--processes", str(evaluation.processes_per_replica)]
+    command = launch.evaluators_command(evaluation.processes_per_replica, python=PYTHON)
     fields = {launch.REPLICA: "metadata.name"}
     own = {launch.UID: incarnation(job, uid)} | NO_GPU
     index = _index(job, images, [*job.spec.trainer.env, *evaluation.env])

@@ -118,12 +118,13 @@ def test_asked_to_leave_it_saves_and_goes_on_from_there(tmp_path: Path) -> None:
 
 
 @ALL
-def test_a_callback_that_stops_it_completes_the_run(tmp_path: Path) -> None:
+def test_a_callback_that_stops_it_stops_the_run_early(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     assert "step=4 " in last_line(run(rundir, 2, TRAINER, "--stop-at", "4", imports=LIBRARY))
     done = rundir.done()
     assert done is not None
     assert done["totalSteps"] == 4
+    assert done["stoppedEarly"] == "stopped early after step 4 of 18: a callback told the Trainer to stop"
     assert rundir.committed()[0].step == 4
 
 

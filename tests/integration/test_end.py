@@ -8,6 +8,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tests.support.elastic import Elastic
+from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -107,10 +108,12 @@ def test_who_has_finished_may_go_at_any_time(group: Elastic, how: signal.Signals
     assert begun(group) == [1, 1, 1]
 
 
-def session(tmp_path: Path, leaves: str, warm: bool = True) -> Elastic:
+def session(
+    tmp_path: Path, leaves: str, warm: bool = True, place: tuple[str, str] = ("", ""), restarts: int = 1
+) -> Elastic:
     script = tmp_path / "session.py"
-    script.write_text(SESSION.replace("LEAVES", leaves))
-    elasticity = {"warmStart": warm, "maxRestarts": 1}
+    script.write_text(SESSION.replace("LEAVES", leaves).replace(*place))
+    elasticity = {"warmStart": warm, "maxRestarts": restarts}
     spec = {"trainer": {"command": ["python", str(script)]}, "checkpoint": {"everySteps": 5}, "elasticity": elasticity}
     return Elastic(tmp_path, **spec).start("worker-0", "worker-1")  # type: ignore[arg-type]
 
@@ -128,6 +131,19 @@ def test_a_session_that_ends_with_zero_before_its_steps_are_taken_is_not_complet
         assert group.rundir.done() is None
 
 
+def test_a_mistake_in_the_first_batch_is_found_after_two_failures_and_told_once_each(tmp_path: Path) -> None:
+    place = "if batch.step == 12 and session.rank == 0:"
+    with session(tmp_path, "batch.labels", place=(place, "if batch.step == 0:"), restarts=10) as group:
+        failed = until(group.rundir.failed, "the end of the job")
+        assert failed["reason"] == "RepeatedFailure"
+        error = "AttributeError: 'Batch' object has no attribute 'labels'"
+        assert error in failed["message"]
+        assert failed["traceback"].strip().endswith(error)
+        assert group.rundir.newest_generation() == 2
+        told = [line for line in group.output("coordinator").splitlines() if error in line]
+        assert len(told) == 3, "each failure, and the end"
+
+
 def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -> None:
     with session(tmp_path, "pass") as group:
         for name in ("worker-0", "worker-1"):
@@ -136,4 +152,40 @@ def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -
         done = group.rundir.done()
         assert done is not None
         assert done["final"]["step"] == 20
+        assert "stoppedEarly" not in done
         assert group.rundir.newest_generation() == 1
+
+
+def test_what_one_rank_says_stops_all_of_them_after_the_same_step_and_the_job_is_told_so(tmp_path: Path) -> None:
+    with session(tmp_path, 'session.stop("enough")') as group:
+        for name in ("worker-0", "worker-1"):
+            assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
+        done = group.rundir.done()
+        assert done is not None
+        assert done["final"]["step"] == 15, "they agree when they save"
+        assert done["stoppedEarly"] == "stopped early after step 15 of 20: enough"
+        assert group.rundir.newest_generation() == 1, "nobody began again"
+        seen = until(lambda: (found := group.snapshot()) and found.status.message and found, "the coordinator's word")
+        assert (seen.reason, seen.status.message) == ("StoppedEarly", done["stoppedEarly"])
+
+
+STARTS = """
+import os, signal, subprocess
+from pathlib import Path
+
+note = Path(os.environ["TANDEM_RUN_DIR"]) / "beside"
+if not note.exists():
+    note.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.full("trainer")
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_a_killed_rank_has_started_ends_with_it(tmp_path: Path, warm: bool) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(STARTS)
+    trainer = {"command": ["python", str(script)]}
+    with Elastic(tmp_path, replicas=1, trainer=trainer, elasticity={"warmStart": warm}).start("worker-0") as group:
+        assert group.agents["worker-0"].wait(SECONDS) == ExitCode.DONE, group.output("worker-0")
+        assert not alive(int((group.rundir.path / "beside").read_text()))

@@ -30,7 +30,7 @@ def run(
     folder: Path, script: str, *options: str, ranks: int = 2, **variables: str
 ) -> "subprocess.CompletedProcess[str]":
     (folder / "script.py").write_text(script)
-    agent = [sys.executable, "-m", "tandem_trainer.agent", *options, "--standalone", f"--nproc-per-node={ranks}"]
+    agent = [sys.executable, "-P", "-m", "tandem_trainer.agent", *options, "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
         [*agent, "--max-restarts=0", "--monitor-interval=0.05", "--", "script.py"],
         cwd=folder,

@@ -78,7 +78,7 @@ def run(folder: Path, out: str, start: list[str], command: list[str]) -> dict[st
     # Not pytest's own variables: a pytest process has changed some that Python reads.
     environment = os.environ | {"OUT": str(folder / out), "OMP_NUM_THREADS": "1"}
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=0", "--monitor-interval=0.05"]
-    words = [sys.executable, "-m", start[0], *start[1:2], *options, *start[2:], *command]
+    words = [sys.executable, "-P", "-m", start[0], *start[1:2], *options, *start[2:], *command]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = {path.name: path.read_bytes() for path in (folder / out).iterdir()}
@@ -126,7 +126,7 @@ if drawn.read_text().count("\\n") < 3:
 """
     (tmp_path / "draws.py").write_text(draws)
     options = ["--standalone", "--nproc-per-node=1", "--max-restarts=2", "--monitor-interval=0.05", "--"]
-    command = [sys.executable, "-m", "tandem_trainer.agent", "--warm", *options, "draws.py"]
+    command = [sys.executable, "-P", "-m", "tandem_trainer.agent", "--warm", *options, "draws.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert len({*(tmp_path / "drawn-0.txt").read_text().split()}) == 3

@@ -99,13 +99,14 @@ def test_asked_to_leave_it_saves_and_the_code_after_the_loop_waits_for_the_end(t
 
 
 @ALL
-def test_a_loop_left_with_break_is_complete(tmp_path: Path) -> None:
+def test_a_loop_left_with_break_has_stopped_early(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     output = run(rundir, 2, SCRIPT, "--break-at", "4", imports=DIGITS)
     assert "steps=5 " in last_line(output)
     done = rundir.done()
     assert done is not None
     assert done["totalSteps"] == 5
+    assert done["stoppedEarly"].endswith(f"of {2 * STEPS_PER_EPOCH}: the script left its loop")
     assert rundir.committed()[0].step == 5
 
 

@@ -89,7 +89,8 @@ class Elastic:
             self.agents[replica] = self._spawn(replica, command)
             return
         with (self.path / f"{replica}.txt").open("ab") as output:
-            self.agents[replica] = Forked("tandem_trainer.agent", command[3:], self._environment(replica), output)
+            words = command[command.index("tandem_trainer.agent") + 1 :]
+            self.agents[replica] = Forked("tandem_trainer.agent", words, self._environment(replica), output)
 
     def ranks_of(self, replica: str) -> list[int]:
         """A replica's training processes: forked ones, or children of the agent where ranks start cold."""

@@ -1,9 +1,9 @@
 """The agent of one replica: torchrun with Tandem's rendezvous and warm starts.
 
-    python -m tandem_trainer.agent [--warm] [--preload=MODULE,…] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
-                                                                                   -- SCRIPT.py ARGUMENTS…
-                                                                                   -- python -c CODE ARGUMENTS…
-                                                                                   -- PROGRAM ARGUMENTS…
+    python -P -m tandem_trainer.agent [--warm] [--preload=MODULE,…] TORCHRUN-OPTIONS… -- -m MODULE ARGUMENTS…
+                                                                                      -- SCRIPT.py ARGUMENTS…
+                                                                                      -- python -c CODE ARGUMENTS…
+                                                                                      -- PROGRAM ARGUMENTS…
 
 With `--warm`, ranks that are Python are forked from a process that has imported torch already (tandem_trainer.warm),
 and, with `--preload`, what the job names.
@@ -35,7 +35,7 @@ from typing import NoReturn
 
 from tandem.code import Code, CodeError, Over
 from tandem.exitcode import ExitCode, depart
-from tandem.launch import CODE, RUN_DIR, UID, wait_for_job, with_run_dir
+from tandem.launch import CODE, RUN_DIR, UID, module_command, wait_for_job, with_run_dir
 from tandem.protocol import SCRIPT
 from tandem.requirements import code_of
 from tandem.rundir.layout import RunDir
@@ -60,10 +60,16 @@ PRELOAD = "--preload="
 RANKS = "--nproc-per-node="
 UNFIT = 100
 """A process that has tried to import the job's modules ends with this, plus the number of the one that was unfit."""
+SAFE_PATH = "-P"
+"""Python's option by which a program does not look for modules in its own folder."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """Variable with the number of threads that numpy and scipy start when they are imported."""
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Variable by which torch asks NVML whether there is a GPU, and not CUDA's driver, which does not survive a fork."""
+
+
+_places: list[str] = []
+"""In the fork server and its ranks, where the job's code is."""
 
 
 def main() -> None:
@@ -147,14 +153,14 @@ def _tell(writes: int, code: Code | None) -> None:
 
 
 def _work_as_told(reads: int, writes: int) -> bool:
-    """In the fork server, work in the job's code, which ranks find as PYTHONPATH has others find it; always True."""
+    """In the fork server, work in the job's code, which scripts find as PYTHONPATH has others find it; always True."""
     os.close(writes)
     with os.fdopen(reads) as pipe:
         told = json.load(pipe)
     if told is not None:
         code = Code(Path(told["folder"]), *(tuple(map(Path, told[name])) for name in ("packages", "programs")))
         code.enter()
-        sys.path[1:1] = code.places
+        _places.extend(code.places)
     return True
 
 
@@ -170,7 +176,8 @@ def under_this_python(command: list[str]) -> list[str]:
         return []
     # Ranks do not hold their output back anyway.
     rest = [*itertools.dropwhile(lambda word: word == "-u", command[1:])]
-    return rest if rest and (_is_python(rest) or (rest[0] == "-c" and len(rest) > 1)) else []
+    program = rest[1:] if rest[:1] == [SAFE_PATH] else rest
+    return rest if program and (_is_python(program) or (program[0] == "-c" and len(program) > 1)) else []
 
 
 def _end(code: int | str | None) -> NoReturn:
@@ -211,10 +218,14 @@ def preload_given(modules: list[str]) -> bool:
         if pid == 0:
             die_with_parent()
             os.environ[BY_NVML] = "1"
+            # They may be the user's own.
+            own_path = list(sys.path)
+            sys.path[:0] = [str(Path.cwd()), *_places]
             for number, module in enumerate(modules):
                 if complaint := _unfit(module):
                     print(f"preload: {module} {complaint}; ranks import it themselves", file=sys.stderr, flush=True)
                     os._exit(UNFIT + number)
+            sys.path[:] = own_path
             return True
         _, status = os.waitpid(pid, 0)
         number = (os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0) - UNFIT
@@ -273,26 +284,41 @@ def run(arguments: list[str]) -> None:
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.excepthook = _show
     sys.orig_argv = [sys.executable, "-u", *arguments]
-    if arguments[:2] != ["-m", "tandem_trainer"]:
+    if arguments == module_command("tandem_trainer")[1:]:
+        # A file of the job's code takes no name of what Tandem imports.
+        sys.path.extend(_places)
+    else:
+        sys.path[:0] = [*_folder_of(arguments), *_places]
         _accompany()
+    arguments = arguments[arguments[0] == SAFE_PATH :]
     # It stays until the process is gone: threads and exit functions may pickle what is defined in it.
     script = sys.modules["__main__"] = ModuleType("__main__")
     script.__builtins__ = builtins  # type: ignore[attr-defined]
     script.__annotations__ = {}
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
-        sys.path[0] = str(Path.cwd())
         # What `python -m` calls. run_module would take the module away when its last line has run.
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
     elif arguments[0] == "-c":
         sys.argv = ["-c", *arguments[2:]]
-        sys.path[0] = ""
         script.__loader__ = BuiltinImporter
         exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), vars(script))  # noqa: S102 - as above
     else:
         sys.argv = list(arguments)
-        sys.path[0] = str(Path(arguments[0]).resolve().parent)
         _run_file(script, arguments[0])
+
+
+def _folder_of(arguments: list[str]) -> list[str]:
+    """Where Python looks first for the modules of a program; nothing with `-P`."""
+    match arguments[0]:
+        case "-P":
+            return []
+        case "-c":
+            return [""]
+        case "-m":
+            return [str(Path.cwd())]
+        case script:
+            return [str(Path(script).resolve().parent)]
 
 
 def _run_file(script: ModuleType, given: str) -> None:
@@ -308,6 +334,7 @@ def _run_file(script: ModuleType, given: str) -> None:
     except OSError as error:
         # As Python says it.
         print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        Pulse.tell_failure(error.with_traceback(None))
         raise SystemExit(2) from None
     code = compile(content, path, "exec", dont_inherit=True)
     exec(code, vars(script))  # noqa: S102 - it is what was asked for
@@ -323,7 +350,7 @@ def _accompany() -> None:
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     if "--" not in arguments[:-1]:
-        raise SystemExit("usage: python -m tandem_trainer.agent [--warm] TORCHRUN-OPTIONS… -- COMMAND…")
+        raise SystemExit("usage: python -P -m tandem_trainer.agent [--warm] TORCHRUN-OPTIONS… -- COMMAND…")
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
 

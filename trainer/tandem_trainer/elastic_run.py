@@ -29,6 +29,7 @@ from tandem.rundir.durable import lacks
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
+from tandem.status import STOPPED_EARLY
 from tandem.tasks import RewindOn
 from tandem_trainer.agreement import TakenSamples, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
@@ -53,6 +54,8 @@ ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
 """What helps where training diverges."""
 NO_COST = Cost()
 """Of a loop of the user's own, which is not known."""
+LEFT_LOOP = "the script left its loop"
+"""Why, where the script says no more."""
 NO_END = 2**62
 """Stands for the number of steps of a run whose data does not say how long it is."""
 
@@ -145,6 +148,9 @@ class ElasticRun:
         self._total: int | None = None
         self._log: LogWriter | None = None
         self._log_is_closed = False
+        self._why_early = ""
+        self._ends_early = False
+        self._early = ""
         self.step = 0
         """Optimizer steps completed."""
 
@@ -162,12 +168,13 @@ class ElasticRun:
         """Whether a rewind leaves a data step out."""
         return any(start <= step < end for start, end in self._left_out)
 
-    @property
-    def is_broken_off(self) -> bool:
+    def take_up_broken_off(self) -> bool:
         """Whether the script has left its loop at the checkpoint that this generation started from. Collective."""
         last, rundir = self._saver.last, self._context.rundir
-        mine = self._context.group.rank == 0 and last is not None and rundir.is_broken_off(last)
-        return bool(self._context.group.tell({"over": mine})["over"])
+        mine = rundir.broken_off(last) if self._context.group.rank == 0 and last is not None else None
+        why = self._context.group.tell({"why": mine})["why"]
+        self._why_early = self._why_early or str(why or "")
+        return why is not None
 
     @property
     def data_steps_left(self) -> Iterator[int]:
@@ -298,6 +305,17 @@ class ElasticRun:
             self._saver.prepare(self._contents())
         self._after_step(busy_seconds, is_last=not self._is_more(more))
 
+    def end_early(self, why: str) -> None:
+        """Have training end on all ranks after the same step: that of the next vote, and of one rank alone the one that
+        it is at. The first reason stays.
+
+        Args:
+            why: in one line.
+        """
+        self._why_early = self._why_early or why
+        if self._context.group.world_size == 1:
+            self._next_vote = self.step + 1
+
     def took(self, ids: Tensor, rate: float | None, loss: Tensor, content: int = 0) -> None:
         """The step that `steps` asked for is taken; to be said once for each.
 
@@ -337,7 +355,8 @@ class ElasticRun:
         """Say that the run is complete, with its last checkpoint. Collective, after `end_steps`."""
         if self._context.group.rank == 0:
             assert self._saver.last is not None
-            self._context.rundir.mark_done(self._saver.last, totalSteps=self.step)
+            facts = {"totalSteps": self.step} | ({"plannedSteps": self._total} if self._early else {})
+            self._context.rundir.mark_done(self._saver.last, self._early, **facts)
         self._context.group.barrier()
 
     def end_steps(self, broken_off: bool = False) -> ExitCode:
@@ -351,7 +370,7 @@ class ElasticRun:
             Superseded: a newer generation has taken over.
         """
         group, rundir, saver = self._context.group, self._context.rundir, self._saver
-        complete = not self._stopping
+        complete, broken_off = not self._stopping, broken_off or self._ends_early
         self.meter.close()
         self.meter.phase(SAVING)
         peaks = peak_memory(group.device)
@@ -359,19 +378,23 @@ class ElasticRun:
             saver.wait()
             if saver.superseded:
                 raise Superseded(f"generation {self._context.generation} was superseded")
-            told = group.gather({"saved": saver.last is not None and saver.last.step == self.step, **peaks})
+            saved = saver.last is not None and saver.last.step == self.step
+            told = group.gather({"saved": saved, "why": self._why_early, **peaks})
             if told[0]["saved"]:
                 break
             self._save()
         outcome = saver.wait()
         saver.close()
+        why_early = next((str(one["why"]) for one in told if one["why"]), "")
+        if complete and broken_off:
+            self._early = early_words(self.step, self._total, why_early)
         if group.rank == 0:
             if saver.last is None or saver.last.step != self.step:
                 raise SaveFailed(f"the checkpoint after step {self.step} could not be written: {outcome.get('failed')}")
             if complete and broken_off:
-                rundir.mark_broken_off(saver.last)
+                rundir.mark_broken_off(saver.last, why_early)
         if self._log is not None:
-            why = "complete" if complete else "asked to leave"
+            why = (self._early or "complete") if complete else "asked to leave"
             self._log.append(
                 records.TrainingEnd(
                     time=time.time(),
@@ -387,7 +410,7 @@ class ElasticRun:
         return ExitCode.DONE if complete else ExitCode.PREEMPTED
 
     def _is_more(self, more: Callable[[], bool] | None) -> bool:
-        if self._total is not None and self.step >= self._total:
+        if self._ends_early or (self._total is not None and self.step >= self._total):
             return False
         return more is None or more()
 
@@ -403,12 +426,17 @@ class ElasticRun:
         # First the losses: a GPU is waited for, and only then is it known how long the steps took.
         losses = meter.pending_losses()
         taken = self._taken.digest
-        verdict = group.vote(losses, bool(self._stop), overdue, saver.busy, taken, meter.mean_step_seconds())
+        verdict = group.vote(
+            *(losses, bool(self._stop), overdue, saver.busy, taken, meter.mean_step_seconds()),
+            finish=bool(self._why_early),
+        )
         if not verdict.same_samples:
             # Before the steps are logged: what the log says of samples all ranks have agreed on.
             refuse_samples(group, self._taken, step - len(losses) + 1, step)
         self._taken.clear()
         self._next_vote = step + verdict.steps_to_next
+        self._ends_early = verdict.finish and not is_last
+        is_last = is_last or self._ends_early
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())
         if step == self._first + 1:
@@ -473,6 +501,22 @@ class ElasticRun:
             log.error("%s", why)
         self._context.group.barrier()
         raise WentBack(code, why)
+
+
+def early_words(step: int, total_steps: int | None, why: str) -> str:
+    """What is told of a run that ended before its last step; empty where it took all, or nobody knows how many there
+    are and no reason was given.
+
+    Args:
+        step: steps taken.
+        total_steps: of the whole run; None where only the end tells.
+        why: the reason that was given, if one was.
+    """
+    if total_steps is None:
+        return f"{STOPPED_EARLY} after step {number(step)}: {why}" if why else ""
+    if step >= total_steps:
+        return ""
+    return f"{STOPPED_EARLY} after step {number(step)} of {number(total_steps)}: {why or LEFT_LOOP}"
 
 
 def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: int) -> tuple[ExitCode, str]:

@@ -48,9 +48,16 @@ class StoppedEarly(Exception):  # noqa: N818 - it says what happened
     def __init__(self, step: int, total_steps: int | None) -> None:
         steps = f"step {number(step)}" + ("" if total_steps is None else f" of {number(total_steps)}")
         super().__init__(
-            f"it ended with exit code 0 after {steps}, before its session had ended; to end a run early, leave the loop"
-            " with break"
+            f"it ended with exit code 0 after {steps}, before its session had ended; to end a run early, call"
+            " session.stop(reason)"
         )
+
+
+class EndedAlone(Exception):  # noqa: N818 - it says what happened
+    """A script ended with exit code 0 while other ranks still needed it."""
+
+    def __init__(self) -> None:
+        super().__init__("it ended with exit code 0 while other ranks still worked")
 
 
 GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
@@ -147,7 +154,10 @@ def _is_ours(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     if _is_ours(error):
-        return not isinstance(error, ConfigurationError | DoesNotFit | StoppedEarly)
+        return not isinstance(error, ConfigurationError | DoesNotFit | StoppedEarly | EndedAlone)
+    if type(error) is OSError and error.errno is None:
+        # A library's word for a file that it cannot use, such as a broken picture, or for a network behind it.
+        return error.__cause__ is not None and _may_pass(error.__cause__)
     if isinstance(error, OSError):
         return may_pass(error)
     return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)

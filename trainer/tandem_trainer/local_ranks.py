@@ -33,11 +33,12 @@ from typing import Literal
 
 from tandem.exitcode import ExitCode
 from tandem.protocol import DEBUGGER, MOST_ERROR, SCRIPT, STARTING, STOPPED, Failure, RankReport
-from tandem_trainer.failure import StoppedEarly, read, record
+from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
 from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
 from tandem_trainer.warm import forkserver
+from tandem_trainer.warm.leftovers import end_leftovers
 
 log = logging.getLogger("tandem.agent")
 
@@ -106,6 +107,7 @@ class LocalRanks:
             self.folder.rmdir()
         for local_rank, pidfd in list(self._pidfds.items()):
             if _has_ended(pidfd):
+                end_leftovers(self._pids[local_rank])
                 self._end(local_rank, _exit_code(pidfd))
         self._hear_endings()
         if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
@@ -171,7 +173,14 @@ class LocalRanks:
             if stopped_early and beat is not None:
                 said = record(StoppedEarly(beat.step, beat.total_steps), None, MOST_ERROR)
             announced = self._has_announced(local_rank, code)
-            found.append(read(said, rank, code, self._ended_at[local_rank], announced))
+            at, failure = read(said, rank, code, self._ended_at[local_rank], announced)
+            step = None if beat is None or (beat.phase == SCRIPT and not beat.step) else beat.step
+            found.append((at, failure.model_copy(update={"step": step})))
+        if found and all(failure.consequence for _, failure in found):
+            # A collective cannot work any more, once one of its ranks has ended.
+            ended = [one for one, code in self._codes.items() if code == ExitCode.DONE]
+            words = record(EndedAlone(), None, MOST_ERROR)
+            found += [read(words, self.first_rank + one, 0, self._ended_at[one]) for one in ended]
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:

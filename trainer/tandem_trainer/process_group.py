@@ -34,7 +34,11 @@ SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
-"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
+"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs.
+
+Without a coordinator, too: between two steps and after the loop a rank may pause for as long as it takes, for a
+validation or an export, while the others wait for what it says next. A rank that has died breaks the connection at
+once, and one that hangs in the model's own collectives ends them after COLLECTIVE_TIMEOUT."""
 
 _numbers = itertools.count()
 """Groups that this process has made; all ranks make them in the same order."""
@@ -52,6 +56,8 @@ class Vote:
     """Mean loss of the global batch of each step since the last vote."""
     stop: bool
     """Somebody asks to save and leave."""
+    finish: bool
+    """Somebody asks to end training early."""
     save: bool
     """Rank 0 wants a checkpoint."""
     busy: bool
@@ -120,7 +126,16 @@ class Group:
             _set_timeout(self.timeout, made.get_group(name))
         return made
 
-    def vote(self, losses: Tensor, stop: bool, save: bool, busy: bool, taken: int, step_seconds: float) -> Vote:
+    def vote(
+        self,
+        losses: Tensor,
+        stop: bool,
+        save: bool,
+        busy: bool,
+        taken: int,
+        step_seconds: float,
+        finish: bool = False,
+    ) -> Vote:
         """Agree with all other ranks. Collective.
 
         Args:
@@ -130,16 +145,25 @@ class Group:
             busy: this rank is still writing its part of the last one.
             taken: a digest of the samples since the last vote, of 64 bits.
             step_seconds: mean time of a step here since the last vote.
+            finish: this rank wants to end training early.
         """
         digits = [taken >> shift & 0xFFFF for shift in range(0, 64, 16)]
-        wants = [stop, save and self.rank == 0, busy, step_seconds, *digits, *(digit * digit for digit in digits)]
+        wants = [
+            stop,
+            finish,
+            save and self.rank == 0,
+            busy,
+            step_seconds,
+            *digits,
+            *(digit * digit for digit in digits),
+        ]
         # In double precision sums of whole numbers are exact. Of one size, also where ranks have taken different steps.
         ballot = torch.zeros(len(wants) + MOST_STEPS_BETWEEN_VOTES, dtype=torch.float64)
         ballot[: len(wants)] = torch.tensor(wants, dtype=torch.float64)
         ballot[len(wants) : len(wants) + len(losses)] = losses
         if self._control is not None:
             self._control.allreduce([ballot]).wait()
-        stops, saves, busies, seconds, *sums = ballot[: len(wants)].tolist()
+        stops, finishes, saves, busies, seconds, *sums = ballot[: len(wants)].tolist()
         agreed = ballot[len(wants) : len(wants) + len(losses)].float().tolist()
         # Numbers are equal if and only if the square of their sum is their count times the sum of their squares.
         pairs = zip(sums[: len(digits)], sums[len(digits) :], strict=True)
@@ -147,7 +171,7 @@ class Group:
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
         steps_to_next = max(1, min(due, MOST_STEPS_BETWEEN_VOTES))
-        return Vote(agreed, stops > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
+        return Vote(agreed, stops > 0, finishes > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's small JSON value, in rank order, on every rank. Collective."""

@@ -57,6 +57,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from tandem.exitcode import ExitCode
 from tandem.launch import GENERATION, PULSE
+from tandem.processor_time import ProcessorTime
 from tandem.protocol import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
 from tandem_trainer.debugger import DebuggerSlot, keep_out
 from tandem_trainer.failure import record
@@ -357,11 +358,12 @@ class Pulse:
         self._closed.set()
 
     def _sample(self) -> None:
-        first = time.monotonic(), time.process_time()
+        processor = ProcessorTime()
+        first = time.monotonic(), processor.seconds()
         while True:
             gpu, memory = self._gpu.sample()
             told = _NAN if gpu is None else gpu, -1 if memory is None else memory
-            self._usage.write(time.monotonic(), time.process_time(), *first, *told)
+            self._usage.write(time.monotonic(), processor.seconds(), *first, *told)
             self._debugger.answer()
             if self._closed.wait(USAGE_SECONDS):
                 return

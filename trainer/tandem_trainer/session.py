@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from tandem.exitcode import ExitCode
+from tandem.formatting import one_line
 from tandem.job import Checkpoint
 from tandem.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+MOST_REASON = 500
+"""Characters of why training stops early."""
 FINALLY_SECONDS = 10.0
 """What encloses the session may take so long to clean up when the session ends before it is complete."""
 AT_ONCE = {ExitCode.PEER_LOST, ExitCode.SUPERSEDED}
@@ -420,6 +423,29 @@ class Session:
             elastic.meter.gradients.follow(self._optimizer)
         return self._loop(elastic, batches)
 
+    def stop(self, reason: str) -> None:
+        """End training early, on purpose: the loop ends on all ranks after the same step.
+
+            if worse_for == 5:
+                session.stop("the validation loss has not fallen for 5 epochs")
+
+        All ranks may call it, or one alone. Several ranks agree about twice a second, so up to 100 short steps may
+        follow. The last checkpoint is saved, the code after the loop runs, and the status of the run has this reason.
+        After the last step it changes nothing.
+
+        Args:
+            reason: what is shown, one line of at most 500 characters.
+
+        Raises:
+            RuntimeError: the batches have not begun.
+            ValueError: no reason is given.
+        """
+        if self._elastic is None:
+            raise RuntimeError("call session.stop(...) in the loop over session.batches(...)")
+        if not (words := one_line(reason).strip()[:MOST_REASON]):
+            raise ValueError("session.stop(...) takes a reason, which people read in the status of the run")
+        self._elastic.end_early(words)
+
     @contextlib.contextmanager
     def pausing(self, name: str) -> Iterator[None]:
         """Do something that takes as long as it takes and is no part of a step: a validation, an upload.
@@ -452,7 +478,7 @@ class Session:
             self._elastic.log_values(step, values)
 
     def _loop(self, elastic: ElasticRun, batches: Iterator[Fed]) -> Iterator[Batch]:
-        if elastic.is_broken_off:
+        if elastic.take_up_broken_off():
             self._end(elastic, broken_off=True)
             return
         for step in elastic.steps(self._busy.take, self._more):
@@ -479,7 +505,7 @@ class Session:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._fed is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._fed.ids, rate, self._loss, self._fed.content)
+        elastic.took(self._fed.ids, rate, self._loss, self._fed.content ^ self._fed.common)
         self._loss = self._fed = None
         self._models.end_step()
 
@@ -511,9 +537,9 @@ class Session:
     ) -> None:
         """Leave in the way that the job's coordinator understands.
 
-        A loop that was left with `break` is complete, on all ranks after the same step. After an error, or when asked
-        to leave, the process ends with the exit code that says so: what encloses the block still runs its `finally`,
-        for FINALLY_SECONDS, and files are closed. It ends at once where another rank is gone.
+        A loop that was left with `break` has stopped early, on all ranks after the same step. After an error, or when
+        asked to leave, the process ends with the exit code that says so: what encloses the block still runs its
+        `finally`, for FINALLY_SECONDS, and files are closed. It ends at once where another rank is gone.
         """
         try:
             if error is None:

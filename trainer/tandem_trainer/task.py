@@ -30,6 +30,7 @@ again. An error that the task's own code raises while it trains is a failure lik
 import dataclasses
 import importlib
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -350,6 +351,10 @@ def found(name: str) -> type[Task[Any]]:
     """
     module_name, _, class_name = CLASSES.get(name, name).partition(":")
     where = f"spec.trainer.task: {name}"
+    if name not in CLASSES and (folder := str(Path.cwd())) not in sys.path:
+        # Tandem's processes do not look there (tandem.launch.module_command), and the user's task may import its
+        # neighbours.
+        sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

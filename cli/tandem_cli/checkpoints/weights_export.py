@@ -17,7 +17,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tandem.distribution import install
 from tandem.errors import UserError
 from tandem.formatting import printable, size
 from tandem.job import DistributedTrainingJob
+from tandem.launch import module_command
 from tandem.manifest.fields import nearest
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
@@ -365,7 +365,7 @@ def _converted(
     Args:
         more: further words for the program that writes them.
     """
-    command = [sys.executable, "-m", "tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest]
+    command = module_command("tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest)
     command += ["--to", str(file), "--form", "safetensors" if order.form is Format.FOLDER else order.form]
     command += ["--dtype", order.dtype] if order.dtype else []
     command += more

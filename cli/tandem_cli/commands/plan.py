@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, one_line, several
 from tandem.job import DistributedTrainingJob, Trainer, Workers
+from tandem.launch import module_command
 from tandem.manifest.reading import job_of, read_source, refuse
 from tandem.manifest.source import Source
 from tandem_cli.combinations import choose, first_of, named
@@ -237,7 +237,7 @@ def _answered(question: Question) -> Answer:
         raise UserError(f"tandem plan needs torch; install it with: {install('trainer')}")
     task = question.trainer.task
     done = subprocess.run(
-        [sys.executable, "-m", "tandem_trainer.footprint"],
+        module_command("tandem_trainer.footprint"),
         input=question.model_dump_json(exclude_none=True).encode(),
         stdout=subprocess.PIPE,
         check=False,

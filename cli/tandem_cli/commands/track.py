@@ -3,10 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 
 from tandem.errors import UserError
-from tandem.launch import RUN_DIR
+from tandem.launch import RUN_DIR, module_command
 from tandem.rundir.layout import RunDir
 from tandem.tracking import tracking_uri, without_password
 from tandem_cli.output import echo
@@ -24,8 +23,7 @@ def track(run: RunArgument) -> None:
     if (mlflow := job.spec.tracking.mlflow) is None:
         raise UserError(f"{run} is not tracked; give its job `tracking: {{mlflow: {{}}}}` in spec, and run it again")
     variables = {**os.environ, **mlflow.literal, RUN_DIR: str(path)}
-    # Without what lies in the working folder, which is not Tandem's.
-    command = [sys.executable, "-P", "-m", "tandem_coordinator.tracking", "--once"]
+    command = module_command("tandem_coordinator.tracking", "--once")
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     said = done.stdout.strip().splitlines()
     failing = json.loads(said[-1])["failing"] if said else f"it ended with exit code {done.returncode}"

@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import typer
 
 from tandem.distribution import install
 from tandem.errors import UserError
+from tandem.launch import module_command
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.tracking import FILE, QUIET, database, local_store, tracking_uri, without_password
@@ -107,7 +107,7 @@ def _free_port() -> int:
 @contextmanager
 def _server(uri: str, port: int) -> Iterator[str]:
     """MLflow's server of a store, once it answers."""
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
+    command = module_command("mlflow", "server", "--backend-store-uri", uri, "--workers", "1")
     command += ["--host", HOST, "--port", str(port)]
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as output:

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import typer
 
 from tandem.errors import UserError
 from tandem.formatting import several
+from tandem.launch import module_command
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, opened
 
@@ -19,7 +19,7 @@ def verify(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
     Exits with 0 if so, and with 1 if steps are missing or took other samples than the seed gives them.
     """
     # The order of samples is torch's, which this command does without.
-    command = [sys.executable, "-m", "tandem_trainer.sample_audit", str(opened(run).path.resolve())]
+    command = module_command("tandem_trainer.sample_audit", str(opened(run).path.resolve()))
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if ended.returncode:
         why = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from tandem.errors import UserError
 from tandem.formatting import printable
-from tandem.launch import RUN_DIR
+from tandem.launch import RUN_DIR, module_command
 from tandem.stacks import Attachment, Inspection
 from tandem_cli.kubernetes.kubectl import ANSWER_SECONDS, ClusterError, Kubectl, complaint, errors_of
 from tandem_cli.view import Pod
 
-INSPECT = ("python", "-P", "-m", "tandem_trainer.inspection")
+INSPECT = (*module_command("tandem_trainer.inspection", python="python"),)
 """In a worker's pod. Without what lies in the working folder, which is not Tandem's."""
 AT_ONCE = 8
 """Pods that are asked at the same time."""

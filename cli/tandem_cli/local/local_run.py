@@ -428,7 +428,7 @@ class LocalRun:
         drawn_on = [] if terminal is None else ["--terminal", str(terminal)]
         with self._crew.log("guardian").open("ab") as log:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-m", "tandem_cli.local.guardian", *drawn_on, self._crew.mark, *map(str, paths)],
+                launch.module_command("tandem_cli.local.guardian", *drawn_on, self._crew.mark, *map(str, paths)),
                 stdin=read,
                 stdout=log,
                 stderr=subprocess.STDOUT,

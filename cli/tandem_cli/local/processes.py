@@ -3,7 +3,6 @@
 import os
 import pwd
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import psutil
 from pydantic import ValidationError
 
 from tandem.errors import UserError
-from tandem.launch import PULSE, RUN_DIR
+from tandem.launch import PULSE, RUN_DIR, module_command
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
 from tandem.stacks import Attachment, Inspection
@@ -100,8 +99,7 @@ def attach(path: Path, rank: int) -> Attachment:
 
 def _asked(path: Path, words: list[str], seconds: float) -> str:
     check_owner(path)
-    # Without what lies in the working folder, which is not Tandem's.
-    command = [sys.executable, "-P", "-m", "tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words]
+    command = module_command("tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from tandem.formatting import cores, rfc3339, share
 from tandem.ledger import Ledger
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import RunDir, stopped_early
 from tandem.rundir.ledger import newest_ledger, of_record
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
@@ -191,7 +191,7 @@ def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, 
     if failed:
         return str(failed.get("message") or failed.get("reason") or "") or None
     if done or alive:
-        return None
+        return stopped_early(done) or None
     if own_command and newest is None:
         where = "starts the script again, and what that has saved itself is there"
     else:

@@ -9,6 +9,7 @@ from tandem.ledger import Ledger, amounts
 from tandem.model import Model, finite
 from tandem.rundir.evaluations import direction
 from tandem.secrecy import hidden
+from tandem.status import phase_word
 from tandem_cli.report import clock
 from tandem_cli.report.run import Run
 from tandem_cli.report.summary import summarize
@@ -63,7 +64,7 @@ def outcome(run: Run, path: str) -> Outcome:
     return Outcome(
         name=run.name,
         path=path,
-        state=run.result,
+        state=phase_word(run.result, run.message),
         steps=summary.steps,
         total_steps=run.total_steps,
         loss=finite(float(run.counted.loss[-1])) if len(run.counted) else None,
@@ -98,7 +99,7 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     found.append(("training loss", tuple(number(one.loss) for one in outcomes)))
     for metric in dict.fromkeys(one.metric for one in outcomes):
         own = [one if one.metric == metric else None for one in outcomes]
-        found.append((f"best {metric_name(metric)}", tuple(_score(one) for one in own)))
+        found.append((best_label(metric), tuple(_score(one) for one in own)))
         if any(one is not None and one.base is not None for one in own):
             found.append((f"base model's {metric_name(metric)}", tuple(_base(one) for one in own)))
     found.append(("at step", tuple(NOT_SET if one.best_step is None else f"{one.best_step:,}" for one in outcomes)))
@@ -109,6 +110,11 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     totals = [{name: written(spent.total) for name, spent, written in amounts(one.ledger)} for one in outcomes]
     names = dict.fromkeys(name for one in totals for name in one)
     return found + [(name, tuple(one.get(name, NOT_SET) for one in totals)) for name in names]
+
+
+def best_label(metric: str) -> str:
+    """What the row of the best scores is called."""
+    return f"best {metric_name(metric)}"
 
 
 def winner(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> int | None:

@@ -21,7 +21,7 @@ from tandem.measures import Generation
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.evaluations import direction
-from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log
+from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, stopped_early
 from tandem.rundir.ledger import of_record
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
@@ -176,7 +176,7 @@ def _result(rundir: RunDir, heard_at: float, now: float, left: bool) -> tuple[Re
         left: its coordinator has left in good order, and no rank has written a line since.
     """
     if rundir.done_file.exists():
-        return "Succeeded", ""
+        return "Succeeded", stopped_early(rundir.done())
     if rundir.failed_file.exists():
         failure = rundir.failed() or {}
         reason, message = text(failure.get("reason")), text(failure.get("message"))

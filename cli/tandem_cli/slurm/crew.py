@@ -162,8 +162,8 @@ class Crew:
         """The processes of one evaluator replica."""
         count = self.job.spec.evaluation.processes_per_replica
         # On the GPUs of its node others train; SLURM gives a step those of its job.
-        own = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, self.python, "-m", "tandem_evaluator"]
-        command = [*own, "--processes", str(count)]
+        evaluators = launch.evaluators_command(count, self.python)
+        command = ["env", "CUDA_VISIBLE_DEVICES=", *self.container, *evaluators]
         variables = launch.evaluator_environment(self.job, self.run_dir.path, name)
         if place is None:
             return self._here(name, command, variables)
@@ -185,4 +185,4 @@ class Crew:
         return Step(name, self._step(name, command), os.environ | variables, self.log(name))
 
     def _step(self, name: str, command: Sequence[str], job_id: str = "") -> list[str]:
-        return [sys.executable, "-m", "tandem_cli.slurm.step", job_id, name, str(self.saving_seconds), *command]
+        return launch.module_command("tandem_cli.slurm.step", job_id, name, str(self.saving_seconds), *command)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from tandem.errors import UserError
 from tandem.formatting import printable
+from tandem.launch import module_command
 from tandem.stacks import Attachment, Inspection, RankStacks
 from tandem_cli.local.processes import ATTACH_SECONDS
 from tandem_cli.slurm import jobs, scheduler
@@ -87,7 +88,7 @@ def shell(path: Path, who: str) -> int:
     Raises:
         UserError: there is no such process; names those that there are.
     """
-    words = [*_srun(path, _of(path, who)), "-m", "tandem_cli.slurm.shell", str(path.resolve()), who]
+    words = _srun(path, _of(path, who), "tandem_cli.slurm.shell", str(path.resolve()), who)
     words.insert(1, "--pty")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -108,13 +109,14 @@ def _of(path: Path, name: str) -> Place:
 
 def _asked(path: Path, place: Place, words: Sequence[str], seconds: float) -> str:
     """The last line that the inspection on a node prints: modules and Python's start-up may print lines before."""
-    # Without what lies in the working folder, which is not Tandem's.
-    inspection = ["-P", "-m", "tandem_trainer.inspection", "--run-dir", str(path.resolve())]
-    said = scheduler.ask(*_srun(path, place), *inspection, *words, seconds=seconds)
+    inspection = _srun(path, place, "tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words)
+    said = scheduler.ask(*inspection, seconds=seconds)
     return said.strip().rpartition("\n")[2]
 
 
-def _srun(path: Path, place: Place) -> list[str]:
-    """The command that starts Python on a node, up to Python's own words."""
+def _srun(path: Path, place: Place, module: str, *words: str) -> list[str]:
+    """The command that starts a module of ours on a node."""
     beside = ["--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"]
-    return ["srun", f"--jobid={place.job}", f"--nodelist={place.node}", *beside, *jobs.own(path).python]
+    *before, python = jobs.own(path).python
+    started = [*before, *module_command(module, *words, python=python)]
+    return ["srun", f"--jobid={place.job}", f"--nodelist={place.node}", *beside, *started]

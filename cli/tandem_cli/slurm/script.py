@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tandem.formatting import printable, several
 from tandem.job import DistributedTrainingJob
+from tandem.launch import module_command
 from tandem.pod_template import cpus
 from tandem.supervision import SAVING_SECONDS
 from tandem_cli.slurm.profile import Profile
@@ -169,7 +170,8 @@ def _script(
 ) -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in about), *(f"#SBATCH {option}" for option in options), ""]
     lines += list(_environment(profile))
-    command = [[_python(profile, places), "-m", *words], ["--run-dir", str(places.run_dir)]]
+    head_command = module_command(words[0], *words[1:], python=_python(profile, places))
+    command = [head_command, ["--run-dir", str(places.run_dir)]]
     if places.manifest is not None:
         command.append(["--manifest", str(places.manifest)])
         command += [["--set", one] for one in places.overrides]

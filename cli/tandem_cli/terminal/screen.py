@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tandem import formatting
 from tandem.formatting import elapsed, metric_name, number, one_line, several
-from tandem.status import Event, Phase, Progress, Score, Snapshot, Status, lasting
+from tandem.status import Event, Phase, Progress, Score, Snapshot, Status, lasting, phase_word
 
 MOST_POINTS = 240
 """Points of the loss curve that are kept; neighbours are merged beyond that."""
@@ -200,6 +200,8 @@ def phase(scene: Scene, status: Status) -> tuple[str, str]:
         return "leaving", "yellow"
     if scene.draining and not scene.evaluates:
         return "ending", "cyan"
+    if not scene.draining and (early := phase_word(status.phase, status.message)) != status.phase:
+        return early.lower(), PHASES[status.phase][1]
     word, style = PHASES["Draining" if scene.draining else status.phase]
     # Nobody knows whether a script that says nothing trains.
     return ("running" if word == "training" and status.progress is None else word), style

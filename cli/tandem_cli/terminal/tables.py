@@ -12,7 +12,7 @@ from rich.text import Text
 from tandem import against_base, formatting
 from tandem.formatting import elapsed, metric_name, number, seconds, several
 from tandem.ledger import amounts, in_words
-from tandem.status import KSTATUS, Members, Phase, Score, Status, told
+from tandem.status import KSTATUS, Members, Phase, Score, Status, phase_word, told
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
@@ -128,7 +128,10 @@ def _title(job: JobSummary, now: float) -> Text:
     words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
     words += [f"took {elapsed(ended - began)}"] if began is not None and ended is not None else []
     return Text.assemble(
-        (job.name, "bold"), "  ", (status.phase, PHASE_STYLES[status.phase]), (f"  {' · '.join(words)}", "dim")
+        (job.name, "bold"),
+        "  ",
+        (phase_word(status.phase, status.message), PHASE_STYLES[status.phase]),
+        (f"  {' · '.join(words)}", "dim"),
     )
 
 
@@ -289,7 +292,7 @@ def _row(job: JobSummary, now: float, with_namespace: bool, has_cost: bool) -> l
     return [
         *([(job.namespace, "dim")] if with_namespace else []),
         (job.name, "bold"),
-        (status.phase if job.taken_up else "", PHASE_STYLES[status.phase]),
+        (phase_word(status.phase, status.message) if job.taken_up else "", PHASE_STYLES[status.phase]),
         (status.workers.summary if status.workers else "", ""),
         (number(progress.step) if progress else "", ""),
         (share, ""),

@@ -29,7 +29,7 @@ from tandem.formatting import (
 )
 from tandem.measures import Generation
 from tandem.rundir.catalog import Result
-from tandem.status import MemberView, Snapshot, Status, told
+from tandem.status import MemberView, Snapshot, Status, phase_word, told
 from tandem_coordinator.charts import completions
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.page import pictures
@@ -94,7 +94,7 @@ def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
 def _head(snapshot: Snapshot) -> str:
     status = snapshot.status
     message = f'<p class="why">{_text(status.message)}</p>' if status.message else ""
-    phase = f'<span class="result {status.phase}">{status.phase}</span>'
+    phase = f'<span class="result {status.phase}">{phase_word(status.phase, status.message)}</span>'
     return (
         f'<div class="title"><h1>{_text(snapshot.job)}</h1>{phase}</div>{message}{_troubles(status)}{_progress(status)}'
     )
@@ -263,7 +263,7 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
         return '<p class="note">None was written yet.</p>'
     keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
     scored = status.best_checkpoint or status.latest_evaluation
-    metric = scored.metric if scored is not None else "accuracy"
+    metric = scored.metric if scored is not None else timeline.metric
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
     holds_out = any(one.validation for one in timeline.results.values())

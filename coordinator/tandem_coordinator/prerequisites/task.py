@@ -8,13 +8,13 @@ ranks will say why.
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from tandem.distribution import install
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
+from tandem.launch import module_command
 from tandem_coordinator.prerequisites.program import fault_of_module, module_folders
 from tandem_coordinator.prerequisites.site import Site
 
@@ -34,7 +34,7 @@ def own_task(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
         return
     try:
         checked = subprocess.run(
-            [sys.executable, "-m", "tandem_trainer.task_check"],
+            module_command("tandem_trainer.task_check"),
             input=job.model_dump_json(exclude_none=True).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

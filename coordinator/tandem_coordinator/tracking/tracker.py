@@ -8,14 +8,13 @@ import asyncio
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from tandem.exitcode import ExitCode
 from tandem.job import DistributedTrainingJob
-from tandem.launch import RUN_DIR, TOKEN
+from tandem.launch import RUN_DIR, TOKEN, module_command
 from tandem.rundir.layout import RunDir
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -68,8 +67,7 @@ class Tracker:
 
     async def _one_life(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
-            # Without what lies in the working folder, which is not Tandem's.
-            *(sys.executable, "-P", "-m", "tandem_coordinator.tracking"),
+            *module_command("tandem_coordinator.tracking"),
             env=self._variables,
             # It is open for as long as this process lives.
             stdin=asyncio.subprocess.PIPE,

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandem.formatting import one_line
 from tandem.job import DistributedTrainingJob
 from tandem.model import finite, whole
 from tandem.rundir import lease
@@ -40,7 +41,7 @@ from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
 from tandem.rundir.micro_batch import MOST_BYTES, Misfit, settings_of
-from tandem.status import CheckpointRef
+from tandem.status import STOPPED_EARLY, CheckpointRef
 from tandem.tracking import FOLDER
 
 FOLDERS = ("generations", "rewinds", "checkpoints", "evaluations", "leases", "log")
@@ -51,7 +52,7 @@ _EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
-MOST_END_BYTES = 2**20
+MOST_END_BYTES, MOST_EARLY = 2**20, 600
 """Of DONE and FAILED.json."""
 BAD = ".bad"
 STALE = ".stale"
@@ -377,19 +378,32 @@ class RunDir:
 
     # The end
 
-    def mark_broken_off(self, final: CheckpointRef) -> None:
-        """Say that no step follows this checkpoint, because the script has left its loop; DONE may come much later."""
-        replace_json(self.broken_off_file, {"final": final.dump(), "at": time.time()})
+    def mark_broken_off(self, final: CheckpointRef, why: str = "") -> None:
+        """Say that no step follows this checkpoint, because the script has left its loop; DONE may come much later.
 
-    def is_broken_off(self, reference: CheckpointRef) -> bool:
-        """Whether the loop was left at this checkpoint, and what comes after the loop is still to be done."""
+        Args:
+            why: the reason that the script gave.
+        """
+        replace_json(self.broken_off_file, {"final": final.dump(), "why": why, "at": time.time()})
+
+    def broken_off(self, reference: CheckpointRef) -> str | None:
+        """The reason for which the loop was left at this checkpoint, empty if none was given, while what comes after
+        the loop is still to be done; None if it was not left there."""
         content = _object(read_json_or_none(self.broken_off_file)) or {}
-        return not self.done_file.exists() and content.get("final") == reference.dump()
+        if self.done_file.exists() or content.get("final") != reference.dump():
+            return None
+        return str(content.get("why", ""))
 
-    def mark_done(self, final: CheckpointRef | None, **facts: Any) -> None:
+    def mark_done(self, final: CheckpointRef | None, stopped_early: str = "", **facts: Any) -> None:
         """Say that training is complete and which checkpoint is its last; None: whether there is one is not known. What
-        was said first stays."""
-        create_json(self.done_file, {"final": None if final is None else final.dump(), "at": time.time(), **facts})
+        was said first stays.
+
+        Args:
+            stopped_early: a sentence that begins with STOPPED_EARLY, where fewer steps were taken than announced.
+        """
+        early = {"stoppedEarly": stopped_early} if stopped_early else {}
+        said = {"final": None if final is None else final.dump(), "at": time.time()}
+        create_json(self.done_file, {**said, **early, **facts})
 
     def mark_failed(self, reason: str, message: str, exit_code: int, **facts: Any) -> None:
         """Say that the job has failed for good: a CamelCase reason and a sentence for people. The first one stays.
@@ -428,6 +442,12 @@ class RunDir:
     def ended(self) -> bool:
         """Whether training is over, either way."""
         return self.done_file.exists() or self.failed_file.exists()
+
+
+def stopped_early(done: Mapping[str, Any] | None) -> str:
+    """What DONE says of a run that took fewer steps than announced, in a sentence; empty if it took them all."""
+    words = "" if done is None else done.get("stoppedEarly", "")
+    return one_line(words)[:MOST_EARLY] if isinstance(words, str) and words.startswith(STOPPED_EARLY) else ""
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -332,9 +332,11 @@ class Usage(Record):
 
     kind: Literal["usage"] = "usage"
     cpu_seconds: Seconds = None
-    """Of this process, since it began."""
+    """Of this process and of all that it has started, since it began."""
     age: Seconds = None
     """For how long this process has existed."""
+    process: Text = None
+    """Which process this is: the same in all its signs of life, and in no other's."""
     state: Text = None
     """starting, idle or evaluating."""
     checkpoint: Text = None

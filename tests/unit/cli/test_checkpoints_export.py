@@ -242,7 +242,7 @@ class TestCopying:
         real = weights_export.subprocess.Popen
 
         def popen(command: list[str], **options: object) -> object:
-            assert command[1:3] == ["-m", "tandem_trainer.export"]
+            assert command[1:4] == ["-P", "-m", "tandem_trainer.export"]
             return real([sys.executable, "-c", words[0], *command[3:]], **options)
 
         monkeypatch.setattr(weights_export.subprocess, "Popen", popen)

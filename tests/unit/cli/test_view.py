@@ -22,9 +22,20 @@ from tandem.status import (
     Status,
     Troubles,
     Utilization,
+    phase_word,
 )
 from tandem_cli.local.display import Written
-from tandem_cli.terminal.screen import MOST_POINTS, Scene, Trail, event_line, merged, screen, sparkline, state_line
+from tandem_cli.terminal.screen import (
+    MOST_POINTS,
+    Scene,
+    Trail,
+    event_line,
+    merged,
+    phase,
+    screen,
+    sparkline,
+    state_line,
+)
 
 NOON = 1_700_000_000.0
 EVENTS = (
@@ -409,6 +420,16 @@ def test_a_countdown_is_one_line_and_the_last_line_is_how_it_stands_in_the_end()
         'phase=Starting waiting="starts again in 16 s"',
         "phase=Succeeded step=900 totalSteps=900 restarts=0",
     ]
+
+
+def test_a_run_that_took_fewer_steps_than_announced_is_shown_so() -> None:
+    early = "stopped early after step 40 of 100: the loss has not fallen"
+    status = Status(phase="Succeeded", message=early, progress=Progress(step=40, total_steps=100, percent=40.0))
+    snapshot = Snapshot(job="digits", time=NOON, status=status)
+    assert phase(Scene(job="digits", run_dir="runs/digits", snapshot=snapshot), status) == ("stopped early", "green")
+    assert phase_word("Succeeded", early) == "Stopped early"
+    assert phase_word("Succeeded", "training is complete") == "Succeeded"
+    assert phase_word("Failed", early) == "Failed"
 
 
 def test_what_failed_before_its_first_step_ends_with_that() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import Failure, RankReport
-from tandem_coordinator.group_state import FailJob, Open
+from tandem.protocol import FINISHING, SCRIPT, STARTING, Failure, RankReport
+from tandem_coordinator.group_state import FailJob, Hung, Open
+from tandem_coordinator.progress import Reports
 from tests.support.worlds.membership_job import RULES, Job
 
 KEY = {"error": "KeyError: 'image'", "where": "train.py:5, in <module>", "traceback": "Traceback …"}
@@ -236,9 +237,7 @@ def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
         _fails(job, f"worker-{number % 2}", code=-9)
         took.append(round(_forms_again(job, number)))
     assert took == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert "rank 0 (worker-1) was killed by signal 9 (SIGKILL); no progress was made, so the next start is in 16 s" in [
-        words for words in job.said() if "16 s" in words
-    ]
+    assert "no progress was made, so the next start is in 16 s" in job.said()
     job.training = True
     job.passes(0.2)
     job.training = False
@@ -369,3 +368,171 @@ def test_an_agent_that_ends_in_error_takes_a_failure_off_the_budget_and_one_that
     job = group(minimum=1)
     job.say("worker-1", "leaving", generation=1)
     assert (job.closings(), job.state.failures) == (["MemberLeft"], 0)
+
+
+# A mistake is found after two failures, wherever it stands
+
+FIRST_BATCH = {
+    # A generator that is left by an error says that the code after the loop follows.
+    "session, transformers, accelerate, lightning": RankReport(rank=0, step=0, phase=FINISHING, finishing=True),
+    "task": RankReport(rank=0, step=0, phase=STARTING),
+    "after a pause": RankReport(rank=0, step=0, phase="download", pauses=True),
+    "script": RankReport(rank=0, step=0, phase=SCRIPT, script=True),
+}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("report", FIRST_BATCH.values(), ids=FIRST_BATCH)
+def test_a_mistake_in_the_first_batch_ends_the_job_the_second_time(report: RankReport, replicas: int) -> None:
+    names = [f"worker-{number}" for number in range(replicas)]
+    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, ends_with_zero=True, minimum=replicas))
+    job.forms(*names)
+    for _ in range(2):
+        assert not job.failed()
+        reports = Reports()
+        reports.begin(job.state.number)
+        reports.take(names[-1], job.state.number, [report], job.now)
+        job.training = reports.stepped
+        failure = Failure(rank=0, code=1, step=0, **KEY)
+        job.runs(names[-1], job.state.number, reason="WorkerFailed", failure=failure, ranks=[report])
+        job.joins(names[-1], generation=job.state.number, reason="WorkerFailed", failure=failure)
+        job.passes(0.5)
+    assert _end(job).cause.reason == "RepeatedFailure"
+    words = "KeyError: 'image' (train.py:5, in <module>); twice, before Tandem heard of a step or saw a checkpoint"
+    assert _end(job).cause.detail.endswith(words)
+
+
+@pytest.mark.parametrize("who", [("worker-0", "worker-0"), ("worker-0", "worker-1")], ids=["one", "alternately"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_mistake_in_the_loop_ends_the_job_when_it_comes_at_the_same_step(who: tuple[str, str], saved: bool) -> None:
+    job = group()
+    for replica in who:
+        assert not job.failed()
+        _trains(job, saved)
+        _fails(job, replica, step=50, **KEY)
+        job.passes(0.5)
+    assert _end(job).cause.reason == "RepeatedFailure"
+    assert _end(job).cause.detail.endswith("; twice, without a further step in between")
+
+
+@pytest.mark.parametrize("second", [{"step": 51}, {"step": 50, "error": "KeyError: 'other'"}, {"step": 50, "code": -9}])
+def test_a_failure_at_a_further_step_or_another_one_is_tried_again(second: dict[str, Any]) -> None:
+    job = group()
+    _trains(job)
+    _fails(job, "worker-0", step=50, **KEY)
+    _forms_again(job, 2)
+    _trains(job)
+    _fails(job, "worker-0", **{**KEY, **second})
+    _forms_again(job, 3)
+    assert not job.failed()
+
+
+def test_a_failure_in_the_first_batch_of_a_group_that_goes_on_is_no_further() -> None:
+    job = group()
+    _trains(job, saved=True)
+    _fails(job, "worker-0", step=50, **KEY)
+    _forms_again(job, 2)
+    _fails(job, "worker-1", step=0, **KEY)
+    job.passes(0.5)
+    assert _end(job).cause.reason == "RepeatedFailure"
+
+
+def test_a_script_that_saves_in_its_own_way_may_count_its_steps_from_each_start() -> None:
+    job = group()
+    for number in (2, 3, 4):
+        _trains(job)
+        job.own_file = (number, "out/ckpt.pt")
+        _fails(job, "worker-0", step=50, **KEY)
+        _forms_again(job, number)
+    assert not job.failed()
+
+
+def _trains(job: Job, saved: bool = False) -> None:
+    job.training = True
+    job.passes(0.2)
+    if saved:
+        job.checkpoint = (job.checkpoint or 0) + 1
+        job.passes(0.2)
+    job.training = False
+
+
+def test_the_same_broken_collective_on_all_ranks_of_one_replica_is_the_cause() -> None:
+    job = Job(target=1, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    job.forms("worker-0")
+    for _ in range(2):
+        assert not job.failed()
+        _fails(job, "worker-0", **NCCL)
+        job.passes(0.5)
+    assert _end(job).cause.detail.startswith("rank 0 (worker-0) failed: DistBackendError: NCCL error")
+
+
+def test_a_rank_that_was_killed_is_the_cause_also_where_that_is_known_late() -> None:
+    job = Job(target=1, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    job.forms("worker-0")
+    for number in (2, 3, 4):
+        peer, killed = Failure(rank=0, **NCCL), Failure(rank=1, code=-9, seconds_ago=0.1)
+        job.runs("worker-0", job.state.number, reason="WorkerFailed", failure=peer)
+        job.joins("worker-0", generation=job.state.number, reason="WorkerFailed", failure=killed)
+        _forms_again(job, number)
+    assert not job.failed()
+    assert "rank 1 (worker-0) was killed by signal 9 (SIGKILL)" in job.state.cause.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (143, "was killed by signal 15 (SIGTERM)"),
+        (137, "was killed by signal 9 (SIGKILL)"),
+        (139, "was killed by signal 11 (SIGSEGV)"),
+        (255, "ended with exit code 255"),
+    ],
+)
+def test_an_exit_code_of_a_signal_is_that_signal(code: int, words: str) -> None:
+    job = group()
+    for _ in range(2):
+        _fails(job, "worker-1", rank=1, code=code)
+        job.passes(0.5)
+    assert words in job.state.cause.detail
+    assert job.failed() == (code in (139, 255)), "a signal from outside may not come again"
+
+
+def test_a_script_that_ends_with_zero_on_one_rank_while_another_one_works_is_told_so() -> None:
+    job = group()
+    incarnation = job.beats["worker-1"].incarnation
+    for number in (1, 2):
+        assert not job.failed()
+        job.say("worker-1", "leaving", generation=number, finished=True, incarnation=incarnation)
+        _fails(job, "worker-0", **NCCL)
+        incarnation = f"again-{number}"
+        job.joins("worker-1", incarnation=incarnation)
+        job.passes(1.0)
+    assert _end(job).cause.reason == "RepeatedFailure"
+    assert _end(job).cause.detail.startswith(
+        "rank 1 (worker-1) failed: it ended with exit code 0 while other ranks still worked; twice"
+    )
+
+
+def test_the_third_hang_at_the_same_step_ends_the_job_and_says_what_helps() -> None:
+    job = group()
+    for number in (2, 3):
+        job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=70))
+        job.joins("worker-0", generation=number - 1)
+        job.joins("worker-1", generation=number - 1)
+        _forms_again(job, number)
+    assert not job.failed()
+    job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=70))
+    assert _end(job).cause.reason == "Hung"
+    assert "300 s; 3 times at this step." in _end(job).cause.detail
+    assert "tandem.pausing" in _end(job).cause.detail
+    assert "elasticity.hangSeconds" in _end(job).cause.detail
+
+
+def test_hangs_at_other_steps_use_up_the_budget() -> None:
+    job = group()
+    for number, step in ((2, 70), (3, 70), (4, 90), (5, 90), (6, 70)):
+        job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=step))
+        job.joins("worker-0", generation=number - 1)
+        job.joins("worker-1", generation=number - 1)
+        _forms_again(job, number)
+    assert not job.failed()
+    assert job.state.failures == 5

@@ -573,8 +573,8 @@ def test_what_was_written_while_the_coordinator_was_away_counts_and_what_it_had_
     assert found.steps == 10, "Prometheus' counters begin with the process"
 
 
-def sign(at: float, age: float, cpu: float, state: str) -> records.Usage:
-    return records.Usage(time=T0 + at, age=age, cpu_seconds=cpu, state=state)
+def sign(at: float, age: float, cpu: float, state: str, process: str = "a") -> records.Usage:
+    return records.Usage(time=T0 + at, age=age, cpu_seconds=cpu, state=state, process=process)
 
 
 def test_an_evaluator_existed_from_its_birth_to_its_last_sign_of_life(tmp_path: Path) -> None:
@@ -587,7 +587,7 @@ def test_an_evaluator_existed_from_its_birth_to_its_last_sign_of_life(tmp_path: 
         sign(14.0, 14.0, 3.0, "evaluating"),
         sign(20.0, 20.0, 9.0, "idle"),
         # Another process, which was born 2 s later, and is older now than that one became.
-        sign(43.0, 21.0, 0.5, "starting"),
+        sign(43.0, 21.0, 9.5, "starting", process="b"),
     )
     log = EvaluatorFollower(path)
     log.follow(T0)
@@ -595,6 +595,15 @@ def test_an_evaluator_existed_from_its_birth_to_its_last_sign_of_life(tmp_path: 
     later = EvaluatorFollower(path, counted_until=T0 + 14.5)
     later.follow(T0)
     assert later.seconds == {"waiting": 21.0, "idle": 2.0, "evaluation": 6.0}
+
+
+def test_an_evaluator_whose_programs_processor_time_is_gone_with_them_is_still_the_same(tmp_path: Path) -> None:
+    """Counting it as another one would add its whole age again, with each program that ends."""
+    path = tmp_path / "evaluator-0.jsonl"
+    logged(path, *(sign(float(at), float(at), 5.0 - at % 2, "evaluating") for at in range(1, 90)))
+    log = EvaluatorFollower(path)
+    log.follow(T0)
+    assert log.seconds == {"waiting": 1.0, "idle": 0.0, "evaluation": 88.0}
 
 
 # What is shown

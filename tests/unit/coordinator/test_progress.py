@@ -1,8 +1,15 @@
 """How far training is, from what the ranks say."""
 
+from dataclasses import replace
+
 from tandem.protocol import RankReport
-from tandem.status import CheckpointRef
+from tandem.status import CheckpointRef, Progress
+from tandem_coordinator import membership, snapshots
+from tandem_coordinator.group_state import Rules
 from tandem_coordinator.progress import Reports
+from tandem_coordinator.run_watcher import Ending, Observed
+from tandem_coordinator.snapshots import Instant
+from tests.support import manifests
 
 
 def report(rank: int, step: int, **more: object) -> RankReport:
@@ -167,3 +174,20 @@ def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was() -> None:
     assert reports.not_finite.step == 8
     reports.begin(2)
     assert reports.not_finite is None, "of the new generation nothing is known"
+
+
+def test_a_run_that_took_fewer_steps_than_announced_is_not_told_as_complete() -> None:
+    early = "stopped early after step 40 of 100: the loss has not fallen"
+    final = CheckpointRef(name="step-000000040", step=40, generation=1)
+    observed = Observed(ending=Ending(False, "StoppedEarly", early, 1.0, final, total_steps=100))
+    of, clock = manifests.job("digits"), Instant(1.0, 1.0)
+    state = membership.start(Rules.of(of.spec), 1, 0.0)
+    status = snapshots.status(of, state, clock, Reports(), observed, None, [])
+    assert (status.phase, status.message) == ("Succeeded", early)
+    assert status.progress == Progress(step=40, total_steps=100, percent=40.0, remaining_seconds=0.0)
+    told = snapshots.snapshot(of, status, state, clock, Reports(), observed, [], [])
+    assert told.reason == "StoppedEarly"
+    complete = replace(observed, ending=Ending(False, "Done", "training is complete", 1.0, final))
+    status = snapshots.status(of, state, clock, Reports(), complete, None, [])
+    assert (status.message, status.progress.percent if status.progress else None) == (None, 100.0)
+    assert snapshots.snapshot(of, status, state, clock, Reports(), complete, [], []).reason is None

@@ -357,3 +357,12 @@ def evaluate_base(run: SmallRun, **metrics: float) -> None:
     folder = evaluations.folder(run.rundir, evaluations.BASE)
     folder.mkdir()
     replace_json(folder / evaluations.merged_name(evaluations.BASE), {"metrics": metrics}, durable=False)
+
+
+def test_a_run_that_took_fewer_steps_than_announced_says_so_and_why(run: SmallRun, directory: RunDirectory) -> None:
+    run.rundir.mark_done(run.save(40), "stopped early after step 40 of 100: the loss has not fallen", plannedSteps=100)
+    ending = directory.look(time.time()).ending
+    assert ending is not None
+    assert not ending.failed
+    assert (ending.reason, ending.total_steps) == ("StoppedEarly", 100)
+    assert ending.message == "stopped early after step 40 of 100: the loss has not fallen"

@@ -28,13 +28,13 @@ def test_an_agent_is_torchrun_with_our_rendezvous_over_the_elastic_range() -> No
         {"task": "image-classification"},
         workers={"replicas": 3, "minReplicas": 2, "maxReplicas": 4, "processesPerReplica": 2},
     )
-    assert command[:4] == ["PYTHON", "-m", "tandem_trainer.agent", "--warm"]
+    assert command[:5] == ["PYTHON", "-P", "-m", "tandem_trainer.agent", "--warm"]
     for option in (
         *("--nnodes=2:4", "--nproc-per-node=2", "--rdzv-backend=tandem", "--rdzv-endpoint=host:1"),
         *("--rdzv-id=a", "--local-addr=10.0.0.1"),
     ):
         assert option in command
-    assert command[-2:] == ["-m", "tandem_trainer"]
+    assert command[-4:] == ["PYTHON", "-P", "-m", "tandem_trainer"]
 
 
 def test_ranks_start_cold_where_the_job_says_so() -> None:
@@ -90,6 +90,10 @@ def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> 
 
 def test_a_token_of_sixteen_signs_is_taken() -> None:
     assert launch.weakness("0123456789-abcd/") == ""
+
+
+def test_a_module_is_imported_from_where_it_is_installed() -> None:
+    assert launch.module_command("a.b", "--c", python="PYTHON") == ["PYTHON", "-P", "-m", "a.b", "--c"]
 
 
 @pytest.mark.parametrize(

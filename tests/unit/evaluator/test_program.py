@@ -83,7 +83,6 @@ def test_a_program_that_stays_gets_one_shard_after_the_other(scoring: Scorings) 
     assert second.metrics["accuracy"].value == 101
     assert (second.shard, second.shards, second.step, second.evaluator) == (1, 2, 100, "evaluator-0-0")
     assert first.metrics["process"].value == second.metrics["process"].value, "it is the same process"
-    assert subject.cpu_seconds() > 0
 
 
 def test_a_program_that_ends_is_run_for_each_shard(scoring: Scorings) -> None:

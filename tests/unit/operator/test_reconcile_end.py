@@ -191,3 +191,19 @@ def test_a_job_that_is_about_to_become_something_else_is_looked_at_more_often() 
     assert decided(of, there, heard=joining, answering=9_999).again_in == 2.5
     nobody_answers = {key: thing for key, thing in there.things.items() if key[0] is not kinds.POD}
     assert decided(of, Children(nobody_answers)).again_in == LAZY_SECONDS
+
+
+def test_a_job_that_took_fewer_steps_than_announced_says_so_also_when_its_coordinator_is_gone() -> None:
+    early = "stopped early after step 40 of 100: the loss has not fallen"
+    of, there = running()
+    said = heard("Draining", message=early).model_copy(update={"reason": "StoppedEarly"})
+    draining = decided(of, there, heard=said).status
+    assert (draining.phase, draining.message) == ("Draining", f"{early}; evaluators finish what is left")
+    of = job(status=draining)
+    done = evaluator(of, phase="Succeeded", code=0, finished=NOW - 1)
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), evaluators=[done])
+    over = decided(of, there, now=NOW + 60).status
+    assert over.phase == "Succeeded"
+    condition = next(one for one in over.conditions if one.type == "Complete")
+    assert (condition.status, condition.reason) == ("True", "StoppedEarly")
+    assert over.message == condition.message == f"{early}, and its checkpoints are evaluated"

@@ -18,6 +18,8 @@ PYTHON = sys.executable
         ([PYTHON, "-u", "-c", "pass"], ["-c", "pass"]),
         ([PYTHON, "-u", "train.py"], ["train.py"]),
         ([PYTHON, "train.py", "-u"], ["train.py", "-u"]),
+        ([PYTHON, "-P", "-m", "train"], ["-P", "-m", "train"]),
+        ([PYTHON, "-P"], []),
         ([PYTHON, "-O", "-c", "pass"], []),
         ([PYTHON, "-c"], []),
         ([PYTHON], []),

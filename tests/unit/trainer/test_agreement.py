@@ -60,7 +60,7 @@ def votes(numbers: list[int], losses: list[int]) -> list[Vote]:
     def vote(group: Any) -> Vote:
         group._control = Control(group)
         part = torch.full((losses[group.rank],), 1.0 + group.rank)
-        found: Vote = group.vote(part, group.rank == 1, True, False, numbers[group.rank], 0.25)
+        found: Vote = group.vote(part, group.rank == 1, True, False, numbers[group.rank], 0.25, finish=group.rank == 2)
         return found
 
     return on_ranks(len(numbers), vote)
@@ -73,7 +73,7 @@ def test_a_vote_tells_all_ranks_whether_one_has_taken_other_samples(wrong: int) 
     # A rank that has what the mean of all is must not think that they have the same.
     assert [vote.same_samples for vote in votes([1, 2, 3], [2, 2, 2])] == [False] * 3
     alike = votes([same] * 3, [2, 2, 2])
-    assert alike == [Vote([6.0, 6.0], True, True, False, True, 0.25, 2)] * 3
+    assert alike == [Vote([6.0, 6.0], True, True, True, False, True, 0.25, 2)] * 3
 
 
 def test_ranks_that_have_taken_different_numbers_of_steps_hear_it_too() -> None:

@@ -50,6 +50,11 @@ def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
     assert failure.error.startswith(f"ValueError: {letter}")
 
 
+def of(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "consequence", "passing"),
     [
@@ -59,6 +64,8 @@ def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
         (FileNotFoundError("no such split"), False, False),
         (ConnectionResetError(104, "reset"), False, True),
         (OSError(28, "No space left on device"), False, True),
+        (OSError("image file is truncated"), False, False),
+        (of(OSError("the hub cannot be reached"), ConnectionResetError(104, "reset")), False, True),
         (RuntimeError("CUDA error: an illegal memory access"), False, True),
         (RuntimeError("shapes do not fit"), False, False),
         (ConfigurationError("the data has no such slice"), False, False),

@@ -114,6 +114,12 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
     return before, following
 
 
+LOSES_PEER = """
+from tandem_trainer.pulse import Pulse
+Pulse.tell_failure(RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer"))
+"""
+
+
 def test_a_script_that_logs_its_steps_obeys_no_orders_and_its_exit_code_is_its_own(memory: Path) -> None:
     ranks = LocalRanks(1, 1)
     running, ended = steps(ranks, "script", ExitCode.PREEMPTED)
@@ -146,7 +152,7 @@ def test_a_session_is_complete_when_it_says_so_and_not_because_its_process_ended
     if found is not None:
         assert (found[1].code, found[1].passing) == (ExitCode.DONE, False)
         assert "exit code 0 after step 5, before its session had ended" in found[1].error
-        assert "leave the loop with break" in found[1].error
+        assert "call session.stop(reason)" in found[1].error
     ranks.close()
 
 
@@ -286,4 +292,25 @@ def test_of_a_forked_rank_that_was_killed_the_fork_server_says_how(
     ranks.watch()
     failure = ranks.failure()
     assert (failure and failure[1].code) == noted
+    ranks.close()
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.FAILED])
+def test_a_rank_that_ended_with_zero_is_why_another_one_lost_its_connection(memory: Path, code: ExitCode) -> None:
+    ranks = LocalRanks(1, 2, first_rank=2)
+    for local_rank, ends in ((1, code), (0, ExitCode.FAILED)):
+        variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": str(2 + local_rank)}
+        script = RANK.replace("sys.stdin.read()", LOSES_PEER if local_rank == 0 else "pass")
+        command = [sys.executable, "-c", script, "script", str(int(ends))]
+        subprocess.run(command, env=variables | {"LOCAL_RANK": str(local_rank)}, check=False)
+    until(lambda: ranks.watch() or len(ranks._codes) == 2, "both ends")
+    ranks.told({0: ExitCode.FAILED, 1: code})
+    failed = ranks.failure()
+    assert failed is not None
+    failure = failed[1]
+    if code == ExitCode.DONE:
+        assert (failure.rank, failure.code, failure.consequence, failure.passing) == (3, 0, False, False)
+        assert failure.error == "it ended with exit code 0 while other ranks still worked"
+    else:
+        assert (failure.rank, failure.step) == (3, 5)
     ranks.close()

@@ -334,3 +334,24 @@ def test_what_went_wrong_reaches_the_agent_in_any_letters(view: PulseView) -> No
     troubles.save_went_well()
     assert view.trouble() == Trouble(saves_failed=2, lines_lost=1_275, why="no space left on device")
     pulse.close()
+
+
+SPAWNING_RANK = """
+import subprocess, sys, time
+from tandem_trainer.pulse import Pulse
+pulse = Pulse.open_for_rank()
+works = "import select; [0 for _ in iter(lambda: bool(select.select([0], [], [], 0)[0]), True)]"
+child = subprocess.Popen([sys.executable, "-c", works], stdin=subprocess.PIPE)  # until this process is gone
+time.sleep(600)
+"""
+
+
+def test_processes_that_a_script_starts_itself_count_as_its_use(view: PulseView, tmp_path: Path) -> None:
+    """A rank that only waits for processes that train would otherwise seem to wait for ever."""
+    rank = start_rank(tmp_path, SPAWNING_RANK)
+    try:
+        first = until(view.usage, "a measured use")
+        until(lambda: view.usage().cpu_seconds > first.cpu_seconds + 0.5, "the use of its child: itself it sleeps")
+    finally:
+        rank.kill()
+        rank.wait()

@@ -14,27 +14,66 @@ after a checkpoint of its own. Everything that Tandem does between two steps hap
 
 Rejected: a checkpoint in Lightning's format that `fit(ckpt_path=…)` would load (its counts of batches belong to one
 number of ranks), a Strategy of Tandem's own (the script chooses one already).
+
+Which options of the Trainer are exact, and which are refused: tandem_trainer.adapters.options.
 """
 
+import inspect
+import logging
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, cast
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from tandem.formatting import several
 from tandem.job import Checkpoint
 from tandem.tasks import RewindOn
+from tandem_trainer.adapters import options
+from tandem_trainer.adapters.hidden_weights import HiddenWeights
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.session import Session
 
+log = logging.getLogger(__name__)
+
 WHOLE = "SingleDeviceStrategy", "DDPStrategy"
 """Strategies with which each rank has the whole model."""
+WEIGHT_AVERAGING: Any = getattr(callbacks, "WeightAveraging", ())
+"""Callbacks that hold averaged weights; none in the first versions that the adapter takes."""
+
+
+class _CallbackStates:
+    """The state of the Trainer's other callbacks, by their `state_key`."""
+
+    def __init__(self, trainer: Any, own: Callback, module: LightningModule) -> None:
+        self._callbacks = [one for one in trainer.callbacks if one is not own]
+        self._hidden = HiddenWeights(module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Raises:
+            ConfigurationError: a callback holds weights, and has no state.
+        """
+        found = {}
+        for one in self._callbacks:
+            if state := one.state_dict():
+                found[one.state_key] = state
+            else:
+                self._hidden.refuse(one, "give it state_dict and load_state_dict, or use WeightAveraging")
+        return found
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        for one in self._callbacks:
+            if one.state_key in states:
+                one.load_state_dict(states[one.state_key])
 
 
 class _Loader:
@@ -87,7 +126,7 @@ class Elastic(Callback):
         self._seed, self._checkpoint, self._rewind_on = seed, checkpoint, rewind_on
         self._session: Session | None = None
         self._guard: AbstractContextManager[None] | None = None
-        self._size = self._parts = self._per_epoch = 0
+        self._size = self._parts = self._per_epoch = self._per_pass = 0
         self._batches: Iterator[Batch] = iter(())
         self._now: MicroBatch | None = None
         self._on_term: Any = None
@@ -105,10 +144,11 @@ class Elastic(Callback):
             return
         if self._session is not None:
             raise ConfigurationError("Elastic belongs to one fit; make another one, in a folder of its own")
-        if type(trainer.strategy).__name__ not in WHOLE or not pl_module.automatic_optimization:
-            raise ConfigurationError(
-                "Elastic keeps a whole model on each rank (strategy ddp or none) and needs automatic optimization"
-            )
+        _refuse_others(trainer, pl_module)
+        _leave_checkpoints(trainer)
+        # Before the others: it puts their state back, and takes the last step before an average replaces the weights.
+        others = [one for one in cast("Any", trainer).callbacks if one is not self]
+        cast("Any", trainer).callbacks = [self, *others]
         self._session = session = Session(
             self._folder or trainer.default_root_dir,
             seed=self._seed,
@@ -119,34 +159,53 @@ class Elastic(Callback):
         self._on_term = signal.getsignal(signal.SIGTERM)
         self._guard = session.running()
         self._guard.__enter__()
-        each = cast("int", self._source.batch_size)
-        self._size = self._given_size or session.global_batch_size(each * trainer.accumulate_grad_batches)
+        each, accumulated = cast("int", self._source.batch_size), int(trainer.accumulate_grad_batches)
+        self._size = self._given_size or session.global_batch_size(each * accumulated)
         self._parts = number_of(self._size, session.world_size, each)
         trainer.accumulate_grad_batches = self._parts
         samples = len(cast("Any", self._source.dataset))
-        self._per_epoch = samples // self._size if self._source.drop_last else -(-samples // self._size)
+        self._per_pass = samples // self._size if self._source.drop_last else -(-samples // self._size)
+        self._per_epoch = steps_per_epoch(self._per_pass, trainer.limit_train_batches, accumulated)
+        if not self._per_epoch:
+            raise ConfigurationError("Elastic: an epoch has no step, by drop_last or limit_train_batches")
+        # Lightning counts by the length of the loader, which has the limit in it.
+        trainer.limit_train_batches = 1.0
         self.micro_batches_per_epoch = self._per_epoch * self._parts
+        if isinstance(trainer.val_check_interval, int):
+            # Whole steps, whatever the number of micro-batches now.
+            trainer.val_check_interval = -(-trainer.val_check_interval // accumulated) * self._parts
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything has been made: restore it."""
         session = self.session
+        # What follows `fit` may load checkpoints of Lightning's again.
+        vars(trainer._checkpoint_connector).pop("resume_start", None)
         if len(trainer.optimizers) != 1:
             raise ConfigurationError(
                 f"configure_optimizers gave {len(trainer.optimizers)} optimizers; Elastic keeps one"
             )
-        others = {f"schedule{n}": one.scheduler for n, one in enumerate(trainer.lr_scheduler_configs)}
+        others: dict[str, Any] = {f"schedule{n}": one.scheduler for n, one in enumerate(trainer.lr_scheduler_configs)}
         if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
             others["scaler"] = scaler
+        others["callbacks"] = _CallbackStates(trainer, self, pl_module)
+        averaging = [one for one in cast("Any", trainer).callbacks if isinstance(one, WEIGHT_AVERAGING)]
+        others |= {f"average{n}": one._average_model for n, one in enumerate(averaging) if n}
+        average = averaging[0]._average_model if averaging else None
         session.follow(pl_module)
-        session.keep(pl_module, cast("Any", trainer.optimizers[0]), **cast("Any", others))
+        session.keep(pl_module, cast("Any", trainer.optimizers[0]), average, **others)
         steps = trainer.max_steps if trainer.max_steps >= 0 else None
         if steps is None and (trainer.max_epochs is None or trainer.max_epochs < 0):
             raise ConfigurationError("give the Trainer max_epochs or max_steps; an elastic run has an end")
         epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs >= 0 else None
+        if self._per_epoch < self._per_pass:
+            # A short epoch goes on in the pass over the data where the one before has ended.
+            ends = [steps, None if epochs is None else epochs * self._per_epoch]
+            steps = min(end for end in ends if end is not None)
+            epochs = -(-steps // self._per_pass)
         self._batches = session.batches(
             self._source.dataset,
             self._size,
-            epochs=-(-cast("int", steps) // self._per_epoch) if epochs is None else epochs,
+            epochs=-(-cast("int", steps) // self._per_pass) if epochs is None else epochs,
             max_steps=steps,
             drop_last=self._source.drop_last,
             loader_workers=self._source.num_workers,
@@ -214,6 +273,7 @@ class Elastic(Callback):
         if trainer.global_step == self.session.total_steps:
             next(self._batches, None)
         else:
+            self.session.stop(_why_stopped(trainer))
             cast("Any", self._batches).close()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -227,3 +287,70 @@ class Elastic(Callback):
         if self._guard is not None:
             guard, self._guard = self._guard, None
             guard.__exit__(type(exception), exception, exception.__traceback__)
+
+
+def _why_stopped(trainer: Trainer) -> str:
+    """Why the Trainer leaves its loop before its last step."""
+    for one in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(one, EarlyStopping) and one.wait_count >= one.patience:
+            return f"EarlyStopping: no better {one.monitor} in {several(one.patience, 'check')}"
+    return "trainer.should_stop was set"
+
+
+def steps_per_epoch(steps: int, limit: float, accumulated: int) -> int:
+    """Optimizer steps of an epoch under `limit_train_batches`.
+
+    Args:
+        steps: of a pass over the data.
+        limit: the number of batches of one process if it is an int, else a part of them.
+        accumulated: batches of one process in a step, on the processes that the job asks for.
+    """
+    batches = limit if isinstance(limit, int) else int(steps * accumulated * limit)
+    return min(steps, -(-batches // accumulated))
+
+
+def _leave_checkpoints(trainer: Any) -> None:
+    """Have `fit` load no checkpoint of Lightning's: it would set its own count of steps. `ckpt_path="last"` in a script
+    finds what a ModelCheckpoint wrote in an earlier start, which is behind the run directory; any other is refused."""
+
+    def resume_start(path: Any = None, weights_only: bool | None = None) -> None:
+        if not path:
+            return
+        folders = {
+            Path(one.dirpath).absolute() for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)
+        }
+        if Path(path).absolute().parent not in folders:
+            options.check(options.LIGHTNING_FIT, {"ckpt_path": str(path)}, {"ckpt_path": None}, "Elastic")
+        log.warning("Elastic: ckpt_path=%s is not read; training goes on from the run directory", path)
+
+    trainer._checkpoint_connector.resume_start = resume_start
+
+
+def _refuse_others(trainer: Any, module: LightningModule) -> None:
+    """
+    Raises:
+        ConfigurationError: the Trainer does what a session cannot keep.
+    """
+    strategy = type(trainer.strategy).__name__
+    given = {
+        "fast_dev_run": trainer.fast_dev_run,
+        "overfit_batches": trainer.overfit_batches,
+        "strategy": "auto" if strategy in WHOLE else strategy,
+        "val_check_interval": getattr(trainer, "_val_check_time_interval", None) and "a time",
+    }
+    parameters = inspect.signature(Trainer.__init__).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    # What the tables do not know has, if anything, an attribute of its name.
+    new = parameters.keys() - options.LIGHTNING_TRAINER.options.keys() - {"self"}
+    given |= {name: getattr(trainer, name, defaults[name]) for name in new}
+    options.check(options.LIGHTNING_TRAINER, given, defaults, "Elastic")
+    for one in trainer.callbacks:
+        options.refuse(options.LIGHTNING_CALLBACKS, (cls.__name__ for cls in type(one).__mro__), "Elastic")
+    if not module.automatic_optimization:
+        raise ConfigurationError("Elastic needs automatic optimization")
+    if type(module).on_save_checkpoint is not LightningModule.on_save_checkpoint:
+        log.warning(
+            "Elastic does not call on_save_checkpoint of %s: what it keeps there begins anew after a restart. Keep it "
+            "in a buffer, or in get_extra_state",
+            type(module).__name__,
+        )

@@ -10,7 +10,6 @@ import logging
 import os
 import platform
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,8 @@ from typing import Any
 import torch
 
 import tandem
+from tandem.code import without_folder
+from tandem.launch import module_command
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.status import CheckpointRef
@@ -161,10 +162,11 @@ class Saver:
             OSError: the machine has no room for another process now.
         """
         self._stop_writer()
-        command = [sys.executable, "-m", "tandem_trainer.checkpoint.writer"]
-        command += ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
+        words = ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
+        command = module_command("tandem_trainer.checkpoint.writer", *words)
         self._process = subprocess.Popen(
             command,
+            env=without_folder(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

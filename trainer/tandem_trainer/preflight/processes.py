@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal
 
+from tandem.code import without_folder
+from tandem.launch import module_command
 from tandem.protocol import Membership, Pair, PreflightReport
 from tandem_trainer.preflight import LIMIT_SECONDS, ProcessPlace
 
@@ -146,8 +147,8 @@ def _started(membership: Membership, index: int) -> Iterator[list[_Process]]:
             )
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem_trainer.preflight", place.encoded()],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                module_command("tandem_trainer.preflight", place.encoded()),
+                env={**without_folder(os.environ), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,0 +1,39 @@
+"""A run with an adapter, interrupted and gone on with in this process: as a killed one is, at the cost of no start."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from tandem.rundir.layout import RunDir
+from tandem_trainer import session
+from tests.support.waiting import until
+
+
+class Killed(BaseException):
+    """Ends a run between two statements; no library and no session takes it for an error of its own."""
+
+
+def kill_when_saved(folder: Path, step: int) -> NoReturn:
+    """End the run once the checkpoint after a step is committed, which a writer beside it does."""
+    until(lambda: any(one.step == step for one in RunDir(folder).committed()), "a checkpoint")
+    raise Killed
+
+
+@contextlib.contextmanager
+def script() -> Iterator[None]:
+    """The life of a script's process, as far as a session sees it."""
+    on_term = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.suppress(Killed):
+            yield
+            for one in [*session._open]:
+                one._end_of_script()
+    finally:
+        for one in session._open:
+            # The writer of a process that is killed ends with it.
+            if one._elastic is not None:
+                one._elastic._saver.close()
+        session._open.clear()
+        signal.signal(signal.SIGTERM, on_term)
