@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean \
+.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean index \
 	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning
 .DEFAULT_GOAL := help
 
@@ -14,6 +14,8 @@ help: ## Show this help
 $(STAMP): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q -c constraints.txt uv
+	@# The distribution is called tandem-training. One that is called tandem is another one, with modules of the same name.
+	@$(BIN)/uv pip uninstall -q --python $(BIN)/python tandem 2>/dev/null || true
 	@$(BIN)/uv pip install -q --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
 		-c constraints.txt -e '.[dev]'
 	@# Where Python may not write bytecode, each start would compile torch again: 7 s instead of 3. What some packages
@@ -111,6 +113,9 @@ soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in ti
 picture: $(STAMP) ## Take the pictures of README and the live page anew, and of both pages into runs/pictures (quiet cores, Chromium)
 	@$(BIN)/python -m tests.support.picture
 	@$(BIN)/python -m tests.support.page_pictures
+
+index: $(STAMP) ## Ask the package index whether the distribution's name is free or ours (a person reads the answer)
+	@$(BIN)/pip index versions $$($(BIN)/python -c 'from tandem.distribution import NAME; print(NAME)') || true
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tools

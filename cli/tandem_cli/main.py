@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+from tandem.distribution import install
 from tandem.errors import UserError
 
 try:
     import typer
     import typer.main
 except ModuleNotFoundError as error:
-    raise SystemExit(f"tandem: there is no {error.name}; install it with: pip install 'tandem[cli]'") from error
+    raise SystemExit(f"tandem: there is no {error.name}; install it with: {install('cli')}") from error
 
 GROUPS = {
     "On this machine": {
@@ -46,6 +47,7 @@ GROUPS = {
     "On a cluster": {
         "submit": "Submit jobs to a cluster, or change existing ones.",
         "scale": "Change the number of workers of a job on SLURM or Kubernetes while it runs.",
+        "copy": "Copy the results of a job on Kubernetes to this machine.",
         "retry": "Retry a failed job from its newest checkpoint.",
         "render": "Print the sbatch script of a job.",
     },
@@ -145,7 +147,7 @@ def application(words: Sequence[str]) -> typer.Typer:
     """The typer application with the one command loaded that `words`, the command line, names."""
     wanted = next((word for word in words if not word.startswith("-")), None)
     app = typer.Typer(
-        help="Train PyTorch models and, in tandem, evaluate every checkpoint on CPUs that would otherwise idle.",
+        help="Train PyTorch models and, in tandem, evaluate their checkpoints on CPUs that would otherwise idle.",
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
@@ -166,9 +168,9 @@ def application(words: Sequence[str]) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from tandem.distribution import version
 
-        typer.echo(f"tandem {version('tandem')}")
+        typer.echo(f"tandem {version()}")
         raise typer.Exit
 
 
@@ -204,6 +206,6 @@ def needing(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         lacking = (error.name or "").partition(".")[0]
         if extra := EXTRAS.get(lacking):
-            message = f"tandem {name} needs {lacking}; install it with: pip install 'tandem[{extra}]'"
+            message = f"tandem {name} needs {lacking}; install it with: {install(extra)}"
             raise UserError(message) from error
         raise

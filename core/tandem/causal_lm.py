@@ -25,7 +25,7 @@ class SmallModel(Model):
     """A file, whose bytes are the text. Default: the English that ships inside Python, 0.5 MB."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """`bytes`: each byte is a token. `bpe`: frequent pieces of words are, which each process finds for itself in the
-    text, always the same, or takes from `tokenizerFile`. It needs the package `tokenizers`: `tandem[language]`."""
+    text, always the same, or takes from `tokenizerFile`. It needs the package `tokenizers`, of the extra `language`."""
     vocabulary: Annotated[int, Field(ge=257, le=2**18)] | None = None
     """`bpe` without a file only: the most tokens that are learned. Default: 1024."""
     tokenizer_file: str | None = None

@@ -276,7 +276,8 @@ class Evaluators(Model):
     processes_per_replica: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes in each pod. The evaluation data is split over all processes of all pods."""
     policy: Literal["Latest", "Every"] = "Latest"
-    """`Latest` evaluates the newest checkpoint and records the ones that it skips; `Every` evaluates all of them."""
+    """`Latest` evaluates the newest checkpoint, skips those that became older meanwhile, and records that. `Every`
+    evaluates all, the oldest first; those that wait are kept, so the disk fills if evaluators are slower than saves."""
     named_metric: Annotated[MetricName | None, Field(alias="metric")] = None
     """The score that decides which checkpoint is the best. Of `image-classification`: `loss`, `accuracy` or `macroF1`.
     Of `causal-lm`: `loss`, `bitsPerByte`, `perplexity` or `accuracy`. Of a `command` or your own task: one that it
@@ -638,7 +639,7 @@ class Metadata(Model):
 
 
 class DistributedTrainingJob(Model):
-    """A PyTorch model trained by an elastic group of workers, each checkpoint evaluated on CPUs meanwhile."""
+    """A PyTorch model trained by an elastic group of workers, its checkpoints evaluated on CPUs meanwhile."""
 
     api_version: Literal["tandem.dev/v1alpha1"]
     """Always tandem.dev/v1alpha1."""

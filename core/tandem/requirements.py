@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.3
 SAY_SECONDS = 30.0
 MOST_QUOTED = 600
 """Characters of pip's last words that a sentence quotes."""
-NOT_PINNED = {"tandem", "pip", "setuptools", "wheel", "nvidia-ml-py"}
+NOT_PINNED = {"tandem-training", "pip", "setuptools", "wheel", "nvidia-ml-py"}
 """Tandem itself, what installs, and what the trainer's image alone has: the evaluator's shares the packages."""
 _HELP = "ERROR: ResolutionImpossible"
 """The last line about a conflict; it names nothing."""

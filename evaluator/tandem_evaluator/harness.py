@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from tandem.distribution import install
 from tandem.evaluation import Mean
 from tandem.formatting import one_line
 from tandem.language_evaluation import Harness
@@ -42,9 +43,7 @@ class HarnessTasks:
             tokenizer: the model's.
         """
         if find_spec("lm_eval") is None:
-            raise ConfigurationError(
-                f"{FIELD}: needs the package lm_eval, which is not installed (pip install 'tandem[{EXTRA}]')"
-            )
+            raise ConfigurationError(f"{FIELD}: needs the package lm_eval, which is not installed ({install(EXTRA)})")
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
 

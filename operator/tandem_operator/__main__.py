@@ -27,12 +27,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from kubernetes.aio.config import ConfigException
 from pydantic import ValidationError
 
+from tandem.distribution import version
 from tandem.exitcode import ExitCode
 from tandem.job import Storage
 from tandem_operator import bounded, leader
@@ -143,7 +143,7 @@ async def _operate(options: Options) -> None:
             ),
             *([asyncio.create_task(leases.keep(), name="lease")] if leases else []),
         ]
-        log.info("event=started version=%s namespaces=%s", version("tandem"), ",".join(options.namespaces) or "all")
+        log.info("event=started version=%s namespaces=%s", version(), ",".join(options.namespaces) or "all")
         done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         for task in [*tasks, stop]:
             task.cancel()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tandem.distribution import install
 from tandem.rundir.layout import RunDir
 from tandem_trainer.models import build
 from tests.support import ROOT
@@ -262,9 +263,7 @@ class TestMistakes:
         command = [sys.executable, "-c", code, "checkpoints", words[0], str(run.rundir.path), *words[1:]]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert answer.returncode == 2
-        expected = (
-            f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: pip install 'tandem[{extra}]'\n"
-        )
+        expected = f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: {install(extra)}\n"
         assert answer.stderr == expected
 
     def test_a_run_without_checkpoints(self, tmp_path: Path) -> None:

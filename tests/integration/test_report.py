@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.distribution import install
 from tandem_cli.report.reading import read
 from tests.support.local_run import LocalRun
 from tests.support.processes import tandem
@@ -97,4 +98,4 @@ class TestMistakesOfTheUser:
     def test_a_lack_of_resvg_is_answered_with_the_command_that_mends_it(self, tmp_path: Path) -> None:
         lack = "import sys; sys.modules['resvg_py'] = None; "
         message = self.refused(tandem("report", "run", cwd=tmp_path, before=lack))
-        assert message == "error: tandem report needs resvg_py; install it with: pip install 'tandem[report]'\n"
+        assert message == f"error: tandem report needs resvg_py; install it with: {install('report')}\n"

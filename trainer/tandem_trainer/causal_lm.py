@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.causal_lm import SmallModel
+from tandem.distribution import install
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
@@ -48,9 +49,7 @@ class Config(SmallModel):
     @classmethod
     def _is_there(cls, name: str) -> str:
         if name == "bpe" and not is_installed():
-            raise ValueError(
-                f"must be bytes where the package tokenizers is not installed (pip install 'tandem[{EXTRA}]')"
-            )
+            raise ValueError(f"must be bytes where the package tokenizers is not installed ({install(EXTRA)})")
         return name
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tandem.distribution import install
 from tandem.errors import UserError
 from tandem.formatting import one_line
 
@@ -55,9 +56,7 @@ def refuse_without_client() -> None:
         UserError: the client is not installed.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise UserError(
-            "tandem checkpoints push needs huggingface_hub; install it with: pip install 'tandem[language]'"
-        )
+        raise UserError(f"tandem checkpoints push needs huggingface_hub; install it with: {install('language')}")
 
 
 def push(

@@ -25,6 +25,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from tandem.distribution import install
 from tandem.errors import UserError
 from tandem.formatting import printable, size
 from tandem.job import DistributedTrainingJob
@@ -294,7 +295,7 @@ def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOr
         UserError: torch is missing, the checkpoint is damaged or gone, or the target cannot be written.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UserError("tandem checkpoints export needs torch; install it with: pip install 'tandem[trainer]'")
+        raise UserError(f"tandem checkpoints export needs torch; install it with: {install('trainer')}")
     refuse_to_overwrite(order)
     try:
         order.path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.distribution import install
 from tandem.errors import Unmet, UserError
 from tandem.exitcode import ExitCode
 from tandem.formatting import number, size
@@ -247,4 +248,4 @@ def _show(results: Results, folder: Path, pictures: Sequence[Path], output: Outp
     if pictures:
         echo(f"picture   {', '.join(map(str, pictures))}")
     elif any(run.found is not None for run in results.runs):
-        echo("no picture was drawn, because what draws it is missing; install it with: pip install 'tandem[report]'")
+        echo(f"no picture was drawn, because what draws it is missing; install it with: {install('report')}")

@@ -12,6 +12,7 @@ import typer
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
+from tandem.distribution import install
 from tandem.errors import Unmet, UserError
 from tandem.footprint import Answer, Footprint, Question
 from tandem.formatting import duration, number, one_line, several
@@ -233,7 +234,7 @@ def _of_this_machine() -> int:
 def _answered(question: Question) -> Answer:
     """What a process of the trainer's answers. Its progress is shown."""
     if importlib.util.find_spec("torch") is None:
-        raise UserError("tandem plan needs torch; install it with: pip install 'tandem[trainer]'")
+        raise UserError(f"tandem plan needs torch; install it with: {install('trainer')}")
     task = question.trainer.task
     done = subprocess.run(
         module_command("tandem_trainer.footprint"),

@@ -23,6 +23,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from tandem.code import store
+from tandem.distribution import install
 from tandem.errors import Unmet, UserError
 from tandem.exitcode import OF_COMMANDS, ExitCode
 from tandem.formatting import number, several
@@ -384,7 +385,7 @@ def need_torch() -> None:
         UserError: the trainer is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UserError("tandem run trains on this machine and needs PyTorch here: pip install 'tandem[local]'")
+        raise UserError(f"tandem run trains on this machine and needs PyTorch here: {install('local')}")
 
 
 def not_used_here(job: DistributedTrainingJob) -> list[str]:

@@ -17,6 +17,7 @@ from typing import IO, Annotated
 import psutil
 import typer
 
+from tandem.distribution import install
 from tandem.errors import UserError
 from tandem.launch import module_command
 from tandem.rundir.durable import read_json_or_none
@@ -62,7 +63,7 @@ def ui(
     if file is not None and not file.exists():
         raise UserError(f"there is no {file}, so nothing was tracked in it yet; see docs/tracking.md")
     if find_spec("sqlalchemy") is None or find_spec("mlflow") is None:
-        raise UserError("tandem ui needs mlflow; install it with: pip install 'tandem[mlflow]'")
+        raise UserError(f"tandem ui needs mlflow; install it with: {install('mlflow')}")
     try:
         with _server(uri, port or _free_port()) as address:
             _show(f"{address}/{page}", print_only)

@@ -16,5 +16,5 @@
     run_export   the numbers of a run as CSV, or for TensorBoard
     writing      page and pictures as files
 
-Needs numpy and resvg (`pip install 'tandem[report]'`).
+Needs numpy and resvg (`pip install 'tandem-training[report]'`).
 """

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from html import escape
-from importlib.metadata import version
 from pathlib import Path
 
+from tandem.distribution import version
 from tandem.errors import UserError
 from tandem.formatting import metric_name, printable, score, several
 from tandem_cli.report import raster
@@ -46,7 +46,7 @@ class ComparisonPage:
             self._figure(),
             self._table(),
             "</main>",
-            f"<footer><p>Made by tandem compare {escape(version('tandem'))} from "
+            f"<footer><p>Made by tandem compare {escape(version())} from "
             f"{escape(', '.join(printable(one.path) for one in self._outcomes))}.</p></footer>",
         ]
         return document(" · ".join(self._titles), body)

@@ -4,9 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
+from tandem.distribution import version
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import Picture, pictures
 from tandem_cli.report.page import DrawnPicture, page
@@ -60,7 +60,7 @@ def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report
     if run.wrong:
         drawn.append(_gallery(run))
     with replacing(target) as aside:
-        aside.write_text(page(run, summary, ticks, drawn, str(run_dir), version("tandem")), "utf-8")
+        aside.write_text(page(run, summary, ticks, drawn, str(run_dir), version()), "utf-8")
     return Report(target, tuple(written), run, summary)
 
 

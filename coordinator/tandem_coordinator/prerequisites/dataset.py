@@ -19,6 +19,7 @@ from pathlib import Path
 from tandem import tensor_header
 from tandem.architectures import Shapes, plain, shapes
 from tandem.datasets import FILES, NotIdx, Split, find, opened, raw_folder, shape
+from tandem.distribution import install
 from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import may_pass
@@ -86,7 +87,7 @@ def _digits() -> Iterator[Unmet]:
     except importlib.metadata.PackageNotFoundError:
         is_there = False
     if not is_there:
-        message = "digits ships with scikit-learn, which is not installed here: pip install 'tandem[trainer]'"
+        message = f"digits ships with scikit-learn, which is not installed here: {install('trainer')}"
         yield Unmet((*DATA, "name"), message)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tandem.architectures import elements, shapes
+from tandem.distribution import install
 from tandem.errors import Unmet
 from tandem.formatting import size
 from tandem.job import DistributedTrainingJob
@@ -248,4 +249,4 @@ def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     uri = tracking_uri(mlflow, site.run_dir.path, os.environ)
     is_local = uri is not None and database(uri) is not None
     if find_spec("mlflow") is None or (is_local and find_spec("sqlalchemy") is None):
-        yield Unmet(("spec", "tracking", "mlflow"), "mlflow is not installed here (pip install 'tandem[mlflow]')")
+        yield Unmet(("spec", "tracking", "mlflow"), f"mlflow is not installed here ({install('mlflow')})")

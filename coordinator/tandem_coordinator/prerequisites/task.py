@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from tandem.distribution import install
 from tandem.errors import Unmet
 from tandem.job import DistributedTrainingJob
 from tandem.launch import module_command
@@ -54,7 +55,7 @@ def harness(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     evaluators = job.spec.evaluation
     is_run = evaluators.harness is not None and evaluators.processes > 0
     if is_run and site.is_here and not site.installs and find_spec("lm_eval") is None:
-        yield Unmet(("spec", "evaluators", "harness"), "lm_eval is not installed here (pip install 'tandem[lm-eval]')")
+        yield Unmet(("spec", "evaluators", "harness"), f"lm_eval is not installed here ({install('lm-eval')})")
 
 
 def kernels(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
@@ -66,4 +67,4 @@ def kernels(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     if site.machine.has_gpu is False:
         yield Unmet(field, "kernels: liger is for GPUs, and the ranks train on processors here; leave it out")
     elif not site.installs and find_spec("liger_kernel") is None:
-        yield Unmet(field, "liger-kernel is not installed here (pip install 'tandem[kernels]')")
+        yield Unmet(field, f"liger-kernel is not installed here ({install('kernels')})")

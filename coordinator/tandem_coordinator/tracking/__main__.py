@@ -22,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+from tandem.distribution import install
 from tandem.exitcode import ExitCode
 from tandem.launch import POD, RUN_DIR
 from tandem.rundir.layout import RunDir
@@ -70,7 +71,7 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
     if uri is None:
         return _told(f"no MLflow server is known; set spec.tracking.mlflow.uri, or {URI} in its env")
     if importlib.util.find_spec("mlflow") is None:
-        return _told("mlflow is not installed where the coordinator runs (pip install 'tandem[mlflow]')")
+        return _told(f"mlflow is not installed where the coordinator runs ({install('mlflow')})")
     if database(uri) is not None and importlib.util.find_spec("sqlalchemy") is None:
         return _told(f"only mlflow-skinny is installed, which needs a server in place of {without_password(uri)}")
     if (lock := _locked(rundir.tracking)) is None:

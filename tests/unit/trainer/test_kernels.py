@@ -50,5 +50,5 @@ def test_a_rank_on_a_processor_refuses_them_and_an_evaluator_does_not_ask(
 
 def test_without_the_package_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"liger-kernel, which is not installed.*tandem\[kernels\]"):
+    with pytest.raises(ConfigurationError, match=r"liger-kernel, which is not installed.*tandem-training\[kernels\]"):
         kernels.install(nn.Linear(2, 2), "qwen2")

@@ -356,7 +356,7 @@ def test_a_model_that_cannot_be_had_or_is_none_is_told_of(tmp_path: Path, monkey
         FineTuning(Config(pretrained=str(tmp_path / "other"))).model()
     monkeypatch.setattr("tandem_trainer.language.fine_tuning.is_installed", lambda: False)
     _, ((_, message),) = configured(FineTuning, {"pretrained": "m"})
-    assert "pip install 'tandem[language]'" in message
+    assert "pip install 'tandem-training[language]'" in message
 
 
 def test_a_tokenizer_of_another_model_is_told_of(tmp_path: Path) -> None:

@@ -131,6 +131,6 @@ def test_a_library_that_is_missing_is_named_with_what_brings_it(monkeypatch: pyt
     _, ((path, message),) = configured(CausalLM, {"tokenizer": "bpe"})
     assert sentence(path, message) == (
         "spec.trainer.parameters.tokenizer: must be bytes where the package tokenizers is not installed "
-        "(pip install 'tandem[language]'), not \"bpe\""
+        "(pip install 'tandem-training[language]'), not \"bpe\""
     )
     assert configured(CausalLM, {"tokenizer": "bytes"})[1] == []

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import Dataset
 
 from tandem.causal_lm import HubDataset, Lora, PretrainedModel, Source
+from tandem.distribution import install
 from tandem.evaluation import GeometricMean, Mean, Value
 from tandem.language_evaluation import Generate
 from tandem.rundir.lineage import DatasetCommit, Origin
@@ -74,14 +75,14 @@ class Config(PretrainedModel):
     @classmethod
     def _is_there(cls, name: str) -> str:
         if not is_installed():
-            raise ValueError(f"needs the package transformers, which is not installed (pip install 'tandem[{EXTRA}]')")
+            raise ValueError(f"needs the package transformers, which is not installed ({install(EXTRA)})")
         return name
 
     @field_validator("lora")
     @classmethod
     def _has_peft(cls, lora: Lora | None) -> Lora | None:
         if lora is not None and find_spec("peft") is None:
-            raise ValueError(f"needs the package peft, which is not installed (pip install 'tandem[{EXTRA}]')")
+            raise ValueError(f"needs the package peft, which is not installed ({install(EXTRA)})")
         return lora
 
 

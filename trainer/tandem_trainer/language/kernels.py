@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from tandem import distribution
 from tandem_trainer.failure import ConfigurationError
 
 FIELD = "spec.trainer.parameters.kernels"
@@ -39,7 +40,7 @@ def install(model: nn.Module, kind: str) -> None:
     """The same, wherever the model is."""
     if find_spec("liger_kernel") is None:
         raise ConfigurationError(
-            f"{FIELD}: liger needs the package liger-kernel, which is not installed (pip install 'tandem[{EXTRA}]')"
+            f"{FIELD}: liger needs the package liger-kernel, which is not installed ({distribution.install(EXTRA)})"
         )
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
