@@ -144,8 +144,10 @@ def metric_columns(metric: str, reported: Iterable[Iterable[str]], compared: Ite
 
 
 def score(metric: str, value: float) -> str:
-    """A score: `98.61 %`, or `0.0493`."""
-    return f"{100 * value:.2f} %" if metric in SHARES else number(float(value))
+    """A score: `98.61 %`, `0.0493`, or `123.4`: perplexities of a hundred and more differ behind the point, too."""
+    if metric in SHARES:
+        return f"{100 * value:.2f} %"
+    return f"{value:.1f}" if 100 <= abs(value) < 1000 else number(float(value))
 
 
 def change(metric: str, before: float, after: float) -> str:
@@ -224,9 +226,10 @@ SPACE = "Zs"
 
 
 def printable(text: str) -> str:
-    """A text of any number of lines, without control characters, escapes and invisible marks."""
+    """A text of any number of lines, without control characters, escapes and invisible marks. A tab is four spaces."""
     if text.isprintable():
         return text
+    text = text.replace("\t", "    ")
     return "".join(one if one.isprintable() or one == "\n" or category(one) == SPACE else SHOWN for one in text)
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from tandem.rundir import evaluations, watched
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
-from tandem.rundir.watched import Finder
+from tandem.rundir.watched import OVERWRITTEN, Finder
 from tandem.status import CheckpointRef
 from tandem_evaluator.survey import Survey
-
-OVERWRITTEN = "it was overwritten or deleted before its evaluation was complete"
 
 
 class WatchSurvey(Survey):

@@ -28,6 +28,7 @@ from typing import IO, Any
 from tandem import labels
 from tandem.errors import UserError
 from tandem.formatting import printable, size
+from tandem.launch import module_command
 from tandem.rundir.archive import END, FILES, FOLDERS, TOTAL
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import commit_folder, read_json_or_none, replace_json, temporary_beside
@@ -41,7 +42,7 @@ ORIGIN = "copied.json"
 """In the copy: of which job on which cluster it is one."""
 ROLES = (labels.EVALUATOR, labels.WORKER, labels.COORDINATOR)
 """Whose pods write the archive, the first one that has one."""
-ARCHIVE = ("python", "-P", "-m", "tandem.rundir.archive")
+ARCHIVE = module_command("tandem.rundir.archive", python="python")
 VOLUME = "/tandem"
 LIFE_SECONDS = 6 * 3600
 """Of a pod that is made for a copy, if nobody deletes it."""

@@ -50,6 +50,14 @@ class Clock:
         """One position on the axis."""
         return float(np.interp(time, self.real, self.shown))
 
+    def between(self, begin: float, end: float) -> float:
+        """Seconds from one time to another in which the run was going on."""
+        return max(0.0, self.at(end) - self.at(begin)) * self.unit_seconds
+
+    def since_start(self, time: float) -> float:
+        """Seconds from the beginning of the run to a time, in which it was going on."""
+        return self.between(float(self.real[0]), time)
+
     def seen_from(self, time: float, seconds: float) -> "Clock":
         """The same clock with its 0 at `time`, in the unit that suits a window of this length."""
         unit, unit_seconds = _unit(seconds)

@@ -99,7 +99,7 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     found.append(("training loss", tuple(number(one.loss) for one in outcomes)))
     for metric in dict.fromkeys(one.metric for one in outcomes):
         own = [one if one.metric == metric else None for one in outcomes]
-        found.append((f"best {metric_name(metric)}", tuple(_score(one) for one in own)))
+        found.append((best_label(metric), tuple(_score(one) for one in own)))
         if any(one is not None and one.base is not None for one in own):
             found.append((f"base model's {metric_name(metric)}", tuple(_base(one) for one in own)))
     found.append(("at step", tuple(NOT_SET if one.best_step is None else f"{one.best_step:,}" for one in outcomes)))
@@ -110,6 +110,11 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
     totals = [{name: written(spent.total) for name, spent, written in amounts(one.ledger)} for one in outcomes]
     names = dict.fromkeys(name for one in totals for name in one)
     return found + [(name, tuple(one.get(name, NOT_SET) for one in totals)) for name in names]
+
+
+def best_label(metric: str) -> str:
+    """What the row of the best scores is called."""
+    return f"best {metric_name(metric)}"
 
 
 def winner(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tandem.errors import UserError
 from tandem.formatting import metric_name, printable, score, several
 from tandem_cli.report import raster
-from tandem_cli.report.comparison import Outcome, Row, winner
+from tandem_cli.report.comparison import Outcome, Row, best_label, winner
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.page import DrawnPicture, document, figure
 from tandem_cli.report.run import Run
@@ -102,7 +102,7 @@ class ComparisonPage:
         lines = "".join(
             f"<tr><td>{escape(printable(label))}</td>"
             + "".join(
-                f"<td{_wraps(value)}>{self._marked(escape(printable(value)), index)}</td>"
+                f"<td{_wraps(value)}>{self._valued(label, escape(printable(value)), index)}</td>"
                 for index, value in enumerate(values)
             )
             + "</tr>"
@@ -113,6 +113,11 @@ class ComparisonPage:
             f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
             "</section>"
         )
+
+    def _valued(self, label: str, words: str, index: int) -> str:
+        """A value of a row; the best score is bold, as the name of its run."""
+        is_score = label == best_label(self._outcomes[index].metric)
+        return self._marked(words, index) if is_score else words
 
     def _marked(self, words: str, index: int) -> str:
         """The run with the best score is bold."""

@@ -10,8 +10,10 @@ block at night).
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from tandem.formatting import (
@@ -32,6 +34,7 @@ from tandem.formatting import (
 from tandem.ledger import PURPOSES, amounts
 from tandem.measures import Generation
 from tandem.status import phase_word, told
+from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run, RunCheckpoint
 from tandem_cli.report.summary import Summary
 from tandem_coordinator import charts
@@ -39,6 +42,9 @@ from tandem_coordinator.charts import chart, completions
 
 MOST_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""
+
+MOST_ALIKE = 3
+"""Rows that say the same; more of them are one row."""
 
 MOST_EVENTS = 200
 """Lines of the coordinator; of more the last are shown."""
@@ -61,28 +67,48 @@ class DrawnPicture(NamedTuple):
     """An svg element."""
 
 
-def page(run: Run, summary: Summary, pictures: Sequence[DrawnPicture], source: str, version: str) -> str:
+def page(run: Run, summary: Summary, clock: Clock, pictures: Sequence[DrawnPicture], source: str, version: str) -> str:
     """The whole page.
 
     Args:
+        clock: of all times on it.
         source: the run directory, as the user named it.
         version: of Tandem.
     """
-    body = [
-        _header(run, summary),
-        "<main>",
+    sections = [
         *(figure(picture) for picture in pictures),
         _nothing_yet(run, pictures),
         _completions(run),
-        _checkpoints(run),
-        _generations(run),
+        _checkpoints(run, clock),
+        _generations(run, clock),
         _ledger(run),
-        _details(run),
+        _details(run, clock),
+    ]
+    body = [
+        _header(run, summary),
+        "<main>",
+        *_with_contents([section for section in sections if section]),
         "</main>",
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
         f"as it was at {moment(run.ended_at)}.</p></footer>",
     ]
     return document(run.name, body)
+
+
+def _with_contents(sections: Sequence[str]) -> list[str]:
+    """The sections, below a list of those that have a heading."""
+    found, links = [], []
+    for place, section in enumerate(sections, 1):
+        heading = _HEADING.match(section)
+        if heading is None:
+            found.append(section)
+            continue
+        links.append(f'<a href="#s{place}">{heading[1]}</a>')
+        found.append(section.replace("<section>", f'<section id="s{place}">', 1))
+    return [f'<nav class="contents">{"".join(links)}</nav>', *found] if links else found
+
+
+_HEADING = re.compile("<section><h2>(.*?)</h2>")
 
 
 def document(title: str, body: Iterable[str]) -> str:
@@ -163,7 +189,10 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     )
     total = f"of {run.total_steps:,}" if run.total_steps else ""
     redone = f"{summary.redone:,} done again" if summary.redone else ""
-    yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
+    if says_nothing(run):
+        yield "", "Steps", "–", "tandem.log says them"
+    else:
+        yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
     yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
     yield "", "Throughput", number(summary.throughput), "samples a second, median"
     if summary.tokens is not None:
@@ -183,6 +212,11 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
 
 
+def says_nothing(run: Run) -> bool:
+    """Whether the run is a script's that says nothing of its steps."""
+    return run.job is not None and run.job.spec.trainer.command is not None and not len(run.counted)
+
+
 def figure(picture: DrawnPicture) -> str:
     """A picture with its title and what it shows."""
     finding = f'<p class="finding">{escape(picture.finding)}</p>' if picture.finding else ""
@@ -195,12 +229,18 @@ def figure(picture: DrawnPicture) -> str:
 
 
 def _nothing_yet(run: Run, pictures: Sequence[DrawnPicture]) -> str:
+    if says_nothing(run):
+        return (
+            '<section><p class="finding">The script says nothing of its steps. One line in its loop, '
+            "<code>tandem.log(step=step, loss=loss)</code>, shows here how far it is, its loss, its throughput and "
+            "where its time goes.</p></section>"
+        )
     if pictures:
         return ""
     return '<section><p class="finding">Nothing was logged yet: no step, no evaluation, no processor use.</p></section>'
 
 
-def _checkpoints(run: Run) -> str:
+def _checkpoints(run: Run, clock: Clock) -> str:
     if not run.checkpoints:
         return ""
     best = run.best
@@ -210,7 +250,7 @@ def _checkpoints(run: Run) -> str:
     compared = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else ()
     metric, *others = metric_columns(run.metric, (c.evaluation.metrics for c in known if c.evaluation), compared)
     rows = _base_model(run.base, run.metric, others, holds_out) if run.base is not None else ""
-    rows += "".join(_checkpoint(checkpoint, run, others, checkpoint is best, holds_out) for checkpoint in shown)
+    rows += "".join(_alike(alike, run, clock, others, holds_out) for alike in _folded(shown, best, clock))
     heads = _heads(
         ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
         (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
@@ -222,18 +262,50 @@ def _checkpoints(run: Run) -> str:
     )
 
 
-def _checkpoint(checkpoint: RunCheckpoint, run: Run, others: Sequence[str], best: bool, holds_out: bool) -> str:
+def _folded(shown: Sequence[RunCheckpoint], best: RunCheckpoint | None, clock: Clock) -> Iterable[list[RunCheckpoint]]:
+    """Rows that follow each other and differ in nothing but when they were."""
+    for _, group in groupby(
+        shown, lambda one: (_fate(one, clock), one.counts, one.evaluation is None and one is not best)
+    ):
+        alike = list(group)
+        if alike[0].evaluation is None and len(alike) > MOST_ALIKE:
+            yield alike
+        else:
+            yield from ([one] for one in alike)
+
+
+def _alike(
+    alike: Sequence[RunCheckpoint], run: Run, clock: Clock, others: Sequence[str], holds_out: bool
+) -> str:  # fmt: skip
+    """The row of one checkpoint, or of several that became the same."""
+    first, last = alike[0], alike[-1]
+    if first is last:
+        return _checkpoint(first, run, clock, others, first is run.best, holds_out)
+    scores = ["–"] * (1 + holds_out + len(others))
+    return (
+        f'<tr class="{"" if first.counts else "off"}">'
+        + _cells(f"{first.step:,} to {last.step:,}", "–", _at(first, clock), "–", "–", "–", *scores)
+        + f'<td class="long">{several(len(alike), "checkpoint")}: {_fate(first, clock)}</td></tr>'
+    )
+
+
+def _at(checkpoint: RunCheckpoint, clock: Clock) -> str:
+    return duration(clock.since_start(checkpoint.at)) if checkpoint.at is not None else "–"
+
+
+def _checkpoint(
+    checkpoint: RunCheckpoint, run: Run, clock: Clock, others: Sequence[str], best: bool, holds_out: bool
+) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     base = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else {}
-    at = duration(checkpoint.at - run.started_at) if checkpoint.at is not None else "–"
     kind = "best" if best else "off" if not checkpoint.counts else ""
     return (
         f'<tr class="{kind}">'
         + _cells(
             f"{checkpoint.step:,}",
             "–" if checkpoint.generation is None else f"{checkpoint.generation}",
-            at,
+            _at(checkpoint, clock),
             size(checkpoint.size),
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
@@ -241,7 +313,7 @@ def _checkpoint(checkpoint: RunCheckpoint, run: Run, others: Sequence[str], best
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
             *(_score(other, metrics, base) for other in others),
         )
-        + f'<td class="long">{_fate(checkpoint)}</td></tr>'
+        + f'<td class="long">{_fate(checkpoint, clock)}</td></tr>'
     )
 
 
@@ -267,7 +339,7 @@ def _completions(run: Run) -> str:
     return f"<section><h2>What the model writes</h2>{table}</section>" if table else ""
 
 
-def _fate(checkpoint: RunCheckpoint) -> str:
+def _fate(checkpoint: RunCheckpoint, clock: Clock) -> str:
     """What became of a checkpoint."""
     if checkpoint.bad is not None:
         return f'<span class="bad">bad</span>: {escape(checkpoint.bad)}'
@@ -276,7 +348,7 @@ def _fate(checkpoint: RunCheckpoint) -> str:
     if evaluation is not None:
         took = ""
         if evaluation.started_at is not None and evaluation.finished_at is not None:
-            took = f" in {duration(max(0.0, evaluation.finished_at - evaluation.started_at))}"
+            took = f" in {duration(clock.between(evaluation.started_at, evaluation.finished_at))}"
         said.append(f"evaluated{took}")
     elif checkpoint.skipped is not None:
         said.append(f"skipped: {checkpoint.skipped}")
@@ -300,11 +372,11 @@ def _unsaved(run: Run) -> str:
     )
 
 
-def _generations(run: Run) -> str:
+def _generations(run: Run, clock: Clock) -> str:
     if not run.generations:
         return ""
     shown = _last(run.generations, run.generations[:1])
-    rows = "".join(_generation(generation, run) for generation in shown)
+    rows = "".join(_generation(generation, clock) for generation in shown)
     heads = _heads(
         ("Generation", True), ("At", True), ("Ranks", True), ("From step", True), ("To step", True), ("Formed", False),
         ("Members", False), ("Ended", False),
@@ -315,8 +387,8 @@ def _generations(run: Run) -> str:
     )
 
 
-def _generation(generation: Generation, run: Run) -> str:
-    at = duration(max(0.0, generation.opened_at - run.started_at)) if generation.opened_at is not None else "–"
+def _generation(generation: Generation, clock: Clock) -> str:
+    at = duration(clock.since_start(generation.opened_at)) if generation.opened_at is not None else "–"
     why = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
     members = ", ".join(generation.members[:6]) + (
         f" and {len(generation.members) - 6} more" if generation.members[6:] else ""
@@ -363,14 +435,14 @@ def _titled(name: str) -> str:
     return f"{name[0].upper()}{name[1:]}"
 
 
-def _details(run: Run) -> str:
+def _details(run: Run, clock: Clock) -> str:
     parts = []
     if run.faults:
         items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MOST_EVENTS])
         parts.append(f'<details open="open"><summary>What could not be read</summary><ul>{items}</ul></details>')
     if run.events:
         items = "".join(
-            f"<li>{duration(max(0.0, event.at - run.started_at))}: {escape(event.text)}"
+            f"<li>{duration(clock.since_start(event.at))}: {escape(event.text)}"
             + (f" ({escape(event.level)})" if event.level != "info" else "")
             + "</li>"
             for event in run.events[-MOST_EVENTS:]

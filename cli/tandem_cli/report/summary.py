@@ -55,7 +55,7 @@ class Summary:
 def summarize(run: Run, clock: Clock) -> Summary:
     """Work out the summary."""
     stalls = [c.stall_seconds for c in run.checkpoints if c.stall_seconds is not None]
-    lags = [lag for c in run.checkpoints if (lag := _lag(c, run)) is not None]
+    lags = [lag for c in run.checkpoints if (lag := _lag(c, run, clock)) is not None]
     rate = run.rates.throughput if len(run.rates) else run.world.throughput
     rate = rate[np.isfinite(rate)]
     pace = float(np.median(rate)) if len(rate) else None
@@ -85,8 +85,9 @@ def _times(pace: float | None, each: float | None) -> float | None:
     return None if pace is None or each is None else pace * each
 
 
-def time_by_phase(run: Run) -> dict[str, float]:
-    """Seconds of each phase over the whole run, the largest first; then the time that no phase accounts for.
+def time_by_phase(run: Run, clock: Clock) -> dict[str, float]:
+    """Seconds of each phase over the whole run, the largest first; then the time that no phase accounts for. A time in
+    which nothing ran, because it was stopped, is not training's.
 
     "start" is the time until the first step, "restart" that from the last step of one membership to the first step of
     the next, "other" what no phase names between steps, where it is worth a mention.
@@ -97,21 +98,21 @@ def time_by_phase(run: Run) -> dict[str, float]:
     without = {"other": measured - sum(found.values()), "start": 0.0, "restart": 0.0}
     if without["other"] < 0.001 * measured:
         del without["other"]
-    without["restart"] = sum(outage.seconds for outage in outages(run.generations))
+    without["restart"] = sum(clock.between(outage.begin, outage.end) for outage in outages(run.generations))
     began = next((one for one in run.generations if one.first_step_at is not None), None)
     if began is not None and began.first_step_at is not None and run.generations[0].opened_at is not None:
-        without["start"] = max(0.0, began.first_step_at - run.generations[0].opened_at)
+        without["start"] = clock.between(run.generations[0].opened_at, began.first_step_at)
     for name, seconds in without.items():
         if seconds > 0:
             found[name] = found.get(name, 0.0) + seconds
     return found
 
 
-def _lag(checkpoint: RunCheckpoint, run: Run) -> tuple[float, int] | None:
+def _lag(checkpoint: RunCheckpoint, run: Run, clock: Clock) -> tuple[float, int] | None:
     evaluation = checkpoint.evaluation
     if not checkpoint.counts or evaluation is None or evaluation.finished_at is None or checkpoint.at is None:
         return None
-    seconds = max(0.0, evaluation.finished_at - checkpoint.at)
+    seconds = clock.between(checkpoint.at, evaluation.finished_at)
     reached = run.counted.step[run.counted.time <= evaluation.finished_at]
     return seconds, max(0, int(reached[-1]) - checkpoint.step) if len(reached) else 0
 

@@ -60,7 +60,7 @@ def write(run_dir: Path, output: Path | None = None, png: bool = True) -> Report
     if run.wrong:
         drawn.append(_gallery(run))
     with replacing(target) as aside:
-        aside.write_text(page(run, summary, drawn, str(run_dir), version("tandem")), "utf-8")
+        aside.write_text(page(run, summary, ticks, drawn, str(run_dir), version("tandem")), "utf-8")
     return Report(target, tuple(written), run, summary)
 
 

@@ -13,18 +13,21 @@ from rich.text import Text
 from tandem import against_base
 from tandem.formatting import elapsed, metric_name, number, one_line, score, several
 from tandem.model import whole
-from tandem.rundir import evaluations
+from tandem.rundir import evaluations, watched
 from tandem.rundir.durable import read_json_or_none
+from tandem.rundir.evaluations import LastWord
 from tandem.rundir.layout import RunDir, stopped_early
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, Troubled
-from tandem.rundir.watched import path_of
+from tandem.rundir.watched import OVERWRITTEN, path_of
 from tandem.status import STOPPED_EARLY, Compared, Troubles, told
 
 LABEL = 12
 TAIL_BYTES = 4 * 2**20
 """Of the coordinator's log: the last hours."""
+MOST_WHY = 300
+"""Characters of a reason."""
 STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
 """Of a log of training: its last thousand steps, and what it began with."""
 
@@ -67,6 +70,8 @@ class RunResult:
     """Where fewer steps were taken than announced: a sentence that says so, and why."""
     restarts: int = 0
     """Generations that were formed because something had failed or was lost."""
+    missed: Sequence[str] = ()
+    """What was promised and not done though the run ended well: what, why and what helps, a sentence each."""
 
 
 def result(run_dir: RunDir) -> RunResult:
@@ -96,7 +101,52 @@ def result(run_dir: RunDir) -> RunResult:
         troubles=troubles_of(run_dir),
         stopped_early=stopped_early(done),
         restarts=_restarts(run_dir),
+        missed=_missed(run_dir, words),
     )
+
+
+def _missed(run_dir: RunDir, words: Sequence[LastWord]) -> list[str]:
+    """What evaluators were to evaluate and did not."""
+    said = []
+    notes = [(word, _why(word.path)) for word in words if word.is_note]
+    failed = [(word.path.parent.name, why) for word, why in notes if word.is_failure]
+    if failed:
+        name, why = failed[-1]
+        said.append(f"{several(len(failed), 'checkpoint')} could not be evaluated; {name}: {why}")
+    if not run_dir.job_file.exists():
+        return [*said, "job.json is gone: something has emptied the run directory while it was used"]
+    with suppress(OSError, ValueError):
+        pattern = run_dir.read_job().spec.evaluation.watch
+        states = watched.records(run_dir)
+        lost = sum(why == OVERWRITTEN for _, why in notes)
+        if pattern is not None and not states:
+            said.append(
+                f"evaluators.watch: {pattern} matched nothing in {run_dir.path}; {_elsewhere(run_dir, pattern)}"
+            )
+        elif pattern is not None and lost:
+            said.append(
+                f"{lost:,} of {len(states):,} states of {states[-1].path} were overwritten before they were evaluated; "
+                "keep each in a file of its own, such as ckpt-{step}.pt, or write aside and put it there by os.replace"
+            )
+    return said
+
+
+def _why(note: Path) -> str:
+    content = read_json_or_none(note)
+    return one_line(str(content.get("why") or ""))[:MOST_WHY] if isinstance(content, dict) else ""
+
+
+def _elsewhere(run_dir: RunDir, pattern: str) -> str:
+    """Where a match of a pattern lies instead, and what helps."""
+    name, here = Path(pattern).name, Path.cwd()
+    inside = next(run_dir.path.glob(f"**/{name}"), None)
+    if inside is not None:
+        return f"{inside.relative_to(run_dir.path)} is there: give that as the pattern"
+    # Not with `**`: a home folder may be large.
+    places = [name, f"$TANDEM_RUN_DIR/{name}", *([] if "**" in pattern else [pattern, f"$TANDEM_RUN_DIR/{pattern}"])]
+    outside = next((path for place in places for path in here.glob(place)), None)
+    lies = f"{outside} is outside of it. " if outside is not None else ""
+    return f"{lies}Have the script write into the folder that the variable TANDEM_RUN_DIR names"
 
 
 def _trained(run_dir: RunDir) -> tuple[int | None, float | None, int | None]:
@@ -197,6 +247,7 @@ def complete(
         failed = f", {found.failed} failed" if found.failed else ""
         counts = f"{several(found.evaluated, 'checkpoint')}, {found.skipped or 'none'} skipped{failed}{left}"
         rows.append(("evaluated", counts))
+    rows += [("missed", one) for one in found.missed]
     rows += _troubled(found.troubles)
     rows += [
         ("restarts", str(found.restarts)),

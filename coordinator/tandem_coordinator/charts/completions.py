@@ -3,6 +3,7 @@
 It is text that nobody has vetted: what is not printable is shown as such, everything is escaped, and each text is cut.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -11,6 +12,12 @@ from tandem.formatting import printable, shortened
 
 MOST_COLUMNS = 4
 """Checkpoints that are shown beside each other."""
+
+MOST_LINES = 12
+"""Of a text."""
+MOST_ENDS = 3
+"""Ends of lines in a row that are shown one by one; more are counted."""
+_ENDS = re.compile("\n+")
 
 Columns = Sequence[tuple[str, Completions]]
 """What stands above a column, and what its checkpoint wrote."""
@@ -50,5 +57,13 @@ def _row(prompt: str, columns: Sequence[Mapping[str, str]], most: int) -> str:
 
 
 def _text(text: str, most: int) -> str:
-    """In a page that is XML as well."""
-    return escape(printable(shortened(text, most)))
+    """In a page that is XML as well. Ends of lines are shown, since a model may write nothing else; several in a row
+    take one line, and of many lines the first ones are shown."""
+    lines = _ENDS.sub(_shown, printable(shortened(text, most))).split("\n")
+    more = [f"… {len(lines) - MOST_LINES:,} more lines"] if len(lines) > MOST_LINES else []
+    return escape("\n".join([*lines[:MOST_LINES], *more]))
+
+
+def _shown(ends: re.Match[str]) -> str:
+    count = len(ends[0])
+    return ("⏎" * count if count <= MOST_ENDS else f"⏎ × {count:,}") + "\n"

@@ -138,6 +138,9 @@ MOST_BANDS = 300
 """More are a smear; the tables have them all."""
 LEAST_DIGITS, FINENESS = 5, 5000
 """Fewest digits of a value in a path; enough that two neighbouring pixels of its axis differ."""
+MOST_PAUSES = 12
+"""More have no line."""
+DOTTED = ' stroke-dasharray="1 3"'
 DASHED = ' stroke-dasharray="6 3"'
 STEADY = ' vector-effect="non-scaling-stroke"'
 """A line under a matrix has its width in pixels."""
@@ -206,7 +209,16 @@ def time_axis(axis: Axis, left: float, width: float, y: float) -> list[str]:
         x = left + shown.place(tick) * width
         found.append(line(x, y, x, y + 4, "line"))
         found.append(text(x, y + 17, word(tick, "number"), "muted", "middle"))
-    return [*found, "</g>", text(left + width / 2, y + 17 + FOOT - 3, axis.label, "muted", "middle")]
+    return [*found, "</g>", text(left + width / 2, y + 17 + FOOT - 3, _with_pauses(axis), "muted", "middle")]
+
+
+def _with_pauses(axis: Axis) -> str:
+    """The axis' name, and what was cut out of it: words in the plot would cover what is drawn there."""
+    lengths = [length for place, length in axis.pauses if axis.low <= place <= axis.high]
+    if not lengths:
+        return axis.label
+    told = ", ".join(lengths[:2]) + (f" and {len(lengths) - 2} more" if lengths[2:] else "")
+    return f"{axis.label} · dotted: {'pauses' if lengths[1:] else 'a pause'} of {told}"
 
 
 def across(axis: Axis) -> Scale:
@@ -302,7 +314,7 @@ def _panel(
         axis, of_values(values, panel), left + LEFT, y, width - LEFT - RIGHT, look.panel_height * panel.height
     )
     shaded, reasons_ = _bands(panel.bands, frame)
-    stops, pauses = _pauses(axis, frame)
+    stops = [_upright(place, frame, "muted", 0.9, DOTTED) for place, _ in axis.pauses[:MOST_PAUSES]]
     marks = [mark for curve in panel.curves for mark in _stars(curve, frame)]
     marks += [_mark(frame.x(place), frame.bottom - 7, place, None, CROSS) for place in panel.flags[-200:]]
     curves = [part for curve in panel.curves if curve.kind != "star" for part in _curve(curve, frame)]
@@ -318,7 +330,6 @@ def _panel(
         *([f'<g class="across" {frame.matrix(only_x=True)}>', *stops, *shaded, "</g>"] if stops or shaded else ()),
         *([f'<g class="curves" {frame.matrix()}>', *curves, "</g>"] if curves else ()),
         "</g>",
-        *pauses,
         *reasons_,
         *marks,
         "</g>",
@@ -361,16 +372,6 @@ def _grid(panel: Panel, frame: _Frame) -> list[str]:
         parts.append(line(frame.left, y, frame.right, y, "grid"))
         parts.append(text(frame.left - 7, y + 4, word(tick, panel.unit), "muted", "end"))
     return [*parts, "</g>", line(frame.left, frame.bottom, frame.right, frame.bottom, "line")]
-
-
-def _pauses(axis: Axis, frame: _Frame) -> tuple[list[str], list[str]]:
-    """Lines in the plot, and the words beside them."""
-    lines, words = [], []
-    for place, length in axis.pauses[:12]:
-        lines.append(_upright(place, frame, "muted", 0.9, ' stroke-dasharray="1 3"'))
-        told = text(3, 0, f"{length} pause", "muted", size=10)
-        words.append(_mark(frame.x(place), frame.bottom - 5, place, None, told))
-    return lines, words
 
 
 def _bands(bands: Sequence[Band], frame: _Frame) -> tuple[list[str], list[str]]:

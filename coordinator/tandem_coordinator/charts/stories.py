@@ -37,6 +37,10 @@ class Losses:
     """Their score."""
     off: Points = ()
     """Scores of checkpoints that do not count any more."""
+    base_tested: Points = ()
+    """Loss of the base model, at step 0."""
+    base_scored: Points = ()
+    """Its score. No line leads from it to the checkpoints: nothing was measured between."""
     best: Point | None = None
     """The best score."""
     best_at: str = ""
@@ -58,6 +62,8 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
         curves.append(Curve(points=losses.each, color="trainer", label="training", kind=_kind(losses.each)))
     if losses.tested:
         curves.append(_scores(losses.tested, "test, every evaluated checkpoint"))
+    if losses.base_tested:
+        curves.append(_base(losses.base_tested))
     panels = [
         Panel(
             title="Training loss",
@@ -68,15 +74,24 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
             flag="loss not finite",
         )
     ]
-    if losses.scored or losses.off:
+    if losses.scored or losses.off or losses.base_scored:
         panels.append(_scored(losses, shaded))
-    return Chart(axis=axis, panels=tuple(panels))
+    return Chart(axis=axis, panels=_with_values(panels))
+
+
+def _with_values(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """Without those that have nothing to show, such as the loss of a script that logs none: axes from 0 to 1 would look
+    like a measurement. One stays."""
+    found = [one for one in panels if one.flags or any(y is not None for c in one.curves for _, y in c.points)]
+    return tuple(found or panels[-1:])
 
 
 def _scored(losses: Losses, bands: tuple[Band, ...]) -> Panel:
     curves = [_scores(losses.scored, "")]
     if losses.off:
         curves.append(Curve(points=losses.off, color="other", kind="dots", width=0.0))
+    if losses.base_scored:
+        curves.append(_base(losses.base_scored))
     aside = ""
     if losses.best is not None and losses.best[1] is not None:
         curves.append(Curve(points=(losses.best,), color="checkpoint", kind="star"))
@@ -85,6 +100,7 @@ def _scored(losses: Losses, bands: tuple[Band, ...]) -> Panel:
         title=f"Test {metric_name(losses.metric)}",
         curves=tuple(curves),
         unit="share" if losses.metric in SHARES else "number",
+        may_be_logarithmic=losses.metric not in SHARES,
         bands=bands,
         aside=aside,
     )
@@ -108,13 +124,15 @@ def pace(
     group = Curve(points=sizes, color="trainer", kind="stairs", width=1.5, filled=True)
     return Chart(
         axis=axis,
-        panels=(
-            Panel(title="Throughput (samples/s)", curves=tuple(curves), from_zero=True, bands=shaded),
-            Panel(
-                title="World size (ranks)", curves=(group,), unit="count", from_zero=True, bands=silent, height=0.5
-            ),
+        panels=_with_values(
+            [
+                Panel(title="Throughput (samples/s)", curves=tuple(curves), from_zero=True, bands=shaded),
+                Panel(
+                    title="World size (ranks)", curves=(group,), unit="count", from_zero=True, bands=silent, height=0.5
+                ),
+            ]
         ),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +239,10 @@ def _broken(points: Points, bands: Sequence[Band]) -> Points:
         after = [point for point in points if point[0] >= band.end]
         points = [*before, (band.begin, None), *after] if before and after else [*before, *after]
     return points
+
+
+def _base(points: Points) -> Curve:
+    return Curve(points=points, color="other", kind="dots", width=0.0, label="base model")
 
 
 def _kind(points: Points) -> Kind:

@@ -263,7 +263,7 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
         return '<p class="note">None was written yet.</p>'
     keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
     scored = status.best_checkpoint or status.latest_evaluation
-    metric = scored.metric if scored is not None else "accuracy"
+    metric = scored.metric if scored is not None else timeline.metric
     shown = keys[:MOST_CHECKPOINTS]
     shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
     holds_out = any(one.validation for one in timeline.results.values())

@@ -6,7 +6,7 @@ from math import isfinite
 from tandem.formatting import cores, duration, reason, share
 from tandem.measures import outages
 from tandem.rundir.catalog import Result
-from tandem.status import Score, Snapshot, Status
+from tandem.status import Snapshot, Status
 from tandem_coordinator.charts import bars, drawing, gallery, rows, stories
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Look, Point, Points, Role
 from tandem_coordinator.charts.rows import Row, Rows
@@ -29,13 +29,13 @@ def losses(timeline: Timeline, status: Status, look: Look) -> str:
     """Training loss and scores over steps; empty while there is nothing of them."""
     found = timeline.loss if len(timeline.loss) else timeline.told_loss
     results = sorted(timeline.results.values(), key=lambda result: result.checkpoint.step)
-    metric = (status.best_checkpoint or status.latest_evaluation or _NO_SCORE).metric
+    scored_by = status.best_checkpoint or status.latest_evaluation
+    metric = scored_by.metric if scored_by is not None else timeline.metric
     counting = [result for result in results if timeline.counts(result.checkpoint) and not result.skipped]
     off = [result for result in results if not timeline.counts(result.checkpoint)]
-    if timeline.base is not None:
-        # What training began with stands at step 0.
-        counting = [timeline.base, *counting]
-    if not len(found) and not counting:
+    # What training began with stands at step 0.
+    begun_with = [timeline.base] if timeline.base is not None else []
+    if not len(found) and not counting and not begun_with:
         return ""
     best = status.best_checkpoint
     smooth = len(found) >= SMOOTH_FROM
@@ -46,6 +46,8 @@ def losses(timeline: Timeline, status: Status, look: Look) -> str:
         redone=tuple(timeline.redone),
         tested=_of(counting, "loss"),
         scored=_of(counting, metric),
+        base_tested=_of(begun_with, "loss"),
+        base_scored=_of(begun_with, metric),
         off=_of(off, metric),
         best=None if best is None else (float(best.step), best.value),
         best_at="" if best is None else f"at step {best.step:,}",
@@ -177,9 +179,6 @@ def use(timeline: Timeline, snapshot: Snapshot, look: Look) -> str:
     )
 
 
-_NO_SCORE = Score(name="", step=0, metric="accuracy", value=0.0)
-
-
 def _name(look: Look) -> str:
     return "narrow" if look.narrow else "wide"
 
@@ -225,7 +224,10 @@ def _bands(timeline: Timeline, scale: float) -> list[Band]:
         Band(
             begin=timeline.shown(outage.begin) / scale,
             end=timeline.shown(outage.end) / scale,
-            words=(reason(outage.reason) or "restarted", f"{duration(outage.seconds)} without a step"),
+            words=(
+                reason(outage.reason) or "restarted",
+                f"{duration(timeline.shown(outage.end) - timeline.shown(outage.begin))} without a step",
+            ),
         )
         for outage in outages(timeline.formed)
     ]

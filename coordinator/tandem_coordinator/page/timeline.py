@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 
 from tandem.evaluation import Completions, Histogram
@@ -151,6 +152,14 @@ class Timeline:
             if time.monotonic() > until or self.hurry:
                 return False
             time.sleep(rest * (time.monotonic() - began))
+
+    @cached_property
+    def metric(self) -> str:
+        """What checkpoints are compared by."""
+        try:
+            return self.rundir.read_job().spec.evaluation.metric or "accuracy"
+        except (OSError, ValueError):
+            return "accuracy"
 
     @property
     def formed(self) -> list[Generation]:

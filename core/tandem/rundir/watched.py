@@ -26,8 +26,8 @@ And always only if two looks have found it the same. The coordinator looks, whic
 evaluator, which may be the last process of a run. The first one that finds a checkpoint records it.
 
 The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
-`best.pt`, is overwritten again and again: each state of it is a checkpoint, numbered in the order in which they are
-found.
+`best.pt`, is overwritten again and again: each state of it is a checkpoint, of the step that was logged last when it
+was written. A script that logs no steps has them numbered in the order in which they are found.
 """
 
 import hashlib
@@ -51,6 +51,8 @@ from tandem.rundir import lease
 from tandem.rundir.durable import TEMPORARY, commit_folder, listed, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir, checkpoint_name, step_of
 from tandem.rundir.lineage import FOREIGN
+from tandem.rundir.log import LogReader
+from tandem.rundir.records import TRAINING, Step
 from tandem.status import CheckpointRef
 
 WATCHED, RECORD = "watched", "record.json"
@@ -59,6 +61,8 @@ MOST_ENTRIES = 5_000
 MOST_STEP = 10**15 - 1
 ZIP = b"PK\x03\x04"
 """Begins a zip file, such as one of torch.save."""
+LOGGED_BYTES = 2**18
+"""Of the end of a training log, in which a step is looked for first."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -171,6 +175,8 @@ def let_go(rundir: RunDir, watched: Watched) -> None:
         links.unlink(missing_ok=True)
 
 
+OVERWRITTEN = "it was overwritten or deleted before its evaluation was complete"
+"""Why a state of a file was not evaluated."""
 UNFINISHED = (".tmp", ".part", ".incomplete")
 """Endings of names that nobody has finished with."""
 MOST_FOUND = 2_000
@@ -222,6 +228,21 @@ def fingerprint(path: Path) -> tuple[str, float] | None:
                 digest.update(f"{name}\0{inside.st_size}\0{inside.st_mtime_ns}\n".encode(errors="surrogateescape"))
                 newest, files = max(newest, inside.st_mtime_ns), files + 1
     return (digest.hexdigest()[:32], newest / 1e9) if files else None
+
+
+def logged_step(rundir: RunDir, at: float) -> int | None:
+    """The last step that was logged until a time, seconds since the epoch; None if none is found.
+
+    Raises:
+        OSError: the logs cannot be read.
+    """
+    for path in reversed(rundir.training_logs().values()):
+        # Looked for soon after it was written.
+        for start in sorted({max(0, path.stat().st_size - LOGGED_BYTES), 0}, reverse=True):
+            steps = [one.step for one in LogReader(path, TRAINING, start) if isinstance(one, Step) and one.time <= at]
+            if steps:
+                return steps[-1]
+    return None
 
 
 class Finder:
@@ -305,7 +326,12 @@ class Finder:
     def _record(self, path: Path, looks_like: str, changed: float) -> None:
         step = step_in(path.name)
         if step is None:
-            step = 1 + max((one.step for one in self.known.values()), default=0)
+            step = logged_step(self._rundir, changed)
+            taken = {one.step for one in self.known.values()}
+            if step is None:
+                step = 1 + max(taken, default=0)
+            while step in taken:  # several states of one step
+                step += 1
         name = str(path.relative_to(self._rundir.path))
         record(self._rundir, Watched(step=step, path=name, fingerprint=looks_like, at=changed))
         self._learn()

@@ -18,7 +18,7 @@ from tandem.errors import UserError
 from tandem_cli.commands.compare import MOST
 from tandem_cli.main import application
 from tandem_cli.report import clock
-from tandem_cli.report.comparison import outcome, winner
+from tandem_cli.report.comparison import outcome, rows, winner
 from tandem_cli.report.comparison_page import ComparisonPage
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.reading import read
@@ -268,3 +268,19 @@ def test_the_base_models_score_stands_below_the_best_where_one_was_evaluated(run
     (line,) = (line for line in said(runs[0], tuned).splitlines() if "base model's accuracy" in line)
     assert line.split()[-2:] == ["25.00", "%"]
     assert "base model" not in said(*runs)
+
+
+def test_the_best_score_is_bold_and_not_all_that_became_of_its_run(runs: list[Path]) -> None:
+    """A bold duration or loss would read as the better one."""
+    found = [read(path) for path in runs]
+    outcomes = [outcome(run, str(path)) for run, path in zip(found, runs, strict=True)]
+    best = winner(found, outcomes)
+    assert best is not None
+    page = tree(ComparisonPage(found, outcomes, rows(found, outcomes), ["a", "b"]).html())
+    bold = [
+        "".join(row[0].itertext())
+        for row in page.iter("tr")
+        for cell in row
+        if cell.tag == "td" and cell.find("b") is not None
+    ]
+    assert bold == ["best accuracy"]

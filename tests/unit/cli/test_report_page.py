@@ -280,9 +280,29 @@ class TestOddRuns:
                     file.read_text(),
                 )
             )
-        words = said(write(path, png=False).page.read_text("utf-8"))
-        assert "10 h pause" in words
+        page = write(path, png=False).page.read_text("utf-8")
+        words = said(page).replace("a pause of 10 h", "")
+        assert words != said(page)
         assert "pauses left out" in words
+        assert not re.findall(r".{60}\d h\b", words), (
+            "one clock: the night is training's nowhere, and no part of any time"
+        )
+
+    def test_of_a_script_that_says_nothing_tell_by_which_line_it_would(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=60, every=20)
+        job = json.loads((path / "job.json").read_text())
+        job["spec"] = {"trainer": {"command": ["train.py"]}, "evaluators": {"command": ["score.py"]}}
+        (path / "job.json").write_text(json.dumps(job))
+        for log in path.glob("log/train-*"):
+            log.unlink()
+        words = said(write(path, png=False).page.read_text("utf-8"))
+        assert "tandem.log(step=step, loss=loss)" in words
+        assert "Steps –" in _spaced(words).replace("Steps–", "Steps –")
+
+    def test_of_which_many_checkpoints_became_the_same_have_one_row_for_them(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=400, every=20, evaluators=0)
+        rows = cells(write(path, png=False).page.read_text("utf-8"))
+        assert ["20 to 400", "20 checkpoints: not evaluated"] in [[row[0], row[-1]] for row in rows if row]
 
 
 def _spaced(words: str) -> str:

@@ -74,7 +74,7 @@ class TestARunThatWasRestarted:
         assert summary.lag_seconds >= 1.0
 
     def test_the_time_of_restarts_is_told_apart_from_that_of_training(self, broken_twice: Run) -> None:
-        total = time_by_phase(broken_twice)
+        total = time_by_phase(broken_twice, clock.of(broken_twice.marks))
         first, second, third = broken_twice.generations
         expected = 0.0
         for before, after in ((first, second), (second, third)):

@@ -1,11 +1,18 @@
 """The last words of `tandem run`."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console, Group
 
-from tandem_cli.terminal.summary import RunResult, complete
+from tandem.rundir import evaluations, watched
+from tandem.rundir.layout import RunDir
+from tandem.rundir.lineage import FOREIGN
+from tandem.rundir.watched import OVERWRITTEN, Watched
+from tandem.status import CheckpointRef
+from tandem_cli.terminal.summary import RunResult, complete, result
+from tests.support import manifests
 
 
 def first_line(found: RunResult, seconds: float | None, before: int | None = None) -> str:
@@ -44,3 +51,54 @@ def test_the_time_is_that_of_the_steps_it_is_told_with(
     steps: int | None, seconds: float | None, before: int | None, words: str
 ) -> None:
     assert first_line(RunResult(step=steps), seconds, before) == words
+
+
+class TestWhatWasPromisedAndNotDone:
+    """A run that ends well without it says so in its last lines: nobody looks into tables of one that is complete."""
+
+    @pytest.fixture
+    def run_dir(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+        monkeypatch.chdir(tmp_path)
+        found = RunDir(tmp_path / "runs" / "a")
+        found.create()
+        spec = {"trainer": {"command": ["train.py"]}, "evaluators": {"command": ["score.py"], "watch": "out/*.pt"}}
+        found.write_job(manifests.job("a", **spec))
+        return found
+
+    @staticmethod
+    def said(run_dir: RunDir) -> str:
+        return words(complete("a", result(run_dir), "runs/a", 1.0, evaluates=True))
+
+    def test_a_pattern_that_matched_nothing_and_where_a_match_lies(self, run_dir: RunDir, tmp_path: Path) -> None:
+        assert "evaluators.watch: out/*.pt matched nothing in" in self.said(run_dir)
+        (tmp_path / "last.pt").touch()
+        assert f"{tmp_path}/last.pt is outside of it" in self.said(run_dir).replace("\n", "")
+        (run_dir.path / "last.pt").touch()
+        assert "last.pt is there: give that as the pattern" in self.said(run_dir)
+
+    def test_a_script_that_made_a_folder_of_the_variables_name(self, run_dir: RunDir, tmp_path: Path) -> None:
+        (tmp_path / "$TANDEM_RUN_DIR" / "out").mkdir(parents=True)
+        (tmp_path / "$TANDEM_RUN_DIR" / "out" / "last.pt").touch()
+        assert "$TANDEM_RUN_DIR/out/last.pt is outside of it" in self.said(run_dir)
+
+    def test_states_of_a_file_that_were_overwritten_and_the_way_out(self, run_dir: RunDir) -> None:
+        for step in (1, 2, 3):
+            one = Watched(step=step, path="last.pt", fingerprint="", at=1.0)
+            (run_dir.path / "last.pt").write_text(str(step))
+            looks = watched.fingerprint(run_dir.path / "last.pt")
+            assert looks is not None
+            assert watched.record(run_dir, one.model_copy(update={"fingerprint": looks[0]}))
+            if step < 3:
+                evaluations.skip(run_dir, one.reference, OVERWRITTEN)
+        assert "2 of 3 states of last.pt were overwritten" in self.said(run_dir)
+        assert "ckpt-{step}.pt" in self.said(run_dir)
+
+    def test_which_checkpoint_could_not_be_evaluated_and_why(self, run_dir: RunDir) -> None:
+        one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN)
+        evaluations.fail(run_dir, one, "the program ended with exit code 1: OSError: image 7.png is truncated")
+        assert "step-000000020: its evaluation failed: the program ended" in self.said(run_dir)
+        assert "7.png is truncated" in self.said(run_dir)
+
+    def test_a_run_directory_that_was_emptied(self, run_dir: RunDir) -> None:
+        run_dir.job_file.unlink()
+        assert "something has emptied the run directory" in self.said(run_dir)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.evaluation import Histogram
-from tandem_coordinator.charts import bars, chart, drawing, gallery, rows
+from tandem.evaluation import Completions, Histogram
+from tandem_coordinator.charts import bars, chart, completions, drawing, gallery, rows
 from tandem_coordinator.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
 from tandem_coordinator.charts.drawing import Scale
 from tandem_coordinator.charts.gallery import Tile
@@ -366,3 +366,38 @@ class TestHistograms:
 
     def test_without_any_there_is_no_drawing(self) -> None:
         assert bars.draw("a", "", "", {}, WIDE) is None
+
+
+class TestScoresBesideTheBaseModel:
+    def test_are_far_from_it_on_a_scale_on_which_they_still_differ_and_no_line_leads_from_it(self) -> None:
+        scored = [(100.0, 9.1), (200.0, 8.2), (300.0, 7.9)]
+        (panel,) = training(Losses(scored=scored, base_scored=[(0.0, 400.0)], metric="perplexity"), STEPS).panels
+        assert [(curve.kind, curve.width, list(curve.points)) for curve in panel.curves] == [
+            ("dots", 1.3, scored),
+            ("dots", 0.0, [(0.0, 400.0)]),
+        ]
+        scale = drawing.of_values([400.0, *(y for _, y in scored)], panel)
+        assert scale.logarithmic
+        assert scale.place(9.1) - scale.place(7.9) > 0.03
+
+    def test_of_shares_stay_on_a_plain_scale(self) -> None:
+        (panel,) = training(Losses(scored=[(1.0, 0.9)], base_scored=[(0.0, 0.01)]), STEPS).panels
+        assert not drawing.of_values([0.01, 0.9], panel).logarithmic
+
+
+def test_a_script_that_logs_nothing_has_no_axes_of_what_it_did_not_log() -> None:
+    """Axes from 0 to 1 would look like a measurement."""
+    assert [one.title for one in training(Losses(scored=[(1.0, 0.9)]), STEPS).panels] == ["Test accuracy"]
+    assert [one.title for one in pace([], [(0.0, 2.0)], STEPS).panels] == ["World size (ranks)"]
+
+
+class TestWhatAModelWrote:
+    @staticmethod
+    def cell(text: str) -> str:
+        table = completions.draw([("Base model", Completions(texts=[(0, "p", text)]))], 4, 2_000)
+        return "".join(list(ElementTree.fromstring(f"<a>{table}</a>").iter("td"))[1].itertext())
+
+    def test_shows_ends_of_lines_and_takes_no_screen_for_nothing_else(self) -> None:
+        assert self.cell("one\n\ntwo\tthree") == "one⏎⏎\ntwo    three"
+        assert self.cell("\n" * 900) == "⏎ × 900\n"
+        assert self.cell("a\n" * 50).splitlines()[-1] == "… 39 more lines"

@@ -73,7 +73,9 @@ def test_an_outage_has_one_length(views: Views) -> None:
     told = measures.outages(views.run.generations)
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
     assert measures.outages(views.timeline.formed) == told
-    assert time_by_phase(views.run)["restart"] == pytest.approx(sum(one.seconds for one in told))
+    assert time_by_phase(views.run, clock.of(views.run.marks))["restart"] == pytest.approx(
+        sum(one.seconds for one in told)
+    )
     (chart,) = curves.world(views.run, clock.of(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.job import Evaluators
-from tandem.rundir import evaluations, watched
+from tandem.rundir import evaluations, records, watched
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
+from tandem.rundir.log import LogWriter
 from tandem.rundir.watched import says_that_it_is_complete
 from tandem.status import CheckpointRef
 from tandem_evaluator.choice import View
@@ -323,3 +324,18 @@ def test_the_weights_of_a_folder_are_its_file_of_weights_where_it_has_a_known_on
     assert weights_in(tmp_path) == tmp_path
     (tmp_path / "model.safetensors").touch()
     assert weights_in(tmp_path) == tmp_path / "model.safetensors"
+
+
+def test_a_file_that_is_overwritten_has_its_states_at_the_steps_that_were_logged_then(rundir: RunDir) -> None:
+    """Numbered 1, 2, 3 they would stand at the left edge of every picture over steps."""
+    now = time.time()
+    log = LogWriter(rundir.training_log(1))
+    log.open()
+    for step in (10, 20, 30):
+        log.append(records.Step(time=now - 100 + step, step=step, loss=1.0))
+    log.close()
+    subject = survey(rundir, settle=0.0)
+    for value, age_seconds in ((1.0, 85.0), (2.0, 75.0), (3.0, 74.0)):
+        age(save(rundir.path / "last.pt", value), age_seconds)
+        looked(subject)
+    assert {one.step for one in watched.records(rundir)} == {10, 20, 21}, "two states of one step"

@@ -57,7 +57,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
         Picture(
             "phases",
             "Where training's time went",
-            _phases(run),
+            _phases(run, clock),
             lambda name, title, finding, look: phases.draw(name, title, finding, run, clock, look),
         ),
         Picture(
@@ -176,8 +176,8 @@ def _ranks(run: Run) -> str:
     return "The throughput of all ranks, by their number."
 
 
-def _phases(run: Run) -> str:
-    total = time_by_phase(run)
+def _phases(run: Run, clock: Clock) -> str:
+    total = time_by_phase(run, clock)
     whole = sum(total.values())
     if not whole or "compute" not in total:
         return ""

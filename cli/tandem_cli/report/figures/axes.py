@@ -10,12 +10,10 @@ from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run
 from tandem_coordinator.charts.chart import Axis
-from tandem_coordinator.charts.drawing import across, line, rectangle, text
+from tandem_coordinator.charts.drawing import DOTTED, MOST_PAUSES, across, line, rectangle
 
 MOST_MARKED = 400
 """More restarts than this are a smear; the table has them all."""
-MOST_PAUSES = 12
-"""So many pauses have words beside them."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +73,9 @@ def restarts(run: Run, clock: Clock, plot: Plot) -> list[str]:
 
 
 def pauses(axis: Axis, plot: Plot) -> list[str]:
-    """A line wherever a time in which nothing ran was cut out, with its length."""
-    parts = []
-    for place, length in axis.pauses[:MOST_PAUSES]:
-        x = plot.x(place)
-        parts.append(line(x, plot.top, x, plot.bottom, "muted", 0.9, ' stroke-dasharray="1 3"'))
-        parts.append(text(x + 3, plot.bottom - 5, f"{length} pause", "muted", size=10))
-    return parts
+    """A line wherever a time in which nothing ran was cut out; the axis says how long it was."""
+    places = (plot.x(place) for place, _ in axis.pauses[:MOST_PAUSES])
+    return [line(x, plot.top, x, plot.bottom, "muted", 0.9, DOTTED) for x in places]
 
 
 def spread(positions: Sequence[float], distance: float) -> list[int]:

@@ -39,9 +39,8 @@ def training(run: Run, clock: Clock) -> tuple[Chart, ...]:
 def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) -> Losses:
     each, mean, width, broken = counted(run, clock, over)
     counting = [c for c in scored if c.counts]
-    if run.base is not None and over == "steps":
-        # What training began with stands at step 0.
-        counting.insert(0, run.base)
+    # What training began with stands at step 0.
+    begun_with = [run.base] if run.base is not None and over == "steps" else []
     best = run.best.evaluation if run.best else None
     return Losses(
         each=each,
@@ -52,6 +51,8 @@ def _losses(run: Run, scored: Sequence[RunCheckpoint], clock: Clock, over: str) 
         ],
         tested=scores(counting, "loss", clock, over),
         scored=scores(counting, run.metric, clock, over),
+        base_tested=scores(begun_with, "loss", clock, over),
+        base_scored=scores(begun_with, run.metric, clock, over),
         off=scores([c for c in scored if not c.counts], run.metric, clock, over),
         best=scores([run.best], run.metric, clock, over)[0] if best and run.best else None,
         best_at=f"at step {run.best.step:,}" if run.best else "",
@@ -191,7 +192,10 @@ def world(run: Run, clock: Clock) -> tuple[Chart, ...]:
         Band(
             begin=clock.at(outage.begin),
             end=clock.at(outage.end),
-            words=(reason(outage.reason) or "restarted", f"{duration(outage.seconds)} without a step"),
+            words=(
+                reason(outage.reason) or "restarted",
+                f"{duration(clock.between(outage.begin, outage.end))} without a step",
+            ),
         )
         for outage in outages(run.generations)[:MOST_MARKED]
     ]

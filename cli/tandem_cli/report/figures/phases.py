@@ -41,7 +41,7 @@ def draw(name: str, title: str, description: str, run: Run, clock: Clock, look: 
         title: what it is.
         description: what it shows, for those who do not see it.
     """
-    total = time_by_phase(run)
+    total = time_by_phase(run, clock)
     if not run.rates.phases or not total:
         return None
     parts, y = _bar(total, look)
