@@ -21,6 +21,7 @@ from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN
 from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
+from tandem.rundir.watched import OVERWRITTEN
 from tandem.status import CheckpointRef
 from tandem_evaluator.base_model import BaseWeights
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
@@ -29,7 +30,7 @@ from tandem_evaluator.evaluator_log import EvaluatorLog, say
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.scoring import Misfit, ProgramFailed, Scoring, Work
 from tandem_evaluator.survey import Survey
-from tandem_evaluator.watch import OVERWRITTEN, WatchSurvey
+from tandem_evaluator.watch import WatchSurvey
 
 SHORTEST_POLL_SECONDS = 0.2
 LONGEST_POLL_SECONDS = 1.0
