@@ -33,11 +33,16 @@ def warnings(job: DistributedTrainingJob) -> list[str]:
 
 
 def _templates(job: DistributedTrainingJob) -> list[str]:
-    parts = {"workers": job.spec.workers, "evaluators": job.spec.evaluation, "coordinator": job.spec.coordinator}
+    spec = job.spec
+    templates = {
+        "workers": spec.workers.template,
+        "evaluators": spec.evaluation.template,
+        "coordinator": spec.coordinator.template,
+    }
     return [
         f"spec.{part}.template.{where}: {why}"
-        for part, one in parts.items()
-        for where, why in doubts(one.template, part.removesuffix("s"))
+        for part, template in templates.items()
+        for where, why in doubts(template, part.removesuffix("s"))
     ]
 
 

@@ -247,7 +247,7 @@ def is_of_all(state: State) -> bool:
     """Whether every member failed by the same broken collective, in the same words and in the same place. Then none is
     gone, and it is nobody's consequence: a device or a network is set up so that no start can work. So it is where all
     ranks are of one member, which knows how each of them ended."""
-    members = () if state.latest is None else {member.replica for member in state.latest.members}
+    members = set() if state.latest is None else {member.replica for member in state.latest.members}
     failures = [one.failure for one in state.complaints.values()]
     alike = {(one.error, one.where) for one in failures}
     return (

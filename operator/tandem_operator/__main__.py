@@ -76,6 +76,8 @@ class Options:
     identity: str = ""
     """Who it is to other operators; empty: there is no other one."""
     lease_namespace: str = leader.HOME
+    names_jobs: bool = True
+    """See tandem_operator.operator_metrics."""
 
 
 def main() -> int:
@@ -99,7 +101,7 @@ def main() -> int:
 async def _operate(options: Options) -> None:
     begun = asyncio.Event()
     stop = asyncio.create_task(_told_to_stop(begun), name="stop")
-    cache, metrics = Cache(), OperatorMetrics()
+    cache, metrics = Cache(), OperatorMetrics(options.names_jobs)
     # Renewals of the Lease do not queue behind all that is made.
     async with (
         await ApiServer.connect() as api,
@@ -303,6 +305,11 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--no-lease", action="store_true", help="act without asking whether another operator does: there is none"
     )
+    parser.add_argument(
+        "--no-job-metrics",
+        action="store_true",
+        help="tell nothing of jobs and their namespaces at /metrics, which whoever reaches the port can read",
+    )
     given = parser.parse_args(arguments)
     if given.metrics_from and not given.operator_from:
         parser.error("--metrics-from needs --operator-from: without, no NetworkPolicies are made")
@@ -331,6 +338,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         Peers(given.operator_from, given.metrics_from) if given.operator_from else None,
         "" if given.no_lease else given.identity,
         given.lease_namespace,
+        not given.no_job_metrics,
     )
 
 

@@ -55,9 +55,14 @@ def holding(status: Status, workers: Workers | None = None) -> Holding:
 
 
 class OperatorMetrics:
-    """Counts what the operator does. Used on one event loop."""
+    """Counts what the operator does. Used on one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        names_jobs: tell of jobs, too, by namespace and name: whoever reaches the port can read it.
+    """
+
+    def __init__(self, names_jobs: bool = True) -> None:
+        self._names_jobs = names_jobs
         self._looks = 0
         self._errors = 0
         self._seconds = 0.0
@@ -114,7 +119,8 @@ class OperatorMetrics:
         for namespace, held in sorted(self.leads().items()):
             leads.add_metric([namespace], float(held))
         yield leads
-        yield from self._fleet()
+        if self._names_jobs:
+            yield from self._fleet()
 
     def _fleet(self) -> Iterator[Metric]:
         jobs = Counter((namespace, holding.phase) for (namespace, _), holding in self._jobs.items())

@@ -28,8 +28,9 @@ could not find again: where a job stands is in `status.phase` and its conditions
 
 Workers are made together with the coordinator, as soon as its Service has an address: their images are pulled and
 torch is imported while it starts. Agents wait until it has recorded this very job (tandem.launch), whatever an earlier
-one has left on the volume. Where the coordinator does not come up (the volume belongs to another training, its image is
-not there), they would hold GPUs for nothing: they are given back until it has answered.
+one has left on the volume. Where the coordinator does not come up (the volume belongs to another training or does not
+mount, its image is not there, a quota refuses it), they would hold GPUs for nothing: they are given back until it has
+answered.
 
 It is called again and again, after every change and every few seconds, and only compares. Whatever event is lost,
 doubled or late, and wherever an operator died between two writes, the next call finds what is missing.

@@ -113,7 +113,17 @@ def test_the_operator_is_one_restricted_pod_that_probes_look_at(helm: Helm) -> N
         "--patience=600",
         "--access-mode=ReadWriteMany",
         "--volume-size=10Gi",
+        "--no-job-metrics",
     ]
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert spec["template"]["metadata"]["labels"][names.ROLE] == names.OPERATOR
+
+
+def test_jobs_are_named_where_prometheus_reads_the_operator_and_where_that_is_wished_for(helm: Helm) -> None:
+    for metrics in ({"jobs": True}, {"serviceMonitor": {"enabled": True}}):
+        assert "--no-job-metrics" not in container(helm.rendered(metrics=metrics))["args"]
+    assert "--no-job-metrics" in container(helm.rendered())["args"]
 
 
 def test_the_crd_is_the_models_and_stays_when_the_release_goes(helm: Helm) -> None:
@@ -155,7 +165,9 @@ def test_everything_that_can_be_said_of_the_operators_pod_is_in_it(helm: Helm) -
     template = of(objects, "Deployment")["spec"]["template"]
     pod, asked = template["spec"], EVERYTHING["operator"]
     for field in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
-        assert pod[field] == asked[field]
+        assert pod[field] == (
+            {**asked[field], "kubernetes.io/os": "linux"} if field == "nodeSelector" else asked[field]
+        )
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert template["metadata"]["annotations"] == {"checked": "yes"}
     assert {"tier": "control", "team": "ml"}.items() <= template["metadata"]["labels"].items()

@@ -160,7 +160,7 @@ def test_fix_delete_apply(job: Job, namespace: Namespace) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_program_that_cannot_be_started_ends_the_job_with_its_error(job: Job) -> None:
-    job.apply(manifest(job.name, trainer={"command": ["pyhton", "train.py"]}))
+    job.apply(manifest(job.name, trainer={"command": ["pyhton", "train.py"]}, evaluators={"replicas": 0}))
     job.reaches("Failed")
     (why,) = [one for one in job.status["conditions"] if one["type"] == "Failed"]
     assert why["reason"] == "RepeatedFailure"

@@ -149,6 +149,8 @@ def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     done = RunDir(tmp_path / "killed").done()
     assert done is not None
     assert done["totalSteps"] == expected["step"]
+    is_early = name in ("EarlyStopping", "min_epochs")
+    assert ("EarlyStopping: no better val in" in done.get("stoppedEarly", "")) == is_early
 
 
 REFUSED: dict[str, dict[str, Any]] = {

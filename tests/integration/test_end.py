@@ -8,6 +8,7 @@ import pytest
 
 from tandem.exitcode import ExitCode
 from tests.support.elastic import Elastic
+from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -166,3 +167,25 @@ def test_what_one_rank_says_stops_all_of_them_after_the_same_step_and_the_job_is
         assert group.rundir.newest_generation() == 1, "nobody began again"
         seen = until(lambda: (found := group.snapshot()) and found.status.message and found, "the coordinator's word")
         assert (seen.reason, seen.status.message) == ("StoppedEarly", done["stoppedEarly"])
+
+
+STARTS = """
+import os, signal, subprocess
+from pathlib import Path
+
+note = Path(os.environ["TANDEM_RUN_DIR"]) / "beside"
+if not note.exists():
+    note.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.full("trainer")
+@pytest.mark.parametrize("warm", [True, False])
+def test_what_a_killed_rank_has_started_ends_with_it(tmp_path: Path, warm: bool) -> None:
+    script = tmp_path / "starts.py"
+    script.write_text(STARTS)
+    trainer = {"command": ["python", str(script)]}
+    with Elastic(tmp_path, replicas=1, trainer=trainer, elasticity={"warmStart": warm}).start("worker-0") as group:
+        assert group.agents["worker-0"].wait(SECONDS) == ExitCode.DONE, group.output("worker-0")
+        assert not alive(int((group.rundir.path / "beside").read_text()))

@@ -48,6 +48,11 @@ if what == "exit":
     sys.exit(int(sys.argv[2]))
 if what in ("wait", "term"):
     time.sleep(600)
+if what == "starts":
+    import subprocess
+    beside = [subprocess.Popen(["sleep", "600"], start_new_session=own).pid for own in (False, True)]
+    print("started", *beside, flush=True)
+    time.sleep(600)
 """
 
 
@@ -273,11 +278,15 @@ def test_sigterm_reaches_the_rank_and_its_answer_reaches_torchrun(start: Any) ->
     assert "exitcode  : 75" in agent.errors
 
 
-def test_the_rank_of_a_killed_stub_is_killed(start: Any) -> None:
-    agent = start("script.py", "wait")
+def test_the_rank_of_a_killed_stub_is_killed_and_what_it_has_started(start: Any, tmp_path: Path) -> None:
+    agent = start("script.py", "starts")
     pid = agent.facts()["pid"]
+    said = until(lambda: "started" in (text := (tmp_path / "stdout").read_text()) and text, "two processes beside it")
+    beside, detached = (int(word) for word in said.split("started")[1].split())
     agent.stub().kill()
-    until(lambda: gone(pid), "the end of the rank")
+    until(lambda: gone(pid) and gone(beside), "the end of both")
+    assert not gone(detached), "what began a session of its own goes on, as the checkpoint writer does"
+    os.kill(detached, signal.SIGKILL)
     assert agent.process.wait(120) == 1
 
 
@@ -474,6 +483,9 @@ class TestWhatItsAgentHears:
         why = f"can't open file '{tmp_path / 'missing.py'}': [Errno 2] No such file or directory"
         assert (ended.returncode, ended.stderr) == (2, f"{sys.executable}: {why}\n")
         assert view.last_word() == 2
+        _, failure = read(view.failure(), 1, 2, float("inf"))
+        assert failure.error == f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'missing.py'}'"
+        assert (failure.where, failure.passing) == ("", False)
 
     def test_of_an_error_its_traceback_without_the_frames_that_led_to_it(self, tmp_path: Path, view: PulseView) -> None:
         ended = self.ends(tmp_path, "script.py", "raise")

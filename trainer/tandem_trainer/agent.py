@@ -334,6 +334,7 @@ def _run_file(script: ModuleType, given: str) -> None:
     except OSError as error:
         # As Python says it.
         print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        Pulse.tell_failure(error.with_traceback(None))
         raise SystemExit(2) from None
     code = compile(content, path, "exec", dont_inherit=True)
     exec(code, vars(script))  # noqa: S102 - it is what was asked for

@@ -147,6 +147,7 @@ def refuse_samples(group: Group, taken: TakenSamples, first: int, last: int) -> 
     where = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
     raise ConfigurationError(
         f"{ranks_of(strange)} took other samples in {where} than the other ranks, so samples are lost or taken twice. "
-        "Every rank needs the same data set, an order= that follows from seed and epoch alone, and a stream that gives "
-        "all ranks the same samples (draw random numbers in transform=)"
+        "Every rank needs the same data set in the same order (sort what os.listdir and glob give), an order= that "
+        "follows from seed and epoch alone, and a stream that gives all ranks the same samples (draw random numbers in "
+        "transform=)"
     )

@@ -38,6 +38,7 @@ from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
 from tandem_trainer.stacks import Subject, is_stopped
 from tandem_trainer.warm import forkserver
+from tandem_trainer.warm.leftovers import end_leftovers
 
 log = logging.getLogger("tandem.agent")
 
@@ -106,6 +107,7 @@ class LocalRanks:
             self.folder.rmdir()
         for local_rank, pidfd in list(self._pidfds.items()):
             if _has_ended(pidfd):
+                end_leftovers(self._pids[local_rank])
                 self._end(local_rank, _exit_code(pidfd))
         self._hear_endings()
         if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
@@ -178,7 +180,7 @@ class LocalRanks:
             # A collective cannot work any more, once one of its ranks has ended.
             ended = [one for one, code in self._codes.items() if code == ExitCode.DONE]
             words = record(EndedAlone(), None, MOST_ERROR)
-            found += [read(words, self._first_rank + one, 0, self._ended_at[one]) for one in ended]
+            found += [read(words, self.first_rank + one, 0, self._ended_at[one]) for one in ended]
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
     def last_verdict(self) -> Verdict:

@@ -34,7 +34,11 @@ SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
-"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs."""
+"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs.
+
+Without a coordinator, too: between two steps and after the loop a rank may pause for as long as it takes, for a
+validation or an export, while the others wait for what it says next. A rank that has died breaks the connection at
+once, and one that hangs in the model's own collectives ends them after COLLECTIVE_TIMEOUT."""
 
 _numbers = itertools.count()
 """Groups that this process has made; all ranks make them in the same order."""

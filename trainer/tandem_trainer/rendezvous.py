@@ -54,6 +54,7 @@ from tandem_trainer.gpu_watch import GpuWatch
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
+from tandem_trainer.warm.leftovers import end_leftovers
 
 GLOO = "GLOO_SOCKET_IFNAME"
 """The network interface of gloo; a user may have set it."""
@@ -301,10 +302,18 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
     rendezvous that ranks have failed, and not how. It takes exit code 0 for a completion, which is for the session
     to say.
     """
-    looked = PContext.wait
+    looked, closed = PContext.wait, PContext.close
+
+    def close(context: PContext, *arguments: Any, **named: Any) -> None:
+        # Of a rank that has ended by itself, torchrun leaves what it has started.
+        for pid in context.pids().values():
+            end_leftovers(pid)
+        closed(context, *arguments, **named)
 
     def wait(context: PContext, *arguments: float, **named: float) -> RunProcsResult | None:
         heartbeat.rest(REST_SECONDS)
+        for pid in context.pids().values():
+            end_leftovers(pid)
         found = looked(context, *arguments, **named)
         if found is not None and found.failures:
             heartbeat.ended({local_rank: failure.exitcode for local_rank, failure in found.failures.items()})
@@ -314,6 +323,7 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
         return found
 
     PContext.wait = wait  # type: ignore[method-assign,assignment]
+    PContext.close = close  # type: ignore[method-assign,assignment]
 
 
 def _serve(membership: Membership, listener: socket.socket) -> Store:

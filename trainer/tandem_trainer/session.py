@@ -505,7 +505,7 @@ class Session:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._fed is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._fed.ids, rate, self._loss, self._fed.content)
+        elastic.took(self._fed.ids, rate, self._loss, self._fed.content ^ self._fed.common)
         self._loss = self._fed = None
         self._models.end_step()
 

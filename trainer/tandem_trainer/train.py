@@ -262,7 +262,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
             micro_batch.halve(failed)
         if average is not None and (group.rank == 0 or not strategy.is_shared):
             average.update_parameters(model)
-        elastic.took(share.ids, rates[0], loss)
+        elastic.took(share.ids, rates[0], loss, share.content)
         trace.step()
     trace.close()
     return elastic.end()

@@ -26,6 +26,8 @@ class Rows:
         return self.size
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if differs and how == "listed":
+            number = SAMPLES - 1 - number
         return X[number], Y[number]
 
 

@@ -66,3 +66,11 @@ def test_since_when_a_job_is_ready_or_is_not_is_told_with_the_reason() -> None:
     assert told(metrics)["tandem_operator_job_state_seconds", "a", "lab", "Failed", "DoesNotStart"] == pytest.approx(
         90, abs=30
     )
+
+
+def test_where_jobs_are_not_to_be_named_none_is_and_no_namespace() -> None:
+    metrics = OperatorMetrics(names_jobs=False)
+    metrics.holds(("lab", "a"), Holding("Running", gpus=4, workers=3, ready=2, reason="Running", since=0.0))
+    text = metrics.text().decode()
+    assert "lab" not in text
+    assert "tandem_operator_reconciles_total" in text

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
+from tandem_trainer.checkpoint import train_state
 from tandem_trainer.checkpoint.restoring import digests, restore
 from tandem_trainer.checkpoint.saving import Author
 from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer
@@ -138,6 +139,19 @@ def test_an_optimizer_that_splits_its_state_over_ranks_is_refused_by_name() -> N
     optimizer = ZeroRedundancyOptimizer.__new__(ZeroRedundancyOptimizer)
     with pytest.raises(ConfigurationError, match=r"ZeroRedundancyOptimizer splits its state .* strategy=\"fsdp\""):
         TrainState(Net(), optimizer)
+
+
+def test_local_sgd_is_refused_where_it_is_chosen(tmp_path: Path) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    why = r"each rank trains weights of its own between two averages.* gradient accumulation"
+    # Without a process group there are none that work.
+    with pytest.raises(ConfigurationError, match=why):
+        TrainState(Net(), PostLocalSGDOptimizer.__new__(PostLocalSGDOptimizer))
+    session = Session(tmp_path)
+    with pytest.raises(ConfigurationError, match=why):
+        session.distribute(Net(), comm_hook=post_localSGD_hook, comm_state=PostLocalSGDState.__new__(PostLocalSGDState))
 
 
 class Sharp(torch.optim.Optimizer):
@@ -363,6 +377,13 @@ def test_large_tensors_that_have_one_shape_are_not_sent(monkeypatch: pytest.Monk
     saved = on_ranks(2, lambda group: ranks[group.rank].kept.saved(group, {}))
     assert [one.others["large/table"] is rank.table for one, rank in zip(saved, ranks, strict=True)] == [True] * 2
     assert 0 < max(sent) < 100
+
+
+def test_large_tensors_of_other_shapes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_state, "SMALL_BYTES", 3)
+    ranks = [Counted(0, 4 + rank) for rank in range(2)]
+    saved = on_ranks(2, lambda group: ranks[group.rank].kept.saved(group, {}))
+    assert [len(one.others["large/table"]) for one in saved] == [4, 4]
 
 
 # --- small things

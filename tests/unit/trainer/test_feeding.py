@@ -1,5 +1,6 @@
 """Every sample exactly once, whoever reads it."""
 
+import dataclasses
 from collections import Counter, namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Fed, Reading, Stream, cut, feed, moved
 from tandem_trainer.data.order import Order
+from tandem_trainer.data.supply import Resident
 
 sizes = st.integers(1, 40)
 
@@ -216,6 +219,63 @@ def test_ranks_see_by_a_digest_whether_a_stream_gives_them_the_same_samples() ->
     assert other_files[0] == contents(Talks(texts))[0]
     assert other_files[1] != contents(Talks(texts))[1]
     assert other_labels[0] != contents(Talks(texts, label=torch.tensor(1)))[0]
+
+
+class Folder:
+    """Pictures in a folder, by their places in its listing."""
+
+    def __init__(self, listed: list[str], label: Any = len) -> None:
+        self.listed, self.label = listed, label
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        return torch.rand(2), self.label(self.listed[number])
+
+
+def common(dataset: Any, rank: int = 0, **options: Any) -> list[int]:
+    """Digests of what every rank reads, of the batches of two epochs."""
+    reading = dataclasses.replace(read(2, rank), **options)
+    return [fed.common for fed in feed(dataset, Order(8, 4, seed=5), range(4), reading)]
+
+
+def test_ranks_see_by_a_digest_whether_a_number_stands_for_the_same_sample() -> None:
+    names = ["a" * (number + 1) for number in range(8)]
+    ours = common(Folder(names))
+    assert ours[0]
+    assert ours[1:] == [0] * 3, "once"
+    assert ours == common(Folder(names), rank=1) == common(Folder(names), transform=lambda sample: 0)
+    assert ours == common(Folder(names), collate=len, workers=1)
+    assert common(Folder(names[::-1]))[0] != ours[0]
+
+
+def test_samples_that_are_drawn_anew_each_time_are_not_compared() -> None:
+    def drawn() -> list[int]:
+        generator = np.random.default_rng()
+        return common(Folder(["a"] * 8, label=lambda name: int(generator.integers(2**40))))
+
+    assert drawn() == drawn()
+    seeded = Folder(["a"] * 8, label=lambda name: int(torch.randint(2**40, ())))
+    assert common(seeded) == common(seeded, rank=1)
+
+
+def test_what_collate_draws_does_not_depend_on_a_start() -> None:
+    def drawn(steps: range) -> list[float]:
+        reading = dataclasses.replace(read(1), collate=lambda samples: torch.rand(()))
+        return [float(fed.data) for fed in feed(Folder(["a"] * 8), Order(8, 4, seed=5), steps, reading)]
+
+    assert drawn(range(1, 4)) == drawn(range(4))[1:]
+
+
+def test_ranks_whose_samples_are_in_memory_compare_some_too() -> None:
+    def content(labels: Tensor) -> list[int]:
+        supply = Resident([torch.rand(8, 2), labels], Order(8, 4, seed=5), 0, 2)
+        return [supply.read(step).content for step in range(2)]
+
+    assert content(torch.arange(8)) == content(torch.arange(8))
+    assert content(torch.arange(8))[1] == 0
+    assert content(torch.arange(8))[0] != content(torch.arange(8).flip(0))[0]
 
 
 def test_a_stream_is_begun_once_for_each_epoch() -> None:

@@ -22,6 +22,7 @@ A schedule that `prepare` has wrapped steps once for each rank, because there th
 steps as often as on the number of ranks that the global batch is made for, whatever their number now.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self, cast
@@ -37,6 +38,7 @@ from torch.utils.data import DataLoader
 
 from tandem.job import Checkpoint
 from tandem.tasks import RewindOn
+from tandem_trainer.adapters import options
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
 from tandem_trainer.adapters.peft import leave_base_out
 from tandem_trainer.checkpoint.train_state import Stateful
@@ -78,7 +80,7 @@ class Run:
                 if self._now is not None:
                     raise ConfigurationError("a batch was not used: call accelerator.backward(loss) on each")
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
+    def backward(self, loss: Tensor, **settings: Any) -> None:
         """In the place of `accelerator.backward`.
 
         Args:
@@ -95,7 +97,7 @@ class Run:
         weighed = loss * part.scale(self.session.world_size)
         part.batch.took(weighed / self.session.world_size)
         # The accelerator divides by the number of micro-batches, which the weight has done.
-        self._backward(weighed * self._accelerator.gradient_accumulation_steps, **options)
+        self._backward(weighed * self._accelerator.gradient_accumulation_steps, **settings)
 
     def __enter__(self) -> Self:
         self._guard = self.session.running()
@@ -147,10 +149,7 @@ def elastic(
     Raises:
         ConfigurationError: it is to train in a way that a session cannot keep.
     """
-    if accelerator.distributed_type not in KEPT_WHOLE:
-        raise ConfigurationError(
-            f"elastic(accelerator): {accelerator.distributed_type} divides the model; a session keeps a whole one"
-        )
+    _refuse_others(accelerator, optimizer, others)
     if not (each := _batch_size(accelerator, loader)):
         raise ConfigurationError("elastic(accelerator, loader): the loader needs a batch_size")
     session = Session(folder, seed=seed, checkpoint=checkpoint, rewind_on=rewind_on, device=accelerator.device)
@@ -168,8 +167,9 @@ def elastic(
     put_base_back = leave_base_out(nn.ModuleDict() if isinstance(model, Mapping) else accelerator.unwrap_model(model))
     kept = dict(others)
     for name, other in others.items():
-        if isinstance(other, AcceleratedScheduler):
+        if isinstance(other, AcceleratedScheduler) and other.step_with_optimizer:
             _step_as_often(other, 1 if accelerator.split_batches else max(1, round(size / (each * accumulated))))
+        if isinstance(other, AcceleratedScheduler):
             kept[name] = other.scheduler
     if accelerator.scaler is not None:
         kept["scaler"] = accelerator.scaler
@@ -195,6 +195,48 @@ def elastic(
     return Run(accelerator, session, batches, put_base_back)
 
 
+def _refuse_others(
+    accelerator: Accelerator,
+    optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+    others: Mapping[str, object],
+) -> None:
+    """
+    Raises:
+        ConfigurationError: the accelerator does what a session cannot keep, or has what the script does not give.
+    """
+    parameters = inspect.signature(Accelerator.__init__).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    state = accelerator.state
+    given = {
+        "deepspeed_plugin": getattr(state, "deepspeed_plugins", None) and True,
+        "fsdp_plugin": getattr(state, "fsdp_plugin", None) and True,
+        "torch_tp_plugin": getattr(state, "torch_tp_plugin", None) and True,
+        "megatron_lm_plugin": getattr(state, "megatron_lm_plugin", None) and True,
+        "parallelism_config": getattr(accelerator, "parallelism_config", None) and True,
+    }
+    # What the table does not know has, if anything, an attribute of its name.
+    new = parameters.keys() - options.ACCELERATOR.options.keys() - {"self"}
+    given |= {name: getattr(accelerator, name, defaults[name]) for name in new}
+    options.check(options.ACCELERATOR, given, defaults, "elastic(accelerator)")
+    dispatches = {"dispatch_batches": getattr(accelerator, "dispatch_batches", None)}
+    options.check(options.DATA_LOADER_CONFIGURATION, dispatches, {"dispatch_batches": None}, "elastic(accelerator)")
+    if accelerator.distributed_type not in KEPT_WHOLE:
+        raise ConfigurationError(
+            f"elastic(accelerator): {accelerator.distributed_type} divides the model; {options.WHOLE}"
+        )
+    several = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
+    kept = {id(inner) for one in (*several, *others.values()) for inner in (one, getattr(one, "scheduler", one))}
+    kept |= {id(_plain(one)) for one in several}
+    prepared = (*accelerator._schedulers, *(_plain(one) for one in accelerator._optimizers))
+    for one in (*prepared, *accelerator._custom_objects):
+        if not kept & {id(one), id(getattr(one, "scheduler", one))}:
+            name = type(getattr(one, "scheduler", one)).__name__
+            raise ConfigurationError(
+                f"elastic(accelerator): a {name} was prepared or registered, and checkpoints would not have it. Give "
+                "it by name: elastic(…, schedule=schedule)"
+            )
+
+
 def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
 
@@ -205,12 +247,16 @@ def _batch_size(accelerator: Accelerator, loader: DataLoader[Any]) -> int:
 
 
 def _step_as_often(schedule: AcceleratedScheduler, times: int) -> None:
-    """Make a prepared schedule step `times` times for each optimizer step."""
-    step = schedule.step
+    """Make a prepared schedule step `times` times for each optimizer step, but not past the end that it has."""
     schedule.split_batches = True
 
-    def steps(*given: Any, **options: Any) -> None:
+    def steps(*given: Any, **settings: Any) -> None:
+        if not schedule.gradient_state.sync_gradients or any(one.step_was_skipped for one in schedule.optimizers):
+            return
+        inner = schedule.scheduler
         for _ in range(times):
-            step(*given, **options)
+            # OneCycleLR raises beyond its total_steps, which the last, smaller step of each epoch may exceed.
+            if inner.last_epoch < getattr(inner, "total_steps", inner.last_epoch + 1):
+                inner.step(*given, **settings)
 
     schedule.step = steps

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -294,8 +294,6 @@ def _why_stopped(trainer: Trainer) -> str:
     for one in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(one, EarlyStopping) and one.wait_count >= one.patience:
             return f"EarlyStopping: no better {one.monitor} in {several(one.patience, 'check')}"
-        if isinstance(one, Timer) and (left := one.time_remaining()) is not None and left <= 0:
-            return "max_time has passed"
     return "trainer.should_stop was set"
 
 

@@ -122,7 +122,9 @@ TRAINING_ARGUMENTS = _table(
         "checkpoints export writes it"
     ),
     ignore_data_skip=_refused("training goes on where the data stood, and nothing is read again. Leave it out"),
-    accelerator_config=_refused("see `accelerate.utils.DataLoaderConfiguration`: split_batches. Leave it out", "split"),
+    accelerator_config=_refused(
+        "per_device_train_batch_size would be that of all processes. Leave it out", "split_batches"
+    ),
     parallelism_config=_refused(WHOLE),
     dataloader_persistent_workers=_condition(EVALUATION),
     dataloader_prefetch_factor=_condition(EVALUATION),
@@ -134,7 +136,8 @@ TRAINING_ARGUMENTS = _table(
     deepspeed=_refused(WHOLE),
     resume_from_checkpoint=_refused(
         "training goes on from the newest checkpoint of the run directory. Leave it out; to begin with other weights, "
-        "load them into the model"
+        "load them into the model. (A path in output_dir, as `get_last_checkpoint` finds it, is not refused and not "
+        "read)"
     ),
 )
 HF_TRAINER = _table(
@@ -213,7 +216,7 @@ ACCELERATOR = _table(
 DATA_LOADER_CONFIGURATION = _table(
     "accelerate.utils.DataLoaderConfiguration",
     "split_batches non_blocking",
-    dispatch_batches=_condition("each process reads its own share of a step"),
+    dispatch_batches=_refused("each process reads its own share of a step. Leave it out"),
     even_batches=_condition("shares may be uneven, and each sample weighs the same; no sample comes twice"),
     use_seedable_sampler=_condition("the order follows from `elastic(seed=…)`"),
     data_seed=_condition("the order follows from `elastic(seed=…)`"),

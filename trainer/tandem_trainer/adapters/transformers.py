@@ -30,7 +30,7 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -46,6 +46,8 @@ from tandem.formatting import several
 from tandem.job import Checkpoint
 from tandem.script import MOST_VALUES, is_name
 from tandem.tasks import RewindOn
+from tandem_trainer.adapters import options
+from tandem_trainer.adapters.hidden_weights import HiddenWeights
 from tandem_trainer.adapters.micro_batches import CollateParts, MicroBatch, micro_batches, number_of
 from tandem_trainer.adapters.peft import leave_base_out
 from tandem_trainer.batch import Batch
@@ -106,33 +108,59 @@ def _refuse_others(trainer: Trainer) -> None:
         ConfigurationError: the trainer does what a session cannot keep.
     """
     args = trainer.args
-    refused = {
-        "FSDP and DeepSpeed divide the model; a session keeps a whole one on each rank": trainer.is_fsdp_enabled
-        or trainer.is_deepspeed_enabled,
-        "a Trainer with several GPUs in one process (DataParallel); give each GPU a process": args.n_gpu > 1,
-        "model_init makes the model anew in train(); make it before, and give it as model=": trainer.model_init,
-        "auto_find_batch_size changes the global batch": args.auto_find_batch_size,
-        "load_best_model_at_end needs the Trainer's own checkpoints; evaluators name the best one of Tandem's, and "
-        "tandem checkpoints export writes it": args.load_best_model_at_end,
-        "average_tokens_across_devices=False weighs ranks by their number and not by their tokens, so the loss would "
-        "depend on how samples are divided": not args.average_tokens_across_devices,
-        "train_sampling_strategy other than random: the order must not depend on the number of ranks": getattr(
-            args, "train_sampling_strategy", "random"
-        )
-        != "random",
+    library = next(cls for cls in type(args).__mro__ if _is_of_library(cls))
+    defined = {name: cls for cls in reversed(type(args).__mro__) for name in vars(cls).get("__annotations__", {})}
+    # A script's own class may have other defaults, and fields that are none of the library's business.
+    defaults = {
+        one.name: one.default_factory() if one.default_factory is not MISSING else one.default
+        for one in fields(library)
+        if _is_of_library(defined[one.name]) or one.name in options.TRAINING_ARGUMENTS.options
     }
-    for why, is_so in refused.items():
-        if is_so:
-            raise ConfigurationError(f"elastic(trainer): {why}")
+    given = {name: getattr(args, name) for name in defaults}
+    given["accelerator_config"] = "split_batches" if cast("Any", args.accelerator_config).split_batches else None
+    if _is_inside(args.resume_from_checkpoint, args.output_dir):
+        given["resume_from_checkpoint"] = None
+    of_trl = next((options.CONFIGS_OF_TRL[name] for name in _names(args) if name in options.CONFIGS_OF_TRL), None)
+    table = options.TRAINING_ARGUMENTS
+    if of_trl is not None:
+        table = options.Table(of_trl.call, {**table.options, **of_trl.options})
+    options.refuse(options.OWN_LOOPS, _names(trainer), "elastic(trainer)")
+    options.check(options.HF_TRAINER, {"model_init": trainer.model_init}, {"model_init": None}, "elastic(trainer)")
+    options.check(table, given, defaults, "elastic(trainer)")
+    # Environment variables set them, too.
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigurationError(f"elastic(trainer): FSDP and DeepSpeed divide the model; {options.WHOLE}")
+    if args.n_gpu > 1:
+        raise ConfigurationError(
+            "elastic(trainer): several GPUs in one process (DataParallel); give each GPU a process"
+        )
+
+
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in ("transformers", "trl")
+
+
+def _names(thing: object) -> list[str]:
+    return [cls.__name__ for cls in type(thing).__mro__]
+
+
+def _is_inside(path: object, folder: str | None) -> bool:
+    """Whether what a script resumes from is nothing, the newest there is, or in the folder of its own checkpoints."""
+    return not isinstance(path, str) or Path(path).absolute().is_relative_to(Path(folder or ".").absolute())
 
 
 class _TrainerState:
     """The TrainerState, kept as the text that the Trainer itself would write."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, model: torch.nn.Module) -> None:
         self._trainer, self.text = trainer, ""
+        self._hidden = HiddenWeights(model)
 
     def state_dict(self) -> dict[str, Any]:
+        """
+        Raises:
+            ConfigurationError: a callback holds weights, and has no state.
+        """
         state = asdict(self._trainer.state)
         for one in (*self._trainer.callback_handler.callbacks, self._trainer.control):
             if isinstance(one, ExportableState):
@@ -140,6 +168,8 @@ class _TrainerState:
                 name, now = type(one).__name__, one.state()
                 if not isinstance(known.get(name), list):
                     known[name] = now
+            else:
+                self._hidden.refuse(one, "train them as a part of the model")
         return {"json": json.dumps(state, sort_keys=True, default=float)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -219,6 +249,7 @@ class _Run:
             args.output_dir, seed=seed, checkpoint=given, rewind_on=self._rewind_on, device=args.device
         )
         args.save_strategy = type(args.save_strategy)("no")
+        args.restore_callback_states_from_checkpoint = True
         accumulated = args.gradient_accumulation_steps
         size = self._size or session.global_batch_size(args.per_device_train_batch_size * accumulated)
         parts = number_of(size, session.world_size, args.per_device_train_batch_size)
@@ -229,7 +260,7 @@ class _Run:
         session.follow(model)
         self.put_base_back = leave_base_out(model)
         optimizer = trainer.create_optimizer()
-        state, self._schedule = _TrainerState(trainer), _Schedule(trainer)
+        state, self._schedule = _TrainerState(trainer, model), _Schedule(trainer)
         scaler = {} if trainer.accelerator.scaler is None else {"scaler": trainer.accelerator.scaler}
         session.keep(model, optimizer, schedule=self._schedule, trainer=state, **scaler)
 
@@ -367,14 +398,21 @@ class _Elastic(_Whatever):
 
     _tandem: _Run
 
-    def train(self, resume_from_checkpoint: Any = None, *others: Any, **options: Any) -> Any:
-        """Train, from the newest checkpoint of the run directory, whatever `resume_from_checkpoint` says."""
+    def train(self, resume_from_checkpoint: Any = None, *others: Any, **settings: Any) -> Any:
+        """Train, from the newest checkpoint of the run directory.
+
+        Raises:
+            ConfigurationError: `resume_from_checkpoint` is a path outside of `output_dir`.
+        """
+        if not _is_inside(resume_from_checkpoint, self.args.output_dir):
+            given = {"resume_from_checkpoint": resume_from_checkpoint}
+            options.check(options.TRAINING_ARGUMENTS, given, {}, "elastic(trainer)")
         run = self._tandem
         text = run.begin(super().get_train_dataloader())
         assert run.session is not None
         with run.session.running(), tempfile.TemporaryDirectory(prefix="tandem-") as folder:
             (Path(folder) / STATE_FILE).write_text(text)
-            found = super().train(folder if text else None, *others, **options)
+            found = super().train(folder if text else None, *others, **settings)
         run.put_base_back()
         return found
 

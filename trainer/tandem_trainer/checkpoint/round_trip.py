@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
 
 from tandem.architectures import plain
 from tandem.errors import enumerated
@@ -157,13 +158,13 @@ def _same(one: Any, other: Any) -> bool:
 
 def _copied(given: Any, placeholders: Mapping[int, Tensor]) -> Any:
     """A copy that has placeholders in the place of the run's tensors; None if it is large, or cannot be copied."""
-    if (parts := _parts(given, placeholders.keys())) is None:
-        return None
-    memo: dict[int, Any] = dict(placeholders)
-    # An optimizer's own way to be copied leaves out what a class around another one adds.
-    optimizers = [one for one in parts if isinstance(one, torch.optim.Optimizer)]
-    memo |= {id(one): object.__new__(type(one)) for one in optimizers}
     try:
+        if (parts := _parts(given, placeholders.keys())) is None:
+            return None
+        memo: dict[int, Any] = dict(placeholders)
+        # An optimizer's own way to be copied leaves out what a class around another one adds.
+        optimizers = [one for one in parts if isinstance(one, torch.optim.Optimizer)]
+        memo |= {id(one): object.__new__(type(one)) for one in optimizers}
         for one in optimizers:
             vars(memo[id(one)]).update(copy.deepcopy(vars(one), memo))
         return copy.deepcopy(given, memo)
@@ -190,8 +191,10 @@ def _parts(given: Any, left_out: Set[int]) -> list[Any] | None:
             size += one.nbytes
         elif isinstance(one, str | bytes | bytearray):
             size += len(one)
-        # What has a finalizer may hold a file or a process; a loader with workers would start others.
-        elif hasattr(type(one), "__del__") or getattr(one, "num_workers", False):
+        elif isinstance(one, list | tuple | dict | set | frozenset) and len(one) > MAX_OBJECTS:
+            return None
+        if hasattr(type(one), "__del__") or (isinstance(one, DataLoader) and one.num_workers):
+            # What has a finalizer may hold a file or a process; a loader with workers would start others.
             return None
         if size > MAX_BYTES or len(seen) > MAX_OBJECTS:
             return None

@@ -378,6 +378,12 @@ BESIDE, WHOLE = "beside", "whole"
 BY_ROW = ".scale"
 """Ends the names of tensors that have a row for each row of their parameter."""
 
+LOCAL_SGD = (
+    "with local SGD each rank trains weights of its own between two averages, and a checkpoint has one set of weights. "
+    "Average the gradients of every step; gradient accumulation (batch.parts) or compression sends less, too"
+)
+"""Why weights that are averaged now and then are refused."""
+
 Rest = dict[str, dict[str, Any]]
 """By parameter and key what is no plain tensor."""
 
@@ -411,8 +417,11 @@ class NamedOptimizer:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, name: str = "") -> None:
-        # By its name: the import of torch.distributed.optim takes time.
-        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        # By their names: the import of torch.distributed.optim takes time.
+        kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+        if "PostLocalSGDOptimizer" in kinds:
+            raise ConfigurationError(f"{type(optimizer).__name__}: {LOCAL_SGD}")
+        if "ZeroRedundancyOptimizer" in kinds:
             raise ConfigurationError(
                 f"{type(optimizer).__name__} splits its state over the ranks, and none has what a checkpoint would "
                 'hold; take the optimizer inside it alone, with distribute(model, strategy="fsdp"), which splits '

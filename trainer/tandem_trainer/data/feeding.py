@@ -5,6 +5,10 @@ What a step sees is a function of the step (tandem_trainer.data.order), never of
 workers get the steps' own lists of ids, in order, and a start in the middle of an epoch begins with the list that is
 next. Whatever is drawn at random while a sample is read (an augmentation) follows from seed, epoch and sample.
 
+A number stands for the same sample on every rank only if all have listed the samples alike, and a folder is listed in
+another order on another node. So of the first batch of a start every rank reads COMMON samples, in its own share or
+not, and a digest of them is compared with that of the others: of texts and whole numbers, where two readings agree.
+
 A *stream*, a data set without indices, is read by every rank from where the checkpoint stands; each takes its share of
 each global batch and passes over the rest, so a stream must give the same samples to every rank. A digest of the first
 sample of each batch shows whether it does: of its texts and whole numbers, such as labels and tokens, for a stream may
@@ -20,7 +24,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -39,6 +43,8 @@ CPU = torch.device("cpu")
 CONTAINERS = (Tensor, np.ndarray, Mapping, list, tuple)
 WHOLE = {torch.int64, torch.int32, torch.int16}
 """Types of labels and tokens. Bytes are pixels."""
+COMMON = 2
+"""Samples that every rank reads at a start."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Fed:
     """1; 0 where a rank has no share of so small a batch, and its one sample stands in for it."""
     content: int = 0
     """A digest of what the ids stand for, where they do not say it themselves; the same on every rank."""
+    common: int = 0
+    """A digest of samples that every rank has read; 0 but for the first batch of a start."""
     of_fields: bool = False
     """Lists in the data hold fields and not samples: torch's own `default_collate` made them."""
 
@@ -94,16 +102,20 @@ class Reading:
         mine = share(ids, self.rank, self.world_size)
         return mine if len(mine) else ids[:1]
 
-    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int) -> Fed:
+    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int, common: int = 0) -> Fed:
         """A batch that has been read."""
         weight = 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0
-        return Fed(position, ids, self.own(keys), data, weight, content, self.collate is default_collate)
+        return Fed(position, ids, self.own(keys), data, weight, content, common, self.collate is default_collate)
 
     def sample(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
         """Read a sample with random numbers that follow from its key."""
-        seed_everything(mixed(self.seed, epoch, key), CPU)
-        found = read()
+        found = self.untransformed(epoch, key, read)
         return found if self.transform is None else self.transform(found)
+
+    def untransformed(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
+        """The same without its transform."""
+        seed_everything(mixed(self.seed, epoch, key), CPU)
+        return read()
 
     def loader(self, source: Any, **options: Any) -> DataLoader[Any]:
         """A loader over a source, with torch's own options for what a batch is."""
@@ -135,17 +147,55 @@ def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iter
     """This rank's shares of global batches."""
     asked: deque[Planned] = deque()
 
-    def lists() -> Iterator[list[tuple[int, int, int]]]:
+    def lists() -> Iterator[list[_Asked]]:
         """What loader workers read next, some steps ahead of what is fed."""
-        for plan in planned:
+        for place, plan in enumerate(planned):
             asked.append(plan)
-            mine = zip(reading.own(plan.ids).tolist(), reading.own(plan.keys).tolist(), strict=True)
-            yield [(plan.position.epoch, number, key) for number, key in mine]
+            mine = _asked(plan.position.epoch, reading.own(plan.ids), reading.own(plan.keys))
+            if place:
+                yield mine
+                continue
+            spread = slice(None, None, -(-len(plan.ids) // COMMON))
+            yield [*_asked(plan.position.epoch, plan.ids[spread], plan.keys[spread], of_all=True), *mine]
 
     rows = _Rows(dataset, reading)
-    for data in reading.loader(rows, batch_sampler=lists(), collate_fn=reading.collate):
+    for data, common in reading.loader(rows, batch_sampler=lists(), collate_fn=_Collate(reading.collate)):
         plan = asked.popleft()
-        yield reading.fed(plan.position, plan.ids, plan.keys, data, plan.content)
+        yield reading.fed(plan.position, plan.ids, plan.keys, data, plan.content, common)
+
+
+class _Asked(NamedTuple):
+    """A sample that is to be read."""
+
+    epoch: int
+    number: int
+    key: int
+    of_all: bool
+    """Whether every rank reads it, and a digest of it is wanted alone."""
+
+
+def _asked(epoch: int, ids: Tensor, keys: Tensor, of_all: bool = False) -> list[_Asked]:
+    return [_Asked(epoch, *one, of_all) for one in zip(ids.tolist(), keys.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Common:
+    """A sample that every rank reads."""
+
+    content: int
+    """Its digest; 0 where it is another one each time that it is read."""
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """Makes a batch of the samples of this rank, and a digest of those that every rank reads and that come first."""
+
+    collate: Collate
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, int]:
+        common = [one.content for one in samples if isinstance(one, _Common)]
+        digest = xxhash.xxh3_64_intdigest(repr(common).encode()) if common else 0
+        return self.collate(samples[len(common) :]), digest
 
 
 class Stream:
@@ -245,9 +295,14 @@ class _Rows(Dataset[Any]):
     def __init__(self, dataset: Indexed, reading: Reading) -> None:
         self._dataset, self._reading = dataset, reading
 
-    def __getitem__(self, asked: tuple[int, int, int]) -> Any:
-        epoch, number, key = asked
-        return self._reading.sample(epoch, key, lambda: self._dataset[number])
+    def __getitem__(self, asked: _Asked) -> Any:
+        def read() -> Any:
+            return self._dataset[asked.number]
+
+        if not asked.of_all:
+            return self._reading.sample(asked.epoch, asked.key, read)
+        one, again = (content_of(self._reading.untransformed(asked.epoch, asked.key, read)) for _ in range(2))
+        return _Common(one if one == again else 0)
 
 
 class _Pages(IterableDataset[Any]):

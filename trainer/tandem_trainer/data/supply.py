@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from tandem_trainer.data.feeding import Indexed, Reading, cut, feed, moved
+from tandem_trainer.data.feeding import COMMON, Indexed, Reading, content_of, cut, feed, moved
 from tandem_trainer.data.order import Batches, Order, share
 
 CPU = torch.device("cpu")
@@ -29,6 +29,8 @@ class Share:
     part: Callable[[int, int], tuple[Any, Tensor]]
     """Its samples from a place to another, as a batch on the device, and their ids, [samples]. From a place to itself:
     one sample that stands in, for a rank without any still takes part in collectives."""
+    content: int = 0
+    """A digest of samples that every rank has read; 0 but for the first batch of a start."""
 
 
 class Supply(Protocol):
@@ -52,6 +54,7 @@ class Resident:
     ) -> None:
         self._tensors = [tensor.to(device) for tensor in tensors]
         self._batches, self._rank, self._ranks, self._device = Batches(order), rank, ranks, device
+        self._is_first = True
 
     def read(self, data_step: int) -> Share:
         """Any step's; nothing is read ahead."""
@@ -64,7 +67,9 @@ class Resident:
                 chunk = chunk.to(self._device, non_blocking=True)
             return [tensor[chunk] for tensor in self._tensors], chunk
 
-        return Share(ids, len(mine), part)
+        content = content_of([tensor[ids[:COMMON]] for tensor in self._tensors]) if self._is_first else 0
+        self._is_first = False
+        return Share(ids, len(mine), part, content)
 
 
 class Read:
@@ -86,7 +91,7 @@ class Read:
             start, end = (start, end) if start < end else (0, 1)
             return cut(data, count, start, end, fed.of_fields), fed.mine[start:end].to(self._device)
 
-        return Share(fed.ids, count if fed.weight else 0, part)
+        return Share(fed.ids, count if fed.weight else 0, part, fed.common)
 
 
 def whole_and_slice(dataset: Any) -> tuple[Any, int, int]:

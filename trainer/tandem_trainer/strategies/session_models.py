@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tandem_trainer.checkpoint.sharding import copies_of, here, is_sharded, placed_like
+from tandem_trainer.checkpoint.state import LOCAL_SGD
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Busy
@@ -113,6 +114,9 @@ class Models:
                 raise TypeError("distribute: the model is split already, so there is nothing to choose")
         elif strategy == "ddp" and (tensor_plan is not None or (self._degree > 1 and learns)):
             raise ConfigurationError('tensor parallelism in a session needs distribute(…, strategy="fsdp")')
+        # By its name: the import of torch's hooks takes time.
+        if type(comm_state).__name__ == "PostLocalSGDState":
+            raise ConfigurationError(f"distribute(…, comm_state=PostLocalSGDState(…)): {LOCAL_SGD}")
         if strategy == "fsdp" and comm_hook is not None:
             raise TypeError("distribute(…, comm_hook=…): gradients that fully_shard reduces take no hook")
         if tensor_plan is not None:

@@ -38,6 +38,7 @@ from typing import Any, cast
 
 from tandem_trainer.gpu import open_driver
 from tandem_trainer.pulse import die_with_parent
+from tandem_trainer.warm.leftovers import end_leftovers
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 
 MOST_REQUEST_BYTES = 8 * 2**20
@@ -194,6 +195,7 @@ class _Server:
             os.kill(rank.pid, number)
 
     def _ended(self, pidfd: int, rank: _Rank) -> None:
+        end_leftovers(rank.pid)
         _, status = os.waitpid(rank.pid, 0)
         rank.ended = True
         self._selector.unregister(pidfd)

@@ -1,0 +1,176 @@
+"""Options of Hugging Face's Trainer under the adapter: a run that was killed ends as an undisturbed one, or it is
+refused."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import EarlyStoppingCallback, PretrainedConfig, Trainer, TrainerCallback, TrainingArguments
+
+from tandem.rundir.layout import RunDir
+from tandem_trainer.adapters.transformers import elastic
+from tandem_trainer.failure import ConfigurationError
+from tests.support.interrupted import kill_when_saved, script
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ALL = pytest.mark.full("core", "trainer")
+NEVER = 1000
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "eval_loss"}
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Six steps of twelve in an epoch, the last one of four."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        chance = torch.Generator().manual_seed(index)
+        return {"rows": torch.randn(8, generator=chance), "labels": torch.randint(3, (), generator=chance)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = PretrainedConfig()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, rows: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.net(rows)
+        # What smooths labels takes them out.
+        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**loss, "logits": logits}
+
+
+class KillAt(TrainerCallback):
+    def __init__(self, folder: Path, step: int) -> None:
+        self._folder, self._step = folder, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if state.global_step == self._step:
+            kill_when_saved(self._folder, self._step)
+
+
+def train(
+    folder: Path,
+    *,
+    kill_at: int = NEVER,
+    callbacks: tuple[Callable[[], TrainerCallback], ...] = (),
+    resume: Any = None,
+    arguments: type[TrainingArguments] = TrainingArguments,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train, up to a kill; where it ended."""
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 12,
+        "learning_rate": 0.05,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    model = Net()
+    trainer = elastic(
+        Trainer(
+            model=model,
+            args=arguments(**(settings | options)),
+            train_dataset=Rows(),
+            eval_dataset=Rows(),
+            callbacks=[*(make() for make in callbacks), KillAt(folder, kill_at)],
+        ),
+        checkpoint={"everySteps": kill_at},
+    )
+    with script():
+        trainer.train(resume)
+    return {
+        "step": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "rate": trainer.optimizer.param_groups[0]["lr"],
+        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]),
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "EarlyStoppingCallback": EVALUATED | {"callbacks": (lambda: EarlyStoppingCallback(2, 0.5),)},
+    "lr_scheduler_type": {"lr_scheduler_type": "cosine", "warmup_steps": 4},
+    "lr_scheduler_type on plateau": EVALUATED | {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_steps": 1},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2, "num_train_epochs": 6},
+    "max_steps": {"max_steps": 13},
+    "num_train_epochs in parts": {"num_train_epochs": 2.5},
+    "dataloader_drop_last": {"dataloader_drop_last": True},
+    "optim": {"optim": "adafactor", "weight_decay": 0.1},
+    "optim with momentum": {"optim": "sgd", "optim_args": "momentum=0.9", "max_grad_norm": 0.1},
+    "label_smoothing_factor": {"label_smoothing_factor": 0.1, "adam_beta2": 0.9},
+    "bf16": {"bf16": True},
+    "data_seed": {"data_seed": 5, "seed": 4},
+    "dataloader_num_workers": {"dataloader_num_workers": 1},
+    "eval_on_start": EVALUATED | {"eval_on_start": True},
+    "include_num_input_tokens_seen": {"include_num_input_tokens_seen": True, "logging_steps": 1},
+}
+ALWAYS = ("EarlyStoppingCallback", "lr_scheduler_type on plateau")
+
+
+@pytest.mark.parametrize("kill_at", [pytest.param(2, marks=ALL), pytest.param(6, marks=ALL), 8])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ALWAYS else ALL) for name in CASES])
+def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
+    tmp_path: Path, name: str, kill_at: int
+) -> None:
+    expected = train(tmp_path / "undisturbed", **CASES[name])
+    killed = train(tmp_path / "killed", kill_at=kill_at, **CASES[name])
+    assert killed["step"] == kill_at
+    found = train(tmp_path / "killed", **CASES[name])
+    assert (found["step"], found["epoch"], found["rate"]) == (expected["step"], expected["epoch"], expected["rate"])
+    assert found["weights"].equal(expected["weights"])
+    done = RunDir(tmp_path / "killed").done()
+    assert done is not None
+    assert done["totalSteps"] == expected["step"]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "load_best_model_at_end=True": EVALUATED | {"load_best_model_at_end": True, "save_steps": 3},
+    "ignore_data_skip=True": {"ignore_data_skip": True},
+    "auto_find_batch_size=True": {"auto_find_batch_size": True},
+    "accelerator_config='split_batches'": {"accelerator_config": {"split_batches": True}},
+    "enable_jit_checkpoint=True": {"enable_jit_checkpoint": True},
+    "train_sampling_strategy='sequential'": {"train_sampling_strategy": "sequential"},
+    "resume_from_checkpoint='elsewhere/checkpoint-5'": {"resume_from_checkpoint": "elsewhere/checkpoint-5"},
+    "resume_from_checkpoint='elsewhere/checkpoint-500'": {"resume": "elsewhere/checkpoint-500"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_adapter_cannot_keep_is_refused_by_name_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^elastic\(trainer\): {name} of transformers.TrainingArguments: "):
+        train(tmp_path, **REFUSED[name])
+    assert RunDir(tmp_path).committed() == []
+
+
+def test_what_does_less_is_warned_of_and_the_newest_checkpoint_of_output_dir_may_be_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tandem_trainer"):
+        train(tmp_path, max_steps=1, save_total_limit=2, resume=str(tmp_path / "checkpoint-500"))
+    warned = [record.getMessage() for record in caplog.records if "elastic(trainer)" in record.getMessage()]
+    assert [sentence.split(" of ")[0] for sentence in warned] == ["elastic(trainer): save_total_limit=2"]
+
+
+class Shadow(TrainerCallback):
+    """An average of the weights as many scripts write it, which has no state."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        now = {name: one.detach().clone() for name, one in model.named_parameters()}
+        before = getattr(self, "shadow", now)
+        self.shadow = {name: one * 0.1 + before[name] * 0.9 for name, one in now.items()}
+
+
+def test_weights_in_a_callback_without_a_state_are_refused_when_they_would_first_be_lost(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        train(tmp_path, callbacks=(Shadow,), kill_at=2)
+    failure = RunDir(tmp_path).failed()
+    assert failure is not None
+    assert "Shadow holds copies of the weights that checkpoints do not have" in failure["message"]
