@@ -486,8 +486,9 @@ def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: 
     assert look_briefly(world.rundir.path).status.ledger == ledger
     run = read(world.rundir.path)
     assert run.ledger == ledger
-    drawn = page(run, summarize(run, clock.of(run.marks)), [], "run", "1")
-    (table,) = [part for part in drawn.split("<section>") if "Hours and cost" in part]
+    ticks = clock.of(run.marks)
+    drawn = page(run, summarize(run, ticks), ticks, [], "run", "1")
+    (table,) = [part for part in drawn.split("<section ") if "<h2>Hours and cost" in part]
     assert re.findall(r"<tr><td>(\w+)</td>", table) == ["Compute", "Waiting", "Idle", "Evaluation", "Total"]
     assert f"{number(ledger.cost.total)} EUR" in table
     found = outcome(run, "run")
