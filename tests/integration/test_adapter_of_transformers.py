@@ -174,3 +174,42 @@ def test_weights_in_a_callback_without_a_state_are_refused_when_they_would_first
     failure = RunDir(tmp_path).failed()
     assert failure is not None
     assert "Shadow holds copies of the weights that checkpoints do not have" in failure["message"]
+
+
+def prefer(folder: Path, kill_at: int = NEVER) -> tuple[int, Tensor]:
+    """Train TRL's DPOTrainer on pairs, up to a kill."""
+    import datasets
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from trl import DPOConfig, DPOTrainer
+
+    torch.manual_seed(0)
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(32)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    size = {"vocab_size": 32, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=1, pad_token_id=0, **size))
+    pairs = [{"prompt": f"w{n % 30 + 2} ", "chosen": f"w{n % 7} w5", "rejected": f"w{n % 5}"} for n in range(32)]
+    settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+    trainer = elastic(
+        DPOTrainer(
+            model=model,
+            ref_model=GPT2LMHeadModel(model.config),
+            args=DPOConfig(str(folder), num_train_epochs=2, learning_rate=0.01, report_to="none", **settings),
+            train_dataset=datasets.Dataset.from_list(pairs),
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1"),
+            callbacks=[KillAt(folder, kill_at)],
+        ),
+        checkpoint={"everySteps": kill_at},
+    )
+    with script():
+        trainer.train()
+    return trainer.state.global_step, torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+@ALL
+def test_preferences_are_learned_by_dpo_of_trl_as_exactly(tmp_path: Path) -> None:
+    steps, weights = prefer(tmp_path / "undisturbed")
+    assert prefer(tmp_path / "killed", kill_at=5)[0] == 5
+    found = prefer(tmp_path / "killed")
+    assert found[0] == steps == 8
+    assert found[1].equal(weights)

@@ -286,6 +286,10 @@ def test_parquet_and_plain_text_are_read_as_json_lines_are(model: Path, tmp_path
         (b'{"text": 7}\n{"text": "a"}\n{"text": "a"}\n', "line 1: the column text holds no text"),
         (b'{"messages": [{"content": "a"}]}\n' * 3, "line 1: message 0 of messages is no object with role"),
         (b'{"body": "a"}\n' * 2, "line 1: there is no column messages, prompt and completion, or text"),
+        (
+            b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 2,
+            r"line 1: chosen and rejected are preferences, .* TRL's DPOTrainer does, and elastic\(trainer\)",
+        ),
         (b"\n", "no sample is left to train"),
         (b'{"messages": [{"role": "user"}]}\n' * 2, "line 1: message 0 of messages has no content"),
         (

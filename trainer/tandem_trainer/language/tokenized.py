@@ -56,6 +56,11 @@ def columns_of(row: Row, text: str | None, prompt: str | None, completion: str |
         return Columns(prompt="prompt", completion="completion")
     if "text" in row.columns:
         return Columns(text="text")
+    if {"chosen", "rejected"} <= row.columns.keys():
+        raise row.wrong(
+            "chosen and rejected are preferences, which this task does not learn from; TRL's DPOTrainer does, and "
+            "elastic(trainer) of tandem_trainer.adapters.transformers runs it under Tandem"
+        )
     raise row.wrong(
         f"there is no column messages, prompt and completion, or text, only {', '.join(row.columns) or 'none'}; "
         "name the columns in data"
