@@ -1,7 +1,10 @@
 """The end of a job, as real processes: ranks end one after the other, agents leave, scripts end before they should."""
 
+import shutil
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -189,3 +192,39 @@ def test_what_a_killed_rank_has_started_ends_with_it(tmp_path: Path, warm: bool)
     with Elastic(tmp_path, replicas=1, trainer=trainer, elasticity={"warmStart": warm}).start("worker-0") as group:
         assert group.agents["worker-0"].wait(SECONDS) == ExitCode.DONE, group.output("worker-0")
         assert not alive(int((group.rundir.path / "beside").read_text()))
+
+
+SHORT = """
+import os, random, time
+from pathlib import Path
+
+time.sleep(random.random())
+(Path(os.environ["TANDEM_RUN_DIR"]) / f"ended-{os.environ['RANK']}").write_text(str(time.time()))
+"""
+SHORT_JOBS, AT_ONCE = 200, 6
+
+
+@pytest.mark.full("coordinator", "trainer")
+@pytest.mark.timeout(1200)
+def test_short_jobs_all_end_however_many_there_are(tmp_path: Path) -> None:
+    """Six at a time on few cores. How long their agents stay is printed, and is no reason to fail."""
+    script = tmp_path / "short.py"
+    script.write_text(SHORT)
+
+    def late(number: int) -> float:
+        """Seconds from the end of the last rank to that of the last agent."""
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Elastic(folder, replicas=3, trainer={"command": ["python", str(script)]}).start(*NAMES) as job:
+            codes = [job.agents[name].wait(120) for name in NAMES]
+            now = time.time()
+            assert codes == [ExitCode.DONE] * 3, "\n".join(job.output(name) for name in NAMES)
+            until(lambda: job.rundir.done() is not None, "DONE")
+            ends = [float(path.read_text()) for path in job.rundir.path.glob("ended-*")]
+            assert len(ends) == 3
+        shutil.rmtree(folder)
+        return now - max(ends)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = sorted(pool.map(late, range(SHORT_JOBS)))
+    print(f"{SHORT_JOBS} jobs left {found[len(found) // 2]:.2f} s after their work, the last {found[-1]:.2f} s")
