@@ -4,6 +4,7 @@ The words are read as the agent reads them (tandem.launch.agent_command): a scri
 imported and nothing is run. What follows the script is its own business.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder
 
 MOST_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+SPAWNS = "torch.multiprocessing"
 SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _ALONE = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -34,6 +37,7 @@ def program(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
     trainer, evaluators = job.spec.trainer, job.spec.evaluation
     if trainer.command is not None:
         yield from _command("trainer", trainer.command, trainer.args, site)
+        yield from _spawning(trainer.command, trainer.args, site)
     if evaluators.command is not None and evaluators.processes:
         yield from _command("evaluators", evaluators.command, evaluators.args, site)
 
@@ -47,6 +51,45 @@ def _command(part: str, command: Sequence[str], args: Sequence[str], site: Site)
             suggestion = f"[{several}]" if len(words) == 1 else several
         inner = ("command", place) if place < len(command) else ("args", place - len(command))
         yield Unmet(("spec", part, *inner), message, suggestion=suggestion)
+
+
+def _spawning(command: Sequence[str], args: Sequence[str], site: Site) -> Iterator[Unmet]:
+    """A script that starts the ranks of a process group itself, and would wait for them for ever."""
+    scripts = [(place, word) for place, word in enumerate([*command, *args]) if word.endswith(".py")]
+    if not site.is_here or not scripts:
+        return
+    place, text = scripts[0]
+    path = site.look(text)
+    if place < len(command) and path is not None and _spawns(path):
+        message = (
+            f"{text} starts its ranks by torch.multiprocessing.spawn, and they inherit {AGENT_STORE}=True, with which "
+            "none of them opens the store that they meet at: they wait for ever. Have Tandem start them "
+            f'(workers.processesPerReplica), or put os.environ["{AGENT_STORE}"] = "False" before the spawn'
+        )
+        yield Unmet(("spec", "trainer", "command", place), message, fails=False)
+
+
+def _spawns(script: Path) -> bool:
+    """Whether a script calls torch.multiprocessing.spawn and makes a process group, without a word of the store."""
+    try:
+        source = script.read_bytes() if script.stat().st_size <= MOST_BYTES else b""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if AGENT_STORE.encode() in source or b"init_process_group" not in source:
+        return False
+    nodes = list(ast.walk(tree))
+    modules, functions = {SPAWNS}, set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules |= {one.asname for one in node.names if one.asname and one.name == SPAWNS}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules |= {one.asname or one.name for one in node.names if f"{node.module}.{one.name}" == SPAWNS}
+            functions |= {one.asname or one.name for one in node.names if node.module == SPAWNS and one.name == "spawn"}
+    calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return not calls.isdisjoint({f"{module}.spawn" for module in modules} | functions)
 
 
 Found = Iterator[tuple[str, int, str]]

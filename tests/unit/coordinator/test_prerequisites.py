@@ -271,6 +271,35 @@ def test_a_command_line_in_one_word_is_taken_apart(words: list[str], meant: str,
     assert [one.suggestion for one in found(runs(*words))] == [meant]
 
 
+GROUP = "import torch.distributed as dist\ndef rank(n): dist.init_process_group('gloo')\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "warned"),
+    [
+        ("import torch.multiprocessing as mp\n" + GROUP + "mp.spawn(rank)", True),
+        ("import torch\n" + GROUP + "torch.multiprocessing.spawn(rank)", True),
+        ("from torch import multiprocessing\n" + GROUP + "multiprocessing.spawn(rank)", True),
+        ("from torch.multiprocessing import spawn as go\n" + GROUP + "go(rank)", True),
+        ("import torch.multiprocessing as mp\ndef rank(n): pass\nmp.spawn(rank)", False),
+        ("import torch.multiprocessing as mp\n" + GROUP + "mp.Process(target=rank)", False),
+        ("import subprocess as mp\n" + GROUP + "mp.spawn(rank)", False),
+        (
+            "import os, torch.multiprocessing as mp\nos.environ['TORCHELASTIC_USE_AGENT_STORE'] = 'False'\n"
+            + GROUP
+            + "mp.spawn(rank)",
+            False,
+        ),
+    ],
+)
+def test_a_script_that_spawns_its_ranks_itself_is_warned_of(folder: Path, script: str, warned: bool) -> None:
+    """They would wait for each other for ever, and nobody would say why."""
+    (folder / "train.py").write_text(script)
+    told = found(runs("python", "train.py"))
+    assert [(one.field, one.fails) for one in told] == [(("spec", "trainer", "command", 1), False)] * warned
+    assert all("workers.processesPerReplica" in one.message for one in told)
+
+
 def test_a_script_is_not_compiled_that_another_python_runs(folder: Path) -> None:
     written(folder, {"a.py": "print 'of Python 2'\n"})
     written(folder, {"python2": "#!/bin/sh\n"}, executable=True)
