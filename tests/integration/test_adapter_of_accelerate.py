@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.accelerate import elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import kill_when_saved, script
+from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -125,15 +124,7 @@ ALWAYS = ("OneCycleLR", "step_scheduler_with_optimizer")
 def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     tmp_path: Path, name: str, kill_at: int
 ) -> None:
-    expected = train(tmp_path / "undisturbed", **CASES[name])
-    killed = train(tmp_path / "killed", kill_at=kill_at, **CASES[name])
-    assert killed["step"] == kill_at
-    found = train(tmp_path / "killed", **CASES[name])
-    assert {**found, "weights": 0} == {**expected, "weights": 0}
-    assert found["weights"].equal(expected["weights"])
-    done = RunDir(tmp_path / "killed").done()
-    assert done is not None
-    assert done["totalSteps"] == expected["step"]
+    assert_same_when_killed(train, tmp_path, kill_at, **CASES[name])
 
 
 def test_a_model_that_is_divided_is_refused_by_the_option_that_divides_it(

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.lightning import Elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import kill_when_saved, script
+from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -140,15 +140,7 @@ ALWAYS = ("limit_train_batches", "EMAWeightAveraging", "EarlyStopping")
 def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     tmp_path: Path, name: str, kill_at: int
 ) -> None:
-    expected = fit(tmp_path / "undisturbed", **CASES[name])
-    killed = fit(tmp_path / "killed", kill_at=kill_at, **CASES[name])
-    assert killed["step"] == kill_at
-    found = fit(tmp_path / "killed", **CASES[name])
-    assert (found["step"], found["epoch"], found["rate"]) == (expected["step"], expected["epoch"], expected["rate"])
-    assert found["weights"].equal(expected["weights"])
-    done = RunDir(tmp_path / "killed").done()
-    assert done is not None
-    assert done["totalSteps"] == expected["step"]
+    done = assert_same_when_killed(fit, tmp_path, kill_at, **CASES[name])
     is_early = name in ("EarlyStopping", "min_epochs")
     assert ("EarlyStopping: no better val in" in done.get("stoppedEarly", "")) == is_early
 

@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, PretrainedConfig, Trainer, Train
 from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.transformers import elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import kill_when_saved, script
+from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -120,15 +120,7 @@ ALWAYS = ("EarlyStoppingCallback", "lr_scheduler_type on plateau")
 def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     tmp_path: Path, name: str, kill_at: int
 ) -> None:
-    expected = train(tmp_path / "undisturbed", **CASES[name])
-    killed = train(tmp_path / "killed", kill_at=kill_at, **CASES[name])
-    assert killed["step"] == kill_at
-    found = train(tmp_path / "killed", **CASES[name])
-    assert (found["step"], found["epoch"], found["rate"]) == (expected["step"], expected["epoch"], expected["rate"])
-    assert found["weights"].equal(expected["weights"])
-    done = RunDir(tmp_path / "killed").done()
-    assert done is not None
-    assert done["totalSteps"] == expected["step"]
+    assert_same_when_killed(train, tmp_path, kill_at, **CASES[name])
 
 
 REFUSED: dict[str, dict[str, Any]] = {

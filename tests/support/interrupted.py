@@ -2,9 +2,9 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tandem.rundir.layout import RunDir
 from tandem_trainer import session
@@ -19,6 +19,20 @@ def kill_when_saved(folder: Path, step: int) -> NoReturn:
     """End the run once the checkpoint after a step is committed, which a writer beside it does."""
     until(lambda: any(one.step == step for one in RunDir(folder).committed()), "a checkpoint")
     raise Killed
+
+
+def assert_same_when_killed(run: Callable[..., dict[str, Any]], folder: Path, kill_at: int, **case: Any) -> Any:
+    """A run that is killed after a step and goes on ends as an undisturbed one: with its weights, to the last bit, and
+    with all else that `run` tells of it. Returns what its DONE says."""
+    expected = run(folder / "undisturbed", **case)
+    assert run(folder / "killed", kill_at=kill_at, **case)["step"] == kill_at
+    found = run(folder / "killed", **case)
+    assert {**found, "weights": None} == {**expected, "weights": None}
+    assert found["weights"].equal(expected["weights"])
+    done = RunDir(folder / "killed").done()
+    assert done is not None
+    assert done["totalSteps"] == expected["step"]
+    return done
 
 
 @contextlib.contextmanager
