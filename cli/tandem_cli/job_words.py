@@ -3,14 +3,14 @@
 from tandem.job import DistributedTrainingJob, Workers
 from tandem.manifest.fields import dotted
 from tandem.pod_template import doubts
-from tandem.secrecy import secrets
+from tandem.secrecy import hidden, secrets
 
 
 def summary(job: DistributedTrainingJob) -> str:
     """What a job does, in one line."""
     spec = job.spec
     if spec.trainer.command:
-        what = " ".join([*spec.trainer.command, *spec.trainer.args])
+        what = " ".join(hidden([*spec.trainer.command, *spec.trainer.args]))
     else:
         loop, settings = spec.trainer.settings_of_loop, spec.trainer.settings
         much = f"{loop.max_steps:,} steps" if loop.max_steps else _count(loop.epochs, "epoch")

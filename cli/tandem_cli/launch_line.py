@@ -40,7 +40,7 @@ _RENDEZVOUS = (
     *("-t", "--tee", "--local-ranks-filter"),
 )
 """Options of torchrun with a value that the coordinator and the run directory take the place of."""
-_OF_ACCELERATE = ("--machine_rank", "--main_process_ip", "--main_process_port", "--rdzv_backend", "--gpu_ids")
+_OF_ACCELERATE = ("--machine_rank", "--main_process_ip", "--main_process_port", "--rdzv_backend")
 """The same of accelerate."""
 
 
@@ -214,6 +214,11 @@ def _of_accelerate(words: Sequence[str]) -> LaunchLine:
     parser.add_argument(*_spellings("--num_cpu_threads_per_process"), dest="threads")
     parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args(words)
+    if (given.processes is None or given.precision is None) and (configured := _accelerate_configuration()) is not None:
+        raise UserError(
+            f"accelerate would read {configured}, which Tandem does not. Give --num_processes and --mixed_precision in "
+            "the line, and what else it says in the script, as arguments of Accelerator"
+        )
     machines = _count("--num_machines", given.machines)
     # As accelerate does without a configuration: one for each GPU.
     gpus = 0 if given.cpu else len(visible_gpus(dict(os.environ)))
@@ -227,6 +232,13 @@ def _of_accelerate(words: Sequence[str]) -> LaunchLine:
     return LaunchLine(
         _started(given), given.args, variables, total // machines, (machines, machines), not_used=not_used
     )
+
+
+def _accelerate_configuration() -> Path | None:
+    """The file that `accelerate config` has written; None if there is none."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("HF_HOME") or cache / "huggingface") / "accelerate"
+    return next((path for name in ("yaml", "json") if (path := folder / f"default_config.{name}").is_file()), None)
 
 
 def _started(given: argparse.Namespace) -> tuple[str, ...]:

@@ -111,14 +111,16 @@ async def _serve(
         if manifest is not None:
             changed = "" if is_new else _changed(rundir, job)
             job = recorded(rundir, job)
+        # Written down before the job is: with that, nobody could tell any more that anything has changed.
+        remembered = state_store.claim(job.spec.workers.replicas, changed)
+        if manifest is not None:
             rundir.write_job(job)
         if is_new:
             _refuse_what_cannot_run(rundir, job)
-        remembered = state_store.claim(job.spec.workers.replicas)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
-    coordinator = Coordinator(job, rundir, state_store, remembered, changed)
+    coordinator = Coordinator(job, rundir, state_store, remembered)
     servers = [
         HttpServer(
             application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),

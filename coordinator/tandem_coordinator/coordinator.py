@@ -92,7 +92,6 @@ class Coordinator:
         rundir: RunDir,
         state_store: StateStore,
         remembered: Remembered,
-        settings_changed: str = "",
     ) -> None:
         self.job = job
         self.state: State = membership.start(
@@ -105,7 +104,7 @@ class Coordinator:
             failures=remembered.failures,
             left_out=remembered.left_out,
             finished=remembered.finished,
-            settings_changed=settings_changed,
+            settings_changed=remembered.settings_changed,
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
@@ -551,6 +550,7 @@ class Coordinator:
             left_out=remembered_left_out(self.state, time.monotonic()) or None,
             restarts=self._history.all_restarts,
             finished=sorted(self.state.finished) or None,
+            settings_changed=self.state.settings_changed or None,
             history=list(self._history.generations)[-HISTORY:],
         )
 

@@ -84,11 +84,13 @@ class CoordinatorState(Model):
     """Generations that were formed because something had failed or was lost."""
     finished: list[str] | None = None
     """Members of the generation that have gone because all of their ranks ended with exit code 0, if there are any."""
+    settings_changed: str | None = None
+    """What of the job's settings the members of the generation have read before it was changed, in a sentence."""
     history: list[GenerationView] = Field(default=[])
     """The last generations, oldest first."""
 
 
-BESIDE = ("pod", "taken_from", "left_out", "restarts", "finished")
+BESIDE = ("pod", "taken_from", "left_out", "restarts", "finished", "settings_changed")
 """Fields of a page that the first protocol does not know."""
 
 
@@ -102,6 +104,7 @@ class Beside(Model):
     left_out: list[Absent] | None = None
     restarts: Whole | None = None
     finished: list[str] | None = None
+    settings_changed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class Remembered:
     left_out: list[Absent] = field(default_factory=list)
     restarts: int = 0
     finished: list[str] = field(default_factory=list)
+    settings_changed: str = ""
     history: list[GenerationView] = field(default_factory=list)
     ledger: Accounted | None = None
     """What the run had taken by the last record."""
@@ -134,11 +138,12 @@ class StateStore:
         self._beside: Beside | None = None
         self.owner = f"{time.time():.3f}-{secrets.token_hex(4)}"
 
-    def claim(self, replicas: int) -> Remembered:
+    def claim(self, replicas: int, settings_changed: str = "") -> Remembered:
         """Read what is remembered, and become the one that writes.
 
         Args:
             replicas: what the job says now.
+            settings_changed: what has changed in the job since the last coordinator, in a sentence.
 
         Raises:
             TakenOver: a coordinator in another pod has claimed it since this pod had it.
@@ -151,7 +156,7 @@ class StateStore:
         first = self._rundir.first_generation()
         newest = max(self._rundir.newest_generation(), first - 1)
         if page is None:
-            remembered = Remembered(generation=newest, first=first)
+            remembered = Remembered(generation=newest, first=first, settings_changed=settings_changed)
         else:
             # A generation that has a record but no page was handed out by a coordinator whose disk lost the page.
             current = page.generation >= newest
@@ -165,6 +170,7 @@ class StateStore:
                 left_out=page.left_out or [],
                 restarts=_restarts(page) if page.generation >= first else 0,
                 finished=page.finished or [] if current else [],
+                settings_changed=settings_changed or page.settings_changed or "",
                 history=page.history,
             )
         self._write(
@@ -179,6 +185,7 @@ class StateStore:
                 left_out=remembered.left_out or None,
                 restarts=remembered.restarts,
                 finished=remembered.finished or None,
+                settings_changed=remembered.settings_changed or None,
                 history=remembered.history,
             )
         )
@@ -211,6 +218,7 @@ class StateStore:
             left_out=page.left_out,
             restarts=page.restarts,
             finished=page.finished,
+            settings_changed=page.settings_changed,
         )
         if beside != self._beside:
             replace_json(self._rundir.beside_coordinator_file, beside.dump_brief())

@@ -28,6 +28,12 @@ _TOKEN = re.compile(
 """Tokens of Hugging Face, GitHub, GitLab, OpenAI and others of its kind, Slack, AWS, Google, Databricks, npm and PyPI,
 JSON web tokens, and private keys."""
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)(=.+)?", re.DOTALL)
+_OF_TEXT = re.compile(
+    r"(?:^|_)(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP)_TOKEN(?:$|_)|TOKEN_(?:LIMIT|IDS?|TYPES?|COUNT)$|^KEY$", re.IGNORECASE
+)
+"""Options of commands whose names only sound so: tokens of a text, and keys of a record."""
+_IN_A_LINE = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)([ =])(?!-)(\S+)")
+"""An option with its value within one word, as in the line of a shell."""
 
 
 def looks_secret(name: str) -> bool:
@@ -36,8 +42,14 @@ def looks_secret(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text without passwords of addresses and without tokens."""
-    return _TOKEN.sub(HIDDEN, _ADDRESS.sub(rf"\1:{HIDDEN}@", text))
+    """A text without passwords of addresses, tokens, and values of options with names of secrets."""
+    shown = _IN_A_LINE.sub(lambda one: f"{one[1]}{one[2]}{HIDDEN}" if _is_secret_option(one[1]) else one[0], text)
+    return _TOKEN.sub(HIDDEN, _ADDRESS.sub(rf"\1:{HIDDEN}@", shown))
+
+
+def _is_secret_option(option: str) -> bool:
+    name = option.lstrip("-").replace("-", "_")
+    return looks_secret(name) and not _OF_TEXT.search(name)
 
 
 def hidden(manifest: Any) -> Any:
@@ -77,7 +89,7 @@ def _of_list(items: list[Any]) -> list[Any]:
     follows = False
     for one in items:
         option = _OPTION.fullmatch(one) if isinstance(one, str) else None
-        is_secret = option is not None and looks_secret(option[1].replace("-", "_"))
+        is_secret = option is not None and _is_secret_option(option[1])
         if follows and option is None and isinstance(one, str):
             found.append(HIDDEN)
         elif is_secret and option is not None and option[2]:

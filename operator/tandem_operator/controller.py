@@ -219,7 +219,7 @@ class Controller:
             except (Unavailable, RequestRefused) as error:
                 # A role of an older chart, say. The next look but a few asks again.
                 log.warning("event=events-not-read job=%s/%s error=%r", *key, str(error))
-                want = pod_starts.explained([])
+                want = pod_starts.UNREAD
             memory.starts[pod.uid] = pod_starts.Start(now, want)
         waits = {pod.uid for pod in pods if pod_starts.waits(pod, now)}
         memory.starts = {of: start for of, start in memory.starts.items() if of in waits}
@@ -313,8 +313,9 @@ class Controller:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, one.kind.name, one.name)
         for pod in plan.end:
             try:
-                why = at.starts.get(pod.uid)
-                annotations = {names.NOT_BEGUN: why.message} if why is not None and not pod.has_begun else {}
+                start = at.starts.get(pod.uid)
+                why = (pod.words or pod.waiting) if pod.waiting or start is None else start.message
+                annotations = {} if pod.has_begun else {names.NOT_BEGUN: why}
                 await self._api.terminate(kinds.POD, key[0], pod.name, pod.uid, annotations)
             except RequestRefused as error:
                 note(ending(pod.name), _trouble(pod.kind, pod.name, error), done=False)
@@ -411,6 +412,8 @@ class Controller:
         if waits and not plan.notices:
             return False
         if changes and not memory.writes.allows(now):
+            # Events have a bound of their own, and what was done at this look is noticed at no other.
+            await self._tell(key, body, [one for one in plan.notices if one.place])
             return False
         if changes:
             memory.written = now

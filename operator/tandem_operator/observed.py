@@ -16,6 +16,7 @@ from typing import Any
 import xxhash
 from pydantic import ValidationError
 
+from tandem.causal_lm import parameters_of
 from tandem.exitcode import ExitCode
 from tandem.formatting import seconds, several
 from tandem.job import DistributedTrainingJob
@@ -23,6 +24,7 @@ from tandem.labels import RETRY_AT
 from tandem.model import Extent, RuleBroken, excess
 from tandem.reasons import Reason
 from tandem.status import Status
+from tandem.tasks import CAUSAL_LM
 from tandem_operator import kinds, names, retry
 from tandem_operator.bounded import UNREAD
 from tandem_operator.kinds import Kind
@@ -301,7 +303,7 @@ def _pod(
         image=_short(asked.get("image"), MOST_IMAGE),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         placed=_placed(conditions),
-        has_begun=any((one.get("state") or {}).keys() & {"running", "terminated"} for one in [*first, *statuses]),
+        has_begun=any(_has_begun(one) for one in [*first, *statuses]),
         started=seconds((state.get("running") or terminated).get("startedAt")),
         finished=finished if finished is not None or not ended else seconds(status.get("startTime")),
         phase=_short(status.get("phase")) or "Pending",
@@ -321,6 +323,12 @@ def _pod(
         or _last_words(status, terminated)
         or _failed_first(first),
     )
+
+
+def _has_begun(container: Mapping[str, Any]) -> bool:
+    """Whether a container runs or ever ran: one that waits to be started again does not for the first time."""
+    states = (container.get("state") or {}).keys() | (container.get("lastState") or {}).keys()
+    return bool(states & {"running", "terminated"}) or bool(_whole(container.get("restartCount")))
 
 
 def _nodes(text: object) -> tuple[str, ...]:
@@ -534,9 +542,25 @@ def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
     whole = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
     try:
         job = DistributedTrainingJob.read({**whole, "spec": body.get("spec")})
-        return job.model_copy(update={"status": status_of(body)})
     except ValidationError as error:
         raise InvalidSpec(_first(error)) from None
+    if job.spec.trainer.task == CAUSAL_LM:
+        _refuse_parameters(job.spec.trainer.parameters or {})
+    return job.model_copy(update={"status": status_of(body)})
+
+
+def _refuse_parameters(parameters: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        InvalidSpec: they are not those of `causal-lm`. The API server takes any object there, and the coordinator would
+            refuse it at each of its starts.
+    """
+    try:
+        parameters_of(parameters).parse(parameters)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(("spec.trainer.parameters", *map(str, first["loc"])))[:MOST_WORDS]
+        raise InvalidSpec(f"{where}: {first['msg'][:MOST_WORDS]}") from None
 
 
 def status_of(body: Mapping[str, Any]) -> Status | None:

@@ -27,6 +27,7 @@ MAX_START_SECONDS = 900.0
 PULLING = "Pulling"
 CREATING = "ContainerCreating"
 MOST_WORDS = 500
+UNREAD = Want(CREATING, "its containers are being created; its Events cannot be read")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ def waits(pod: Pod, now: float) -> bool:
 def is_failed(pod: Pod, want: Want | None, now: float) -> bool:
     """Whether a pod will not begin any more, as far as one may wait for it."""
     is_late = waits(pod, now) and now - (pod.placed or now) >= MAX_START_SECONDS
-    return is_late and not (want is not None and want.reason == PULLING)
+    if pod.waiting or want is None or want == UNREAD:
+        # Its status says why; or nobody knows whether its image is still pulled.
+        return is_late and bool(pod.waiting)
+    return is_late and want.reason != PULLING
 
 
 def explained(events: Sequence[Mapping[str, Any]]) -> Want:

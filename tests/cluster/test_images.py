@@ -214,7 +214,7 @@ def test_their_processes_can_write_nowhere_but_where_they_should(
 @pytest.mark.parametrize(
     ("name", "arguments", "code", "words"),
     [
-        ("trainer", ("python", "-m", "tandem_trainer.agent"), 1, "usage: python -m tandem_trainer.agent"),
+        ("trainer", ("python", "-m", "tandem_trainer.agent"), 1, "usage: python -P -m tandem_trainer.agent"),
         ("evaluator", (), ExitCode.USAGE, "TANDEM_RUN_DIR and TANDEM_REPLICA must be set"),
     ],
 )

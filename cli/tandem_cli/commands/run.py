@@ -228,6 +228,8 @@ class _Run:
         self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
         if self._detaches:
             detach(mine.run_dir, str(self._path))
+            # The one before was made for a terminal, and would write its colours into the log.
+            self._console = _Output(highlight=False, soft_wrap=False)
         mark = secrets.token_hex(8)
         mine.sign(mark)
         scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))

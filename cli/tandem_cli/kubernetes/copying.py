@@ -29,7 +29,7 @@ from tandem import labels
 from tandem.errors import UserError
 from tandem.formatting import printable, size
 from tandem.launch import module_command
-from tandem.rundir.archive import END, FILES, FOLDERS, TOTAL
+from tandem.rundir.archive import END, FILES, FOLDERS, NAME, TOTAL
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import commit_folder, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir
@@ -50,7 +50,6 @@ BEGIN_SECONDS = 180
 """For such a pod to begin: its image may have to be pulled."""
 MOST_TOTAL_BYTES = 2**16
 CHUNK = 2**20
-_MEMBER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _LACKING = re.compile(r"No module named '?tandem")
 
 Raw = dict[str, Any]
@@ -130,17 +129,18 @@ def _digests(rundir: RunDir) -> list[str]:
 
 
 def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, said: IO[bytes], tick: Tick) -> Copy:
-    copied, whole = Copy(), False
+    copied, whole, came = Copy(), False, set[str]()
     assert child.stdout is not None
     aside = RunDir(temporary_beside(rundir.path / "copy"))
     try:
         with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
-            total = _total(archive, rundir.path)
+            total, announced = _announced(archive, rundir.path)
             while (member := archive.next()) is not None and not (whole := member.name == END):
                 content = archive.extractfile(member)
                 if content is None or not _is_expected(member):
                     raise ClusterError(f"the pod sent {printable(member.name[:200])!r}, which no run directory has")
                 _take(content, member, rundir, aside, copied)
+                came.add(member.name)
                 tick(copied.size, total)
     except (tarfile.TarError, EOFError):
         whole = False
@@ -158,11 +158,17 @@ def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, said: IO[bytes], tic
             f"the copy was cut off after {size(copied.size)}; the same command goes on from there. "
             f"{printable(errors.strip()[-500:])}".rstrip()
         )
+    for name in set(FILES) - came:
+        # A job that was tried again has failed no more.
+        (rundir.path / name).unlink(missing_ok=True)
+    for name in announced:
+        if f"checkpoints/{name}/{FILE}" not in came:
+            copied.faults.append(f"{name}: it was deleted while it was sent")
     return copied
 
 
-def _total(archive: tarfile.TarFile, folder: Path) -> int:
-    """Bytes that will come.
+def _announced(archive: tarfile.TarFile, folder: Path) -> tuple[int, list[str]]:
+    """Bytes that will come, and names of checkpoints among them.
 
     Raises:
         UserError: there is no room for them.
@@ -172,19 +178,20 @@ def _total(archive: tarfile.TarFile, folder: Path) -> int:
     if content is None:
         raise EOFError
     try:
-        total = int(json.loads(content.read(MOST_TOTAL_BYTES))["bytes"])
+        told = json.loads(content.read(MOST_TOTAL_BYTES))
+        total, names = int(told["bytes"]), [str(name) for name in told["checkpoints"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"the pod sent an archive that cannot be read: {error}") from error
     free = shutil.disk_usage(folder).free
     if total > free:
         raise UserError(f"the copy has {size(total)}, and {folder} has room for {size(free)}")
-    return total
+    return total, names
 
 
 def _is_expected(member: tarfile.TarInfo) -> bool:
     top = member.name.partition("/")[0]
     known = member.name in FILES or ("/" in member.name and top in (*FOLDERS, "checkpoints"))
-    return member.isreg() and known and _MEMBER.fullmatch(member.name) is not None
+    return member.isreg() and known and all(NAME.fullmatch(part) for part in member.name.split("/"))
 
 
 def _take(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, aside: RunDir, copied: Copy) -> None:

@@ -19,18 +19,19 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 import tarfile
-import time
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from tandem.launch import RUN_DIR
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Broken, Manifest
-from tandem.rundir.durable import TEMPORARY, listed, open_regular
+from tandem.rundir.durable import listed, open_regular
 from tandem.rundir.evaluations import best
 from tandem.rundir.layout import RunDir
 
@@ -41,21 +42,9 @@ FILES = (
     *("best.json", "latest.json", "wrong.json"),
 )
 FOLDERS = ("generations", "rewinds", "micro-batches", "evaluations", "stacks", "log")
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+"""What files and folders of a run directory are called; others, such as `.nfs…`, are not Tandem's, or not complete."""
 RENEWAL_SECONDS = lease.SECONDS / 3
-
-
-class HeldFile(io.RawIOBase):
-    """A file of a checkpoint, whose lease is renewed while it is read."""
-
-    def __init__(self, file: BinaryIO, held: lease.Lease) -> None:
-        self._file, self._held, self._renewed = file, held, time.monotonic()
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes."""
-        if (now := time.monotonic()) - self._renewed > RENEWAL_SECONDS:
-            self._held.renew()
-            self._renewed = now
-        return self._file.read(size)
 
 
 def chosen(rundir: RunDir, words: Iterable[str]) -> list[Manifest]:
@@ -78,8 +67,10 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> 
     Raises:
         OSError: a file cannot be read, or nobody reads the archive any more.
     """
-    with ExitStack() as leases, tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        held = {one.name: _lease(rundir, one.name, leases) for one in checkpoints}
+    with (
+        tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        _held(rundir, [one.name for one in checkpoints]),
+    ):
         files = list(_files(rundir))
         total = sum(_size(path) for path in files) + sum(one.size for one in checkpoints)
         _add(archive, TOTAL, json.dumps({"bytes": total, "checkpoints": [one.name for one in checkpoints]}).encode())
@@ -87,7 +78,7 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> 
             _add_file(archive, rundir, path)
         for one in checkpoints:
             for name in (*(entry.path for entry in one.files), FILE):
-                _add_file(archive, rundir, rundir.checkpoint(one.name) / name, held[one.name])
+                _add_file(archive, rundir, rundir.checkpoint(one.name) / name)
         _add(archive, END, b"")
 
 
@@ -99,7 +90,7 @@ def _files(rundir: RunDir) -> Iterator[Path]:
 
 def _below(folder: Path) -> Iterator[Path]:
     for path in listed(folder):
-        if path.is_symlink() or path.name.startswith(TEMPORARY):
+        if path.is_symlink() or not NAME.fullmatch(path.name):
             continue
         if path.is_dir():
             yield from _below(path)
@@ -113,15 +104,36 @@ def _size(path: Path) -> int:
     return 0
 
 
-def _lease(rundir: RunDir, name: str, leases: ExitStack) -> lease.Lease | None:
-    """None on a disk that takes no lease, and may still be read."""
-    with suppress(OSError):
-        if (held := lease.acquire(rundir.leases / f"copy-{name}-{lease.default_holder()}.json")) is not None:
-            return leases.enter_context(held)
-    return None
+@contextmanager
+def _held(rundir: RunDir, names: Iterable[str]) -> Iterator[None]:
+    """Hold a lease on each of these checkpoints. A disk that takes none may still be read."""
+    held, over = [], threading.Event()
+    for name in names:
+        with suppress(OSError):
+            path = rundir.leases / f"copy-{name}-{lease.default_holder()}.json"
+            held.append(lease.acquire(path, seconds=lease.SECONDS))
+
+    def renew() -> None:
+        while not over.wait(RENEWAL_SECONDS):
+            for one in held:
+                with suppress(OSError):  # the next time, perhaps
+                    if one is not None:
+                        one.renew()
+
+    renewal = threading.Thread(target=renew, daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        over.set()
+        renewal.join()
+        for one in held:
+            with suppress(OSError):  # it ends by itself
+                if one is not None:
+                    one.release()
 
 
-def _add_file(archive: tarfile.TarFile, rundir: RunDir, path: Path, held: lease.Lease | None = None) -> None:
+def _add_file(archive: tarfile.TarFile, rundir: RunDir, path: Path) -> None:
     try:
         file = open_regular(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -130,7 +142,7 @@ def _add_file(archive: tarfile.TarFile, rundir: RunDir, path: Path, held: lease.
         info = tarfile.TarInfo(path.relative_to(rundir.path).as_posix())
         found = os.fstat(file.fileno())
         info.size, info.mtime = found.st_size, found.st_mtime
-        archive.addfile(info, file if held is None else HeldFile(file, held))
+        archive.addfile(info, file)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -5,12 +5,14 @@ import json
 import os
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.errors import UserError
+from tandem.rundir import archive, lease
 from tandem.rundir.archive import END, TOTAL
 from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes import copying
@@ -134,11 +136,52 @@ def test_a_checkpoint_that_came_damaged_is_said_and_not_kept(cluster: Cluster, t
 
 
 def test_an_archive_that_was_cut_off_is_no_copy_and_the_next_one_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.sends({TOTAL: b'{"bytes": 4}', "log/a.jsonl": b"a\n", "log/b.jsonl": b"b\n", END: b""}, cut=3 * 512 + 512)
+    cluster.sends(
+        {TOTAL: b'{"bytes": 4, "checkpoints": []}', "log/a.jsonl": b"a\n", "log/b.jsonl": b"b\n", END: b""},
+        cut=3 * 512 + 512,
+    )
     with pytest.raises(ClusterError, match="was cut off after 2 B; the same command goes on from there"):
         cluster.copy(tmp_path / "run", "none")
     (cluster.folder / "sends").unlink()
     assert cluster.copy(tmp_path / "run", "latest").checkpoints == ["step-000000015"]
+
+
+def test_files_that_are_not_the_runs_are_left_out(cluster: Cluster, tmp_path: Path) -> None:
+    """One of another name would have the whole copy refused."""
+    for name in (".nfs0001", "epoch=1 notes.txt", ".tmp-latest.json"):
+        (cluster.remote.log / name).write_text("x")
+    cluster.copy(tmp_path / "run", "none")
+    assert [path.name for path in (tmp_path / "run/log").iterdir()] == ["train-g000001.jsonl"]
+
+
+def test_a_job_that_was_tried_again_has_not_failed_in_its_copy_any_more(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.remote.mark_failed("TrainingFailed", "no room", 1)
+    cluster.copy(tmp_path / "run", "none")
+    assert RunDir(tmp_path / "run").failed()
+    cluster.remote.failed_file.unlink()
+    cluster.copy(tmp_path / "run", "none")
+    assert not RunDir(tmp_path / "run").ended()
+
+
+def test_a_checkpoint_that_was_deleted_while_it_was_sent_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.sends({TOTAL: b'{"bytes": 1, "checkpoints": ["step-000000005"]}', END: b""})
+    assert cluster.copy(tmp_path / "run", "all").faults == ["step-000000005: it was deleted while it was sent"]
+
+
+def test_leases_are_renewed_while_anything_is_sent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "SECONDS", 0.5)
+    monkeypatch.setattr(archive, "RENEWAL_SECONDS", 0.1)
+    held: list[int] = []
+
+    class Slow(io.BytesIO):
+        def write(self, content: Any) -> int:
+            time.sleep(0.3)
+            held.append(len(cluster.remote.readers(by_own_clock=True)))
+            return super().write(content)
+
+    archive.write(cluster.remote, cluster.remote.committed(), Slow())
+    assert len(held) > 1
+    assert held[:-1] == [3] * (len(held) - 1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +192,7 @@ def test_an_archive_that_was_cut_off_is_no_copy_and_the_next_one_goes_on(cluster
     ],
 )
 def test_what_no_run_directory_has_is_refused(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    cluster.sends({TOTAL: b'{"bytes": 1}', name: b"x", END: b""})
+    cluster.sends({TOTAL: b'{"bytes": 1, "checkpoints": []}', name: b"x", END: b""})
     with pytest.raises(ClusterError, match="which no run directory has"):
         cluster.copy(tmp_path / "run", "none")
     assert not (tmp_path / "escaped").exists()
@@ -157,14 +200,14 @@ def test_what_no_run_directory_has_is_refused(cluster: Cluster, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
 def test_what_is_no_plain_file_is_refused(cluster: Cluster, tmp_path: Path, kind: bytes) -> None:
-    cluster.sends({TOTAL: b'{"bytes": 1}', "log/train-g000001.jsonl": b"", END: b""}, kind)
+    cluster.sends({TOTAL: b'{"bytes": 1, "checkpoints": []}', "log/train-g000001.jsonl": b"", END: b""}, kind)
     with pytest.raises(UserError):
         cluster.copy(tmp_path / "run", "none")
     assert not os.path.lexists(tmp_path / "run/log/train-g000001.jsonl")
 
 
 def test_what_does_not_fit_is_said_before_it_comes(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.sends({TOTAL: b'{"bytes": 1000000000000000}', END: b""})
+    cluster.sends({TOTAL: b'{"bytes": 1000000000000000, "checkpoints": []}', END: b""})
     with pytest.raises(UserError, match="has room for"):
         cluster.copy(tmp_path / "run", "none")
 
@@ -201,7 +244,7 @@ def test_of_a_job_that_is_over_a_pod_is_made_which_reads_its_volume_and_is_delet
 ) -> None:
     cluster.has(JOB, ended(tolerations=[{"key": "cpu"}]))
     (cluster.folder / "create.json").write_text("pod/tandem-copy-1\n")
-    cluster.sends({TOTAL: b'{"bytes": 2}', "log/a.jsonl": b"a\n", END: b""})
+    cluster.sends({TOTAL: b'{"bytes": 2, "checkpoints": []}', "log/a.jsonl": b"a\n", END: b""})
     cluster.copy(tmp_path / "run", "latest")
     verbs = [[word for word in ("create", "wait", "exec", "delete") if word in words] for words in cluster.asked]
     assert [verb for (verb,) in filter(None, verbs)] == ["create", "wait", "exec", "delete"]

@@ -22,6 +22,7 @@ from tandem_cli.main import application
 def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     (tmp_path / "src").mkdir()
     for name in ("train.py", "src/Train_GPT.py"):
         (tmp_path / name).touch()
@@ -115,6 +116,15 @@ def test_arguments_and_variables_are_the_same_in_the_job(args: list[str], variab
     found = job_of(parse(line.manifest(["train.py", *args]).encode(), "manifest")).spec.trainer
     assert found.args == args
     assert {one.name: one.value for one in found.env} == variables
+
+
+def test_what_accelerate_would_read_from_its_configuration_has_to_be_said(tmp_path: Path) -> None:
+    """Otherwise the training would be another one: in another precision, on another number of processes."""
+    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
+    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text("mixed_precision: bf16\n")
+    with pytest.raises(UserError, match=r"accelerate would read \S+default_config\.yaml, which Tandem does not"):
+        job("accelerate launch --num_processes 2 train.py")
+    assert job("accelerate launch --num_processes 2 --mixed_precision no train.py").spec.workers.processes == 2
 
 
 def test_init_writes_what_run_prints_and_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import environment, evaluator_environment
 from tandem.rundir.layout import RunDir
 from tandem.secrecy import HIDDEN, hidden, looks_secret
-from tandem_cli.job_words import warnings
+from tandem_cli.job_words import summary, warnings
 from tandem_cli.kubernetes.references import references
 from tandem_coordinator.prerequisites import Site, here, unmet
 from tandem_coordinator.prerequisites.site import Machine
@@ -80,6 +80,15 @@ def test_options_of_commands_are_judged_by_their_names() -> None:
     assert hidden({"command": command})["command"] == shown
     found = warnings(manifests.job("digits", trainer={"command": command}))
     assert [one.partition(" looks")[0] for one in found] == [f"spec.trainer.command[{at}]: this" for at in (2, 4)]
+    text = ["--pad-token", "<pad>", "--eos_token=</s>", "--token-limit", "512", "--key", "label", "--token-ids=3"]
+    assert hidden(text) == text, "tokens of a text, keys of a record"
+
+
+def test_options_in_the_line_of_a_shell_are_judged_too() -> None:
+    job = manifests.job("a", trainer={"command": ["bash", "-c", "python t.py --api-key s3cr3t --password=s3cr3t -v"]})
+    assert "python t.py --api-key (hidden) --password=(hidden) -v" in summary(job)
+    (warning,) = warnings(job)
+    assert warning.startswith("spec.trainer.command[2]: this looks like a secret")
 
 
 def test_nothing_of_them_is_sent_to_mlflow() -> None:
