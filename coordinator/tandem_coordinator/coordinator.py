@@ -347,6 +347,7 @@ class Coordinator:
                 group_state.Tick(
                     heard,
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
+                    saved_step=None if latest is None else latest.step,
                     own_file=self._observed.foreign_seen,
                     own_file_at=self._observed.foreign_looked,
                     training=self._reports.stepped,

@@ -312,6 +312,21 @@ def _got_no_further(state: State, before: Hashable, again: Signature | None) -> 
     return again.step <= before.step
 
 
+def outlived(state: State, saved: int | None) -> State:
+    """A checkpoint was saved: a failure and a hang at an earlier step were got over, and the next ones are others.
+
+    Args:
+        saved: steps completed in it, where that is known.
+    """
+    if saved is None:
+        return state
+    if isinstance(state.signature, Signature) and state.signature.step is not None and saved > state.signature.step:
+        state = replace(state, signature=None)
+    if state.hung_step is not None and saved > state.hung_step:
+        state = replace(state, hung_step=None, hung_times=0)
+    return state
+
+
 def hung_again(state: State, hung: Hung) -> Next:
     """A group hung: the job fails when it did so HANGS times at the same step."""
     if hung.step is None:

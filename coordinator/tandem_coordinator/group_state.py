@@ -312,6 +312,8 @@ class Tick:
     """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
     checkpoint: Hashable = None
     """The newest checkpoint: anything that tells it from the one before."""
+    saved_step: int | None = None
+    """Its step, where that is known."""
     own_file: tuple[int, str] | None = None
     """The newest one that a script has written in a way of its own, whole or not."""
     own_file_at: float = float("inf")

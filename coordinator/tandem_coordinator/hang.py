@@ -161,9 +161,10 @@ class HangWatch:
         return replicas.pop() if len(replicas) == 1 and len(self._marks) > 1 else ""
 
     @property
-    def step(self) -> int:
-        """The step that the ranks have come to."""
-        return max((mark.step for mark in self._all().values()), default=0)
+    def step(self) -> int | None:
+        """The step that the ranks have come to; None where a script does not say it."""
+        known = [mark.step for mark in self._all().values() if not mark.script or mark.step]
+        return max(known, default=None)
 
     def _all(self) -> _Marks:
         return {(rank, replica): mark for replica, ranks in self._marks.items() for rank, mark in ranks.items()}

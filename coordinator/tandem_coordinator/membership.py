@@ -252,7 +252,7 @@ def _wish(state: State, sync: Sync, now: float) -> Next:
     if state.saving is not None:
         return state, ()
     if sync.state == "joining" or sync.reason in ("MembershipChanged", "WorkerFailed"):
-        if state.finished:
+        if state.finished and failure is not None and failure.consequence:
             return close(*failures.blame_finished(state, failure, now), now)
         return close(state, Cause("PeerLost", f"{sync.replica} lost its connection to the group"), now)
     return state, ()
@@ -300,6 +300,7 @@ def _tick(state: State, tick: Tick, now: float) -> Next:
         before = state.checkpoint_at
         regular = state.open and before is not None and before > state.changed
         state = replace(state, checkpoint_at=now, checkpoint_every=now - before if regular and before else None)
+        state = failures.outlived(state, tick.saved_step)
     # A rank that has ended, or is late, does not take its step back.
     training = state.open and (tick.training or state.training)
     saving = state.saving

@@ -458,7 +458,7 @@ class ElasticRun:
         """Stage a checkpoint of the state after `step`. Collective."""
         if self.step != self._first + 1:
             self._replicas.compare(self.step)
-        for name, why in self._train_state.lost_in_round_trip().items():
+        for name, why in self._train_state.lost_in_round_trip(self._context.group).items():
             if self._context.group.rank == 0:
                 log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, why)
         position = self._data.position(self.data_step)

@@ -29,6 +29,7 @@ class Job:
         self.training = self.can_save = self.scripted = self.saving = self.pausing = self.finishing = False
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
+        self.saved_step: int | None = None
         self.own_file: tuple[int, str] | None = None
         self.own_file_at = float("inf")
         self.leaving: set[str] = set()
@@ -39,6 +40,7 @@ class Job:
         self.tell(
             Tick(
                 checkpoint=self.checkpoint,
+                saved_step=self.saved_step,
                 own_file=self.own_file,
                 own_file_at=self.own_file_at,
                 training=self.training,

@@ -527,6 +527,39 @@ def test_the_third_hang_at_the_same_step_ends_the_job_and_says_what_helps() -> N
     assert "elasticity.hangSeconds" in _end(job).cause.detail
 
 
+@pytest.mark.parametrize("saved", [None, 40])
+def test_what_was_got_over_is_another_failure_when_it_comes_again(saved: int | None) -> None:
+    """A network that is bad at three starts in a month, with 90,000 steps in between, is no mistake."""
+    job = group()
+    for number in (2, 3, 4):
+        job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=0))
+        job.joins("worker-0", generation=number - 1)
+        job.joins("worker-1", generation=number - 1)
+        if job.failed():
+            break
+        _forms_again(job, number)
+        job.saved_step = saved
+        _trains(job, saved=True)
+    assert job.failed() == (saved is None)
+
+
+@pytest.mark.parametrize("saved", [50, 90_000])
+def test_a_mistake_that_came_again_after_further_steps_were_saved_is_tried_again(saved: int) -> None:
+    job = group()
+    _trains(job)
+    _fails(job, "worker-0", step=50, **KEY)
+    _forms_again(job, 2)
+    job.saved_step = saved
+    _trains(job, saved=True)
+    job.say("worker-1", "leaving", generation=2)
+    job.joins("worker-1", incarnation="again")
+    job.joins("worker-0", generation=2)
+    _forms_again(job, 3)
+    _fails(job, "worker-0", step=0, **KEY)
+    job.passes(0.5)
+    assert job.failed() == (saved == 50)
+
+
 def test_hangs_at_other_steps_use_up_the_budget() -> None:
     job = group()
     for number, step in ((2, 70), (3, 70), (4, 90), (5, 90), (6, 70)):

@@ -67,3 +67,13 @@ def test_who_has_finished_is_remembered_for_as_long_as_its_generation_is_the_new
     second.claim(2)
     second.record(CoordinatorState(owner=second.owner, generation=6, replicas=2, target=2))
     assert StateStore(rundir).claim(2).finished == []
+
+
+def test_a_change_of_settings_is_known_until_a_generation_has_read_it(tmp_path: Path) -> None:
+    """The job's file has the new ones at once; a coordinator that ends before the group has saved would forget it."""
+    rundir = run_directory(tmp_path / "run", job())
+    StateStore(rundir).claim(2, "the job has changed checkpoint.everySteps")
+    second = StateStore(rundir)
+    assert second.claim(2).settings_changed == "the job has changed checkpoint.everySteps"
+    second.record(CoordinatorState(owner=second.owner, generation=1, replicas=2, target=2))
+    assert StateStore(rundir).claim(2).settings_changed == ""

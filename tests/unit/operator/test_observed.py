@@ -6,10 +6,11 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.informer import Cache
-from tandem_operator.observed import Pod, children, observe
+from tandem_operator.observed import InvalidSpec, Pod, children, observe, parsed
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch
+from tests.support import manifests
 from tests.support.worlds.operator_job import NOW, UID, coordinator, worker
 from tests.support.worlds.operator_world import merged
 
@@ -81,6 +82,27 @@ def test_a_container_beside_ours_that_does_not_start_is_named(where: str) -> Non
     ours = {"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}
     found = pod("Pending", **{"containerStatuses": [ours], where: [ours, beside]})
     assert (found.waiting, found.words) == ("ImagePullBackOff", "container fetch: no such image")
+
+
+@pytest.mark.parametrize(
+    ("container", "begun"),
+    [
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False),
+        ({"state": {"running": {}}}, True),
+        ({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 1}, True),
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": {"terminated": {}}}, True),
+    ],
+)
+def test_a_container_that_waits_to_be_started_again_has_begun(container: dict[str, Any], begun: bool) -> None:
+    """Its pod would be ended otherwise, as one that never begins."""
+    assert pod("Pending", containerStatuses=[{"name": "worker", **container}]).has_begun is begun
+
+
+def test_parameters_that_the_coordinator_would_refuse_at_each_start_are_no_job() -> None:
+    trainer = {"task": "causal-lm", "parameters": {"lenght": 64}}
+    body = manifests.manifest("digits", "lab", trainer=trainer)
+    with pytest.raises(InvalidSpec, match=r"^spec\.trainer\.parameters\.lenght: "):
+        parsed(body)
 
 
 def test_an_init_container_that_failed_says_why_its_pod_ended() -> None:

@@ -73,7 +73,7 @@ def test_events_are_read_rarely_and_of_few_pods(clock: Clock, monkeypatch: pytes
     monkeypatch.setattr(world.cluster, "events", events, raising=False)
     passes(world, clock, names.WORKER, 100)
     assert 0 < asked <= MAX_ASKED * 100 / 20
-    assert "its node says no more" in (world.status.message or "")
+    assert "its Events cannot be read" in (world.status.message or "")
 
 
 def test_the_newest_event_explains() -> None:

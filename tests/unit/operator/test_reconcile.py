@@ -11,7 +11,7 @@ from tandem_operator.job_memory import Attempt, place, writing
 from tandem_operator.objects import Volumes
 from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
-from tandem_operator.pod_starts import MAX_START_SECONDS
+from tandem_operator.pod_starts import MAX_START_SECONDS, UNREAD
 from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
 from tandem_operator.replicas import LONGEST_PAUSE
 from tandem_operator.reporting import Want
@@ -85,10 +85,13 @@ def test_a_pod_that_does_not_begin_is_ended_unless_its_image_is_pulled() -> None
     facts = {"phase": "Pending", "ready": False, "started": None, "placed": NOW - MAX_START_SECONDS}
     pod = worker(1, **facts)
     there = surroundings(of, worker(0), pod)
-    for want, ends in ((mount, [pod]), (Want("Pulling", 'Pulling image "x"'), []), (None, [pod])):
+    # Of those that were not asked about yet, nobody knows whether their image is pulled.
+    for want, ends in ((mount, [pod]), (Want("Pulling", 'Pulling image "x"'), []), (UNREAD, []), (None, [])):
         plan = decided(of, there, heard=heard("Starting"), starts={} if want is None else {pod.uid: want})
         assert list(plan.end) == ends
         assert plan.status.message == (None if want is None else f"{pod.name}: {want.message}")
+    backs_off = replace(pod, waiting="ImagePullBackOff")
+    assert list(decided(of, surroundings(of, worker(0), backs_off), heard=heard("Starting")).end) == [backs_off]
     soon = surroundings(of, worker(0), replace(pod, placed=NOW - MAX_START_SECONDS + 1))
     assert decided(of, soon, heard=heard("Starting"), starts={pod.uid: mount}).end == ()
 

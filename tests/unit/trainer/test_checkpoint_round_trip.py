@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from tandem_trainer.checkpoint import round_trip
 from tandem_trainer.checkpoint.round_trip import MAX_BYTES, RoundTrip, differences
 from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.process_group import Group
 from tandem_trainer.session import Session
 from tests.support.own_state import WRAPPED, Recorded, Seen, adam
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
 
 
 class Counter:
@@ -67,16 +70,16 @@ def test_an_object_that_does_not_take_back_all_of_its_state_is_named_once(kind: 
     counter = Counter(kind)
     state = kept(counter=counter)
     counter.step()
-    assert state.lost_in_round_trip() == {"counter": why}
-    assert state.lost_in_round_trip() == {}
+    assert state.lost_in_round_trip(ALONE) == {"counter": why}
+    assert state.lost_in_round_trip(ALONE) == {}
 
 
 def test_an_object_is_tried_until_it_has_something_to_lose() -> None:
     counter = Counter("nothing")
     state = kept(counter=counter)
-    assert state.lost_in_round_trip() == {}, "it has the state of a new one"
+    assert state.lost_in_round_trip(ALONE) == {}, "it has the state of a new one"
     counter.step()
-    assert [*state.lost_in_round_trip()] == ["counter"]
+    assert [*state.lost_in_round_trip(ALONE)] == ["counter"]
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -109,7 +112,7 @@ def test_schedules_and_optimizers_take_all_back_and_the_run_stays_as_it_was(kind
         schedule.step()
     before = net.weight.detach().clone()
     rate = optimizer.param_groups[0]["lr"]
-    assert state.lost_in_round_trip() == {}
+    assert state.lost_in_round_trip(ALONE) == {}
     assert torch.equal(net.weight, before)
     assert optimizer.param_groups[0]["lr"] == rate
 
@@ -128,12 +131,14 @@ def test_an_optimizer_that_forgets_is_named() -> None:
     state.copy_objects()
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    assert state.lost_in_round_trip() == {"optimizer": "Short loses or changes taken of its state when it loads it"}
+    assert state.lost_in_round_trip(ALONE) == {
+        "optimizer": "Short loses or changes taken of its state when it loads it"
+    }
     # One that has got a group since is another one at a restart, too.
     state.copy_objects()
     net.more = nn.Parameter(torch.zeros(1))
     optimizer.add_param_group({"params": [net.more]})
-    assert state.lost_in_round_trip() == {}
+    assert state.lost_in_round_trip(ALONE) == {}
 
 
 class Forgetful(Seen):
@@ -148,7 +153,7 @@ def test_a_module_that_loads_in_its_own_way_is_tried() -> None:
     assert {*state._round_trips} == {"module seen", "module recorded", "module bad"}
     for name in ("seen", "recorded", "bad"):
         net[name].update(2.0)  # type: ignore[operator]
-    assert state.lost_in_round_trip() == {
+    assert state.lost_in_round_trip(ALONE) == {
         "module bad": "Forgetful loses or changes values of its state when it loads it"
     }
     assert float(net["seen"].total) == 2.0  # type: ignore[arg-type]
@@ -223,7 +228,7 @@ def test_an_object_that_refers_to_the_model_changes_neither_it_nor_what_is_drawn
     before = net.weight.detach().clone()
     drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     assert state._round_trips["engine"]._copy is not None
-    assert state.lost_in_round_trip() == {}
+    assert state.lost_in_round_trip(ALONE) == {}
     assert torch.equal(net.weight, before)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == drawn
 
@@ -258,3 +263,40 @@ def test_a_run_says_at_its_first_save_what_would_be_lost(tmp_path: Path, caplog:
         "kept=counter would not come back from this checkpoint as it is: Counter loses or changes ema, steps of its "
         "state when it loads it"
     ]
+
+
+def test_all_ranks_ask_an_object_for_its_state_as_often() -> None:
+    """It may be a collective, and what one rank's object has seen is not what another's has."""
+
+    class Counted(Counter):
+        asked = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            return super().state_dict()
+
+    class Rank(Group):
+        """One of two ranks; what rank 0 says is `first`."""
+
+        first: Any = None
+
+        def __init__(self, number: int) -> None:
+            super().__init__(0, 1, 0, torch.device("cpu"))
+            self.number = number
+
+        def tell(self, value: Any) -> Any:
+            if self.number == 0:
+                Rank.first = value
+            return Rank.first
+
+    counters = Counted(), Counted()
+    states = [kept(counter=one) for one in counters]
+    before = [one.asked for one in counters]
+    counters[1].step()
+    for save in range(4):
+        for rank, state in enumerate(states):
+            state.lost_in_round_trip(Rank(rank))
+        assert len({one.asked - count for one, count in zip(counters, before, strict=True)}) == 1
+        if save == 1:
+            counters[0].step()
+    assert counters[0].asked - before[0] == 3, "rank 0 has seen it change at the third save"

@@ -24,8 +24,10 @@ alone (it can neither give out batches nor say where an epoch begins), a subclas
 trainers), a copy of the Trainer's loop.
 """
 
+import inspect
 import json
 import logging
+import os
 import re
 import tempfile
 from collections import deque
@@ -109,7 +111,7 @@ def _refuse_others(trainer: Trainer) -> None:
     """
     args = trainer.args
     library = next(cls for cls in type(args).__mro__ if _is_of_library(cls))
-    defined = {name: cls for cls in reversed(type(args).__mro__) for name in vars(cls).get("__annotations__", {})}
+    defined = {name: cls for cls in reversed(type(args).__mro__) for name in inspect.get_annotations(cls)}
     # A script's own class may have other defaults, and fields that are none of the library's business.
     defaults = {
         one.name: one.default_factory() if one.default_factory is not MISSING else one.default
@@ -146,7 +148,9 @@ def _names(thing: object) -> list[str]:
 
 def _is_inside(path: object, folder: str | None) -> bool:
     """Whether what a script resumes from is nothing, the newest there is, or in the folder of its own checkpoints."""
-    return not isinstance(path, str) or Path(path).absolute().is_relative_to(Path(folder or ".").absolute())
+    return not isinstance(path, str | os.PathLike) or Path(path).absolute().is_relative_to(
+        Path(folder or ".").absolute()
+    )
 
 
 class _TrainerState:

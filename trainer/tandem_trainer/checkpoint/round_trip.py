@@ -63,15 +63,21 @@ class RoundTrip:
         self._errors = DOES_NOT_FIT if placeholders else (*DOES_NOT_FIT, RuntimeError)
         self._copy = _copied(given, placeholders)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to be tried."""
+        return self._copy is None
+
     def problem(self) -> str:
-        """What the object loses or changes, as a sentence; empty where nothing is known to be lost."""
-        if self._copy is None:
-            return ""
+        """What the object loses or changes, as a sentence; empty where nothing is known to be lost. Asks the object for
+        its state once, also where that is over: its `state_dict` may be a collective."""
         with _undisturbed():
             return self._tried()
 
     def _tried(self) -> str:
         saved, copied = self._live.state_dict(), self._copy
+        if copied is None:
+            return ""
         kind = type(self._live).__name__
         try:
             has_changed = any(differences(saved, copied.state_dict()))

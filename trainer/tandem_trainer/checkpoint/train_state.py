@@ -261,14 +261,18 @@ class TrainState:
                 if one.has_custom_load
             }
 
-    def lost_in_round_trip(self) -> dict[str, str]:
+    def lost_in_round_trip(self, group: Group) -> dict[str, str]:
         """By name what an object loses or changes when it loads the state that it gives now, as a sentence. Each object
-        is tried until its state is another one than when it was copied, and then never again."""
+        is tried until its state is another one on rank 0 than when it was copied, and then never again. Collective."""
         for one in self._optimizers:
             if one.has_added_groups:
                 # A restart adds them first.
                 self._round_trips.pop(f"optimizer {one.name}".strip(), None)
-        return problems(self._round_trips)
+        found = problems(self._round_trips)
+        over = [name for name, one in self._round_trips.items() if one.is_over]
+        for name in group.tell({"over": over})["over"]:
+            self._round_trips.pop(name, None)
+        return found
 
     def contents(self, loop: Mapping[str, Any]) -> Contents:
         """The state as it is now; tensors alias the live ones.
