@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
+from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors
 from tandem_cli.report.run import Floats, Run, with_histograms
@@ -137,7 +138,8 @@ def _world(run: Run, summary: Summary) -> str:
     if changes:
         why = ", ".join(dict.fromkeys(reason(one.reason) for one in changes if one.reason))
         changed = f"The group changed {'once' if len(changes) == 1 else f'{len(changes):,} times'}"
-        said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
+        missing = next((outage.without for outage in outages(run.generations)), "step")
+        said.append(changed + (f": {why}." if why else ".") + f" Shaded: time without a {missing}.")
     elif run.generations:
         said.append("The group never changed.")
     return " ".join(said)
