@@ -92,7 +92,7 @@ def page(run: Run, summary: Summary, clock: Clock, pictures: Sequence[DrawnPictu
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
         f"as it was at {moment(run.ended_at)}.</p></footer>",
     ]
-    return document(run.name, body)
+    return document(run.title, body)
 
 
 def _with_contents(sections: Sequence[str]) -> list[str]:
@@ -141,7 +141,7 @@ def _header(run: Run, summary: Summary) -> str:
         for kind, name, value, more in _tiles(run, summary)
     )
     return (
-        f'<header><div class="title"><h1>{escape(run.name)}</h1>'
+        f'<header><div class="title"><h1>{escape(run.title)}</h1>'
         f'<span class="result {run.result}">{phase_word(run.result, run.message)}</span></div>'
         f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )

@@ -82,8 +82,10 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     trained_at = max((log.last_at for log in train if log.last_at is not None), default=0.0)
     left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + LEFT_SECONDS
     result, message = _result(rundir, heard_at, now(), left)
+    name = job.metadata.name if job else path.resolve().name
     return Run(
-        name=job.metadata.name if job else path.resolve().name,
+        name=name,
+        title=rundir.title(name),
         job=job,
         job_text=job_text,
         result=result,

@@ -204,6 +204,8 @@ class Run:
 
     name: str
     """Of the job."""
+    title: str
+    """What tells it from other runs of the job."""
     job: DistributedTrainingJob | None
     """The job as it was resolved; None when its file is missing or unreadable."""
     job_text: str
