@@ -177,6 +177,7 @@ def _read_status(path: Path, alive: bool) -> Status:
             against_base=found.against_base,
             troubles=found.troubles if found.troubles != Troubles() else None,
             ledger=_ledger(rundir),
+            start_time=rfc3339(records[0].started_at) if records else None,
             completion_time=rfc3339(at) if isinstance(at, int | float) else None,
         )
     return Status(phase="Pending", message="its files cannot be read")

@@ -126,7 +126,9 @@ def _title(job: JobSummary, now: float) -> Text:
     status = job.status
     began, ended = seconds(status.start_time), seconds(status.completion_time)
     words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
-    words += [f"took {elapsed(ended - began)}"] if began is not None and ended is not None else []
+    if began is not None and ended is not None:
+        # While what is left is evaluated, the job goes on.
+        words.append(f"{'trained' if status.phase == 'Draining' else 'took'} {elapsed(ended - began)}")
     return Text.assemble(
         (job.name, "bold"),
         "  ",
