@@ -56,6 +56,12 @@ class Steps:
         broken: npt.NDArray[np.bool_] = ~np.isfinite(self.loss)
         return broken if self.lossless is None else broken & ~self.lossless
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last step of which one was logged; None if that is NaN or infinite, or there is none."""
+        logged = self.loss if self.lossless is None else self.loss[~self.lossless]
+        return float(logged[-1]) if len(logged) and np.isfinite(logged[-1]) else None
+
 
 @dataclass(frozen=True)
 class Rates:

@@ -43,7 +43,7 @@ class RunResult:
     total: int | None = None
     """Steps that were to be made."""
     loss: float | None = None
-    """Of the last step that was made."""
+    """Of the last step that has one."""
     checkpoint: str = ""
     """The newest checkpoint's name."""
     best: str = ""
@@ -172,15 +172,17 @@ def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, f
 
 
 def _last_until(path: Path, most: int | None) -> tuple[int, float | None] | None:
-    """The last step of a log that is not behind `most`, and its loss."""
+    """The last step of a log that is not behind `most`, and the loss of the last one that has one."""
     size = path.stat().st_size
     for start in sorted({max(0, size - STEPS_BYTES), 0}, reverse=True):
-        last: Step | None = None
+        last, loss = None, None
         for record in LogReader(path, TRAINING, start):
             if isinstance(record, Step) and (most is None or record.step <= most):
-                last = record
+                last = record.step
+                # A script may log the loss of every tenth step only.
+                loss = record.loss if "loss" in record.model_fields_set else loss
         if last is not None:
-            return last.step, last.loss if last.loss is not None and math.isfinite(last.loss) else None
+            return last, loss if loss is not None and math.isfinite(loss) else None
     return None
 
 

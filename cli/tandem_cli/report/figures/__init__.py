@@ -96,11 +96,11 @@ def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> 
 def _training(run: Run, summary: Summary) -> str:
     said = []
     finite = run.counted.loss[np.isfinite(run.counted.loss)]
-    if len(finite):
-        first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
+    first, last = next(iter(finite), None), run.counted.last_loss
+    if first is not None and last is not None:
         went = "fell" if last < first else "went"
         steps = several(summary.steps, "step")
-        said.append(f"The training loss {went} from {number(float(first))} to {number(float(last))} in {steps}.")
+        said.append(f"The training loss {went} from {number(float(first))} to {number(last)} in {steps}.")
     if broken := int(run.counted.broken.sum()):
         said.append(f"It was not finite in {several(broken, 'step')}.")
     if run.best and run.best.evaluation:
