@@ -148,9 +148,11 @@ def _header(run: Run, summary: Summary) -> str:
 
 
 def _troubles(run: Run) -> str:
-    """A line for each kind of trouble; red where it is grave."""
+    """A line for each kind of trouble, red where it is grave, and for what was promised and not done."""
     kinds = {"error": "why bad", "warning": "why", "info": "note"}
-    return "".join(f'<p class="{kinds[one.level]}">{escape(one.text)}</p>' for one in told(run.troubles))
+    troubles = [(kinds[one.level], one.text) for one in told(run.troubles)]
+    missed = [("why", f"Missed: {sentence}") for sentence in run.missed]
+    return "".join(f'<p class="{kind}">{escape(text)}</p>' for kind, text in [*troubles, *missed])
 
 
 def _lead(run: Run) -> str:

@@ -268,6 +268,8 @@ class Run:
     """Saves that were skipped: step and why."""
     troubles: Troubles
     """What went wrong and did not end it."""
+    missed: tuple[str, ...]
+    """What was promised and not done though it ended well: what, why and what helps, a sentence each."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
     ledger: Ledger | None = None

@@ -79,7 +79,7 @@ def result(run_dir: RunDir) -> RunResult:
     saved = run_dir.committed()
     done = run_dir.done() or {}
     final = done.get("final") or {}
-    words = [word for path in run_dir.evaluations.glob("step-*/*.json") if (word := evaluations.last_word(path))]
+    words = _last_words(run_dir)
     best = evaluations.best(run_dir)
     step = final.get("step", saved[0].step if saved else None)
     logged, loss, total = _trained(run_dir)
@@ -103,6 +103,15 @@ def result(run_dir: RunDir) -> RunResult:
         restarts=_restarts(run_dir),
         missed=_missed(run_dir, words),
     )
+
+
+def missed(run_dir: RunDir) -> list[str]:
+    """What was promised and not done, of a run that ended well: what, why and what helps, a sentence each."""
+    return _missed(run_dir, _last_words(run_dir)) if run_dir.done() is not None else []
+
+
+def _last_words(run_dir: RunDir) -> list[LastWord]:
+    return [word for path in run_dir.evaluations.glob("step-*/*.json") if (word := evaluations.last_word(path))]
 
 
 def _missed(run_dir: RunDir, words: Sequence[LastWord]) -> list[str]:

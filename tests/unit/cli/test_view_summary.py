@@ -11,7 +11,11 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN
 from tandem.rundir.watched import OVERWRITTEN, Watched
 from tandem.status import CheckpointRef
+from tandem_cli.local.run_view import look
+from tandem_cli.report.writing import write
+from tandem_cli.terminal import tables
 from tandem_cli.terminal.summary import RunResult, complete, result
+from tandem_cli.terminal.tables import view_record
 from tests.support import manifests
 
 
@@ -98,6 +102,15 @@ class TestWhatWasPromisedAndNotDone:
         evaluations.fail(run_dir, one, "the program ended with exit code 1: OSError: image 7.png is truncated")
         assert "step-000000020: its evaluation failed: the program ended" in self.said(run_dir)
         assert "7.png is truncated" in self.said(run_dir)
+
+    def test_status_and_report_say_it_too(self, run_dir: RunDir) -> None:
+        sentence = "evaluators.watch: out/*.pt matched nothing in"
+        assert sentence not in " ".join(look(run_dir.path).job.missed), "it may still come"
+        run_dir.mark_done(CheckpointRef(name="step-000000020", step=20, generation=1))
+        seen = look(run_dir.path)
+        assert any(line.plain.lstrip().startswith(f"missed{' ' * 6}") for line in tables.job_lines(seen, None, 0.0))
+        assert sentence in view_record(seen)["missed"][0]
+        assert f"Missed: {sentence}" in write(run_dir.path, png=False).page.read_text("utf-8")
 
     def test_a_run_directory_that_was_emptied(self, run_dir: RunDir) -> None:
         run_dir.job_file.unlink()
