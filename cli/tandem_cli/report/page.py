@@ -302,6 +302,7 @@ def _checkpoint(
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     base = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else {}
     kind = "best" if best else "off" if not checkpoint.counts else ""
+    file = f"{escape(checkpoint.path)}: " if checkpoint.path else ""
     return (
         f'<tr class="{kind}">'
         + _cells(
@@ -315,7 +316,7 @@ def _checkpoint(
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
             *(_score(other, metrics, base) for other in others),
         )
-        + f'<td class="long">{_fate(checkpoint, clock)}</td></tr>'
+        + f'<td class="long">{file}{_fate(checkpoint, clock)}</td></tr>'
     )
 
 

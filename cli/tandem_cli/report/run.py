@@ -190,6 +190,8 @@ class RunCheckpoint:
     """Why evaluators passed it over, if they did."""
     bad: str | None = None
     """What is wrong with it, if something is."""
+    path: str = ""
+    """In the run directory, where a script has written it in a way of its own."""
 
 
 @dataclass(frozen=True)

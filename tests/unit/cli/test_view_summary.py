@@ -96,6 +96,8 @@ class TestWhatWasPromisedAndNotDone:
                 evaluations.skip(run_dir, one.reference, OVERWRITTEN)
         assert "2 of 3 states of last.pt were overwritten" in self.said(run_dir)
         assert "ckpt-{step}.pt" in self.said(run_dir)
+        page = write(run_dir.path, png=False).page.read_text("utf-8")
+        assert f"last.pt: skipped: {OVERWRITTEN}" in page, "the table names the file"
 
     def test_which_checkpoint_could_not_be_evaluated_and_why(self, run_dir: RunDir) -> None:
         one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN)
