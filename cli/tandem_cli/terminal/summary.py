@@ -283,11 +283,25 @@ def saved_words(step: int | None, own_command: bool) -> str:
     return "what it has saved itself stays as it is" if own_command else "nothing was saved yet"
 
 
+def lost_words(found: RunResult, own_command: bool) -> str:
+    """Which steps a run that does not go on has made and not saved; empty if all are saved, or that is not known.
+
+    Args:
+        own_command: a command of the user's own trains, and may keep checkpoints of its own.
+    """
+    if found.made is None or (found.step is None and own_command):
+        return ""
+    lost = found.made - (found.step or 0)
+    since = "since the last save" if found.step is not None else "since the start"
+    return f"{several(lost, 'step')} {since}, up to step {number(found.made)}" if lost > 0 else ""
+
+
 def interrupted(
     name: str, found: RunResult, shown: str, again: str, evaluates: bool, own_command: bool = False
 ) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
+    rows += [("lost", lost)] if (lost := lost_words(found, own_command)) else []
     rows += _troubled(found.troubles)
     if evaluates and found.left:
         rows.append(("evaluated", f"all but {several(found.left, 'checkpoint')}, which the same command goes on with"))
@@ -298,7 +312,13 @@ def interrupted(
 
 
 def failed(
-    name: str, message: str, log: str, tail: Sequence[str], again: str, troubles: Troubles | None = None
+    name: str,
+    message: str,
+    log: str,
+    tail: Sequence[str],
+    again: str,
+    troubles: Troubles | None = None,
+    lost: str = "",
 ) -> Group:
     """A run that has failed for good.
 
@@ -307,8 +327,10 @@ def failed(
         tail: its last lines.
         again: how to try again, '' where that would not help.
         troubles: what went wrong before that and did not end it.
+        lost: which steps it has made and not saved, in words; '' if none are known.
     """
-    rows = _troubled(troubles)
+    rows = [("lost", lost)] if lost else []
+    rows += _troubled(troubles)
     rows += [("log", log)] if log else []
     rows += [("try again", again)] if again else []
     quoted = [Text(f"    {one_line(line)}", "dim") for line in tail]

@@ -14,7 +14,7 @@ from tandem.status import CheckpointRef
 from tandem_cli.local.run_view import look
 from tandem_cli.report.writing import write
 from tandem_cli.terminal import tables
-from tandem_cli.terminal.summary import RunResult, complete, result
+from tandem_cli.terminal.summary import RunResult, complete, failed, interrupted, lost_words, result
 from tandem_cli.terminal.tables import view_record
 from tests.support import manifests
 
@@ -55,6 +55,28 @@ def test_the_time_is_that_of_the_steps_it_is_told_with(
     steps: int | None, seconds: float | None, before: int | None, words: str
 ) -> None:
     assert first_line(RunResult(step=steps), seconds, before) == words
+
+
+@pytest.mark.parametrize(
+    ("found", "own_command", "lost"),
+    [
+        (RunResult(step=10_000, made=12_500), False, "2,500 steps since the last save, up to step 12,500"),
+        (RunResult(step=10_000, made=12_500), True, "2,500 steps since the last save, up to step 12,500"),
+        (RunResult(made=1), False, "1 step since the start, up to step 1"),
+        (RunResult(made=12_500), True, ""),
+        (RunResult(step=20, made=20), False, ""),
+        (RunResult(), False, ""),
+    ],
+)
+def test_a_run_that_was_stopped_or_failed_says_which_steps_are_lost(
+    found: RunResult, own_command: bool, lost: str
+) -> None:
+    stopped = words(interrupted("digits", found, "runs/digits", "tandem run", evaluates=False, own_command=own_command))
+    ended = words(failed("digits", "the disk is full", "", [], "", lost=lost_words(found, own_command)))
+    for text in (stopped, ended):
+        assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("  lost ")] == (
+            [lost] if lost else []
+        )
 
 
 class TestWhatWasPromisedAndNotDone:
