@@ -6,7 +6,7 @@ from pathlib import Path
 from tandem.status import Progress, Snapshot, Status
 from tandem.supervision import Child
 from tandem_cli.local.child import last_lines
-from tandem_cli.local.local_run import waiting_for
+from tandem_cli.local.local_run import waiting_for, with_end
 from tandem_cli.local.run_output import Logs
 from tandem_cli.log_lines import LONGEST
 
@@ -58,3 +58,14 @@ def test_a_line_without_an_end_is_never_held_whole(tmp_path: Path) -> None:
     with log.open("ab") as file:
         file.write(b" ended\n")
     assert [line.text for line in logs.lines()] == ["not yet ended"]
+
+
+def test_while_what_is_left_is_evaluated_the_steps_are_those_of_the_whole_run() -> None:
+    end = Progress(step=92, total_steps=92, percent=100.0)
+    behind = Progress(step=80, total_steps=92)
+    for known in (None, Progress(step=92), behind):
+        snapshot = Snapshot(job="mine", time=0.0, status=Status(progress=known))
+        assert with_end(snapshot, end).status.progress == end
+        assert with_end(snapshot, None) == snapshot
+    heard = Snapshot(job="mine", time=0.0, status=Status(progress=end.model_copy(update={"epoch": 4.0})))
+    assert with_end(heard, end) == heard
