@@ -73,6 +73,8 @@ class JobSummary:
     """Whether the operator has written a status."""
     leaving: bool
     """Whether it is being deleted."""
+    missed: tuple[str, ...] = ()
+    """What was promised and not done though it ended well, a sentence each; of runs of this machine."""
 
     @property
     def ended(self) -> bool:

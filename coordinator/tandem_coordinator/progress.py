@@ -105,6 +105,11 @@ class Reports:
         return any(report.script for _, report in self.everyone())
 
     @property
+    def of_session(self) -> bool:
+        """Whether a rank, of whatever generation, has said how far it is and obeys orders, as a session does."""
+        return self._lead is not None and not self._lead.script
+
+    @property
     def not_finite(self) -> RankReport | None:
         """What the first rank of such a script says, while its loss is NaN or infinite."""
         lead = self._lead if self.stepping else None

@@ -190,9 +190,10 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
     if state.end is not None or state.failing is not None:
         return "Failed"
     if state.open:
-        # A built-in task says how far it is as soon as it makes a step.
-        silent = reports.silent and job.spec.trainer.command is not None
-        if reports.stepping or (silent and _all_run(state)):
+        # A built-in task says how far it is as soon as it makes a step, and so does a session. Before that was heard
+        # once, nobody knows what a script is: it runs when its processes do, and goes on to, whatever it says.
+        unknown = job.spec.trainer.command is not None and not reports.of_session
+        if reports.stepping or (unknown and _all_run(state)):
             return "Running"
         return "Starting" if state.number == state.first else "Restarting"
     if state.number >= state.first and state.cause.reason != "Started":

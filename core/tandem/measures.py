@@ -72,6 +72,9 @@ class Outage:
     """The last step before it, seconds since the epoch."""
     end: float
     """The first step after it."""
+    without: str = "step"
+    """What is missing meanwhile: a step, or the whole group, where no steps are logged. Then `begin` is when one
+    generation was closed, and `end` when the next one was formed: how long its script takes to start is not known."""
 
     @property
     def seconds(self) -> float:
@@ -101,7 +104,7 @@ def outages(generations: Iterable[Generation]) -> list[Outage]:
             if went_on is None:
                 continue
             begin = stopped if one.opened_at is None else min(stopped, one.opened_at)
-            found.append(Outage(reason, begin, max(begin, went_on)))
+            found.append(Outage(reason, begin, max(begin, went_on), "group" if stepless else "step"))
             reason = ""
         ended = one.closed_at if stepless else one.last_step_at
         stopped = ended if ended is not None else stopped

@@ -40,7 +40,7 @@ PHASE = Metric("tandem_phase", "gauge", "1 for the phase that the job is in, 0 f
 STEP = Metric("tandem_step", "gauge", "Optimizer steps completed; falls back when training resumes from a checkpoint.")
 TOTAL_STEPS = Metric("tandem_steps_planned", "gauge", "Optimizer steps of the whole run.")
 EPOCH = Metric("tandem_epoch", "gauge", "Passes over the training data, with their fraction.")
-LOSS = Metric("tandem_loss", "gauge", "Training loss, mean over the last reported steps.")
+LOSS = Metric("tandem_loss", "gauge", "Training loss of the last step that has one.")
 LEARNING_RATE = Metric(
     "tandem_learning_rate", "gauge", "Learning rate of the last step; of the first group of parameters."
 )

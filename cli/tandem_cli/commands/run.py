@@ -254,7 +254,7 @@ class _Run:
         evaluates = self._job.spec.evaluation.processes > 0
         failed = run_dir.failed()
         if failed is not None:
-            return self._failed(session, crew, failed)
+            return self._failed(session, crew, failed, found)
         own_command = self._job.spec.trainer.command is not None
         complete = run_dir.done() is not None or (own_command and not self._requests.count)
         if self._requests.count and not (complete and not (evaluates and found.left)):
@@ -275,7 +275,7 @@ class _Run:
             return ExitCode.FAILED
         return ExitCode.DONE
 
-    def _failed(self, session: LocalRun, crew: Crew, failed: dict[str, object]) -> ExitCode:
+    def _failed(self, session: LocalRun, crew: Crew, failed: dict[str, object], found: summary.RunResult) -> ExitCode:
         code = _exit_code(failed.get("exitCode"))
         mistake = code == ExitCode.USAGE
         replica = failed.get("replica")
@@ -296,7 +296,8 @@ class _Run:
                 str(self._path / "log" / f"{child}.txt") if child else "",
                 told,
                 "" if mistake or code == ExitCode.DIVERGED else self._again(),
-                summary.troubles_of(RunDir(self._path)),
+                found.troubles,
+                summary.lost_words(found, self._job.spec.trainer.command is not None),
             )
         )
         return code

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -25,7 +26,7 @@ from tandem.exitcode import ExitCode
 from tandem.formatting import number, several
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem.status import AGAIN, Event, Snapshot
+from tandem.status import AGAIN, Event, Progress, Snapshot
 from tandem.supervision import (
     Action,
     Ask,
@@ -212,6 +213,19 @@ def leaving_for(children: Iterable[Child], asked: Asked, saved: int | None, requ
     else:
         return "leaving"
     return f"{what}; Ctrl-C again leaves at once"
+
+
+def with_end(snapshot: Snapshot, end: Progress | None) -> Snapshot:
+    """A snapshot of a run whose training is complete, with how far it came: the ranks may have ended before the
+    coordinator heard of their steps, and it may not have seen yet that they are through.
+
+    Args:
+        end: how far training came, as its files tell it; None if that is not known.
+    """
+    known = snapshot.status.progress
+    if end is None or (known is not None and known.total_steps is not None and known.step >= end.step):
+        return snapshot
+    return snapshot.model_copy(update={"status": snapshot.status.model_copy(update={"progress": end})})
 
 
 def members_at_work(snapshot: Snapshot | None) -> list[str]:
@@ -507,6 +521,11 @@ class LocalRun:
     def _own_command(self) -> bool:
         return self._crew.job.spec.trainer.command is not None
 
+    @cached_property
+    def _end(self) -> Progress | None:
+        """How far training came. Read once, when it is complete."""
+        return over(self._crew.run_dir.path).progress
+
     def _last(self) -> Scene:
         """The run as its files tell it, now that it is over."""
         scene, status = self._scene(time.monotonic()), over(self._crew.run_dir.path)
@@ -518,6 +537,9 @@ class LocalRun:
 
     def _scene(self, now: float) -> Scene:
         snapshot = self._watch.newest if self._watch else None
+        draining = self._done_since is not None and not self._requests.count
+        if snapshot is not None and draining:
+            snapshot = with_end(snapshot, self._end)
         if snapshot is not None:
             self._trail = self._trail.follow(snapshot)
         notice = self._leaving(snapshot) if self._requests.count else ""
@@ -532,7 +554,7 @@ class LocalRun:
             leaving=bool(self._requests.count),
             own_command=self._own_command,
             output=self._output(now),
-            draining=self._done_since is not None and not self._requests.count,
+            draining=draining,
             cores=self._crew.cores,
             evaluates=spec.evaluation.processes > 0,
             snapshot=snapshot,

@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.errors import UserError
-from tandem_cli.log_lines import MOST, Line, shown
+from tandem_cli.log_lines import LONGEST, MOST, Line, shown
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?\b")
 _SECOND = 10**9
+CUT = f" … (this line is longer than {LONGEST // 2**20} MiB; its rest is not shown)"
 HIDDEN = ("guardian", "run")
 """Whose log is no news: the guardian's, and that of a `tandem run` in the background, which shows what others print."""
 
@@ -52,6 +53,8 @@ class Logs:
         self._path, self._names, self._role, self._tail = path, names, role, tail
         self._read: dict[Path, int] = {}
         self._at: dict[Path, int] = {}
+        self._cut: set[Path] = set()
+        """Those of which the rest of a line is passed over."""
 
     def lines(self) -> Iterator[Line]:
         """What has been printed since the last call, or so far."""
@@ -77,14 +80,21 @@ class Logs:
     def _of(self, file: Path) -> Iterator[Line]:
         with suppress(OSError), file.open("rb") as content:
             content.seek(self._read.get(file, 0))
-            for raw in content:
-                if not raw.endswith(b"\n"):
+            while raw := content.readline(LONGEST):
+                is_whole, was_cut = raw.endswith(b"\n"), file in self._cut
+                if not is_whole and len(raw) < LONGEST:
                     # Its rest is not written yet.
                     break
                 self._read[file] = self._read.get(file, 0) + len(raw)
+                if is_whole:
+                    self._cut.discard(file)
+                else:
+                    self._cut.add(file)
+                if was_cut:
+                    continue
                 text = raw[:MOST].decode(errors="replace")
                 at = self._at[file] = max(_time(text) or 0, self._at.get(file, 0))
-                yield Line(at, file.stem, shown(text))
+                yield Line(at, file.stem, shown(text) + ("" if is_whole else CUT))
 
 
 def _time(text: str) -> int | None:

@@ -5,6 +5,7 @@ While it goes on, its coordinator is asked; afterwards, or if that does not answ
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tandem.status import CheckpointRef, Event, MemberView, Progress, RankView, 
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.scheduler import SlurmError
+from tandem_cli.terminal.summary import missed as lacking
 from tandem_cli.terminal.summary import result
 from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
 
@@ -35,9 +37,14 @@ _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leavi
 def look(path: Path) -> JobView:
     """All about a run."""
     snapshot = _snapshot(path) if is_alive(path) else None
-    return JobView(
-        job=_job(path, snapshot), pods=processes(snapshot) if snapshot is not None else (), job_events=job_events(path)
-    )
+    job = replace(_job(path, snapshot), missed=_lacking(path) if snapshot is None else ())
+    return JobView(job=job, pods=processes(snapshot) if snapshot is not None else (), job_events=job_events(path))
+
+
+def _lacking(path: Path) -> tuple[str, ...]:
+    with suppress(OSError, ValueError):
+        return tuple(lacking(RunDir(path)))
+    return ()
 
 
 def look_briefly(path: Path) -> JobSummary:
@@ -177,6 +184,7 @@ def _read_status(path: Path, alive: bool) -> Status:
             against_base=found.against_base,
             troubles=found.troubles if found.troubles != Troubles() else None,
             ledger=_ledger(rundir),
+            start_time=rfc3339(records[0].started_at) if records else None,
             completion_time=rfc3339(at) if isinstance(at, int | float) else None,
         )
     return Status(phase="Pending", message="its files cannot be read")

@@ -10,7 +10,7 @@ import numpy as np
 
 from tandem.evaluation import Completions
 from tandem.model import whole
-from tandem.rundir import catalog, evaluations
+from tandem.rundir import catalog, evaluations, watched
 from tandem.rundir.catalog import Result, read_result
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.evaluations import BASE, METRICS, histograms, last_word, rank
@@ -44,6 +44,10 @@ def collect(
     except OSError as error:
         faults.append(f"checkpoints cannot be read: {error}")
     _add_evaluations(found, rundir, faults)
+    for one in watched.records(rundir):
+        key = (one.reference.name, one.reference.generation)
+        if key in found:
+            found[key] = replace(found[key], path=one.path)
     explained = {name for (name, _), checkpoint in found.items() if checkpoint.skipped}
     for evaluator in evaluators:
         for at, name in evaluator.skipped:

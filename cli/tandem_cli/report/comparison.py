@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.formatting import duration, metric_name, number, score
 from tandem.ledger import Ledger, amounts
-from tandem.model import Model, finite
+from tandem.model import Model
 from tandem.rundir.evaluations import direction
 from tandem.secrecy import hidden
 from tandem.status import phase_word
@@ -34,7 +34,7 @@ class Outcome:
     total_steps: int | None
     """Steps that were to be made."""
     loss: float | None
-    """Training loss of the last step."""
+    """Training loss of the last step that has one."""
     metric: str
     """What the best checkpoint is best in."""
     best: str
@@ -67,7 +67,7 @@ def outcome(run: Run, path: str) -> Outcome:
         state=phase_word(run.result, run.message),
         steps=summary.steps,
         total_steps=run.total_steps,
-        loss=finite(float(run.counted.loss[-1])) if len(run.counted) else None,
+        loss=run.counted.last_loss,
         metric=run.metric,
         best=run.best.name if run.best else "",
         best_step=run.best.step if run.best else None,

@@ -92,7 +92,7 @@ def page(run: Run, summary: Summary, clock: Clock, pictures: Sequence[DrawnPictu
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
         f"as it was at {moment(run.ended_at)}.</p></footer>",
     ]
-    return document(run.name, body)
+    return document(run.title, body)
 
 
 def _with_contents(sections: Sequence[str]) -> list[str]:
@@ -141,16 +141,18 @@ def _header(run: Run, summary: Summary) -> str:
         for kind, name, value, more in _tiles(run, summary)
     )
     return (
-        f'<header><div class="title"><h1>{escape(run.name)}</h1>'
+        f'<header><div class="title"><h1>{escape(run.title)}</h1>'
         f'<span class="result {run.result}">{phase_word(run.result, run.message)}</span></div>'
         f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )
 
 
 def _troubles(run: Run) -> str:
-    """A line for each kind of trouble; red where it is grave."""
+    """A line for each kind of trouble, red where it is grave, and for what was promised and not done."""
     kinds = {"error": "why bad", "warning": "why", "info": "note"}
-    return "".join(f'<p class="{kinds[one.level]}">{escape(one.text)}</p>' for one in told(run.troubles))
+    troubles = [(kinds[one.level], one.text) for one in told(run.troubles)]
+    missed = [("why", f"Missed: {sentence}") for sentence in run.missed]
+    return "".join(f'<p class="{kind}">{escape(text)}</p>' for kind, text in [*troubles, *missed])
 
 
 def _lead(run: Run) -> str:
@@ -300,6 +302,7 @@ def _checkpoint(
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     base = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else {}
     kind = "best" if best else "off" if not checkpoint.counts else ""
+    file = f"{escape(checkpoint.path)}: " if checkpoint.path else ""
     return (
         f'<tr class="{kind}">'
         + _cells(
@@ -313,7 +316,7 @@ def _checkpoint(
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
             *(_score(other, metrics, base) for other in others),
         )
-        + f'<td class="long">{_fate(checkpoint, clock)}</td></tr>'
+        + f'<td class="long">{file}{_fate(checkpoint, clock)}</td></tr>'
     )
 
 

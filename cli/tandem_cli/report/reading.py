@@ -41,6 +41,7 @@ from tandem_cli.report.logs import (
     read_train_log,
 )
 from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use, moment, text
+from tandem_cli.terminal.summary import missed
 from tandem_coordinator.charts.gallery import Tile, tiles
 
 SILENT_SECONDS = 20.0
@@ -82,8 +83,10 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
     trained_at = max((log.last_at for log in train if log.last_at is not None), default=0.0)
     left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + LEFT_SECONDS
     result, message = _result(rundir, heard_at, now(), left)
+    name = job.metadata.name if job else path.resolve().name
     return Run(
-        name=job.metadata.name if job else path.resolve().name,
+        name=name,
+        title=rundir.title(name),
         job=job,
         job_text=job_text,
         result=result,
@@ -112,9 +115,17 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         events=coordinator.events,
         unsaved=tuple(entry for log in train for entry in log.unsaved),
         troubles=_troubles(rundir, train, coordinator, evaluators, written),
+        missed=_missed(rundir),
         faults=tuple(faults),
         ledger=None if coordinator.ledger is None else of_record(coordinator.ledger),
     )
+
+
+def _missed(rundir: RunDir) -> tuple[str, ...]:
+    try:
+        return tuple(missed(rundir))
+    except (OSError, ValueError):
+        return ()
 
 
 def _wrong(rundir: RunDir) -> tuple[Tile, ...]:

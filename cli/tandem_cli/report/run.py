@@ -56,6 +56,12 @@ class Steps:
         broken: npt.NDArray[np.bool_] = ~np.isfinite(self.loss)
         return broken if self.lossless is None else broken & ~self.lossless
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last step of which one was logged; None if that is NaN or infinite, or there is none."""
+        logged = self.loss if self.lossless is None else self.loss[~self.lossless]
+        return float(logged[-1]) if len(logged) and np.isfinite(logged[-1]) else None
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -184,6 +190,8 @@ class RunCheckpoint:
     """Why evaluators passed it over, if they did."""
     bad: str | None = None
     """What is wrong with it, if something is."""
+    path: str = ""
+    """In the run directory, where a script has written it in a way of its own."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,8 @@ class Run:
 
     name: str
     """Of the job."""
+    title: str
+    """What tells it from other runs of the job."""
     job: DistributedTrainingJob | None
     """The job as it was resolved; None when its file is missing or unreadable."""
     job_text: str
@@ -260,6 +270,8 @@ class Run:
     """Saves that were skipped: step and why."""
     troubles: Troubles
     """What went wrong and did not end it."""
+    missed: tuple[str, ...]
+    """What was promised and not done though it ended well: what, why and what helps, a sentence each."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
     ledger: Ledger | None = None

@@ -43,7 +43,7 @@ class RunResult:
     total: int | None = None
     """Steps that were to be made."""
     loss: float | None = None
-    """Of the last step that was made."""
+    """Of the last step that has one."""
     checkpoint: str = ""
     """The newest checkpoint's name."""
     best: str = ""
@@ -79,7 +79,7 @@ def result(run_dir: RunDir) -> RunResult:
     saved = run_dir.committed()
     done = run_dir.done() or {}
     final = done.get("final") or {}
-    words = [word for path in run_dir.evaluations.glob("step-*/*.json") if (word := evaluations.last_word(path))]
+    words = _last_words(run_dir)
     best = evaluations.best(run_dir)
     step = final.get("step", saved[0].step if saved else None)
     logged, loss, total = _trained(run_dir)
@@ -103,6 +103,15 @@ def result(run_dir: RunDir) -> RunResult:
         restarts=_restarts(run_dir),
         missed=_missed(run_dir, words),
     )
+
+
+def missed(run_dir: RunDir) -> list[str]:
+    """What was promised and not done, of a run that ended well: what, why and what helps, a sentence each."""
+    return _missed(run_dir, _last_words(run_dir)) if run_dir.done() is not None else []
+
+
+def _last_words(run_dir: RunDir) -> list[LastWord]:
+    return [word for path in run_dir.evaluations.glob("step-*/*.json") if (word := evaluations.last_word(path))]
 
 
 def _missed(run_dir: RunDir, words: Sequence[LastWord]) -> list[str]:
@@ -172,15 +181,17 @@ def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, f
 
 
 def _last_until(path: Path, most: int | None) -> tuple[int, float | None] | None:
-    """The last step of a log that is not behind `most`, and its loss."""
+    """The last step of a log that is not behind `most`, and the loss of the last one that has one."""
     size = path.stat().st_size
     for start in sorted({max(0, size - STEPS_BYTES), 0}, reverse=True):
-        last: Step | None = None
+        last, loss = None, None
         for record in LogReader(path, TRAINING, start):
             if isinstance(record, Step) and (most is None or record.step <= most):
-                last = record
+                last = record.step
+                # A script may log the loss of every tenth step only.
+                loss = record.loss if "loss" in record.model_fields_set else loss
         if last is not None:
-            return last.step, last.loss if last.loss is not None and math.isfinite(last.loss) else None
+            return last, loss if loss is not None and math.isfinite(loss) else None
     return None
 
 
@@ -272,11 +283,25 @@ def saved_words(step: int | None, own_command: bool) -> str:
     return "what it has saved itself stays as it is" if own_command else "nothing was saved yet"
 
 
+def lost_words(found: RunResult, own_command: bool) -> str:
+    """Which steps a run that does not go on has made and not saved; empty if all are saved, or that is not known.
+
+    Args:
+        own_command: a command of the user's own trains, and may keep checkpoints of its own.
+    """
+    if found.made is None or (found.step is None and own_command):
+        return ""
+    lost = found.made - (found.step or 0)
+    since = "since the last save" if found.step is not None else "since the start"
+    return f"{several(lost, 'step')} {since}, up to step {number(found.made)}" if lost > 0 else ""
+
+
 def interrupted(
     name: str, found: RunResult, shown: str, again: str, evaluates: bool, own_command: bool = False
 ) -> Group:
     """A run that the user stopped."""
     rows = [("saved", f"{shown}/checkpoints/{found.checkpoint}")] if found.checkpoint else []
+    rows += [("lost", lost)] if (lost := lost_words(found, own_command)) else []
     rows += _troubled(found.troubles)
     if evaluates and found.left:
         rows.append(("evaluated", f"all but {several(found.left, 'checkpoint')}, which the same command goes on with"))
@@ -287,7 +312,13 @@ def interrupted(
 
 
 def failed(
-    name: str, message: str, log: str, tail: Sequence[str], again: str, troubles: Troubles | None = None
+    name: str,
+    message: str,
+    log: str,
+    tail: Sequence[str],
+    again: str,
+    troubles: Troubles | None = None,
+    lost: str = "",
 ) -> Group:
     """A run that has failed for good.
 
@@ -296,8 +327,10 @@ def failed(
         tail: its last lines.
         again: how to try again, '' where that would not help.
         troubles: what went wrong before that and did not end it.
+        lost: which steps it has made and not saved, in words; '' if none are known.
     """
-    rows = _troubled(troubles)
+    rows = [("lost", lost)] if lost else []
+    rows += _troubled(troubles)
     rows += [("log", log)] if log else []
     rows += [("try again", again)] if again else []
     quoted = [Text(f"    {one_line(line)}", "dim") for line in tail]

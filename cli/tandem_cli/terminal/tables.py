@@ -80,7 +80,7 @@ def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
     if message := message_of(job, now):
         lines += paragraph("", message, width, indent=0, style="red" if status.phase == "Failed" else "")
     lines += _progress(status, width)
-    facts = [line for label, text in _facts(status) for line in paragraph(label, text, width)]
+    facts = [line for label, text in _facts(status, job.missed) for line in paragraph(label, text, width)]
     for part in (facts, _conditions(status, width, now), _pods(view.pods, width, now)):
         lines += [Text(), *part] if part else []
     if telling := [one for one in view.job_events if one.warning or not one.who]:
@@ -126,7 +126,9 @@ def _title(job: JobSummary, now: float) -> Text:
     status = job.status
     began, ended = seconds(status.start_time), seconds(status.completion_time)
     words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
-    words += [f"took {elapsed(ended - began)}"] if began is not None and ended is not None else []
+    if began is not None and ended is not None:
+        # While what is left is evaluated, the job goes on.
+        words.append(f"{'trained' if status.phase == 'Draining' else 'took'} {elapsed(ended - began)}")
     return Text.assemble(
         (job.name, "bold"),
         "  ",
@@ -160,7 +162,7 @@ def _progress(status: Status, width: int | None) -> list[Text]:
     return lines
 
 
-def _facts(status: Status) -> Iterator[tuple[str, str]]:
+def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
     if status.loss is not None:
         yield "loss", number(status.loss)
     if status.throughput is not None:
@@ -177,6 +179,8 @@ def _facts(status: Status) -> Iterator[tuple[str, str]]:
         yield name, in_words(spent, written)
     for one in told(status.troubles):
         yield "trouble", one.text
+    for sentence in missed:
+        yield "missed", sentence
     if status.latest_checkpoint is not None:
         yield "checkpoint", f"{status.latest_checkpoint.name} (generation {status.latest_checkpoint.generation})"
     if status.latest_evaluation is not None:
@@ -320,6 +324,7 @@ def job_record(job: JobSummary) -> dict[str, Any]:
         "takenUp": job.taken_up,
         "leaving": job.leaving,
         "status": job.status.dump(),
+        **({"missed": list(job.missed)} if job.missed else {}),
     }
 
 

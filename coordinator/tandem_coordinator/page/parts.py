@@ -65,7 +65,7 @@ def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dic
     """
     snapshot = glance.snapshot
     return {
-        "head": _head(snapshot),
+        "head": _head(snapshot, timeline),
         "note": _note(timeline, complaint),
         "tiles": _tiles(snapshot.status, timeline),
         "members": _members(glance),
@@ -91,13 +91,12 @@ def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
     }
 
 
-def _head(snapshot: Snapshot) -> str:
+def _head(snapshot: Snapshot, timeline: Timeline | None) -> str:
     status = snapshot.status
+    title = snapshot.job if timeline is None else timeline.rundir.title(snapshot.job)
     message = f'<p class="why">{_text(status.message)}</p>' if status.message else ""
     phase = f'<span class="result {status.phase}">{phase_word(status.phase, status.message)}</span>'
-    return (
-        f'<div class="title"><h1>{_text(snapshot.job)}</h1>{phase}</div>{message}{_troubles(status)}{_progress(status)}'
-    )
+    return f'<div class="title"><h1>{_text(title)}</h1>{phase}</div>{message}{_troubles(status)}{_progress(status)}'
 
 
 def _troubles(status: Status) -> str:

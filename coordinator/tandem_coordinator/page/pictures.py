@@ -226,7 +226,7 @@ def _bands(timeline: Timeline, scale: float) -> list[Band]:
             end=timeline.shown(outage.end) / scale,
             words=(
                 reason(outage.reason) or "restarted",
-                f"{duration(timeline.shown(outage.end) - timeline.shown(outage.begin))} without a step",
+                f"{duration(timeline.shown(outage.end) - timeline.shown(outage.begin))} without a {outage.without}",
             ),
         )
         for outage in outages(timeline.formed)

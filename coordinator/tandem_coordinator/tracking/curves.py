@@ -22,7 +22,7 @@ from math import inf
 
 from tandem.job import DistributedTrainingJob
 from tandem.ledger import HOUR, Spent, parts
-from tandem.rundir.catalog import Lineage, Result, Results
+from tandem.rundir.catalog import Lineage, Result, Results, base
 from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN, GenerationRecord, chain
@@ -34,6 +34,8 @@ SETTLE_SECONDS = 60.0
 """Age at which a step of a script without a session is final."""
 EVALUATION, VALIDATION = "eval/", "validation/"
 """What names of evaluators' metrics begin with: those on the test data and those on the validation data."""
+BASE_MODEL = "base/"
+"""What names of the base model's scores begin with. A point of the curve of checkpoints would set that one's scale."""
 LEDGER = "ledger/"
 """What names of amounts begin with. Their step is the CPU-seconds that the run has taken so far."""
 LOSS = "train/loss"
@@ -69,10 +71,15 @@ class _Log:
 
 
 class Curves:
-    """Follows one run directory. For one thread."""
+    """Follows one run directory. For one thread.
 
-    def __init__(self, rundir: RunDir, job: DistributedTrainingJob) -> None:
+    Args:
+        has_base: the model that training begins with is evaluated, too.
+    """
+
+    def __init__(self, rundir: RunDir, job: DistributedTrainingJob, has_base: bool = False) -> None:
         self._rundir, self._evaluation = rundir, job.spec.evaluation
+        self._awaits_base = has_base
         self._logs: dict[int, _Log] = {}
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._records: list[GenerationRecord] = []
@@ -112,12 +119,18 @@ class Curves:
                 log.pending.clear()
 
     def evaluations(self, now: float) -> Iterator[Point]:
-        """The scores of checkpoints that count and that were evaluated since the last call.
+        """The scores of checkpoints that count and that were evaluated since the last call, and once those of the base
+        model.
 
         Raises:
             OSError, ValueError: the run directory cannot be read, or is damaged.
         """
         self._look()
+        if self._awaits_base and (found := base(self._rundir)) is not None:
+            # A result, or the note that there will be none, is never replaced.
+            self._awaits_base = False
+            for name, value in found[0].metrics.items():
+                yield Point(key(BASE_MODEL + name), found[0].checkpoint.step, value, found[0].finished_at or now)
         for result, at in self._results.new(now):
             reference = result.checkpoint
             if not self._lineage.counts(reference):

@@ -173,7 +173,7 @@ class MlflowRun:
             "tandem.runDir": str(self._rundir.path),
             "mlflow.source.name": "tandem",
         }
-        return self._client.create_run(experiment, tags=tags, run_name=metadata.name)
+        return self._client.create_run(experiment, tags=tags, run_name=self._rundir.title(metadata.name))
 
     def _experiment(self, name: str, uri: str) -> str:
         if (found := self._client.get_experiment_by_name(name)) is not None:

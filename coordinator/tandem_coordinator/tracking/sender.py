@@ -74,7 +74,8 @@ class Sender:
         if self._state is None:
             # Connected first: while the server is away, no log is read.
             run = MlflowRun(self._rundir, self._job, self._uri)
-            self._state = Curves(self._rundir, self._job), run
+            has_base = self._job.spec.trainer.is_fine_tuning
+            self._state = Curves(self._rundir, self._job, has_base), run
         try:
             yield self._state
         except BaseException:

@@ -124,6 +124,12 @@ class RunDir:
         self.numbering_file = self.path / "numbering.json"
         self.tracking = self.path / FOLDER
 
+    def title(self, job: str) -> str:
+        """What tells a run from others of the same manifest: the job's name, and that of the directory where it is
+        another one."""
+        directory = self.path.absolute().name
+        return job if directory in (job, "") else f"{job} ({directory})"
+
     def create(self) -> None:
         """Make the folders that are missing."""
         for name in FOLDERS:

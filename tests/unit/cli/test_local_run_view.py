@@ -1,13 +1,17 @@
 """A local run as its files tell it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.records import Told
 from tandem.status import Event
-from tandem_cli.local.run_view import missed
+from tandem_cli.local.run_view import look_briefly, missed
+from tandem_cli.terminal import tables
+from tandem_cli.view import JobView
 from tests.support import manifests
+from tests.support.worlds.simulated_run import T0, make_run
 
 
 def event(at: float, text: str, kind: str = "info") -> Event:
@@ -37,3 +41,12 @@ def test_what_the_coordinator_said_after_it_was_asked_last_is_in_its_log(tmp_pat
     seen = [event(11.999, "generation 1"), event(12.0, "worker-0 failed", "error")]
     assert missed(rundir.path, seen, 8.0) == [], "a line is written a little after the word"
     assert missed(RunDir(tmp_path / "none").path, [], 8.0) == []
+
+
+def test_of_a_run_that_is_over_is_said_how_long_it_took(tmp_path: Path) -> None:
+    summary = look_briefly(make_run(tmp_path / "digits", steps=40, every=20))
+    (title, *_) = tables.job_lines(JobView(job=summary, pods=(), job_events=()), None, T0)
+    assert " · took " in title.plain
+    draining = replace(summary, status=summary.status.model_copy(update={"phase": "Draining"}))
+    (title, *_) = tables.job_lines(JobView(job=draining, pods=(), job_events=()), None, T0)
+    assert " · trained " in title.plain

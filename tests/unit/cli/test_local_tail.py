@@ -1,11 +1,14 @@
 """What is shown of a run between two starts of its script, and of its script's last words."""
 
+import tracemalloc
 from pathlib import Path
 
 from tandem.status import Progress, Snapshot, Status
 from tandem.supervision import Child
 from tandem_cli.local.child import last_lines
-from tandem_cli.local.local_run import waiting_for
+from tandem_cli.local.local_run import waiting_for, with_end
+from tandem_cli.local.run_output import Logs
+from tandem_cli.log_lines import LONGEST
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1
@@ -35,3 +38,34 @@ def test_the_time_until_the_next_start_is_shown() -> None:
     snapshot = Snapshot(job="mine", time=0.0, status=status)
     agent = Child(name="worker-0", role="agent", running=True)
     assert waiting_for([agent], snapshot, done=False) == "starts again in 4 s"
+
+
+def test_a_line_without_an_end_is_never_held_whole(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    log = tmp_path / "log" / "worker-0.txt"
+    with log.open("wb") as file:
+        file.truncate(64 * LONGEST)
+    logs = Logs(tmp_path, (), "", None)
+    tracemalloc.start()
+    (first,) = logs.lines()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 8 * LONGEST
+    assert first.text.endswith("(this line is longer than 1 MiB; its rest is not shown)")
+    with log.open("ab") as file:
+        file.write(b"the rest\nthe next\nnot yet")
+    assert [line.text for line in logs.lines()] == ["the next"]
+    with log.open("ab") as file:
+        file.write(b" ended\n")
+    assert [line.text for line in logs.lines()] == ["not yet ended"]
+
+
+def test_while_what_is_left_is_evaluated_the_steps_are_those_of_the_whole_run() -> None:
+    end = Progress(step=92, total_steps=92, percent=100.0)
+    behind = Progress(step=80, total_steps=92)
+    for known in (None, Progress(step=92), behind):
+        snapshot = Snapshot(job="mine", time=0.0, status=Status(progress=known))
+        assert with_end(snapshot, end).status.progress == end
+        assert with_end(snapshot, None) == snapshot
+    heard = Snapshot(job="mine", time=0.0, status=Status(progress=end.model_copy(update={"epoch": 4.0})))
+    assert with_end(heard, end) == heard

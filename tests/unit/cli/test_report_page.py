@@ -188,6 +188,17 @@ class TestThePictures:
             assert near.mean() > share, role
 
 
+def test_runs_of_one_manifest_are_told_apart_by_their_directories(tmp_path: Path) -> None:
+    texts = [
+        write(make_run(tmp_path / name, steps=20, every=10), png=False).page.read_text("utf-8")
+        for name in ("digits", "larger")
+    ]
+    assert [re.findall("<title>(.*?)</title>|<h1>(.*?)</h1>", text) for text in texts] == [
+        [("digits · Tandem", ""), ("", "digits")],
+        [("digits (larger) · Tandem", ""), ("", "digits (larger)")],
+    ]
+
+
 def test_histograms_of_the_best_checkpoint_are_drawn_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,11 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN
 from tandem.rundir.watched import OVERWRITTEN, Watched
 from tandem.status import CheckpointRef
-from tandem_cli.terminal.summary import RunResult, complete, result
+from tandem_cli.local.run_view import look
+from tandem_cli.report.writing import write
+from tandem_cli.terminal import tables
+from tandem_cli.terminal.summary import RunResult, complete, failed, interrupted, lost_words, result
+from tandem_cli.terminal.tables import view_record
 from tests.support import manifests
 
 
@@ -53,6 +57,28 @@ def test_the_time_is_that_of_the_steps_it_is_told_with(
     assert first_line(RunResult(step=steps), seconds, before) == words
 
 
+@pytest.mark.parametrize(
+    ("found", "own_command", "lost"),
+    [
+        (RunResult(step=10_000, made=12_500), False, "2,500 steps since the last save, up to step 12,500"),
+        (RunResult(step=10_000, made=12_500), True, "2,500 steps since the last save, up to step 12,500"),
+        (RunResult(made=1), False, "1 step since the start, up to step 1"),
+        (RunResult(made=12_500), True, ""),
+        (RunResult(step=20, made=20), False, ""),
+        (RunResult(), False, ""),
+    ],
+)
+def test_a_run_that_was_stopped_or_failed_says_which_steps_are_lost(
+    found: RunResult, own_command: bool, lost: str
+) -> None:
+    stopped = words(interrupted("digits", found, "runs/digits", "tandem run", evaluates=False, own_command=own_command))
+    ended = words(failed("digits", "the disk is full", "", [], "", lost=lost_words(found, own_command)))
+    for text in (stopped, ended):
+        assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("  lost ")] == (
+            [lost] if lost else []
+        )
+
+
 class TestWhatWasPromisedAndNotDone:
     """A run that ends well without it says so in its last lines: nobody looks into tables of one that is complete."""
 
@@ -92,12 +118,23 @@ class TestWhatWasPromisedAndNotDone:
                 evaluations.skip(run_dir, one.reference, OVERWRITTEN)
         assert "2 of 3 states of last.pt were overwritten" in self.said(run_dir)
         assert "ckpt-{step}.pt" in self.said(run_dir)
+        page = write(run_dir.path, png=False).page.read_text("utf-8")
+        assert f"last.pt: skipped: {OVERWRITTEN}" in page, "the table names the file"
 
     def test_which_checkpoint_could_not_be_evaluated_and_why(self, run_dir: RunDir) -> None:
         one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN)
         evaluations.fail(run_dir, one, "the program ended with exit code 1: OSError: image 7.png is truncated")
         assert "step-000000020: its evaluation failed: the program ended" in self.said(run_dir)
         assert "7.png is truncated" in self.said(run_dir)
+
+    def test_status_and_report_say_it_too(self, run_dir: RunDir) -> None:
+        sentence = "evaluators.watch: out/*.pt matched nothing in"
+        assert sentence not in " ".join(look(run_dir.path).job.missed), "it may still come"
+        run_dir.mark_done(CheckpointRef(name="step-000000020", step=20, generation=1))
+        seen = look(run_dir.path)
+        assert any(line.plain.lstrip().startswith(f"missed{' ' * 6}") for line in tables.job_lines(seen, None, 0.0))
+        assert sentence in view_record(seen)["missed"][0]
+        assert f"Missed: {sentence}" in write(run_dir.path, png=False).page.read_text("utf-8")
 
     def test_a_run_directory_that_was_emptied(self, run_dir: RunDir) -> None:
         run_dir.job_file.unlink()

@@ -5,11 +5,12 @@ from dataclasses import replace
 from tandem.protocol import RankReport
 from tandem.status import CheckpointRef, Progress
 from tandem_coordinator import membership, snapshots
-from tandem_coordinator.group_state import Rules
+from tandem_coordinator.group_state import Rules, Synced, Tick
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Ending, Observed
 from tandem_coordinator.snapshots import Instant
 from tests.support import manifests
+from tests.support.worlds.membership_job import RULES, message
 
 
 def report(rank: int, step: int, **more: object) -> RankReport:
@@ -191,3 +192,26 @@ def test_a_run_that_took_fewer_steps_than_announced_is_not_told_as_complete() ->
     status = snapshots.status(of, state, clock, Reports(), complete, None, [])
     assert (status.message, status.progress.percent if status.progress else None) == (None, 100.0)
     assert snapshots.snapshot(of, status, state, clock, Reports(), complete, [], []).reason is None
+
+
+def test_a_script_that_runs_does_not_start_again_in_words_when_a_session_begins_in_it() -> None:
+    of, reports = manifests.job(trainer={"command": ["train.py"]}), Reports()
+    state = membership.start(replace(RULES, ends_with_zero=True), 1, 0.0)
+    state, _ = membership.step(state, Synced(message("worker-0", "joining")), 0.0)
+    state, _ = membership.step(state, Tick(), 0.0)
+    state, _ = membership.step(state, Synced(message("worker-0", "running", generation=state.number)), 1.0)
+    reports.begin(state.number)
+
+    def phase() -> str:
+        return snapshots.status(of, state, Instant(1.0, 1.0), reports, Observed(), None, []).phase
+
+    seen = []
+    for said in ("script", "starting", "train"):
+        reports.take("worker-0", state.number, [report(0, 0, phase=said)], 1.0)
+        seen.append(phase())
+    assert seen == ["Running", "Running", "Running"]
+    reports.begin(state.number)
+    for said in ("script", "starting", "train"):
+        reports.take("worker-0", state.number, [report(0, 0, phase=said)], 2.0)
+        seen.append(phase())
+    assert seen[3:] == ["Starting", "Starting", "Running"], "it is known now that it will say when it makes steps"

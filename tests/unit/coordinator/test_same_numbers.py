@@ -1,5 +1,6 @@
 """One run directory, and the same numbers on the screen, the live page, in the report and in the metrics."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 
 from tandem import measures
-from tandem.formatting import duration
+from tandem.formatting import duration, number
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.status import CheckpointRef, Snapshot, Status, Troubles, told
 from tandem_cli.local.run_view import look_briefly
-from tandem_cli.report import clock
+from tandem_cli.report import clock, figures
+from tandem_cli.report.comparison import outcome
 from tandem_cli.report.figures import curves
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import Run
@@ -173,3 +175,18 @@ def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
     assert red in write(path, png=False).page.read_text("utf-8")
     glance = Glance(Snapshot(job="digits", time=NOW, status=views.status), 0)
     assert red in parts.words(glance, views.timeline)["head"]
+
+
+def test_the_training_loss_is_that_of_the_last_step_that_has_one(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "digits", steps=400)
+    (log,) = RunDir(path).training_logs().values()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "step" and line["step"] > 398:
+            del line["loss"]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (loss,) = [line["loss"] for line in lines if line["kind"] == "step" and line["step"] == 398]
+    views = Views(path)
+    assert views.status.loss == views.end.loss == outcome(views.run, "digits").loss == loss
+    drawn = figures.pictures(views.run, clock.of(views.run.marks), views.report)[0]
+    assert f"to {number(loss)} in 400 steps" in drawn.finding

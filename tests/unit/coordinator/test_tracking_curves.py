@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.rundir import evaluations
+from tandem.rundir.durable import replace_json
+from tandem.rundir.evaluations import BASE
 from tandem.rundir.lineage import Rewind
 from tandem_coordinator.tracking.__main__ import words
 from tandem_coordinator.tracking.curves import EVALUATION, LOSS, SETTLE_SECONDS, Curves, Point, key
@@ -75,6 +78,20 @@ def test_who_goes_back_behind_a_checkpoint_is_told_apart(run: TrackedRun) -> Non
     run.steps(2, 101, 150)
     assert losses([*curves.training(NOW)]) == {}
     assert curves.taken_again() == (2, 100, BEGAN + 300.0)
+
+
+def test_scores_of_the_base_model_are_given_once_under_names_of_their_own(tmp_path: Path) -> None:
+    run = TrackedRun(tmp_path / "run")
+    curves = Curves(run.rundir, run.job, has_base=True)
+    run.begin(1)
+    run.save(1, 100, accuracy=0.75)
+    assert not any(point.key.startswith("base/") for point in curves.evaluations(NOW))
+    folder = evaluations.folder(run.rundir, BASE)
+    folder.mkdir(parents=True)
+    replace_json(folder / "g000000.json", {"metrics": {"loss": 0.9, "accuracy": 0.5}, "finishedAt": BEGAN + 7})
+    expected = {Point("base/loss", 0, 0.9, BEGAN + 7), Point("base/accuracy", 0, 0.5, BEGAN + 7)}
+    assert expected == {point for point in curves.evaluations(NOW) if point.key.startswith("base/")}
+    assert not any(point.key.startswith("base/") for point in curves.evaluations(NOW + 100))
 
 
 def test_a_script_that_says_nothing_of_its_checkpoints_is_waited_for(tmp_path: Path) -> None:

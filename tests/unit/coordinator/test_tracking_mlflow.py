@@ -91,6 +91,12 @@ def test_three_generations_are_one_run_with_one_point_a_step(
     assert store.losses(name).keys() == set(range(1, 331)), "nothing is taken again"
 
 
+def test_runs_of_one_manifest_have_names_of_their_own(make: Make, store: Store, request: pytest.FixtureRequest) -> None:
+    run = make()
+    sender(run, store).send()
+    assert store.run(request.node.name).info.run_name == f"{run.job.metadata.name} (run)"
+
+
 def test_a_process_that_dies_after_a_request_sends_nothing_twice(
     make: Make, store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def test_an_outage_that_goes_on_reaches_to_the_newest_generation() -> None:
 def test_of_a_script_that_logs_no_steps_it_is_the_time_between_two_generations() -> None:
     """And not the whole life of the first."""
     one, two = generation("Started", 0.0, 60.0), generation("MemberLost", 63.0, None)
-    assert outages([one, two]) == [Outage("MemberLost", 60.0, 63.0)]
+    assert outages([one, two]) == [Outage("MemberLost", 60.0, 63.0, without="group")]
 
 
 def test_a_change_that_lost_nothing_is_no_restart() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
+from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors
 from tandem_cli.report.run import Floats, Run, with_histograms
@@ -95,11 +96,11 @@ def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> 
 def _training(run: Run, summary: Summary) -> str:
     said = []
     finite = run.counted.loss[np.isfinite(run.counted.loss)]
-    if len(finite):
-        first, last = finite[0], finite[-max(1, len(finite) // 50) :].mean()
+    first, last = next(iter(finite), None), run.counted.last_loss
+    if first is not None and last is not None:
         went = "fell" if last < first else "went"
         steps = several(summary.steps, "step")
-        said.append(f"The training loss {went} from {number(float(first))} to {number(float(last))} in {steps}.")
+        said.append(f"The training loss {went} from {number(float(first))} to {number(last)} in {steps}.")
     if broken := int(run.counted.broken.sum()):
         said.append(f"It was not finite in {several(broken, 'step')}.")
     if run.best and run.best.evaluation:
@@ -137,7 +138,8 @@ def _world(run: Run, summary: Summary) -> str:
     if changes:
         why = ", ".join(dict.fromkeys(reason(one.reason) for one in changes if one.reason))
         changed = f"The group changed {'once' if len(changes) == 1 else f'{len(changes):,} times'}"
-        said.append(changed + (f": {why}." if why else ".") + " Shaded: time without a step.")
+        missing = next((outage.without for outage in outages(run.generations)), "step")
+        said.append(changed + (f": {why}." if why else ".") + f" Shaded: time without a {missing}.")
     elif run.generations:
         said.append("The group never changed.")
     return " ".join(said)

@@ -194,7 +194,7 @@ def world(run: Run, clock: Clock) -> tuple[Chart, ...]:
             end=clock.at(outage.end),
             words=(
                 reason(outage.reason) or "restarted",
-                f"{duration(clock.between(outage.begin, outage.end))} without a step",
+                f"{duration(clock.between(outage.begin, outage.end))} without a {outage.without}",
             ),
         )
         for outage in outages(run.generations)[:MOST_MARKED]
