@@ -208,7 +208,7 @@ class Status(Model):
     progress: Progress | None = None
     """Progress of training."""
     loss: float | None = None
-    """Training loss, mean over the last reported steps."""
+    """Training loss of the last step that has one."""
     throughput: float | None = None
     """Samples a second over all ranks."""
     utilization: Utilization | None = None
