@@ -23,15 +23,23 @@ class ProcessorTime:
         self._left = 0.0
         """Of processes that were left alone by their parents: nobody is told how much they used any more."""
         self._fell = False
+        self._given_up = 0.0
+        """Of `_left`, what the reading before this one has added."""
 
     def seconds(self) -> float:
         """Seconds since this process began; never less than before. Where there is no /proc, without descendants that
         nobody has waited for."""
         found = _used() + self._left
+        given_up, self._given_up = self._given_up, 0.0
         if found >= self._newest:
+            if found - self._newest >= given_up:
+                # All of it at once: it was not left alone, both readings have missed it while it ended.
+                self._left -= given_up
+                found -= given_up
             self._newest, self._fell = found, False
         elif self._fell:
-            self._left += self._newest - found
+            self._given_up = self._newest - found
+            self._left += self._given_up
             self._fell = False
         else:
             # A process may end between two readings, and is found again in the time of its parent.

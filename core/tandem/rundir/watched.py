@@ -27,7 +27,8 @@ evaluator, which may be the last process of a run. The first one that finds a ch
 
 The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
 `best.pt`, is overwritten again and again: each state of it is a checkpoint, of the step that was logged last when it
-was written. A script that logs no steps has them numbered in the order in which they are found.
+was written, and at least one after that of the state before: a script that was started again logs earlier steps. One
+that logs no steps has its states numbered in the order in which they are found.
 """
 
 import hashlib
@@ -324,15 +325,16 @@ class Finder:
         return rests or says_that_it_is_complete(path)
 
     def _record(self, path: Path, looks_like: str, changed: float) -> None:
-        step = step_in(path.name)
+        name, step = str(path.relative_to(self._rundir.path)), step_in(path.name)
         if step is None:
             step = logged_step(self._rundir, changed)
             taken = {one.step for one in self.known.values()}
             if step is None:
                 step = 1 + max(taken, default=0)
+            # After a restart earlier steps are logged, and yet this is the newest state of its file.
+            step = max([step, *(one.step + 1 for one in self.known.values() if one.path == name)])
             while step in taken:  # several states of one step
                 step += 1
-        name = str(path.relative_to(self._rundir.path))
         record(self._rundir, Watched(step=step, path=name, fingerprint=looks_like, at=changed))
         self._learn()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem import processor_time
 from tandem.processor_time import ProcessorTime
 
 WORK = """
@@ -71,3 +72,14 @@ def test_processes_that_were_left_alone_take_nothing_of_what_others_use_later() 
     while own() - began < 0.2:
         pass
     assert processor.seconds() - before == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize("missed", [(7.0, 7.0), (7.0, 8.0), (8.0, 7.0)])
+def test_what_two_readings_in_a_row_have_missed_counts_once(
+    missed: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has met a process that was just being waited for."""
+    processor = ProcessorTime()
+    readings = iter([10.0, *missed, 10.0, 10.5, 14.0])
+    monkeypatch.setattr(processor_time, "_used", lambda: next(readings))
+    assert [processor.seconds() for _ in range(6)] == [10.0, 10.0, 10.0, 10.0, 10.5, 14.0]

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +21,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.watched import says_that_it_is_complete
 from tandem.status import CheckpointRef
-from tandem_evaluator.choice import View
+from tandem_evaluator.choice import Evaluate, View, choose
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.program import ProgramScoring, weights_in
 from tandem_evaluator.result import Part, ProgramShard
@@ -339,3 +340,26 @@ def test_a_file_that_is_overwritten_has_its_states_at_the_steps_that_were_logged
         age(save(rundir.path / "last.pt", value), age_seconds)
         looked(subject)
     assert {one.step for one in watched.records(rundir)} == {10, 20, 21}, "two states of one step"
+
+
+def test_a_state_that_is_written_after_a_restart_is_the_newest_of_its_file(rundir: RunDir) -> None:
+    """The script goes on from an earlier step: at the step that is logged its file would be older than before."""
+    now = time.time()
+    subject = survey(rundir, settle=0.0)
+
+    def saved(generation: int, step: int, age_seconds: float, value: float, *names: str) -> View:
+        log = LogWriter(rundir.training_log(generation))
+        log.open()
+        log.append(records.Step(time=now - age_seconds - 1, step=step, loss=1.0))
+        log.close()
+        for name in names:
+            age(save(rundir.path / name, value), age_seconds)
+        return looked(subject)
+
+    saved(1, 500, 90.0, 0.0, "best.pt")
+    chosen = choose(replace(saved(2, 400, 80.0, 1.0, "best.pt"), ended=True), "Latest", 1)
+    assert isinstance(chosen, Evaluate)
+    assert chosen.reference.step == 501
+    saved(2, 700, 70.0, 2.0, "best.pt", "last.pt")
+    found = [(one.step, one.path) for one in watched.records(rundir)]
+    assert found == [(500, "best.pt"), (501, "best.pt"), (700, "best.pt"), (701, "last.pt")]
