@@ -31,7 +31,6 @@ from tandem_trainer.malloc import begin_adapted
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
 
-TASK_PROGRAM = launch.module_command("tandem_evaluator.task_program")
 """What scores a task of the user's own: a program, whose imports and crashes are not this process's."""
 AGAIN_SECONDS = 0.5
 """After a signal that asks to leave, until that is tried again."""
@@ -156,6 +155,8 @@ def _scoring(job: DistributedTrainingJob) -> "Scoring":
     """How the job's checkpoints are evaluated."""
     evaluators = job.spec.evaluation
     if job.spec.trainer.own_task is not None and evaluators.command is None:
+        from tandem_evaluator.program import TASK_PROGRAM
+
         evaluators = evaluators.model_copy(update={"command": [*TASK_PROGRAM]})
     if evaluators.command is not None:
         from tandem_evaluator.program import ProgramScoring

@@ -19,6 +19,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
+from tandem.code import without_folder
 from tandem.formatting import one_line
 from tandem.launch import RUN_DIR, module_command
 from tandem.rundir.checkpoint import CHUNK, FILE, WEIGHTS, FileEntry, Manifest, checksum
@@ -79,7 +80,12 @@ class BaseWeights:
     def _written(self, going_on: Callable[[], bool]) -> str:
         """Run the command; why it failed, empty if it did not, or had to leave."""
         process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+            self._command,
+            env=without_folder(os.environ),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
         errors: str | None = None
         while errors is None:

@@ -32,15 +32,18 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from tandem import evaluation
+from tandem.code import without_folder
 from tandem.formatting import duration, one_line
 from tandem.job import Evaluators
-from tandem.launch import program_command, with_run_dir
+from tandem.launch import module_command, program_command, with_run_dir
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.result import ProgramResult, ProgramShard, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
 from tandem_trainer.malloc import adapted
 
+TASK_PROGRAM = module_command("tandem_evaluator.task_program")
+"""Evaluates checkpoints of a task. It finds the code of the job by itself, once it has imported what it needs."""
 TRIES = 2
 LOOK_SECONDS = 0.1
 """Between two looks at whether the program has ended, and whether we have to."""
@@ -246,7 +249,9 @@ class _Program:
         theirs_in, self._work = os.pipe()
         self._reports, theirs_out = os.pipe()
         os.set_blocking(self._reports, False)
-        variables = {**adapted(os.environ), **os.environ, **shard}
+        is_ours = command[: len(TASK_PROGRAM)] == TASK_PROGRAM
+        inherited = without_folder(os.environ) if is_ours else os.environ
+        variables = {**adapted(os.environ), **inherited, **shard}
         variables |= {evaluation.REPORT: path, evaluation.CHANNEL: f"{theirs_in},{theirs_out}"}
         try:
             self._process = subprocess.Popen(

@@ -198,6 +198,14 @@ def test_a_short_epoch_has_the_steps_of_its_limit(tmp_path: Path) -> None:
     assert fit(tmp_path, limit_train_batches=5, max_epochs=4)["step"] == 20
 
 
+def test_a_part_of_an_epoch_has_as_many_steps_as_without_elastic(tmp_path: Path) -> None:
+    """Eight of ten batches, four in a step: the loader counts, and not the steps of a whole epoch."""
+    options = {"limit_train_batches": 0.8, "accumulate_grad_batches": 4, "max_epochs": 2}
+    alone = lightning.Trainer(**(QUIET | {"default_root_dir": str(tmp_path)} | options))
+    alone.fit(Module(), DataLoader(ROWS, batch_size=7), DataLoader(ROWS, batch_size=32))
+    assert fit(tmp_path, loader={"batch_size": 7}, **options)["step"] == alone.global_step == 4
+
+
 class Shadow(Callback):
     """An average of the weights as many scripts write it, which has no state."""
 

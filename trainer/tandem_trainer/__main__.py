@@ -3,9 +3,16 @@
 Its exit code says how it ended (tandem.exitcode), and so does its last word to its agent.
 """
 
-import logging
 import os
 import sys
+
+# Where ranks start cold, Python looks into the job's code before its own modules. There it is looked for last, as in a
+# warm rank: no file of the user's takes the name of what is imported here. The name is tandem.code's, which would be
+# imported too late.
+if os.path.basename(sys.path[0]).lstrip(".").startswith("tandem-code-"):  # noqa: PTH119
+    sys.path.append(sys.path.pop(0))
+
+import logging
 
 from pydantic import ValidationError
 

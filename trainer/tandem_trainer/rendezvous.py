@@ -54,7 +54,7 @@ from tandem_trainer.gpu_watch import GpuWatch
 from tandem_trainer.heartbeat import Heartbeat
 from tandem_trainer.local_ranks import LocalRanks, remove_leavings
 from tandem_trainer.preflight import processes
-from tandem_trainer.warm.leftovers import end_leftovers
+from tandem_trainer.warm.leftovers import end_group, end_leftovers, runs
 
 GLOO = "GLOO_SOCKET_IFNAME"
 """The network interface of gloo; a user may have set it."""
@@ -306,9 +306,14 @@ def _look_when_needed(heartbeat: Heartbeat) -> None:
 
     def close(context: PContext, *arguments: Any, **named: Any) -> None:
         # Of a rank that has ended by itself, torchrun leaves what it has started.
-        for pid in context.pids().values():
+        pids = context.pids().values()
+        for pid in pids:
             end_leftovers(pid)
+        running = [pid for pid in pids if runs(pid)]
         closed(context, *arguments, **named)
+        # And of one that it ends, what has not heard the signal, or does not obey it.
+        for pid in running:
+            end_group(pid)
 
     def wait(context: PContext, *arguments: float, **named: float) -> RunProcsResult | None:
         heartbeat.rest(REST_SECONDS)

@@ -1,6 +1,7 @@
 """The base model is prepared once, evaluated as a checkpoint is, and never becomes one."""
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -196,3 +197,11 @@ def test_weights_that_are_damaged_are_set_aside_and_written_again(rundir: RunDir
     scoring.close()
     assert evaluations.fate(rundir, BASE) == "merged"
     assert (rundir.path.parent / "prepared").read_text() == "xx"
+
+
+def test_its_process_does_not_import_from_the_jobs_code_what_tandem_needs(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/tmp/tandem-code-0123", "/tmp/packages"]))
+    with pytest.raises(ProgramFailed, match=r"loaded: /tmp/packages$"):
+        preparing(rundir, 'import os, sys; sys.exit(os.environ["PYTHONPATH"])').prepare("one", lambda: True)

@@ -18,6 +18,7 @@ from tandem import evaluation
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum
 from tandem.job import Evaluators
 from tandem.status import CheckpointRef
+from tandem_evaluator import program
 from tandem_evaluator.program import ProgramScoring
 from tandem_evaluator.result import ProgramShard, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
@@ -441,3 +442,23 @@ def test_a_report_has_metrics_and_there_is_one(tmp_path: Path, capsys: pytest.Ca
 def test_neither_side_loads_what_only_a_built_in_task_needs(modules: str, heavy: set[str]) -> None:
     code = f"import sys, {modules}; sys.exit(bool({heavy!r} & set(sys.modules)))"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+@pytest.mark.parametrize("is_task", [True, False])
+def test_the_program_of_a_task_does_not_import_from_the_jobs_code_what_tandem_needs(
+    scoring: Scorings, tmp_path: Path, is_task: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `random.py` of the user's. A program of their own finds its modules there."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/tmp/tandem-code-0123", str(tmp_path)]))
+    if is_task:
+        monkeypatch.setattr(program, "TASK_PROGRAM", [sys.executable, str(tmp_path / "script-0.py")])
+    subject = scoring("""
+    import os, sys
+    from tandem.evaluation import checkpoints
+    for checkpoint in checkpoints():
+        checkpoint.report(
+            accuracy=1.0, code=int("/tmp/tandem-code-0123" in sys.path), rest=int(os.environ["PYTHONPATH"] in sys.path)
+        )
+    """)
+    assert scored(subject).metrics["code"].value == (not is_task)
+    assert scored(subject).metrics["rest"].value == is_task

@@ -1,17 +1,25 @@
-"""How an agent ends that cannot begin."""
+"""How an agent ends that cannot begin, and what it ends with its ranks."""
 
 import errno
 import logging
 import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from tandem.exitcode import ExitCode
 from tandem.launch import RUN_DIR, UID
 from tandem.rundir.layout import RunDir
 from tandem_trainer import rendezvous
+from tests.support.processes import alive
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -56,3 +64,39 @@ def test_a_variable_that_is_missing_is_named(
     monkeypatch.delenv(RUN_DIR)
     assert started() == ExitCode.CONFIGURATION
     assert f"set {RUN_DIR}" in caplog.text
+
+
+STOPPED = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+deaf = subprocess.Popen(["sleep", "600"])
+writer = subprocess.Popen(["sleep", "600"], start_new_session=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print(deaf.pid, writer.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_rank_has_started_ends_with_it_where_torchrun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data server that ignores SIGTERM would keep its port and its memory of a GPU."""
+    rank = subprocess.Popen([sys.executable, "-c", STOPPED], text=True, start_new_session=True, stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    deaf, writer = (int(word) for word in rank.stdout.readline().split())
+
+    def close(context: PContext) -> None:
+        os.killpg(rank.pid, signal.SIGTERM)
+        rank.wait()
+        assert alive(deaf)
+
+    monkeypatch.setattr(PContext, "close", close)
+    monkeypatch.setattr(PContext, "wait", PContext.wait)
+    rendezvous._look_when_needed(Mock())
+    try:
+        PContext.close(Mock(pids=lambda: {0: rank.pid}))
+        until(lambda: not alive(deaf), "the end of what ignores the signal")
+        assert alive(writer), "a checkpoint is written to its end"
+    finally:
+        rank.stdout.close()
+        for pid in (deaf, writer):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -164,8 +164,9 @@ class Elastic(Callback):
         self._parts = number_of(self._size, session.world_size, each)
         trainer.accumulate_grad_batches = self._parts
         samples = len(cast("Any", self._source.dataset))
-        self._per_pass = samples // self._size if self._source.drop_last else -(-samples // self._size)
-        self._per_epoch = steps_per_epoch(self._per_pass, trainer.limit_train_batches, accumulated)
+        data = (samples, self._size, self._source.drop_last)
+        self._per_pass = batches_of(*data)
+        self._per_epoch = steps_per_epoch(*data, trainer.limit_train_batches, accumulated)
         if not self._per_epoch:
             raise ConfigurationError("Elastic: an epoch has no step, by drop_last or limit_train_batches")
         # Lightning counts by the length of the loader, which has the limit in it.
@@ -297,16 +298,24 @@ def _why_stopped(trainer: Trainer) -> str:
     return "trainer.should_stop was set"
 
 
-def steps_per_epoch(steps: int, limit: float, accumulated: int) -> int:
+def batches_of(samples: int, size: int, drop_last: bool) -> int:
+    """The batches of a size in a pass over the data."""
+    return samples // size if drop_last else -(-samples // size)
+
+
+def steps_per_epoch(samples: int, size: int, drop_last: bool, limit: float, accumulated: int) -> int:
     """Optimizer steps of an epoch under `limit_train_batches`.
 
     Args:
-        steps: of a pass over the data.
+        size: samples of a step.
         limit: the number of batches of one process if it is an int, else a part of them.
         accumulated: batches of one process in a step, on the processes that the job asks for.
     """
-    batches = limit if isinstance(limit, int) else int(steps * accumulated * limit)
-    return min(steps, -(-batches // accumulated))
+    # All processes that the job asks for take `accumulated` batches each in a step: so long is the loader of one, and a
+    # part of it is what Lightning takes.
+    length = batches_of(samples * accumulated, size, drop_last)
+    batches = limit if isinstance(limit, int) else int(length * limit)
+    return min(batches_of(samples, size, drop_last), -(-batches // accumulated))
 
 
 def _leave_checkpoints(trainer: Any) -> None:

@@ -24,5 +24,21 @@ def end_leftovers(pid: int) -> None:
         return
     if end is None or (end.si_code == os.CLD_EXITED and end.si_status == 0):
         return
+    end_group(pid)
+
+
+def runs(pid: int) -> bool:
+    """Whether a child of this process has not ended yet."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def end_group(pid: int) -> None:
+    """Kill what is left of a rank's process group, if anything is: as long as there is one in it, its number is nobody
+    else's."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
