@@ -39,15 +39,15 @@ from tandem_cli.kubernetes.job_view import RESOURCE, pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, complaint, end, errors_of
 
 ORIGIN = "copied.json"
-"""In the copy: of which job on which cluster it is one."""
+"""File of a copy that names the job it was copied from."""
 ROLES = (labels.EVALUATOR, labels.WORKER, labels.COORDINATOR)
-"""Whose pods write the archive, the first one that has one."""
+"""Roles whose running pods can write the archive, in order of preference."""
 ARCHIVE = module_command("tandem.rundir.archive", python="python")
 VOLUME = "/tandem"
 LIFE_SECONDS = 6 * 3600
-"""Of a pod that is made for a copy, if nobody deletes it."""
+"""Active deadline of a pod that is made for a copy, in case nobody deletes it."""
 BEGIN_SECONDS = 180
-"""For such a pod to begin: its image may have to be pulled."""
+"""Time that such a pod may take to become ready: its image may have to be pulled."""
 MOST_TOTAL_BYTES = 2**16
 CHUNK = 2**20
 _LACKING = re.compile(r"No module named '?tandem")
@@ -59,14 +59,14 @@ Tick = Callable[[int, int], None]
 
 @dataclass
 class Copy:
-    """What came."""
+    """Result of a copy."""
 
     size: int = 0
-    """Bytes."""
+    """Bytes received."""
     checkpoints: list[str] = field(default_factory=list)
-    """New ones, sound."""
+    """Names of new checkpoints, all of them sound."""
     faults: list[str] = field(default_factory=list)
-    """What is wrong with others, a sentence each; they were not kept."""
+    """Sentences about checkpoints that arrived damaged or not at all."""
 
 
 def copy(kubectl: Kubectl, name: str, to: Path, words: Sequence[str], image: str, tick: Tick) -> Copy:
@@ -121,7 +121,7 @@ def _expect_place(rundir: RunDir, job: Raw) -> None:
 
 
 def _digests(rundir: RunDir) -> list[str]:
-    """Of the manifests of checkpoints that are here."""
+    """Digests of the manifests of checkpoints that the copy already has."""
     return [digest for one in rundir.manifests().values() if (digest := getattr(one, "digest", ""))]
 
 
