@@ -25,7 +25,7 @@ from tests.support import ROOT, reach
 from tests.support.tiers import MINUTE, WORKERS, Stage, newest, table
 
 MAX_AGE = 200
-"""Commits after which each part of the full tier has to run again; a branch that is merged counts as one."""
+"""Commits after which each part of the full tier has to run again."""
 PREPARE_LOG = ROOT / "runs" / "e2e-prepare.log"
 
 
@@ -123,7 +123,7 @@ def _full_tier() -> Stage:
 def _commits_since(commit: str) -> int:
     """How many commits came after one; 0 in a shallow clone that does not reach back to it."""
     counted = subprocess.run(
-        ["git", "rev-list", "--first-parent", "--count", f"{commit}..HEAD"],
+        ["git", "rev-list", "--count", f"{commit}..HEAD"],
         cwd=ROOT,
         capture_output=True,
         text=True,

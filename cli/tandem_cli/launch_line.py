@@ -46,7 +46,7 @@ _OF_ACCELERATE = ("--machine_rank", "--main_process_ip", "--main_process_port", 
 
 @dataclass(frozen=True)
 class LaunchLine:
-    """What a line says."""
+    """Parsed launch line."""
 
     command: Sequence[str]
     """The script and what runs it."""
@@ -102,7 +102,7 @@ def is_launch_line(word: str) -> bool:
 
 
 def read(words: Sequence[str]) -> LaunchLine:
-    """What a line says. Its words may come as one, in quotes.
+    """Parse a launch line. Its words may come as one, in quotes.
 
     Raises:
         UserError: it starts no script, its script is not there, or an option means something that a manifest cannot

@@ -74,7 +74,7 @@ class JobSummary:
     leaving: bool
     """Whether it is being deleted."""
     missed: tuple[str, ...] = ()
-    """What was promised and not done though it ended well, a sentence each; of runs of this machine."""
+    """Warnings about a local run that ended well without doing all it promised, a sentence each."""
 
     @property
     def ended(self) -> bool:

@@ -197,7 +197,7 @@ class State:
     grown: float = float("-inf")
     """When it was formed larger than before the last time."""
     largest: int = 0
-    """How many members it has had at most, of those that are wished for now."""
+    """Largest number of members so far, at most the current target."""
     changed: float = 0.0
     """When a generation was last opened or closed."""
     settings_changed: str = ""

@@ -1,7 +1,7 @@
 """The installed distribution: its name on a package index, its version, and how an extra of it is installed.
 
 The modules and the command are called `tandem`. The distribution is not, because that name belongs to somebody else's
-package on the index, which whoever installed it by that name would run.
+package on the index, whose code an install by that name would run.
 """
 
 import importlib.metadata

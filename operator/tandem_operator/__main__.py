@@ -308,7 +308,7 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--no-job-metrics",
         action="store_true",
-        help="tell nothing of jobs and their namespaces at /metrics, which whoever reaches the port can read",
+        help="leave jobs and their namespaces out of /metrics, which anyone who can reach the port can read",
     )
     given = parser.parse_args(arguments)
     if given.metrics_from and not given.operator_from:

@@ -149,6 +149,7 @@ def test_a_mistake_in_the_first_batch_is_found_after_two_failures_and_told_once_
         assert first.startswith("generation 1 is over: ")
         assert second.startswith("generation 2 is over: ")
         assert end.endswith("; twice, before Tandem heard of a step or saw a checkpoint")
+        assert len(again) <= 1
         # The first failure may be heard of after another one has closed the generation, and is news then.
         assert all(line.partition("because ")[2] != first.partition("is over: ")[2] for line in again)
 

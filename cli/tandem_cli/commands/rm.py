@@ -41,5 +41,5 @@ def rm(
 
 
 def _bytes(path: Path) -> int:
-    """Of all files; what several links name counts each time."""
+    """Size of all files in bytes; a file counts once for each of its links."""
     return sum(file.lstat().st_size for file in path.rglob("*") if file.is_symlink() or file.is_file())

@@ -20,7 +20,7 @@ _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?\b")
 _SECOND = 10**9
 CUT = f" … (this line is longer than {LONGEST // 2**20} MiB; its rest is not shown)"
 HIDDEN = ("guardian", "run")
-"""Whose log is no news: the guardian's, and that of a `tandem run` in the background, which shows what others print."""
+"""Processes whose logs are left out: the guardian, and a background `tandem run`, which repeats what others print."""
 
 
 def log_names(path: Path) -> list[str]:

@@ -113,7 +113,7 @@ def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def best_label(metric: str) -> str:
-    """What the row of the best scores is called."""
+    """Label of the row of best scores."""
     return f"best {metric_name(metric)}"
 
 

@@ -191,7 +191,7 @@ class RunCheckpoint:
     bad: str | None = None
     """What is wrong with it, if something is."""
     path: str = ""
-    """In the run directory, where a script has written it in a way of its own."""
+    """Path of a watched file, relative to the run directory; empty for a checkpoint of Tandem's."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Run:
     name: str
     """Of the job."""
     title: str
-    """What tells it from other runs of the job."""
+    """Name in titles: the job's, with the run directory's where that is another."""
     job: DistributedTrainingJob | None
     """The job as it was resolved; None when its file is missing or unreadable."""
     job_text: str
@@ -271,7 +271,7 @@ class Run:
     troubles: Troubles
     """What went wrong and did not end it."""
     missed: tuple[str, ...]
-    """What was promised and not done though it ended well: what, why and what helps, a sentence each."""
+    """Warnings about a run that ended well without doing all it promised, a sentence each."""
     faults: tuple[str, ...]
     """What could not be read, a sentence each."""
     ledger: Ledger | None = None

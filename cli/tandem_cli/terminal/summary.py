@@ -71,7 +71,7 @@ class RunResult:
     restarts: int = 0
     """Generations that were formed because something had failed or was lost."""
     missed: Sequence[str] = ()
-    """What was promised and not done though the run ended well: what, why and what helps, a sentence each."""
+    """Warnings about a run that ended well without doing all it promised: what, why and what helps, a sentence each."""
 
 
 def result(run_dir: RunDir) -> RunResult:
