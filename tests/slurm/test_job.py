@@ -91,7 +91,7 @@ def test_a_job_gives_its_nodes_to_an_urgent_one_goes_on_after_it_and_shrinks(run
     first = saved(run)
     assert first > 0, run.output()
     run.slurm.ask("scancel", urgent)
-    run.slurm.update(job, StartTime="now")
+    run.slurm.start_requeued(job)
     step = run.trains(2, after=first)
     assert not repeated(run)
     run.slurm.update(job, NumNodes="1")

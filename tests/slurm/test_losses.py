@@ -38,7 +38,7 @@ def test_the_time_limit_a_lost_node_and_a_stop_lose_no_sample(run: SlurmRun) -> 
     assert first > 0
     assert not list(run.targets.iterdir())
     assert "waits in partition main: it may not start before its begin time" in run.tandem("status", "digits").stdout
-    run.slurm.update(job, StartTime="now", TimeLimit="60")
+    run.slurm.start_requeued(job, TimeLimit="60")
     step = run.trains(2, after=first)
 
     run.slurm.kill("n1")
@@ -147,7 +147,7 @@ def its_first_node_is_lost(run: SlurmRun, job: str) -> None:
     )
     run.slurm.has_given_up_ending()
     run.slurm.start("n0")
-    run.slurm.update(job, StartTime="now")
+    run.slurm.start_requeued(job)
     run.trains(2, after=first)
     assert all(step > first for step in repeated(run))
     digests = sample_ids(run.run_dir)
