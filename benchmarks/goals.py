@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 CONFIDENCE = 0.95
-LEAST_VALUES = 5
+MIN_VALUES = 5
 """Fewer than so many times of something are not judged."""
 
 
@@ -51,8 +51,8 @@ def exit_code(verdicts: Iterable[Verdict]) -> int:
 
 def at_most(goal: str, values: Sequence[float], bound: float, unit: str = "s") -> Verdict:
     """Judge a goal for the median of some times. A failure is a time of `math.inf`, longer than anything."""
-    if len(values) < LEAST_VALUES:
-        return Verdict(Outcome.UNJUDGED, goal, f"{len(values)} measured, at least {LEAST_VALUES} are needed")
+    if len(values) < MIN_VALUES:
+        return Verdict(Outcome.UNJUDGED, goal, f"{len(values)} measured, at least {MIN_VALUES} are needed")
     median = statistics.median(values)
     outcome = Outcome.MET if median <= bound else Outcome.MISSED
     shown = f"{median:.3g} {unit}" if math.isfinite(median) else "never"

@@ -35,7 +35,7 @@ from tandem.strategies import micro_batches, pipeline_ranks
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import Strategy, batch_of, memory, of_worker, shown
 
-MOST = 0.10
+MAX_COUNT = 0.10
 """Error of the worst shape."""
 STEPS = 3
 """The first one makes the optimizer's state, the second one DDP's final buckets."""
@@ -353,9 +353,9 @@ def main() -> None:
         apart = max(apart, was / min(peaks) - 1)
         print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
     worst = max(errors, key=lambda shape: abs(errors[shape]))
-    outcome = Outcome.MET if abs(errors[worst]) <= MOST else Outcome.MISSED
+    outcome = Outcome.MET if abs(errors[worst]) <= MAX_COUNT else Outcome.MISSED
     why = f"{100 * errors[worst]:+.1f} % for {worst.name} on {worst.ranks}, of {len(errors)} shapes"
-    verdict = Verdict(outcome, f"the worst error is at most {100 * MOST:.0f} %", why)
+    verdict = Verdict(outcome, f"the worst error is at most {100 * MAX_COUNT:.0f} %", why)
     print(f"two peaks of a shape were at most {100 * apart:.1f} % apart")
     print(verdict)
     sys.exit(exit_code([verdict]))

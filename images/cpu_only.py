@@ -18,7 +18,7 @@ COMPILERS = ("triton",)
 LOADED = ("torch.distributed.run", "torch._dynamo", "torchvision")
 """With torch itself, what brings in all that training and evaluating on CPUs load."""
 LIBRARIES = ("nvidia",)
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Smaller files are left alone: metadata, licences, headers."""
 
 
@@ -32,7 +32,7 @@ def unused(used: set[Path]) -> Iterator[Path]:
     """Large files of the libraries that are not among `used`."""
     for library in LIBRARIES:
         for path in (SITE / library).rglob("*"):
-            if path.is_file() and path.stat().st_size >= LEAST_BYTES and path.resolve() not in used:
+            if path.is_file() and path.stat().st_size >= MIN_BYTES and path.resolve() not in used:
                 yield path
 
 

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.checkpoint.sides import SIDES, Side
 
 LAYERS, BATCH = 15, 16
-WARM_STEPS, LEAST_AFTER, MOST_AFTER = 2, 3, 200
+WARM_STEPS, MIN_AFTER, MAX_AFTER = 2, 3, 200
 SAMPLE_SECONDS = 0.02
 
 
@@ -146,11 +146,11 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
     blocked, computed = time.perf_counter() - began, time.thread_time() - computed
     after: list[float] = []
     finished = False
-    while len(after) < LEAST_AFTER or not finished:
+    while len(after) < MIN_AFTER or not finished:
         seconds, finished = loop.step(bool(problem) or side.done())
         after.append(seconds)
-        if len(after) >= MOST_AFTER:
-            problem = f"not done after {MOST_AFTER} steps"
+        if len(after) >= MAX_AFTER:
+            problem = f"not done after {MAX_AFTER} steps"
             break
     commit = 0.0
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.checkpoint.table import EVERY, Cost, cost
-from benchmarks.goals import LEAST_VALUES, Outcome, Verdict
+from benchmarks.goals import MIN_VALUES, Outcome, Verdict
 
 OURS = "tandem"
 SIZE = 744.0
@@ -52,7 +52,7 @@ def _beside(found: dict[str, Cost]) -> list[Verdict]:
         return []
     nearest = min(others, key=lambda side: others[side])
     outcome = Outcome.MET if ours < others[nearest] else Outcome.MISSED
-    if min(one.saves for one in found.values()) < LEAST_VALUES:
+    if min(one.saves for one in found.values()) < MIN_VALUES:
         outcome = Outcome.UNJUDGED
     why = f"{ours:.3f} s, and {nearest} {others[nearest]:.3f} s"
     return [Verdict(outcome, "blocked for less time than every other side", why)]
@@ -60,8 +60,8 @@ def _beside(found: dict[str, Cost]) -> list[Verdict]:
 
 def _bound(goal: str, found: Cost, value: float, bound: float, form: str) -> Verdict:
     why = f"{form.format(value)}, median of {found.saves} saves"
-    if found.saves < LEAST_VALUES:
-        return Verdict(Outcome.UNJUDGED, goal, f"{why}; at least {LEAST_VALUES} are needed")
+    if found.saves < MIN_VALUES:
+        return Verdict(Outcome.UNJUDGED, goal, f"{why}; at least {MIN_VALUES} are needed")
     return Verdict(Outcome.MET if value <= bound else Outcome.MISSED, goal, why)
 
 

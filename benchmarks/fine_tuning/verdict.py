@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.fine_tuning.record import Resumed, Step
 from benchmarks.fine_tuning.sides import Run
 from benchmarks.fine_tuning.work import Plan
-from benchmarks.goals import LEAST_VALUES, Outcome, Verdict
+from benchmarks.goals import MIN_VALUES, Outcome, Verdict
 from benchmarks.throughput.verdict import Goal, by_clock, judge
 
 STEPS = 20
@@ -98,7 +98,7 @@ def evaluated(ours: Runs, theirs: Runs) -> list[Verdict]:
     losses = [at_equal_time(own, other) for own, other in pairs]
     own, other = (statistics.fmean(side) for side in zip(*losses, strict=True))
     outcome = Outcome.MET if own <= other + LOSS else Outcome.MISSED
-    if len(pairs) < LEAST_VALUES:
+    if len(pairs) < MIN_VALUES:
         outcome = Outcome.UNJUDGED  # Who is done first is a matter of the clock.
     why = f"{own:.4f} and {other:.4f} nats, mean of {len(pairs)}"
     equal = "with evaluation, beside TRL: held-out loss known at equal time no higher"

@@ -32,7 +32,7 @@ LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.01, 1.0
 VOCABULARY = 2048
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
 """5.2 million parameters."""
-MOST_DOCUMENTS = 1000
+MAX_DOCUMENTS = 1000
 """To train on: TRL packs that many at a time."""
 HELD_OUT = 100
 MODEL, TRAIN, TEST = "model", "train.jsonl", "test.jsonl"
@@ -107,7 +107,7 @@ def samples() -> list[dict[str, str]]:
     return found
 
 
-def prepare(folder: Path, most: int = MOST_DOCUMENTS, held_out: int = HELD_OUT, **shape: Any) -> None:
+def prepare(folder: Path, most: int = MAX_DOCUMENTS, held_out: int = HELD_OUT, **shape: Any) -> None:
     """Write the model and the documents.
 
     Args:

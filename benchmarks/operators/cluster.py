@@ -16,7 +16,7 @@ Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 WATCH_SECONDS = 600
 RETRY_SECONDS = 0.5
-LARGEST = 1 << 24
+MAX_SIZE = 1 << 24
 """Bytes of one line of a watch."""
 
 
@@ -72,7 +72,7 @@ class Cluster:
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(ssl=self._access.tls(), limit=48)
         self._session = aiohttp.ClientSession(
-            self._access.host, connector=connector, headers=self._access.headers, read_bufsize=LARGEST
+            self._access.host, connector=connector, headers=self._access.headers, read_bufsize=MAX_SIZE
         )
         return self
 

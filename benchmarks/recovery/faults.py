@@ -15,7 +15,7 @@ from random import Random
 from benchmarks.recovery.sides import LEAVE_SECONDS, Scripted, Side
 from benchmarks.recovery.surroundings import kill
 
-SHORTEST_STALL, LONGEST_STALL = 1.0, 30.0
+MIN_STALL, MAX_STALL = 1.0, 30.0
 SUPERVISOR_SECONDS = 1.0
 """How long a supervisor (Kubernetes, systemd) takes to start again what has died."""
 KILLED, STALLED, ORPHANED = 1.0, 5.0, 10.0
@@ -43,7 +43,7 @@ class Scene:
     side: Side
     random: Random
     shot: int
-    longest_stall: float = LONGEST_STALL
+    longest_stall: float = MAX_STALL
     facts: dict[str, float | str] = field(default_factory=dict)
     """What was done, for the record."""
 
@@ -66,7 +66,7 @@ class Scene:
 
     def stall(self) -> float:
         """Length of a stall in seconds: short ones are as likely as long ones."""
-        length: float = SHORTEST_STALL * (self.longest_stall / SHORTEST_STALL) ** self.random.random()
+        length: float = MIN_STALL * (self.longest_stall / MIN_STALL) ** self.random.random()
         self.facts["stallSeconds"] = round(length, 2)
         return length
 

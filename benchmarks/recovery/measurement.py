@@ -20,7 +20,7 @@ from benchmarks.recovery.analysis import (
     repeated_steps,
     steady,
 )
-from benchmarks.recovery.faults import LONGEST_STALL, SUPERVISOR_SECONDS, Fault, Scene, Wait
+from benchmarks.recovery.faults import MAX_STALL, SUPERVISOR_SECONDS, Fault, Scene, Wait
 from benchmarks.recovery.sides import Side
 from benchmarks.recovery.surroundings import Network, end
 
@@ -43,7 +43,7 @@ class Turn:
     """
 
     def __init__(
-        self, kind: type[Side], folder: Path, network: Network, limit: float, longest_stall: float = LONGEST_STALL
+        self, kind: type[Side], folder: Path, network: Network, limit: float, longest_stall: float = MAX_STALL
     ) -> None:
         self.side = kind(folder, network)
         self._limit, self._longest_stall = limit, longest_stall

@@ -8,7 +8,7 @@ from benchmarks.recovery.table import WHOLE, cell, rows
 
 COLOURS = ["#0072b2", "#56b4e9", "#000000", "#009e73", "#cc79a7", "#d55e00", "#e69f00"]
 """Okabe and Ito's, which colour-blind readers tell apart."""
-SHORTEST = 0.05
+MIN = 0.05
 """A group that was not disturbed at all is drawn here, on a logarithmic scale."""
 
 
@@ -32,10 +32,10 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
         names.append(row[0] if row[1] == WHOLE else f"{row[0]}:\n{row[1]}")
         for side, result in of_row.items():
             colour = COLOURS[list(sides).index(side) % len(COLOURS)]
-            times = [max(SHORTEST, seconds) for seconds in result.seconds]
+            times = [max(MIN, seconds) for seconds in result.seconds]
             axes.scatter(times, [y] * len(times), s=14, color=colour, alpha=0.6, linewidths=0)
             if result.median is not None:
-                axes.plot([max(SHORTEST, result.median)] * 2, [y - 0.4, y + 0.4], color=colour, linewidth=2)
+                axes.plot([max(MIN, result.median)] * 2, [y - 0.4, y + 0.4], color=colour, linewidth=2)
             if result.failures:
                 axes.scatter([limit], [y], marker="x", s=30, color=colour)
                 text = f"{result.failures} of {result.shots} failed"
@@ -46,10 +46,8 @@ def draw(records: Sequence[dict[str, Any]], sides: Sequence[str], path: Path) ->
     axes.set_ylim(y - 1, -1)
     for side in present:
         axes.scatter([], [], color=COLOURS[list(sides).index(side) % len(COLOURS)], s=20, label=side)
-    axes.set(xscale="log", xlim=(SHORTEST * 0.8, limit * 2.4), xlabel="seconds until the group trains again")
-    axes.set_xticks(
-        [SHORTEST, 0.5, 1, 2, 5, 10, 30, limit], ["not\ndisturbed", "0.5", "1", "2", "5", "10", "30", "never"]
-    )
+    axes.set(xscale="log", xlim=(MIN * 0.8, limit * 2.4), xlabel="seconds until the group trains again")
+    axes.set_xticks([MIN, 0.5, 1, 2, 5, 10, 30, limit], ["not\ndisturbed", "0.5", "1", "2", "5", "10", "30", "never"])
     axes.minorticks_off()
     axes.set_yticks(places, names)
     axes.grid(axis="x", color="#eeeeee")

@@ -5,7 +5,7 @@
 - For the stages in BOUNDS the median of every warm side of Tandem's, with its defaults as with the best settings, is
   within the bound, and below the median of every side of c10d's that was measured beside it.
 
-A failure counts in a median as longer than anything. Fewer than `goals.LEAST_VALUES` faults are not judged by time.
+A failure counts in a median as longer than anything. Fewer than `goals.MIN_VALUES` faults are not judged by time.
 """
 
 import math
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.goals import LEAST_VALUES, Outcome, Verdict, at_most
+from benchmarks.goals import MIN_VALUES, Outcome, Verdict, at_most
 from benchmarks.recovery.table import WHOLE, Cell, Row, cell, rows
 
 OURS, COLD = "tandem", "tandem-cold"
@@ -68,8 +68,8 @@ def _timed(who: str, found: Cell, bound: float, peers: dict[str, Cell]) -> Itera
     yield at_most(f"{who}: at most {bound:g} s", ours, bound)
     for peer, one in peers.items():
         theirs, goal = _seconds(one), f"{who}: below {peer}"
-        if min(len(ours), len(theirs)) < LEAST_VALUES:
-            yield Verdict(Outcome.UNJUDGED, goal, f"{len(ours)} and {len(theirs)} faults, {LEAST_VALUES} are needed")
+        if min(len(ours), len(theirs)) < MIN_VALUES:
+            yield Verdict(Outcome.UNJUDGED, goal, f"{len(ours)} and {len(theirs)} faults, {MIN_VALUES} are needed")
             continue
         own, other = statistics.median(ours), statistics.median(theirs)
         # Where both never recover, neither is below.

@@ -40,7 +40,7 @@ from tandem.rundir.layout import RunDir
 from tests.support.lines import read_lines
 
 PARTS = ("memory", "overhead", "save", "bubble")
-LEAST_SAVING = 0.6
+MIN_SAVING = 0.6
 """Peak memory of a rank under fsdp over that under ddp, at two ranks."""
 MEMORY_STEPS, MEMORY_SECONDS = 4, 300.0
 SKIP = 10
@@ -72,7 +72,7 @@ def main() -> None:
 def memory() -> list[Verdict]:
     """The peak of the rank that has most, of each strategy."""
     print(f"\nmemory of a rank: {LARGE}, MB above what it had before the model", flush=True)
-    goal = f"peak memory of a rank under fsdp ≤ {LEAST_SAVING:g} of ddp's"
+    goal = f"peak memory of a rank under fsdp ≤ {MIN_SAVING:g} of ddp's"
     peaks: dict[str, float] = {}
     for strategy in STRATEGIES:
         try:
@@ -91,7 +91,7 @@ def memory() -> list[Verdict]:
         )
     ratio = peaks["fsdp"] / peaks["ddp"]
     print(f"  fsdp / ddp: {ratio:.3f}", flush=True)
-    return [Verdict(Outcome.MET if ratio <= LEAST_SAVING else Outcome.MISSED, goal, f"{ratio:.3f}")]
+    return [Verdict(Outcome.MET if ratio <= MIN_SAVING else Outcome.MISSED, goal, f"{ratio:.3f}")]
 
 
 def _memory(strategy: str) -> list[dict[str, Any]]:

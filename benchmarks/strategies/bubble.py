@@ -19,7 +19,7 @@ from tandem_cli.bench.variants import TRACE_STEPS
 SCHEDULES = {"gpipe": 4, "1f1b": 4, "interleaved1f1b": 4, "zeroBubble": 2}
 """Micro-batches of a step, by schedule: few, so that the bubble is large. With four, ranks under zero bubble would wait
 for 4 to 6 % of a step, to which a shared machine adds a fifth by chance."""
-MOST_OFF = 0.15
+MAX_OFF = 0.15
 """By how much of the bubble in theory a measured one may be off."""
 SECONDS = 300.0
 
@@ -40,16 +40,16 @@ def bubble(rounds: int) -> list[Verdict]:
 
 
 def _verdict(name: str, schedules: list[Schedule]) -> Verdict:
-    goal = f"bubble of {name} within {MOST_OFF:.0%} of theory"
+    goal = f"bubble of {name} within {MAX_OFF:.0%} of theory"
     ratios = [one.measured / one.predicted for one in schedules]
     middle, between = statistics.median(ratios), interval(ratios)
     why = f"{middle:.2f} of theory (median of {len(ratios)}, range {min(ratios):.2f} to {max(ratios):.2f})"
     if between is None:
         return Verdict(Outcome.UNJUDGED, goal, f"{why}; 6 rounds are needed")
-    low, high = (abs(bound - 1) <= MOST_OFF for bound in between)
-    if low != high and abs(middle - 1) > MOST_OFF:
+    low, high = (abs(bound - 1) <= MAX_OFF for bound in between)
+    if low != high and abs(middle - 1) > MAX_OFF:
         return Verdict(Outcome.UNJUDGED, goal, f"{why}; too noisy")
-    return Verdict(Outcome.MET if abs(middle - 1) <= MOST_OFF else Outcome.MISSED, goal, why)
+    return Verdict(Outcome.MET if abs(middle - 1) <= MAX_OFF else Outcome.MISSED, goal, why)
 
 
 def _recorded(schedule: str) -> Schedule:

@@ -20,7 +20,7 @@ from tandem.job import API_VERSION, KIND
 from tandem.manifest.reading import in_yaml, separated, similar_file
 from tandem_cli.local.placement import visible_gpus
 
-LONGEST_NAME = 40
+MAX_NAME_LENGTH = 40
 """Characters of a job's name that is taken from a script's. Names of pods are longer by a part."""
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -68,7 +68,7 @@ class LaunchLine:
         """A name for the job: that of the script."""
         script = self.command[-1]
         stem = "" if "-c" in self.command else script.rpartition(".")[2] if "-m" in self.command else Path(script).stem
-        return re.sub(r"[^a-z0-9]+", "-", stem.lower())[:LONGEST_NAME].strip("-") or "script"
+        return re.sub(r"[^a-z0-9]+", "-", stem.lower())[:MAX_NAME_LENGTH].strip("-") or "script"
 
     def manifest(self, typed: Sequence[str], name: str = "") -> str:
         """The manifest, YAML.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tandem.formatting import one_line
 
-MOST = 2**16
+MAX_COUNT = 2**16
 """Bytes of a line that are kept: what is longer is no line for people."""
-LONGEST = 2**20
+MAX_LENGTH = 2**20
 """Bytes of a line that are read at once. A program that never ends its line may print gigabytes of it."""
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 """What programs write to colour their text, or to name the window."""

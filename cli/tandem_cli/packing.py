@@ -24,7 +24,7 @@ from typing import Annotated
 import typer
 from pathspec import GitIgnoreSpec
 
-from tandem.code import MOST_BYTES, MOST_FILES, MOST_PACKED_BYTES, digest_of
+from tandem.code import MAX_BYTES, MAX_FILES, MAX_PACKED_BYTES, digest_of
 from tandem.errors import Unmet, UserError
 from tandem.formatting import number, several, size
 from tandem.job import DistributedTrainingJob
@@ -37,13 +37,13 @@ CodeOption = Annotated[
 ]
 IGNORE = ".gitignore"
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-LARGEST = 5
+MAX_SIZE = 5
 """Number of files that the refusal of a folder names."""
 MORE_SECONDS = 2.0
 """How long the largest files are looked for in a folder that is known to be too large."""
 MODIFIED_AT = 315_619_200
 """Of every file: 1980, before which zip archives, and so wheels, have no time."""
-MOST_IGNORE_BYTES = 2**20
+MAX_IGNORE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def packed(folder: Path) -> Iterator[Pack]:
             _write(entries, file)
         except OSError as error:
             raise UserError(f"{error.filename or folder} cannot be packed: {error.strerror or error}") from error
-        if (length := file.stat().st_size) > MOST_PACKED_BYTES:
+        if (length := file.stat().st_size) > MAX_PACKED_BYTES:
             raise _too_large(folder, f"{size(length)} packed", [(entry.size, entry.name) for entry in entries])
         with file.open("rb") as content:
             digest = digest_of(content)
@@ -152,7 +152,7 @@ def _chosen(folder: Path) -> list[_Entry]:
         total += entry.size
         sizes.append((entry.size, entry.name))
         found.append(entry)
-        if total > MOST_BYTES or len(found) > MOST_FILES:
+        if total > MAX_BYTES or len(found) > MAX_FILES:
             deadline = deadline or time.monotonic() + MORE_SECONDS
             if time.monotonic() > deadline:
                 break
@@ -162,10 +162,10 @@ def _chosen(folder: Path) -> list[_Entry]:
 
 
 def _too_large(folder: Path, what: str, sizes: list[tuple[int, str]]) -> UserError:
-    largest = ", ".join(f"{name} ({size(count)})" for count, name in heapq.nlargest(LARGEST, sizes))
+    largest = ", ".join(f"{name} ({size(count)})" for count, name in heapq.nlargest(MAX_SIZE, sizes))
     return UserError(
-        f"{folder} is too large for --code: {what}, and the most are {size(MOST_PACKED_BYTES)} packed, "
-        f"{size(MOST_BYTES)} unpacked and {number(MOST_FILES)} files. The largest files: {largest}. List what the job "
+        f"{folder} is too large for --code: {what}, and the most are {size(MAX_PACKED_BYTES)} packed, "
+        f"{size(MAX_BYTES)} unpacked and {number(MAX_FILES)} files. The largest files: {largest}. List what the job "
         f"does not need in {IGNORE}; data belongs on a volume"
     )
 
@@ -224,7 +224,7 @@ def _target(path: Path, name: str, top: Path) -> str:
 
 def _rules(file: Path) -> GitIgnoreSpec:
     with file.open("rb") as content:
-        return GitIgnoreSpec.from_lines(content.read(MOST_IGNORE_BYTES).decode(errors="surrogateescape").splitlines())
+        return GitIgnoreSpec.from_lines(content.read(MAX_IGNORE_BYTES).decode(errors="surrogateescape").splitlines())
 
 
 def _above(top: Path) -> Ignores:

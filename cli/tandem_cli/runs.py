@@ -20,7 +20,7 @@ from tandem.rundir.layout import RunDir
 from tandem_cli.cluster import named as job_named
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.platform import OnKubernetes
-from tandem_cli.local.known import MOST_NAMED, job_name, known, named, other_runs
+from tandem_cli.local.known import MAX_NAMED, job_name, known, named, other_runs
 from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.local.run_output import log_names
 from tandem_cli.platforms import Run
@@ -123,6 +123,6 @@ def in_folder(path: Path) -> Run:
 
 def _only(name: str, found: list[Path]) -> Path:
     if len(found) > 1:
-        some = ", ".join(shlex.quote(str(path)) for path in found[:MOST_NAMED])
+        some = ", ".join(shlex.quote(str(path)) for path in found[:MAX_NAMED])
         raise UserError(f"{name} is the name of several runs: {some}. Give the folder of one")
     return found[0]

@@ -44,7 +44,7 @@ again and again: with 10,000 agents half of the processor's time was its."""
 
 SUBMIT = "tandem submit FILE --set spec.checkpoint.onExisting"
 """What the user types, up to the value."""
-MOST_DIFFERENCES = 3
+MAX_DIFFERENCES = 3
 """More differences between two jobs are counted, not listed: of a container's last words 500 characters are kept."""
 
 log = logging.getLogger("tandem.coordinator")
@@ -260,9 +260,9 @@ def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) 
                 f"{rundir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse; "
                 f"set it to Resume to go on with that ({SUBMIT}=Resume), or {begin_anew}"
             ) from None
-        differs = "; ".join(found.differs[:MOST_DIFFERENCES])
-        if len(found.differs) > MOST_DIFFERENCES:
-            differs += f"; and {len(found.differs) - MOST_DIFFERENCES} more"
+        differs = "; ".join(found.differs[:MAX_DIFFERENCES])
+        if len(found.differs) > MAX_DIFFERENCES:
+            differs += f"; and {len(found.differs) - MAX_DIFFERENCES} more"
         raise CannotStart(
             f"{rundir.path} holds {found.saved}, which this job cannot go on with ({differs}); "
             f"undo that, or {begin_anew}, or give the job another name"

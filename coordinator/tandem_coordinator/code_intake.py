@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from tandem.code import MOST_PACKED_BYTES
+from tandem.code import MAX_PACKED_BYTES
 from tandem.formatting import duration, size
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import commit_file, temporary_beside
@@ -51,7 +51,7 @@ class CodeIntake:
     async def take(self, request: web.Request) -> web.Response:
         """Take it in."""
         pack = self._pack(request)
-        if (request.content_length or 0) > MOST_PACKED_BYTES:
+        if (request.content_length or 0) > MAX_PACKED_BYTES:
             raise _too_large()
         async with self._turn:
             if await asyncio.to_thread(pack.exists):
@@ -86,7 +86,7 @@ class CodeIntake:
             piece = bytearray()
             while content := await _next(request):
                 length += len(content)
-                if length > MOST_PACKED_BYTES:
+                if length > MAX_PACKED_BYTES:
                     raise _too_large()
                 piece += content
                 if len(piece) >= PIECE:
@@ -126,4 +126,4 @@ def _append(file: BinaryIO, update: Callable[[bytes], None], piece: bytes) -> No
 
 
 def _too_large() -> web.HTTPBadRequest:
-    return web.HTTPBadRequest(text=f"the code may have {MOST_PACKED_BYTES} bytes packed at most")
+    return web.HTTPBadRequest(text=f"the code may have {MAX_PACKED_BYTES} bytes packed at most")

@@ -59,7 +59,7 @@ TICK_SECONDS = 0.05
 """How often time is looked at; what agents say is acted on at once."""
 CALM_SECONDS = 0.5
 """The same while time alone decides nothing. Each tick takes processor time from the ranks of this machine."""
-LEAST_HOLD = 0.8
+MIN_HOLD = 0.8
 """A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
 would otherwise all be back at once."""
 TICK_PAUSE = 3.0
@@ -181,7 +181,7 @@ class Coordinator:
                 await self._finish_recorded(sync.replica)
         self._ledger.heard(sync, time.monotonic(), self.state)
         try:
-            hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(LEAST_HOLD, 1.0)  # noqa: S311
+            hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(MIN_HOLD, 1.0)  # noqa: S311
             told = await self._worth_saying(sync, request, now + hold)
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.

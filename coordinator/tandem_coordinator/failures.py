@@ -72,7 +72,7 @@ from tandem_coordinator.group_state import (
 STRIKES = 3
 """Failures that are due to one replica or node, in a row or among the most recent ones, before the others go on
 without it."""
-MOST_LEFT_OUT = 0.25
+MAX_LEFT_OUT = 0.25
 """At most so much of the replicas wished for, and one in any case."""
 
 
@@ -138,7 +138,7 @@ def silent_members(state: State, now: float) -> list[str]:
 
 
 def _most_left_out(state: State) -> int:
-    return max(1, int(MOST_LEFT_OUT * state.target))
+    return max(1, int(MAX_LEFT_OUT * state.target))
 
 
 def _window(suspects: int) -> int:
@@ -180,7 +180,7 @@ def _is_meant(one: LeftOut, replica: str, node: str) -> bool:
     return one.replica == replica if one.replica else one.node == node
 
 
-FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
+FIRST_SECONDS, MAX_SECONDS = 1.0, 60.0
 """Between the end of a group that made no progress, not the first in a row, and the start of the next."""
 PROVEN_SECONDS = 300.0
 """A script that says nothing of its steps and has run for so long has made some."""
@@ -292,7 +292,7 @@ def settle(state: State, now: float) -> Next:
     if state.progress == SAVED or (not same and _has_begun(state, first)):
         return replace(state, barren=0), ()
     state = replace(state, barren=state.barren + 1)
-    pause = 0.0 if state.barren < 2 else min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** (state.barren - 2))
+    pause = 0.0 if state.barren < 2 else min(MAX_SECONDS, FIRST_SECONDS * 2.0 ** (state.barren - 2))
     if not pause:
         return state, ()
     words = f"no progress was made, so the next start is in {pause:g} s"

@@ -18,7 +18,7 @@ LOOK_SECONDS = 1.0
 """Between two looks, each of which lists folders."""
 DEPTH = 2
 """Folders within folders of the run directory."""
-MOST_ENTRIES = 2_000
+MAX_ENTRIES = 2_000
 """So many are looked at."""
 
 _FILE = re.compile(
@@ -70,7 +70,7 @@ class ForeignCheckpoints:
         return self._newest
 
     def _all(self) -> Iterator[tuple[int, str]]:
-        left = MOST_ENTRIES
+        left = MAX_ENTRIES
         folders = [(self._folder, 0)]
         while folders:
             folder, depth = folders.pop()

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from tandem.protocol import SCRIPT, STOPPED, TRAIN, RankReport
 from tandem_coordinator.group_state import listed
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 IDLE_CORES = IDLE_GPU = 0.02
 """Less than that of a core, and of a GPU, is used by a process that waits; what speaks for it takes some."""
 
@@ -244,7 +244,7 @@ def _behind(marks: _Marks) -> _Marks:
 
 def _names(marks: _Marks) -> str:
     names = [f"rank {rank} ({replica})" for rank, replica in sorted(marks)]
-    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
 def _is(marks: _Marks) -> str:

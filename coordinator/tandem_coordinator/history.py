@@ -34,7 +34,7 @@ from tandem_coordinator.run_watcher import Observed
 
 log = logging.getLogger("tandem.coordinator")
 
-MOST_GENERATIONS, MOST_EVENTS = 100, 200
+MAX_GENERATIONS, MAX_EVENTS = 100, 200
 CLOSE_SECONDS = 2.0
 """For what waits for the disk when the coordinator leaves."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -51,8 +51,8 @@ class History:
     def __init__(
         self, rundir: RunDir, generations: Iterable[GenerationView], first: int = 1, restarts: int = 0
     ) -> None:
-        self.generations = deque(generations, MOST_GENERATIONS)
-        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.generations = deque(generations, MAX_GENERATIONS)
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.restarts: Counter[str] = Counter()
         """How often a generation followed another in this process, by reason."""
         self._earlier = restarts

@@ -26,7 +26,7 @@ SETTLE_SECONDS = 3.0
 """After the end of a group, its last lines are read within a second on a disk that answers."""
 RECORD_SECONDS = 10.0
 """Between two records."""
-MOST_GONE = 1_000
+MAX_GONE = 1_000
 """Maximum number of disconnected workers to remember, in case they reconnect."""
 
 Worker = tuple[str, str]
@@ -96,7 +96,7 @@ class WorkerSeconds:
         self._unaged.pop(worker, None)
         self._inside -= worker in self._members
         self._gone[worker] = now
-        if len(self._gone) > MOST_GONE:
+        if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
         return True
 

@@ -39,7 +39,7 @@ from tandem.rundir.records import (
     Usage,
     Values,
 )
-from tandem.script import MOST_VALUES
+from tandem.script import MAX_VALUES
 from tandem.status import EvaluatorView
 
 _TAIL_BYTES = 256 * 2**10
@@ -109,7 +109,7 @@ class Training:
     gradient_norm: float | None = None
     """The last that was measured."""
     values: dict[str, float] = field(default_factory=dict)
-    """By the names that the script has logged them by, the newest ones that are finite: MOST_VALUES at most."""
+    """By the names that the script has logged them by, the newest ones that are finite: MAX_VALUES at most."""
     by_generation: Mapping[int, Mapping[Purpose, float]] = field(default_factory=dict)
     """Seconds of the first rank by what they were for, since the last record of a ledger."""
     reached: int = 0
@@ -275,7 +275,7 @@ class TrainingLogs:
 
     def _logged(self, record: Values) -> None:
         for name, value in record.known.items():
-            if name in self._values or len(self._values) < MOST_VALUES:
+            if name in self._values or len(self._values) < MAX_VALUES:
                 self._values[name] = value
 
     def _saved(self, record: Saved) -> None:
@@ -300,7 +300,7 @@ def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted((number, path) for path in paths if (number := generation_of_log(path)) is not None)
 
 
-MOST_FAILED, MOST_WORDS = 10_000, 200
+MAX_FAILED, MAX_WORDS = 10_000, 200
 SILENT_SECONDS = 3_600.0
 """After so long without a line the evaluator is hardly there any more."""
 REPLACED_SECONDS = 10.0
@@ -354,8 +354,8 @@ class EvaluatorFollower:
                     self._before, self._newest = self._newest, record
                 case Evaluated():
                     self._shards += record.seconds or 0.0
-                case Unusable() if len(self.failed) < MOST_FAILED:
-                    self.failed[record.checkpoint[:MOST_WORDS]] = (record.why or "")[:MOST_WORDS]
+                case Unusable() if len(self.failed) < MAX_FAILED:
+                    self.failed[record.checkpoint[:MAX_WORDS]] = (record.why or "")[:MAX_WORDS]
                 case Lost():
                     self.lines_lost += record.lines or 0
             self._ended = isinstance(record, EvaluatorEnd)
@@ -386,7 +386,7 @@ class EvaluatorFollower:
             return None
         name = evaluator_of_log(self._path)
         assert name is not None
-        state = (newest.checkpoint or newest.state or "idle")[:MOST_WORDS]
+        state = (newest.checkpoint or newest.state or "idle")[:MAX_WORDS]
         return EvaluatorView(name=name, state=state, cpu=self._cpu(), silent_seconds=max(0.0, now - newest.time))
 
     def _cpu(self) -> float | None:

@@ -46,7 +46,7 @@ FRESH_SECONDS = 0.4
 PAUSE = 9.0
 """… and for this many times as long as it took to make."""
 
-MOST_METRICS = 16
+MAX_METRICS = 16
 """Of one checkpoint: each is a series."""
 
 Sample = tuple[Metric, tuple[str, ...], float | int | None]
@@ -229,7 +229,7 @@ def _history(figures: Figures) -> Iterator[Sample]:
     # The one that decides is among the first, whatever a program reports besides.
     decides = figures.observed.latest_evaluation
     scores = figures.observed.latest_metrics
-    for name in sorted(scores, key=lambda name: decides is None or name != decides.metric)[:MOST_METRICS]:
+    for name in sorted(scores, key=lambda name: decides is None or name != decides.metric)[:MAX_METRICS]:
         yield metrics.EVALUATION_METRIC, (name,), scores[name]
     against_base = figures.observed.against_base
     for one in against_base.compared:

@@ -42,9 +42,9 @@ FORGOTTEN_SECONDS = 60.0
 """Silent for so long, it is not shown any more."""
 VOLUME_SECONDS = 10.0
 """Between two questions how much room is left: to a shared disk each is a request."""
-MOST_EVALUATORS = 1_000
+MAX_EVALUATORS = 1_000
 """Of the logs of more nobody is told."""
-MOST_REASON, MOST_WORDS = 100, 2_000
+MAX_REASON, MAX_WORDS = 100, 2_000
 """Characters of what FAILED.json says."""
 
 
@@ -344,7 +344,7 @@ class RunDirectory:
             if name is None:
                 continue
             with suppress(FileNotFoundError):
-                if name not in self._logs and len(self._logs) < MOST_EVALUATORS:
+                if name not in self._logs and len(self._logs) < MAX_EVALUATORS:
                     self._logs[name] = EvaluatorFollower(path, self._counted.evaluators_until)
                 if name not in self._logs:
                     continue
@@ -365,7 +365,7 @@ class RunDirectory:
             return Ending(False, "Done", "training is complete", at, final)
         if (failed := self._rundir.failed()) is not None:
             reason, message = str(failed.get("reason", "Failed")), str(failed.get("message", "the job has failed"))
-            return Ending(True, reason[:MOST_REASON], message[:MOST_WORDS], _time(failed))
+            return Ending(True, reason[:MAX_REASON], message[:MAX_WORDS], _time(failed))
         return None
 
 
@@ -394,7 +394,7 @@ class RunWatcher(threading.Thread):
                 self._told(self._directory.look(time.time()))
                 complaint = ""
             except Exception as error:
-                told = str(error)[:MOST_WORDS] or type(error).__name__
+                told = str(error)[:MAX_WORDS] or type(error).__name__
                 if told != complaint:
                     complaint = told
                     self._complained(f"the run directory cannot be read: {complaint}")

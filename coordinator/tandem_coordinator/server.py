@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tandem.http_server import Handler, authenticate, drain
 from tandem.launch import token_digest
 from tandem.model import Model
-from tandem.protocol import BRIEF, CODE, FIRST, MOST_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
+from tandem.protocol import BRIEF, CODE, FIRST, MAX_BODY_BYTES, OURS, Answer, Sync, Target, spoken, worded
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.code_intake import CodeIntake
 from tandem_coordinator.coordinator import Coordinator
@@ -25,12 +25,12 @@ log = logging.getLogger("tandem.coordinator")
 
 SPARE_AGENTS = 16
 """So many replicas beyond twice `maxReplicas` may be there: a replacement starts beside what it replaces."""
-LARGEST_LEAP = 1_000_000
+MAX_LEAP = 1_000_000
 """A generation number so far above ours was never given out by anybody."""
 WORTH_PACKING_BYTES = 8_192
 """Shorter answers are sent as they are."""
 PACKING_LEVEL = 6
-MOST_ENCODED = 32
+MAX_ENCODED = 32
 """So many encoded answers are kept. A membership of thousands takes a megabyte."""
 
 M = TypeVar("M", bound=Model)
@@ -45,7 +45,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
     server, page = _Server(coordinator), LivePage(coordinator, token, rundir)
     guard = _only_with(token, digest, page)
     code = CodeIntake(coordinator.job, rundir, coordinator.code_arrived)
-    app = web.Application(client_max_size=MOST_BODY_BYTES, middlewares=[_sentences, guard])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_sentences, guard])
     app.on_response_prepare.append(_say_protocol)
     page.add_to(app)
     app.add_routes(
@@ -128,7 +128,7 @@ class _Server:
                 f"every replica of this job has {coordinator.job.spec.workers.processes} processes, "
                 f"and {sync.replica} says it has {sync.processes}"
             )
-        if sync.generation is not None and sync.generation > coordinator.state.number + LARGEST_LEAP:
+        if sync.generation is not None and sync.generation > coordinator.state.number + MAX_LEAP:
             raise _refused(f"no generation {sync.generation} was ever given out")
         if len(sync.ranks) > sync.processes:
             raise _refused(f"{sync.replica} has {sync.processes} processes and tells of {len(sync.ranks)}")
@@ -142,7 +142,7 @@ class _Server:
         number = None if membership is None else membership.generation
         key = (answer.order, answer.why, answer.stacks, answer.left_out, answer.preflight, number, protocol > FIRST)
         if key not in self._encoded:
-            if len(self._encoded) >= MOST_ENCODED:
+            if len(self._encoded) >= MAX_ENCODED:
                 self._encoded.clear()
             self._encoded[key] = json.dumps(worded(answer, protocol)).encode()
         return self._encoded[key]
@@ -193,7 +193,7 @@ async def _sentences(request: web.Request, handler: Handler) -> web.StreamRespon
         return await handler(request)
     except web.HTTPException as error:
         if error.status == web.HTTPRequestEntityTooLarge.status_code:
-            sentence = f"a request may have {MOST_BODY_BYTES} bytes at most"
+            sentence = f"a request may have {MAX_BODY_BYTES} bytes at most"
         else:
             sentence = error.text or error.reason
         return web.json_response({"error": sentence}, status=error.status)

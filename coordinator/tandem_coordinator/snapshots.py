@@ -27,11 +27,11 @@ from tandem_coordinator.group_state import Agent, State
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed
 
-MOST_GENERATIONS = 20
+MAX_GENERATIONS = 20
 """How many the operator is told of."""
-MOST_NAMES = 48 * 2**10
+MAX_NAMES = 48 * 2**10
 """Characters of all names of members: those of 1,000 to 2,000."""
-MOST_WORDS, MOST_REASON = 200, 64
+MAX_WORDS, MAX_REASON = 200, 64
 """Characters of why a generation was formed, and of why the job has failed."""
 
 
@@ -85,8 +85,8 @@ def brief(whole: Snapshot) -> Snapshot:
     """
     views: list[GenerationView] = []
     named: set[str] = set()
-    left = MOST_NAMES
-    for view in reversed(whole.generations[-MOST_GENERATIONS:]):
+    left = MAX_NAMES
+    for view in reversed(whole.generations[-MAX_GENERATIONS:]):
         members = []
         for name in view.members:
             if name not in named and len(name) <= left:
@@ -95,7 +95,7 @@ def brief(whole: Snapshot) -> Snapshot:
                 left -= len(name)
         replicas = len(view.members) if view.replicas is None else view.replicas
         views.append(
-            view.model_copy(update={"members": members, "replicas": replicas, "detail": view.detail[:MOST_WORDS]})
+            view.model_copy(update={"members": members, "replicas": replicas, "detail": view.detail[:MAX_WORDS]})
         )
     views.reverse()
     return Snapshot(
@@ -213,7 +213,7 @@ def _stopped_early(observed: Observed) -> bool:
 def _reason(state: State, observed: Observed) -> str | None:
     """Why the job has ended as it has, in one word."""
     end = observed.ending or state.end or state.failing
-    return None if end is None else end.reason[:MOST_REASON]
+    return None if end is None else end.reason[:MAX_REASON]
 
 
 def _message(state: State, clock: Instant, observed: Observed) -> str | None:

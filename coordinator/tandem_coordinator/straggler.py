@@ -18,7 +18,7 @@ FINE_RATIO = 1.35
 """… and below this it keeps up."""
 SLOW_SECONDS = 10.0
 """For so long it has to be one or the other."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 class StragglerWatch:
@@ -50,7 +50,7 @@ class StragglerWatch:
                 if rank in named:
                     del named[rank]
                     told.append(f"rank {rank} ({replica}) keeps up again")
-                elif len(named) < MOST_NAMED:
+                elif len(named) < MAX_NAMED:
                     named[rank] = Straggler(rank=rank, replica=replica, ratio=ratio)
                     told.append(f"rank {rank} ({replica}) is slow: its work takes {ratio:.1f} times the median")
         self._changing = {rank: since for rank, since in self._changing.items() if rank in ratios}

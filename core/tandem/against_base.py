@@ -18,7 +18,7 @@ from tandem.status import CheckpointRef, Compared, Score
 
 CHECKPOINTS = 3
 """In a row, the newest last."""
-MOST = 16
+MAX_COUNT = 16
 """Metrics that are compared."""
 
 
@@ -29,7 +29,7 @@ def compared(base: Mapping[str, float], scores: Mapping[str, float], metric: str
         base: the scores of the base model.
         scores: those of the checkpoint; empty while there is none.
     """
-    names = sorted(base, key=lambda name: name != metric)[:MOST]
+    names = sorted(base, key=lambda name: name != metric)[:MAX_COUNT]
     return [Compared(metric=name, base=base[name], value=scores.get(name)) for name in names]
 
 

@@ -30,11 +30,11 @@ from tandem.formatting import number, one_line, size
 from tandem.rundir.durable import commit_file, open_regular, temporary_beside
 from tandem.rundir.layout import RunDir
 
-MOST_PACKED_BYTES = 64 * 2**20
+MAX_PACKED_BYTES = 64 * 2**20
 """Of a pack: it goes to the cluster through `kubectl port-forward`."""
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Of all its files together."""
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """Files and links."""
 REQUIREMENTS = "requirements.txt"
 """The file in the folder whose packages are installed for the job."""
@@ -42,7 +42,7 @@ Say = Callable[..., None]
 """Says one event, given by its name, as a line with key=value fields."""
 POLL_SECONDS = 0.1
 SAY_WAITING_SECONDS, SAY_AGAIN_SECONDS = 2.0, 60.0
-_HEADERS = MOST_FILES * 4096
+_HEADERS = MAX_FILES * 4096
 """Bytes of a tar besides the content of its files: a header, padding, and a long name for each."""
 _CHUNK = 2**20
 _FOLDER = "tandem-code-"
@@ -189,8 +189,8 @@ def unpack(file: BinaryIO, digest: str, folder: Path) -> int:
         OSError: it cannot be read or written.
     """
     packed = os.fstat(file.fileno()).st_size
-    if packed > MOST_PACKED_BYTES:
-        raise CodeError(f"the code {digest} has {size(packed)} packed, and {size(MOST_PACKED_BYTES)} are the most")
+    if packed > MAX_PACKED_BYTES:
+        raise CodeError(f"the code {digest} has {size(packed)} packed, and {size(MAX_PACKED_BYTES)} are the most")
     if (found := digest_of(file)) != digest:
         raise CodeError(
             f"the code {digest} is damaged on the volume: its bytes have the digest {found}; delete the pack in "
@@ -210,7 +210,7 @@ class _Bounded(io.RawIOBase):
     """A stream that ends with an error where it becomes too long: a kilobyte may unpack to a gigabyte."""
 
     def __init__(self, stream: gzip.GzipFile, digest: str) -> None:
-        self._stream, self._digest, self._left = stream, digest, MOST_BYTES + _HEADERS
+        self._stream, self._digest, self._left = stream, digest, MAX_BYTES + _HEADERS
 
     def read(self, count: int = -1) -> bytes:
         content = self._stream.read(self._left + 1 if count < 0 else min(count, self._left + 1))
@@ -222,7 +222,7 @@ class _Bounded(io.RawIOBase):
 
 def _too_large(digest: str) -> CodeError:
     return CodeError(
-        f"the code {digest} unpacks to more than {size(MOST_BYTES)} or {number(MOST_FILES)} files; pack less"
+        f"the code {digest} unpacks to more than {size(MAX_BYTES)} or {number(MAX_FILES)} files; pack less"
     )
 
 
@@ -234,7 +234,7 @@ def _extract(stream: io.RawIOBase, digest: str, folder: Path) -> int:
         for member in tar:
             count += 1
             total += max(0, member.size)
-            if count > MOST_FILES or total > MOST_BYTES:
+            if count > MAX_FILES or total > MAX_BYTES:
                 raise _too_large(digest)
             if not _is_inside(member.name):
                 raise CodeError(f"the code {digest} holds {one_line(member.name)}, which is outside of its folder")

@@ -30,11 +30,11 @@ STALL_SECONDS = 1.5
 """A connection on which nothing is acknowledged for so long is given up for a new one: on the old one TCP would repeat
 ever more slowly, and a network that heals would not be noticed for as long as it was interrupted."""
 
-MOST_WORD_BYTES = 2**16
+MAX_WORD_BYTES = 2**16
 """Of an answer of one word or number. `tandem open` asks coordinators that others may have made."""
-MOST_ANSWER_BYTES = 2**24
+MAX_ANSWER_BYTES = 2**24
 """Of what an agent is told: 20,000 members take 4.3 MiB."""
-MOST_STATUS_BYTES = 2**28
+MAX_STATUS_BYTES = 2**28
 """Of everything about a job: 10,000 replicas of 64 ranks, and the names in 100 generations, take 166 MiB."""
 CODE_SECONDS = 60.0
 """For each piece of a job's code, and for the coordinator's word that it is on the volume."""
@@ -108,7 +108,7 @@ class CoordinatorClient:
             Unreachable, Refused, GivenUp: see there.
         """
         return _read(
-            Answer, self._request("POST", _SYNC, MOST_ANSWER_BYTES, worded(message, self._protocol or FIRST), until)
+            Answer, self._request("POST", _SYNC, MAX_ANSWER_BYTES, worded(message, self._protocol or FIRST), until)
         )
 
     def status(self) -> Snapshot:
@@ -117,7 +117,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        return _read(Snapshot, self._request("GET", "/status", MOST_STATUS_BYTES))
+        return _read(Snapshot, self._request("GET", "/status", MAX_STATUS_BYTES))
 
     def wish(self, replicas: int) -> None:
         """Ask for another number of replicas, from now on.
@@ -126,7 +126,7 @@ class CoordinatorClient:
             Unreachable: see there.
             Refused: see there; also if the job allows fewer or more only.
         """
-        self._request("POST", "/v1/target", MOST_WORD_BYTES, Target(replicas=replicas).dump())
+        self._request("POST", "/v1/target", MAX_WORD_BYTES, Target(replicas=replicas).dump())
 
     def invitation(self) -> str:
         """A word that opens the job's live page in a browser, once.
@@ -134,7 +134,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, Refused: see there.
         """
-        answer = self._request("POST", "/v1/invitation", MOST_WORD_BYTES)
+        answer = self._request("POST", "/v1/invitation", MAX_WORD_BYTES)
         if not isinstance(answer, dict) or not isinstance(answer.get("word"), str):
             raise Unreachable(f"the coordinator at {self.endpoint} has no live page; it runs another version")
         return str(answer["word"])
@@ -146,7 +146,7 @@ class CoordinatorClient:
             Unreachable: see there.
             Refused: see there; also if the job has no such code.
         """
-        return _is_present(self._request("GET", f"{CODE}/{digest}", MOST_WORD_BYTES))
+        return _is_present(self._request("GET", f"{CODE}/{digest}", MAX_WORD_BYTES))
 
     def send_code(self, digest: str, pack: BinaryIO, length: int, sent: Callable[[int], object]) -> None:
         """Send the job's code.
@@ -172,7 +172,7 @@ class CoordinatorClient:
             with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was sent: the answer says why
                 connection.request("PUT", f"{CODE}/{digest}", pieces(), headers)
             response = connection.getresponse()
-            status, content = response.status, _content(response, MOST_WORD_BYTES)
+            status, content = response.status, _content(response, MAX_WORD_BYTES)
         except (OSError, http.client.HTTPException, _Unreadable) as error:
             raise Unreachable(f"the code did not reach the coordinator at {self.endpoint}: {error!r}") from error
         finally:

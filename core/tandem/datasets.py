@@ -49,7 +49,7 @@ FILES: dict[Split, tuple[str, str]] = {
 FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 """What torchvision calls each data set and the folder of its files."""
 UNSIGNED_BYTE = 0x08
-MOST_BYTES = 2**32
+MAX_BYTES = 2**32
 
 
 class NotIdx(Exception):  # noqa: N818 - it is what the file is
@@ -89,6 +89,6 @@ def shape(file: Bytes, path: Path) -> tuple[int, ...]:
         sizes: tuple[int, ...] = struct.unpack(f">{rank}I", file.read(4 * rank))
     except struct.error:
         raise NotIdx(f"{path} cannot be read as an IDX file: it ends before its header does") from None
-    if math.prod(sizes) > MOST_BYTES:
+    if math.prod(sizes) > MAX_BYTES:
         raise NotIdx(f"{path} says it has {math.prod(sizes)} bytes, more than this reads")
     return sizes

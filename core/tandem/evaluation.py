@@ -53,19 +53,19 @@ SHARDS = "TANDEM_SHARDS"
 REPORT = "TANDEM_REPORT"
 CHANNEL = "TANDEM_CHANNEL"
 
-MOST_METRICS = 64
+MAX_METRICS = 64
 """Of one report."""
-MOST_CLASSES = 1000
+MAX_CLASSES = 1000
 """Rows of a confusion matrix."""
-MOST_BINS = 256
+MAX_BINS = 256
 """Of a histogram."""
-MOST_COUNT = 2**63
+MAX_COUNT = 2**63
 """Of a bin."""
-MOST_COMPLETIONS = 64
+MAX_COMPLETIONS = 64
 """Prompts of a report."""
-MOST_PROMPT, MOST_COMPLETION = 2_000, 8_000
+MAX_PROMPT, MAX_COMPLETION = 2_000, 8_000
 """Characters of a prompt and of what a model wrote for it; a longer one is cut."""
-MOST_REPORT_BYTES = 2**23
+MAX_REPORT_BYTES = 2**23
 """Of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
 
 
@@ -158,8 +158,8 @@ class Histogram:
 
     def __post_init__(self) -> None:
         bins = len(self.counts)
-        if not 0 < bins <= MOST_BINS:
-            raise ValueError(f"a histogram has 1 to {MOST_BINS} bins, not {bins:,}")
+        if not 0 < bins <= MAX_BINS:
+            raise ValueError(f"a histogram has 1 to {MAX_BINS} bins, not {bins:,}")
         if len(self.edges) != bins + 1:
             raise ValueError(f"a histogram of {bins} bins has {bins + 1} edges, not {len(self.edges):,}")
         edges = [_number(edge) for edge in self.edges]
@@ -188,13 +188,13 @@ class Completions:
     together at most 64."""
 
     def __post_init__(self) -> None:
-        if len(self.texts) > MOST_COMPLETIONS:
-            raise ValueError(f"a report has at most {MOST_COMPLETIONS} completions, not {len(self.texts)}")
+        if len(self.texts) > MAX_COMPLETIONS:
+            raise ValueError(f"a report has at most {MAX_COMPLETIONS} completions, not {len(self.texts)}")
         found: dict[int, tuple[int, str, str]] = {}
         for number, prompt, text in self.texts:
             if number in found:
                 raise ValueError(f"prompt {number} was completed twice")
-            found[number] = int(number), cut(prompt, MOST_PROMPT), cut(text, MOST_COMPLETION)
+            found[number] = int(number), cut(prompt, MAX_PROMPT), cut(text, MAX_COMPLETION)
         object.__setattr__(self, "texts", tuple(found[number] for number in sorted(found)))
 
     def wire(self) -> dict[str, Any]:
@@ -301,8 +301,8 @@ class Checkpoint:
         """
         if self.is_reported:
             raise ValueError(f"step {self.step} was reported already; call report once for each checkpoint")
-        if not 0 < len(metrics) <= MOST_METRICS:
-            raise ValueError(f"a report has 1 to {MOST_METRICS} metrics, not {len(metrics)}")
+        if not 0 < len(metrics) <= MAX_METRICS:
+            raise ValueError(f"a report has 1 to {MAX_METRICS} metrics, not {len(metrics)}")
         body = {name: _wire(name, value) for name, value in metrics.items()}
         self.is_reported = True
         if self._reports is None:
@@ -392,7 +392,7 @@ def _number(value: SupportsFloat) -> int | float | None:
 
 def _count(value: SupportsFloat) -> int:
     number = _number(value)
-    if number is None or not 0 <= number <= MOST_COUNT or number != int(number):
+    if number is None or not 0 <= number <= MAX_COUNT or number != int(number):
         raise ValueError(f"{value!r} in a histogram is no count of values")
     return int(number)
 

@@ -125,7 +125,7 @@ def metric_title(metric: str) -> str:
     return name[:1].upper() + name[1:] if name else metric
 
 
-MOST_METRICS = 4
+MAX_METRICS = 4
 """Metrics of the user's own, besides the one that decides, that a table has room for."""
 
 
@@ -140,7 +140,7 @@ def metric_columns(metric: str, reported: Iterable[Iterable[str]], compared: Ite
     own = [name for name in names if name not in NAMES and name != metric]
     has_loss = not names or "loss" in names
     beside = [name for name in compared if name in NAMES]
-    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *beside, *own[:MOST_METRICS]]))
+    return list(dict.fromkeys([metric, *(["loss"] if has_loss else []), *beside, *own[:MAX_METRICS]]))
 
 
 def score(metric: str, value: float) -> str:

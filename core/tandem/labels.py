@@ -15,7 +15,7 @@ RETRY_AT = "tandem.dev/retry-at"
 WORKER, COORDINATOR, EVALUATOR = "worker", "coordinator", "evaluator"
 ROLES = (WORKER, COORDINATOR, EVALUATOR)
 
-LONGEST = 63 - len("-evaluator-999-abcde")
+MAX_LENGTH = 63 - len("-evaluator-999-abcde")
 """A host name, a label and a Service take 63 characters, and an evaluator's name is the longest made of a job's."""
 POD = f"(.+-(?:{'|'.join(ROLES)})-[0-9]+)-[0-9a-f]{{5}}"
 """A pod's name, a regular expression: its place, and what tells it from those that stood there before."""
@@ -26,9 +26,9 @@ _FIRST = "j-"
 def stem(job: str) -> str:
     """What the names of a job's objects begin with. A name that is too long, or begins with a digit (a Service's may
     not), is shortened and told apart by a hash of the whole."""
-    if len(job) <= LONGEST and job[0].isalpha():
+    if len(job) <= MAX_LENGTH and job[0].isalpha():
         return job
-    kept = job[: LONGEST - _HASH - len(_FIRST) - 1].rstrip("-")
+    kept = job[: MAX_LENGTH - _HASH - len(_FIRST) - 1].rstrip("-")
     return f"{_FIRST}{kept}-{hashlib.sha256(job.encode()).hexdigest()[:_HASH]}"
 
 

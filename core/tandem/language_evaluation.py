@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from tandem.evaluation import MOST_COMPLETIONS, MOST_PROMPT
+from tandem.evaluation import MAX_COMPLETIONS, MAX_PROMPT
 from tandem.model import FilePath, Model, Rule
 from tandem.tasks import CAUSAL_LM
 
@@ -18,8 +18,8 @@ class Generate(Model):
 
     prompts: (
         Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MOST_PROMPT)]],
-            Field(min_length=1, max_length=MOST_COMPLETIONS),
+            list[Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]],
+            Field(min_length=1, max_length=MAX_COMPLETIONS),
         ]
         | None
     ) = None

@@ -26,7 +26,7 @@ _RUN_DIR = re.compile(rf"\$(?:{RUN_DIR}\b|\{{{RUN_DIR}\}}|\({RUN_DIR}\))")
 TOKEN = "TANDEM_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_DIGEST = "TANDEM_TOKEN_DIGEST"  # noqa: S105 - the variable's name
 """The SHA-256, in hexadecimal digits, of another token that is as good: the operator's."""
-LEAST_TOKEN = 16
+MIN_TOKEN = 16
 """Characters of a token: whoever reaches the coordinator can try as many as they like."""
 COORDINATOR = "TANDEM_COORDINATOR"
 REPLICA = "TANDEM_REPLICA"
@@ -53,10 +53,10 @@ SHUTDOWN_SECONDS = 30
 
 def weakness(token: str) -> str:
     """Why a token that somebody has chosen is none, in a sentence without its full stop; empty if it is one."""
-    if len(token) >= LEAST_TOKEN and token.isascii() and token.isprintable() and " " not in token:
+    if len(token) >= MIN_TOKEN and token.isascii() and token.isprintable() and " " not in token:
         return ""
     return (
-        f"{TOKEN} has to have {LEAST_TOKEN} or more letters, digits and signs, and no spaces: "
+        f"{TOKEN} has to have {MIN_TOKEN} or more letters, digits and signs, and no spaces: "
         "anyone who knows it controls the job; create one with `openssl rand -hex 32`"
     )
 

@@ -225,7 +225,7 @@ FilePath = Annotated[str, Field(pattern=PATH, max_length=4096)]
 """The path of a file or a folder."""
 
 
-MOST = 2**53
+MAX_COUNT = 2**53
 """Above it a JSON number is not exact any more, and no count of ours comes near."""
 
 
@@ -248,7 +248,7 @@ def amount(value: object) -> float | None:
 
 def whole(value: object) -> int | None:
     """The count, None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
 
 
 class Extent(NamedTuple):

@@ -119,7 +119,7 @@ KUEUE = "kueue.x-k8s.io/"
 KUEUE_OPEN = (f"{KUEUE}priority-class", f"{KUEUE}podset-")
 """How Kueue's labels and annotations begin that anybody may set: how urgent pods are, and how near each other."""
 _INSTEAD = "a queue is chosen with runPolicy.queueName"
-MOST_TEMPLATE = Extent(depth=32, values=10_000, characters=2**18)
+MAX_TEMPLATE = Extent(depth=32, values=10_000, characters=2**18)
 """The largest pod templates in use have some hundred entries, ten levels deep."""
 
 
@@ -140,7 +140,7 @@ _FORM: dict[str, Any] = {
 
 def _sound(template: dict[str, Any]) -> dict[str, Any]:
     """A pod template as it is, if it has the rough form of one; the API server looks at the rest."""
-    if why := excess(template, MOST_TEMPLATE):
+    if why := excess(template, MAX_TEMPLATE):
         raise ValueError(f"a pod template {why}")
     if wrong := next(_misshapen(template, _FORM, ""), None):
         raise ValueError(wrong)

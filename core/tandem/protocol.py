@@ -15,12 +15,12 @@ from pydantic import Field, model_validator
 from tandem import status
 from tandem.model import Model, cut
 
-MOST_BODY_BYTES = 64 * 2**10
+MAX_BODY_BYTES = 64 * 2**10
 """A larger request is refused."""
 
 BRIEF = "/v1/brief"
-"""Where the operator asks: a snapshot without members, of MOST_BRIEF_BYTES at most."""
-MOST_BRIEF_BYTES = 2**17
+"""Where the operator asks: a snapshot without members, of MAX_BRIEF_BYTES at most."""
+MAX_BRIEF_BYTES = 2**17
 CODE = "/v1/code"
 """Followed by a digest: where the job's code is sent to (tandem.code)."""
 
@@ -32,7 +32,7 @@ Counter = Annotated[int, Field(ge=0, le=2**53)]
 Amount = Annotated[float, Field(ge=0)]
 Why = Annotated[str, Field(max_length=2_000)]
 
-MOST_ERROR, MOST_WHERE, MOST_TRACEBACK = 500, 300, 2_400
+MAX_ERROR, MAX_WHERE, MAX_TRACEBACK = 500, 300, 2_400
 """Characters of what is said of a process that failed."""
 
 STARTING, TRAIN, STOPPED, SCRIPT = "starting", "train", "stopped", "script"
@@ -148,11 +148,11 @@ class Failure(Model):
     tandem.exitcode says. False: the program chose it. Earlier versions do not say."""
     seconds_ago: Amount = 0.0
     """When that was, by the agent's clock when it says so."""
-    error: Annotated[str, Field(max_length=MOST_ERROR)] = ""
+    error: Annotated[str, Field(max_length=MAX_ERROR)] = ""
     """What was raised, such as `KeyError: 'image'`; empty where that is not known."""
-    where: Annotated[str, Field(max_length=MOST_WHERE)] = ""
+    where: Annotated[str, Field(max_length=MAX_WHERE)] = ""
     """The innermost place of its traceback."""
-    traceback: Annotated[str, Field(max_length=MOST_TRACEBACK)] = ""
+    traceback: Annotated[str, Field(max_length=MAX_TRACEBACK)] = ""
     """The end of its traceback."""
     consequence: bool = False
     """Whether another rank's end is behind it: a collective or the store has failed."""

@@ -38,7 +38,7 @@ RENEW_SECONDS = 4.0
 """Well within the time of a lease."""
 LOOK_SECONDS = 0.3
 SAY_SECONDS = 30.0
-MOST_QUOTED = 600
+MAX_QUOTED = 600
 """Characters of pip's last words that a sentence quotes."""
 NOT_PINNED = {"tandem-training", "pip", "setuptools", "wheel", "nvidia-ml-py"}
 """Tandem itself, what installs, and what the trainer's image alone has: the evaluator's shares the packages."""
@@ -183,7 +183,7 @@ def _run_pip(folder: Path, constraints: Path, target: Path, lease: Lease) -> Non
         said = (error or last or f"pip ended with exit code {pip.returncode}").removeprefix("ERROR: ")
         if fixed:
             said += f" What is installed here already stays as it is: {', '.join(fixed)}"
-        raise CodeError(f"{REQUIREMENTS} cannot be installed: {one_line(said)[:MOST_QUOTED]}")
+        raise CodeError(f"{REQUIREMENTS} cannot be installed: {one_line(said)[:MAX_QUOTED]}")
 
 
 def _lines(output: IO[bytes], lease: Lease) -> Iterator[str]:

@@ -15,13 +15,13 @@ from typing import Any, Protocol, SupportsFloat, SupportsIndex, cast
 
 STEP_LOG = "TANDEM_STEP_LOG"
 """Variable with the name of a module that has the functions of `StepLogModule`."""
-MOST_VALUES, LONGEST_NAME = 16, 40
+MAX_VALUES, MAX_NAME_LENGTH = 16, 40
 """Names of other values, and the letters of one: each is a curve, a column and a series."""
 
 
 def is_name(name: str) -> bool:
     """Whether a value may be called so."""
-    return name.isidentifier() and len(name) <= LONGEST_NAME
+    return name.isidentifier() and len(name) <= MAX_NAME_LENGTH
 
 
 class StepLogModule(Protocol):

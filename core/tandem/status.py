@@ -250,7 +250,7 @@ def phase_word(phase: str, message: str | None) -> str:
 
 
 Name = Annotated[str, Field(max_length=316)]
-MOST_MEMBERS = 20_000
+MAX_MEMBERS = 20_000
 
 
 class RankView(Model):
@@ -294,7 +294,7 @@ class GenerationView(Model):
     """Its number."""
     world_size: Whole
     """Ranks in it."""
-    members: Annotated[list[Name], Field(max_length=MOST_MEMBERS)]
+    members: Annotated[list[Name], Field(max_length=MAX_MEMBERS)]
     """Replicas in rank order; in a brief answer, those that no newer generation has named."""
     replicas: Whole | None = None
     """How many there are, where not all are named."""
@@ -355,7 +355,7 @@ class Snapshot(Model):
     """Seconds since the epoch, of the coordinator's clock."""
     status: Status
     """The status as the resource shows it."""
-    members: Annotated[list[MemberView], Field(max_length=MOST_MEMBERS)] = []
+    members: Annotated[list[MemberView], Field(max_length=MAX_MEMBERS)] = []
     """Replicas that are known."""
     finished: Whole | None = None
     """Of a script of the user's own: replicas of the group that have gone because all of their ranks ended with exit

@@ -22,9 +22,9 @@ Role = Literal["coordinator", "agent", "evaluator"]
 HEALTHY_SECONDS = 60.0
 """A process that lived so long did start well, and its end starts a new record. Importing torch takes up to 20 s on a
 machine that is busy."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 """Seconds before the second restart in a row, doubled for each further one; the first restart is immediate."""
-MOST_FAILURES = 4
+MAX_FAILURES = 4
 """So many ends soon after the start, in a row, and the child will not come up at all."""
 SAVING_SECONDS = 45.0
 """What an agent gets between SIGTERM and SIGKILL, if nothing else is said: torchrun's 30 s for its ranks, and some."""
@@ -150,12 +150,12 @@ def decide(children: Sequence[Child], facts: Facts, now: float) -> list[Action]:
 
 def pause(failures: int) -> float:
     """Seconds between an end and the next start."""
-    return 0.0 if failures <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 2))
+    return 0.0 if failures <= 1 else min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 2))
 
 
 def is_given_up(child: Child) -> bool:
     """Whether starting it again would not help."""
-    return not child.running and (child.code == ExitCode.CONFIGURATION or child.failures >= MOST_FAILURES)
+    return not child.running and (child.code == ExitCode.CONFIGURATION or child.failures >= MAX_FAILURES)
 
 
 def is_through(child: Child) -> bool:

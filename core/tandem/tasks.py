@@ -45,7 +45,7 @@ SYNTHETIC = 8192
 """Training samples of `synthetic`, where nothing is said."""
 SYNTHETIC_SIZE = 28
 """Height and width of its images, likewise."""
-LEAST_FOR_CNN = 6
+MIN_FOR_CNN = 6
 """Pixels of the height and width of an image, of which `cnn` leaves one after two convolutions and pooling."""
 
 
@@ -415,11 +415,11 @@ class TaskLoop(Loop):
     )
 
 
-MOST_PARAMETERS = Extent(depth=16, values=5_000, characters=2**16)
+MAX_PARAMETERS = Extent(depth=16, values=5_000, characters=2**16)
 
 
 def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
-    if why := excess(parameters, MOST_PARAMETERS):
+    if why := excess(parameters, MAX_PARAMETERS):
         raise ValueError(f"parameters: this {why}; keep data in a file, and give the task its path")
     return parameters
 
@@ -440,10 +440,10 @@ class ImageClassification(Loop):
     rules: ClassVar[tuple[Rule, ...]] = (
         *Loop.rules,
         Rule(
-            lambda c: c.model != "cnn" or (c.data.image_size or SYNTHETIC_SIZE) >= LEAST_FOR_CNN,
+            lambda c: c.model != "cnn" or (c.data.image_size or SYNTHETIC_SIZE) >= MIN_FOR_CNN,
             "self.model != 'cnn' || !has(self.data) || !has(self.data.imageSize)"
-            f" || self.data.imageSize >= {LEAST_FOR_CNN}",
-            f"model cnn needs images of at least {LEAST_FOR_CNN}×{LEAST_FOR_CNN} pixels",
+            f" || self.data.imageSize >= {MIN_FOR_CNN}",
+            f"model cnn needs images of at least {MIN_FOR_CNN}×{MIN_FOR_CNN} pixels",
             "model",
         ),
         Rule(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-MOST_BYTES = 100_000_000
+MAX_BYTES = 100_000_000
 """The library's own limit."""
 WIDTHS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -57,7 +57,7 @@ def tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, Tensor]:
         raise ValueError(f"it has {size} bytes")
     try:
         (length,) = LENGTH.unpack(read(0, LENGTH.size))
-        if length > min(MOST_BYTES, size - LENGTH.size):
+        if length > min(MAX_BYTES, size - LENGTH.size):
             raise ValueError(f"a header of {length} bytes")
         entries = json.loads(read(LENGTH.size, length))
         begin = LENGTH.size + length

@@ -15,10 +15,10 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import Best
 from tandem.rundir.layout import RunDir
 
-LARGEST = 32
+MAX_SIZE = 32
 """Pixels of a picture's width and height; a larger image is made smaller."""
-MOST = 24
-MOST_BYTES = 2**18
+MAX_COUNT = 24
+MAX_BYTES = 2**18
 Word = Annotated[str, Field(max_length=40)]
 
 
@@ -33,7 +33,7 @@ class WrongPicture(Model):
     """What it was taken for."""
     confidence: Annotated[float, Field(ge=0, le=1)]
     """The probability that the model gives to that."""
-    pixels: Annotated[str, Field(max_length=4 * LARGEST * LARGEST)]
+    pixels: Annotated[str, Field(max_length=4 * MAX_SIZE * MAX_SIZE)]
     """Base64 of width × height bytes, row by row; the larger the brighter."""
 
 
@@ -46,14 +46,14 @@ class Gallery(Model):
     """Its step."""
     generation: Whole
     """The generation that wrote it."""
-    width: Annotated[int, Field(ge=1, le=LARGEST)]
-    height: Annotated[int, Field(ge=1, le=LARGEST)]
-    pictures: Annotated[list[WrongPicture], Field(max_length=MOST)]
+    width: Annotated[int, Field(ge=1, le=MAX_SIZE)]
+    height: Annotated[int, Field(ge=1, le=MAX_SIZE)]
+    pictures: Annotated[list[WrongPicture], Field(max_length=MAX_COUNT)]
 
 
 def gallery(rundir: RunDir) -> Gallery | None:
     """That of the best checkpoint; None if there is none that can be read, or one of another checkpoint."""
-    best, data = evaluations.best(rundir), read_json_or_none(rundir.wrong_file, MOST_BYTES)
+    best, data = evaluations.best(rundir), read_json_or_none(rundir.wrong_file, MAX_BYTES)
     try:
         found = Gallery.read(data)
     except ValidationError:

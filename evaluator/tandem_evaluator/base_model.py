@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TRIES = 2
 LOOK_SECONDS = 0.1
 """Between two looks at whether the weights are there, and whether we have to leave."""
-MOST_WHY = 400
+MAX_WHY = 400
 """Characters of an error that a message quotes."""
 COMMAND = module_command("tandem_evaluator.base_model")
 
@@ -100,7 +100,7 @@ class BaseWeights:
         if process.returncode == 0:
             return ""
         last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-        return one_line(last)[:MOST_WHY] or f"its process ended with exit code {process.returncode}"
+        return one_line(last)[:MAX_WHY] or f"its process ended with exit code {process.returncode}"
 
 
 def write(rundir: RunDir, task: "Task[Any]") -> None:

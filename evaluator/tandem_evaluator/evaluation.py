@@ -16,7 +16,7 @@ from tandem.tasks import ImageClassification, class_names
 from tandem_evaluator import gallery
 from tandem_evaluator.evaluator_log import say
 from tandem_evaluator.result import (
-    MOST_WRONG,
+    MAX_WRONG,
     Counted,
     MergedResult,
     ShardResult,
@@ -31,8 +31,8 @@ from tandem_trainer import data, models
 from tandem_trainer.checkpoint.lending import Library
 from tandem_trainer.failure import ConfigurationError
 
-MOST_SAMPLES = 256
-MOST_NUMBERS = 2**20
+MAX_SAMPLES = 256
+MAX_NUMBERS = 2**20
 """A batch has at most this many samples, and this many input numbers: activations stay within tens of megabytes for
 every image size, and a request to stop is heard within about a second."""
 
@@ -76,7 +76,7 @@ class Evaluation:
         self._let_go()
         self.total, self.classes = len(samples), samples.classes
         self.held_out = 0 if held_out is None else len(held_out)
-        self._batch = max(1, min(MOST_SAMPLES, MOST_NUMBERS // max(1, samples.images[0].numel())))
+        self._batch = max(1, min(MAX_SAMPLES, MAX_NUMBERS // max(1, samples.images[0].numel())))
 
     @classmethod
     def load(cls, task: ImageClassification) -> "Evaluation":
@@ -257,5 +257,5 @@ def _surest_places(wrong: Tensor, confidence: Tensor) -> list[int]:
     """Where the wrong samples are of which the model is most sure."""
     places = torch.nonzero(wrong).flatten()
     order = confidence[places].nan_to_num().argsort(descending=True, stable=True)
-    found: list[int] = places[order[:MOST_WRONG]].tolist()
+    found: list[int] = places[order[:MAX_WRONG]].tolist()
     return found

@@ -12,7 +12,7 @@ from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.evaluations import Best, merged_file
 from tandem.rundir.layout import RunDir
 from tandem.status import CheckpointRef
-from tandem.wrong_samples import LARGEST, MOST, MOST_BYTES, Gallery, WrongPicture, shows
+from tandem.wrong_samples import MAX_BYTES, MAX_COUNT, MAX_SIZE, Gallery, WrongPicture, shows
 from tandem_evaluator.result import MergedResult, WrongSample
 
 
@@ -34,7 +34,7 @@ def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
             rundir.wrong_file.unlink(missing_ok=True)
             return
         try:
-            if shows(Gallery.read(read_json_or_none(rundir.wrong_file, MOST_BYTES)), best):
+            if shows(Gallery.read(read_json_or_none(rundir.wrong_file, MAX_BYTES)), best):
                 return
         except ValidationError:
             pass
@@ -43,7 +43,7 @@ def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
 
 def made(result: MergedResult, images: Tensor, names: Sequence[str]) -> Gallery:
     """The pictures of one result's wrong samples."""
-    wrong = [sample for sample in result.wrong[:MOST] if sample.index < len(images)]
+    wrong = [sample for sample in result.wrong[:MAX_COUNT] if sample.index < len(images)]
     small = _small(images[[sample.index for sample in wrong]])
     return Gallery(
         name=result.checkpoint,
@@ -71,8 +71,8 @@ def _picture(sample: WrongSample, pixels: Tensor, names: Sequence[str]) -> Wrong
 def _small(images: Tensor) -> Tensor:
     """[N, height, width], bytes: each image from its darkest to its brightest, of all channels the mean."""
     grey = images.float().mean(dim=1, keepdim=True)
-    if max(grey.shape[2:]) > LARGEST:
-        grey = F.interpolate(grey, size=[min(LARGEST, size) for size in grey.shape[2:]], mode="area")
+    if max(grey.shape[2:]) > MAX_SIZE:
+        grey = F.interpolate(grey, size=[min(MAX_SIZE, size) for size in grey.shape[2:]], mode="area")
     low, high = grey.amin(dim=(1, 2, 3), keepdim=True), grey.amax(dim=(1, 2, 3), keepdim=True)
     return ((grey - low) / (high - low).clamp_min(1e-9) * 255).nan_to_num().round().byte()[:, 0]
 

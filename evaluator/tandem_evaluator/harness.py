@@ -24,7 +24,7 @@ FIELD = "spec.evaluators.harness"
 EXTRA = "lm-eval"
 SEED = 1234
 """The library's own, of the examples before a question."""
-MOST_NAME, MOST_WHY = 63, 300
+MAX_NAME, MAX_WHY = 63, 300
 """Characters of a metric's name, and of a library's error that a message quotes."""
 
 
@@ -55,7 +55,7 @@ class HarnessTasks:
                 self._tasks: dict[str, Any] = known.load(list(settings.tasks))["tasks"]
         except Exception as error:
             # Tasks load their data, from a disk or a hub, by code of their own.
-            why = one_line(f"{type(error).__name__}: {error}")[:MOST_WHY]
+            why = one_line(f"{type(error).__name__}: {error}")[:MAX_WHY]
             raise UnusableInput(f"{FIELD}.tasks: {', '.join(settings.tasks)} cannot be loaded: {why}") from error
         for task in self._tasks.values():
             if settings.fewshot is not None or task.get_config("num_fewshot") is None:
@@ -116,5 +116,5 @@ def metric_of(task: str, metric: str, kind: str) -> str:
         kind: the filter that answers went through; `none` for none.
     """
     parts = [task, metric, *([] if kind in ("", "none") else [kind])]
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[:MOST_NAME]
-    return name if name[:1].isalpha() else f"t{name}"[:MOST_NAME]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[:MAX_NAME]
+    return name if name[:1].isalpha() else f"t{name}"[:MAX_NAME]

@@ -32,8 +32,8 @@ from tandem_evaluator.scoring import Misfit, ProgramFailed, Scoring, Work
 from tandem_evaluator.survey import Survey
 from tandem_evaluator.watch import WatchSurvey
 
-SHORTEST_POLL_SECONDS = 0.2
-LONGEST_POLL_SECONDS = 1.0
+MIN_POLL_SECONDS = 0.2
+MAX_POLL_SECONDS = 1.0
 """A look costs a few listings; with nothing to do it is repeated ever more rarely up to this."""
 READ_AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to read a checkpoint."""
@@ -90,7 +90,7 @@ class Evaluator:
             DONE; PREEMPTED if stopped before; FAILED if the final checkpoint or the disk cannot be read, and a new
             attempt may succeed.
         """
-        poll, trouble_since = SHORTEST_POLL_SECONDS, None
+        poll, trouble_since = MIN_POLL_SECONDS, None
         fresh = True
         while not self._stopped:
             self._log.doing("idle")
@@ -108,15 +108,15 @@ class Evaluator:
                     say("giving-up", why=f"the run directory has been failing for {PATIENCE_SECONDS:.0f} s: {error}")
                     return ExitCode.FAILED
                 say("trouble", why=error)
-                self._pause(2 * LONGEST_POLL_SECONDS)
+                self._pause(2 * MAX_POLL_SECONDS)
                 continue
             trouble_since = None
             if isinstance(action, Wait):
                 self._scoring.rest()
                 self._pause(poll)
-                poll = min(1.2 * poll, LONGEST_POLL_SECONDS)
+                poll = min(1.2 * poll, MAX_POLL_SECONDS)
             else:
-                poll = SHORTEST_POLL_SECONDS
+                poll = MIN_POLL_SECONDS
         return ExitCode.PREEMPTED
 
     def step(self) -> Action:

@@ -50,7 +50,7 @@ LOOK_SECONDS = 0.1
 LEAVE_SECONDS = 5.0
 """What a program gets between SIGTERM, or the end of its pipe, and SIGKILL."""
 LAST_LINES = 20
-MOST_WHY = 400
+MAX_WHY = 400
 """Letters of the last line that a message quotes."""
 
 
@@ -161,9 +161,9 @@ class ProgramScoring:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise _Failed(f"the program's report is wrong: {place}: {one_line(first['msg'])[:MOST_WHY]}") from error
+            raise _Failed(f"the program's report is wrong: {place}: {one_line(first['msg'])[:MAX_WHY]}") from error
         except ValueError as error:
-            raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MOST_WHY]}") from error
+            raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MAX_WHY]}") from error
 
 
 def weights_in(path: Path) -> Path:
@@ -306,8 +306,8 @@ class _Program:
             content = os.read(self._reports, 2**20)
             self._is_silent = not content
             self._buffer += content
-        if len(self._buffer) > evaluation.MOST_REPORT_BYTES:
-            raise _Failed(f"the program's report has more than {evaluation.MOST_REPORT_BYTES:,} bytes")
+        if len(self._buffer) > evaluation.MAX_REPORT_BYTES:
+            raise _Failed(f"the program's report has more than {evaluation.MAX_REPORT_BYTES:,} bytes")
         while (line := self._line()) is not None:
             message = _json(line)
             if isinstance(message, Mapping) and message.get("stays") is True:
@@ -353,7 +353,7 @@ class _Program:
     def _of_file(self, code: int) -> Any:
         self._reader.join(LOOK_SECONDS)
         last = next((one for one in reversed(self._lines) if one.strip()), "")
-        quoted = f": {one_line(last)[:MOST_WHY]}" if last else ""
+        quoted = f": {one_line(last)[:MAX_WHY]}" if last else ""
         if code < 0:
             with suppress(ValueError):
                 raise _Failed(f"the program was killed by {signal.Signals(-code).name}{quoted}")
@@ -361,8 +361,8 @@ class _Program:
             raise _Failed(f"the program ended with exit code {code}{quoted}")
         if self.stays:
             raise _Failed(f"the program ended without a report{quoted}")
-        if self._report.stat().st_size > evaluation.MOST_REPORT_BYTES:
-            raise _Failed(f"the program's report has more than {evaluation.MOST_REPORT_BYTES:,} bytes")
+        if self._report.stat().st_size > evaluation.MAX_REPORT_BYTES:
+            raise _Failed(f"the program's report has more than {evaluation.MAX_REPORT_BYTES:,} bytes")
         content = self._report.read_bytes()
         report = _json(content) if content else None
         if report is None:
@@ -382,4 +382,4 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _Failed(f"the program's report is not JSON: {one_line(str(error))[:MOST_WHY]}") from error
+        raise _Failed(f"the program's report is not JSON: {one_line(str(error))[:MAX_WHY]}") from error

@@ -15,12 +15,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tandem.evaluation import (
-    MOST_BINS,
-    MOST_CLASSES,
-    MOST_COMPLETION,
-    MOST_COMPLETIONS,
-    MOST_METRICS,
-    MOST_PROMPT,
+    MAX_BINS,
+    MAX_CLASSES,
+    MAX_COMPLETION,
+    MAX_COMPLETIONS,
+    MAX_METRICS,
+    MAX_PROMPT,
     Confusion,
     GeometricMean,
     Histogram,
@@ -38,9 +38,9 @@ from tandem.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]
 
-MOST_WRONG = 24
+MAX_WRONG = 24
 """Wrong samples that a result names: enough to look at, and a few hundred bytes."""
-MOST_LOGARITHM = 709.0
+MAX_LOGARITHM = 709.0
 """Of what float64 can hold, rounded down."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
@@ -135,7 +135,7 @@ class ShardResult(Shard):
     """Evaluation samples seen."""
     confusion: list[list[Count]]
     """Samples of class i (row) that were taken for class j (column)."""
-    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
+    wrong: Annotated[list[WrongSample], Field(max_length=MAX_WRONG)] = []
     """Of the samples that were taken for something else those of which the model is most sure."""
     loss_sum: float | None
     """Sum of the samples' cross entropies, nats; None if it is not finite."""
@@ -170,7 +170,7 @@ class MergedResult(Merged):
     """Evaluation samples seen."""
     confusion: list[list[Count]]
     """Samples of class i (row) that were taken for class j (column)."""
-    wrong: Annotated[list[WrongSample], Field(max_length=MOST_WRONG)] = []
+    wrong: Annotated[list[WrongSample], Field(max_length=MAX_WRONG)] = []
     """Of the samples that were taken for something else those of which the model is most sure."""
     metrics: Metrics
     """Its scores on the test data."""
@@ -183,9 +183,9 @@ class MergedResult(Merged):
 class Bins(Model):
     """How many values lie in each bin of a histogram that the user's program reports."""
 
-    counts: Annotated[list[Count], Field(max_length=MOST_BINS)]
+    counts: Annotated[list[Count], Field(max_length=MAX_BINS)]
     """Values between one edge and the next."""
-    edges: Annotated[list[float], Field(max_length=MOST_BINS + 1)]
+    edges: Annotated[list[float], Field(max_length=MAX_BINS + 1)]
     """Where the bins begin and end, ascending."""
 
     @model_validator(mode="after")
@@ -229,22 +229,22 @@ class Completion(Model):
 
     number: Count
     """Of the prompt among all prompts, from 0."""
-    prompt: Annotated[str, Field(max_length=MOST_PROMPT)]
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT)]
     """The prompt."""
-    text: Annotated[str, Field(max_length=MOST_COMPLETION)]
+    text: Annotated[str, Field(max_length=MAX_COMPLETION)]
     """What was written, without the prompt."""
 
 
 class ProgramShard(Shard):
     """A shard under a checkpoint, as the user's program has reported it."""
 
-    metrics: Annotated[dict[MetricName, Part], Field(max_length=MOST_METRICS)]
+    metrics: Annotated[dict[MetricName, Part], Field(max_length=MAX_METRICS)]
     """By name."""
-    confusion: Annotated[list[list[Whole]], Field(max_length=MOST_CLASSES)] | None = None
+    confusion: Annotated[list[list[Whole]], Field(max_length=MAX_CLASSES)] | None = None
     """Samples of class i (row) that were taken for class j (column), where the program reports them."""
-    histograms: Annotated[dict[MetricName, Bins], Field(max_length=MOST_METRICS)] = {}
+    histograms: Annotated[dict[MetricName, Bins], Field(max_length=MAX_METRICS)] = {}
     """By name, where the program reports them."""
-    completions: Annotated[list[Completion], Field(max_length=MOST_COMPLETIONS)] = []
+    completions: Annotated[list[Completion], Field(max_length=MAX_COMPLETIONS)] = []
     """What a language model wrote for prompts, where the program reports that."""
 
     @model_validator(mode="after")
@@ -381,9 +381,9 @@ def _completions(results: Sequence[ProgramShard], notes: list[str]) -> list[Comp
             found.setdefault(one.number, one)
     if (count := sum(len(result.completions) for result in results)) > len(found):
         notes.append(f"two shards completed {several(count - len(found), 'prompt')}; one text of each is left out")
-    if len(found) > MOST_COMPLETIONS:
-        notes.append(f"{several(len(found), 'prompt')} were completed; {MOST_COMPLETIONS} are kept")
-    return [found[number] for number in sorted(found)[:MOST_COMPLETIONS]]
+    if len(found) > MAX_COMPLETIONS:
+        notes.append(f"{several(len(found), 'prompt')} were completed; {MAX_COMPLETIONS} are kept")
+    return [found[number] for number in sorted(found)[:MAX_COMPLETIONS]]
 
 
 def _together(name: str, values: Sequence[Value], notes: list[str]) -> Value | None:
@@ -404,7 +404,7 @@ def _score(value: Value) -> float | None:
         case GeometricMean():
             total, count = float(value.log_total), float(value.count)
             mean = total / count if count else math.nan
-            return finite_or_none(math.exp(mean) if mean <= MOST_LOGARITHM else math.inf)
+            return finite_or_none(math.exp(mean) if mean <= MAX_LOGARITHM else math.inf)
         case Sum() | Max() | Min():
             return finite_or_none(float(value.value))
     raise AssertionError
@@ -412,7 +412,7 @@ def _score(value: Value) -> float | None:
 
 def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:
     """Of wrong samples those of which the model is most sure."""
-    return sorted(wrong, key=lambda sample: (-sample.confidence, sample.index))[:MOST_WRONG]
+    return sorted(wrong, key=lambda sample: (-sample.confidence, sample.index))[:MAX_WRONG]
 
 
 def _added(parts: Sequence[ShardResult | Counted]) -> tuple[int, np.ndarray, Metrics, list[float | None]]:

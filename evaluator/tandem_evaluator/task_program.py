@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tandem.evaluation import (
-    MOST_METRICS,
+    MAX_METRICS,
     Checkpoint,
     Completions,
     Confusion,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tandem_evaluator.harness import HarnessTasks
 
 LOSS, COMPLETIONS = "loss", "completions"
-MOST_SAMPLES = 256
+MAX_SAMPLES = 256
 """Of a batch, unless the job's micro-batches are smaller."""
 
 
@@ -71,7 +71,7 @@ class TaskEvaluation:
         self._model: nn.Module = task.model().eval()
         task.load_frozen(self._model)
         self._tensors = tensors_of(task, self._data)
-        self._batch = min(MOST_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
+        self._batch = min(MAX_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)
         generate = None if evaluators is None else evaluators.generate
         self._generate, self._prompts = generate, [] if generate is None else prompts_of(generate)
@@ -94,13 +94,13 @@ class TaskEvaluation:
                 for name, value in found.items():
                     totals[name] = self._added(name, totals.get(name), value)
                 loss = added([loss, mean])
-        if len(totals) >= MOST_METRICS:
-            raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MOST_METRICS - 1} are kept")
+        if len(totals) >= MAX_METRICS:
+            raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MAX_METRICS - 1} are kept")
         if self._harness is not None:
             totals |= self._harness.run(checkpoint.shard, checkpoint.shards)
-            if len(totals) >= MOST_METRICS:
+            if len(totals) >= MAX_METRICS:
                 raise Unusable(
-                    f"{len(totals)} metrics with those of evaluators.harness.tasks; at most {MOST_METRICS - 1} are "
+                    f"{len(totals)} metrics with those of evaluators.harness.tasks; at most {MAX_METRICS - 1} are "
                     "kept, so name fewer tasks, or run a group of many in a command of yours"
                 )
         written = self._completions(checkpoint.shard, checkpoint.shards)

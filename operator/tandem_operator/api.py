@@ -18,7 +18,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from tandem_operator import kinds
-from tandem_operator.bounded import MOST_COST, SMALL, UNREAD, BoundedLines, cost, without_items
+from tandem_operator.bounded import MAX_COST, SMALL, UNREAD, BoundedLines, cost, without_items
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
 
@@ -33,7 +33,7 @@ MAX_EVENTS = 50
 """Of one object that are read. A server has them for an hour, and repeats of one are one."""
 PAGE = 40
 """Objects in one answer of a list, as long as they are of the usual size: together they may cost no more than one."""
-MOST_BYTES = 8 * 2**20
+MAX_BYTES = 8 * 2**20
 """Of any answer. An object has a megabyte and a half."""
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WEBHOOK = "failed calling webhook"
@@ -395,9 +395,9 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes:
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
-        if len(found) > MOST_BYTES:
+        if len(found) > MAX_BYTES:
             answer.close()
-            raise TooLarge(f"more than {MOST_BYTES} bytes", b"")
-    if cost(found) > MOST_COST:
+            raise TooLarge(f"more than {MAX_BYTES} bytes", b"")
+    if cost(found) > MAX_COST:
         raise TooLarge("more objects, lists and values than any real one", bytes(found))
     return bytes(found)

@@ -28,7 +28,7 @@ import kopf
 from tandem_operator import kinds
 from tandem_operator.kinds import Kind
 
-MOST_COST = 7_000_000
+MAX_COST = 7_000_000
 """Bytes that an answer, and a line of a watch, may take once it is parsed, by estimate and beside its text. A pod takes
 some 100,000."""
 COMMA, BRACKET = 120, 100
@@ -144,8 +144,8 @@ class BoundedLines:
                 continue
             lines = bytes(rest[:end])
             del rest[:end]
-            if cost(lines) > MOST_COST:
-                lines = b"".join(line for line in lines.splitlines(keepends=True) if cost(line) <= MOST_COST)
+            if cost(lines) > MAX_COST:
+                lines = b"".join(line for line in lines.splitlines(keepends=True) if cost(line) <= MAX_COST)
             if lines:
                 yield lines
 
@@ -163,7 +163,7 @@ class Response(aiohttp.ClientResponse):
     async def read(self) -> bytes:
         """The whole body. A list that costs too much has no items: what there is, our own lists tell."""
         body = await super().read()
-        if cost(body) > MOST_COST:
+        if cost(body) > MAX_COST:
             try:
                 self._body = body = without_items(body)
             except ValueError as error:
@@ -212,11 +212,11 @@ def prepare() -> None:
     gc.set_threshold(*COLLECTION)
 
 
-MOST_REMEMBERED = 1_000
+MAX_REMEMBERED = 1_000
 """Versions of objects that were told of, so as not to tell of them at each sweep."""
-MOST_LINES, SECONDS = 20, 60.0
+MAX_LINES, SECONDS = 20, 60.0
 """At most this many lines in the log in this many seconds; further ones are only counted."""
-MOST_WORDS = 200
+MAX_WORDS = 200
 
 log = logging.getLogger("tandem.operator")
 
@@ -251,7 +251,7 @@ class UnreadableObjects:
             self._known.move_to_end(key)
             return
         self._known[key] = None
-        if len(self._known) > MOST_REMEMBERED:
+        if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
         self.counts[kind.name] += 1
         now = self._clock()
@@ -259,7 +259,7 @@ class UnreadableObjects:
             if self._untold:
                 log.warning("event=unreadable-untold count=%d", self._untold)
             self._began, self._lines, self._untold = now, 0, 0
-        if self._lines >= MOST_LINES:
+        if self._lines >= MAX_LINES:
             self._untold += 1
             return
         self._lines += 1
@@ -270,8 +270,8 @@ class UnreadableObjects:
 def _cut(value: object) -> str:
     """Some words of anything, whatever it is."""
     if isinstance(value, str):
-        return value[:MOST_WORDS]
+        return value[:MAX_WORDS]
     if isinstance(value, BaseException):
         # Pydantic's own words quote what was given, and may be long.
-        return str(value)[:MOST_WORDS]
+        return str(value)[:MAX_WORDS]
     return "" if value is None else type(value).__name__

@@ -40,7 +40,7 @@ SLOW_AT_ONCE = 48
 has a quarter of these at most."""
 OF_A_NAMESPACE = 72
 """How many of those may be of one namespace."""
-LEAST_SECONDS = 0.2
+MIN_SECONDS = 0.2
 """Between two looks at one job."""
 LEFT_SECONDS = 10.0
 """For the Secret of an earlier job of that name to be collected: pods must not be given its token."""
@@ -48,7 +48,7 @@ AGAIN_SECONDS = 600.0
 """The same Event is not posted again sooner."""
 FOR_GOOD = (400, 422)
 """What the API server answers to what it will never take as it stands, whatever else changes."""
-MOST_WORDS = 500
+MAX_WORDS = 500
 """Characters of what was raised that people are told."""
 
 log = logging.getLogger("tandem.operator")
@@ -61,7 +61,7 @@ def soonest(again_in: float | None, written_in: float) -> float:
         again_in: until something else is due; None: nothing is.
         written_in: until the status may be written.
     """
-    left = max(LEAST_SECONDS, written_in)
+    left = max(MIN_SECONDS, written_in)
     return left if again_in is None else min(again_in, left)
 
 
@@ -92,7 +92,7 @@ class Controller:
         self._api, self._cache, self._questions = api, cache, Questions(coordinators, key)
         self._images, self._metrics, self._key, self._volumes = images, metrics, key, volumes
         self._patience, self._template_fields, self._peers = patience, tuple(template_fields), peers
-        self.workqueue: WorkQueue[Key] = WorkQueue(LEAST_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
+        self.workqueue: WorkQueue[Key] = WorkQueue(MIN_SECONDS, SLOW_AT_ONCE, OF_A_NAMESPACE, lambda key: key[0])
         self._memories: dict[Key, JobMemory] = {}
         self._claimants = Claimants(cache, self._memory)
 
@@ -249,7 +249,7 @@ class Controller:
         if await self._write(key, body, reporting.patch(body.get("status") or {}, status.dump())):
             log.info("event=retried job=%s/%s retries=%d", *key, status.retries)
             await self._tell(key, body, [Notice(retry.REASON, status.message or "")])
-        return LEAST_SECONDS
+        return MIN_SECONDS
 
     # Doing
 
@@ -458,7 +458,7 @@ class Controller:
         body = self._cache.job(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return
-        words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MOST_WORDS]}"
+        words = f"the operator failed at this job and tries again: {type(error).__name__}: {str(error)[:MAX_WORDS]}"
         try:
             await self._stall(key, body, Reason.INTERNAL_ERROR, words, for_good=False)
         except Exception as refused:

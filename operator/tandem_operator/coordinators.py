@@ -17,7 +17,7 @@ from pydantic import FailFast, Field, ValidationError
 from tandem.job import DistributedTrainingJob
 from tandem.launch import endpoint
 from tandem.model import Model, Whole
-from tandem.protocol import BRIEF, MOST_BRIEF_BYTES, OURS, Target
+from tandem.protocol import BRIEF, MAX_BRIEF_BYTES, OURS, Target
 from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import pods, tokens
 from tandem_operator.bounded import cost
@@ -32,12 +32,12 @@ PATIENCE_SECONDS = 3.0
 CONNECT_SECONDS = 1.1
 """A node that lives takes a connection or refuses it within milliseconds, however busy its coordinator is. After a
 second the kernel asks once more, so that one lost packet does not count."""
-MOST_REFUSAL_BYTES = 4_096
+MAX_REFUSAL_BYTES = 4_096
 """Of what an error says, and of any other answer."""
-MOST_WORDS = 200
-MOST_COST = 3_000_000
+MAX_WORDS = 200
+MAX_COST = 3_000_000
 """Of an answer, by the estimate of tandem_operator.bounded. That of the largest job is a tenth of it."""
-LEAST_PATIENCE = 0.5
+MIN_PATIENCE = 0.5
 """Whoever takes longer to answer is asked apart from the others (tandem_operator.workqueue)."""
 
 log = logging.getLogger("tandem.operator")
@@ -98,7 +98,7 @@ class Coordinators:
         try:
             async with self._session.post(where, json=body, headers=headers, allow_redirects=False) as answer:
                 if answer.status != 200:
-                    why = (await _read(answer, MOST_REFUSAL_BYTES)).decode(errors="replace")[:MOST_WORDS]
+                    why = (await _read(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")[:MAX_WORDS]
                     log.warning("event=target-refused endpoint=%s why=%r", endpoint, why)
                 return answer.status == 200
         except UnreadableAnswer as error:
@@ -118,7 +118,7 @@ class Coordinators:
         async with self._session.get(where, headers=_headers(token), allow_redirects=False) as answer:
             if answer.status != 200:
                 raise UnreadableAnswer(f"HTTP status {answer.status}")
-            return await _read(answer, MOST_BRIEF_BYTES)
+            return await _read(answer, MAX_BRIEF_BYTES)
 
 
 def understood(body: bytes) -> Snapshot:
@@ -127,7 +127,7 @@ def understood(body: bytes) -> Snapshot:
     Raises:
         Unreadable: it says nothing.
     """
-    if cost(body) > MOST_COST:
+    if cost(body) > MAX_COST:
         raise UnreadableAnswer("it takes more to parse than any coordinator's")
     try:
         heard = _Heard.read_json(body)
@@ -164,7 +164,7 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
         Unreadable: it is longer than `most` bytes, or compressed.
     """
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
-        raise UnreadableAnswer(f"it is packed: {packed[:MOST_WORDS]}")
+        raise UnreadableAnswer(f"it is packed: {packed[:MAX_WORDS]}")
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
@@ -252,7 +252,7 @@ class Questions:
     def is_slow(self, key: Key) -> bool:
         """Whether it took long to answer, or did not."""
         partner = self._partners.get(key)
-        return partner is not None and partner.waited >= LEAST_PATIENCE
+        return partner is not None and partner.waited >= MIN_PATIENCE
 
     def fallen(self, key: Key) -> str | None:
         """The UID of the coordinator's pod if that has stopped answering (tandem_operator.liveness)."""

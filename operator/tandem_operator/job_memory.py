@@ -28,7 +28,7 @@ from tandem_operator.reporting import Want
 MANY = 8
 """Pods of a job that are made side by side. Where a quota or a webhook refuses this many of a role, it would refuse the
 rest as well, which may be thousands: no other one of that role is tried until one of these may be tried again."""
-LONGEST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Who makes room in a quota sees the job go on within a minute."""
 
 
@@ -45,7 +45,7 @@ class Attempt:
     @property
     def due(self) -> float:
         """When it may be tried again, seconds since the epoch."""
-        return self.at + min(LONGEST_SECONDS, replicas.pause(self.count))
+        return self.at + min(MAX_SECONDS, replicas.pause(self.count))
 
 
 Attempts = Mapping[str, Attempt]
@@ -97,7 +97,7 @@ def tried(before: Attempt | None, now: float, trouble: Want | None = None) -> At
 
 
 T = TypeVar("T")
-MOST_VALUES = 16
+MAX_VALUES = 16
 """Of one job: there are three, and as many more whenever images or addresses change."""
 
 
@@ -122,7 +122,7 @@ class Memo:
                 found: T = value
                 return found
         made = compute()
-        self._found = [*self._found[1 - MOST_VALUES :], (key, made)]
+        self._found = [*self._found[1 - MAX_VALUES :], (key, made)]
         return made
 
 

@@ -31,7 +31,7 @@ HOME = "kube-system"
 """Where the one Lease of an operator of the whole cluster is, so that tenants cannot write it."""
 DURATION_SECONDS = 20
 """Without news of its holder for so long, another one may take it."""
-LONGEST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """What another one may say there."""
 DEADLINE_SECONDS = 14.0
 """Without a renewal for so long, the holder does not act any more."""
@@ -40,7 +40,7 @@ RETRY_SECONDS = 2.0
 RELEASE_SECONDS = 5.0
 """For letting go of all of them."""
 CONFLICT = 409
-MOST_WORDS = 200
+MAX_WORDS = 200
 
 log = logging.getLogger("tandem.operator")
 
@@ -73,7 +73,7 @@ class LeaderLease:
         where = f"the Lease {self._namespace}/{NAME}"
         if self.trouble:
             return f"{where} could not be had: {self.trouble}"
-        return f"{self.holder[:MOST_WORDS] or 'nobody'} holds {where}; this operator waits"
+        return f"{self.holder[:MAX_WORDS] or 'nobody'} holds {where}; this operator waits"
 
     async def look(self) -> float:
         """Take it, or renew it, if that can be. Returns in how many seconds to look again."""
@@ -84,7 +84,7 @@ class LeaderLease:
             if not self.trouble:
                 log.warning("event=no-lease namespace=%s error=%r", self._namespace, str(error))
             # What was held stays so until its deadline: the API server may be away for moments.
-            self.trouble = str(error)[:MOST_WORDS]
+            self.trouble = str(error)[:MAX_WORDS]
             return RETRY_SECONDS
         self.trouble = ""
         self._renewed = began if mine else None
@@ -127,7 +127,7 @@ class LeaderLease:
         if self._seen is None or self._seen[0] != spec:
             self._seen = spec, now
         said = spec.get("leaseDurationSeconds")
-        lasts = min(float(said), LONGEST_SECONDS) if isinstance(said, int) else LONGEST_SECONDS
+        lasts = min(float(said), MAX_SECONDS) if isinstance(said, int) else MAX_SECONDS
         return now - self._seen[1] >= lasts
 
     def _spec(self, before: Any) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Leases:
         """Why we act nowhere, empty if we do somewhere: who takes one Lease makes no operator unready."""
         if any(lease.held for lease in self._leases.values()):
             return ""
-        return "; ".join(lease.complaint for lease in self._leases.values())[: 10 * MOST_WORDS]
+        return "; ".join(lease.complaint for lease in self._leases.values())[: 10 * MAX_WORDS]
 
     async def keep(self) -> None:
         """Take them and renew them, until cancelled."""
@@ -214,7 +214,7 @@ class Leases:
         if lease.held != self._acted[namespace]:
             self._acted[namespace] = lease.held
             what = "leads" if lease.held else "follows"
-            log.info("event=%s namespace=%s holder=%r", what, namespace or "all", lease.holder[:MOST_WORDS])
+            log.info("event=%s namespace=%s holder=%r", what, namespace or "all", lease.holder[:MAX_WORDS])
             self._changed(namespace)
 
 

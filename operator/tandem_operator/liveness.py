@@ -24,9 +24,9 @@ from typing import Generic, TypeVar
 SILENT_SECONDS = 6.0
 """From the first question that was not answered. A coordinator that hangs on a node that lives is not ready any more
 after 3 to 4 seconds, and then its kubelet restarts it."""
-LEAST_QUESTIONS = 2
+MIN_QUESTIONS = 2
 """One may have lasted because we were stopped ourselves."""
-GONE_SECONDS, LEAST_KNOCKS = 2.0, 2
+GONE_SECONDS, MIN_KNOCKS = 2.0, 2
 """Seconds since the first refused connection, and how many were refused. Each attempt knocks twice."""
 DOUBT_SECONDS = 2 * SILENT_SECONDS
 """After so long it is either given up, or not known to be gone at all."""
@@ -89,8 +89,8 @@ class Liveness(Generic[K]):
         if record is None or record.since is None:
             return None
         silent = now - record.since
-        hangs = record.unanswered >= LEAST_QUESTIONS and silent >= SILENT_SECONDS
-        gone = record.unreached >= LEAST_KNOCKS and silent >= GONE_SECONDS
+        hangs = record.unanswered >= MIN_QUESTIONS and silent >= SILENT_SECONDS
+        gone = record.unreached >= MIN_KNOCKS and silent >= GONE_SECONDS
         return record.uid if (hangs or gone) and not self._is_ours(self._namespace(key)) else None
 
     def in_doubt(self, key: K, now: float) -> bool:

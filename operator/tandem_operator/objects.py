@@ -18,7 +18,7 @@ from tandem_operator.reporting import Notice
 from tandem_operator.retry import incarnation
 
 DEFAULT_SIZE = "10Gi"
-MOST_WORDS = 1024
+MAX_WORDS = 1024
 """Characters of an Event's message; the API server takes no more."""
 
 Manifest = dict[str, Any]
@@ -250,7 +250,7 @@ def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> M
         "metadata": {"namespace": metadata["namespace"], "name": name},
         "involvedObject": reference,
         "reason": notice.reason,
-        "message": notice.message[:MOST_WORDS],
+        "message": notice.message[:MAX_WORDS],
         "type": "Warning" if notice.warning else "Normal",
         "source": {"component": "tandem-operator"},
         "firstTimestamp": now,

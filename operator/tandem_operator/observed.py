@@ -44,14 +44,14 @@ BROKEN_WAITING = {
 }
 """Reasons of a waiting container that do not go away by waiting a moment."""
 
-MOST_WORDS = 500
+MAX_WORDS = 500
 """Characters of a container's last line that are kept, and of any other sentence."""
-MOST_LETTERS = 256
+MAX_LETTERS = 256
 """Characters of a word, an address or a hash that are kept. Nothing of ours has more."""
-MOST_IMAGE = 1024
-MOST_AVOIDED = 8
+MAX_IMAGE = 1024
+MAX_AVOIDED = 8
 """Characters of the name of an image, as many as a job may say."""
-MOST_DIGITS, MOST_VERSION_DIGITS = 9, 20
+MAX_DIGITS, MAX_VERSION_DIGITS = 9, 20
 """Of a number in a label or an annotation, and of a resource version. Python refuses thousands of digits."""
 
 
@@ -246,7 +246,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> Thing:
 
 def version(metadata: Mapping[str, Any]) -> int:
     """The resource version of an object or a list, 0 if it has none."""
-    return _number(metadata.get("resourceVersion"), MOST_VERSION_DIGITS)
+    return _number(metadata.get("resourceVersion"), MAX_VERSION_DIGITS)
 
 
 def job_of(metadata: Mapping[str, Any]) -> str:
@@ -300,7 +300,7 @@ def _pod(
         and not ended,
         abandoned=_is_gated(spec) and names.HELD not in (metadata.get("finalizers") or []),
         template=_short(annotations.get(names.TEMPLATE)),
-        image=_short(asked.get("image"), MOST_IMAGE),
+        image=_short(asked.get("image"), MAX_IMAGE),
         created=seconds(metadata.get("creationTimestamp")) or 0.0,
         placed=_placed(conditions),
         has_begun=any(_has_begun(one) for one in [*first, *statuses]),
@@ -319,7 +319,7 @@ def _pod(
         address=_short(status.get("podIP")),
         waiting=waiting,
         words=words
-        or (_short(annotations.get(names.NOT_BEGUN), MOST_WORDS) if ended else "")
+        or (_short(annotations.get(names.NOT_BEGUN), MAX_WORDS) if ended else "")
         or _last_words(status, terminated)
         or _failed_first(first),
     )
@@ -332,8 +332,8 @@ def _has_begun(container: Mapping[str, Any]) -> bool:
 
 
 def _nodes(text: object) -> tuple[str, ...]:
-    given = text.split(",", MOST_AVOIDED) if isinstance(text, str) else []
-    return tuple(node for node in given[:MOST_AVOIDED] if 0 < len(node) < MOST_LETTERS)
+    given = text.split(",", MAX_AVOIDED) if isinstance(text, str) else []
+    return tuple(node for node in given[:MAX_AVOIDED] if 0 < len(node) < MAX_LETTERS)
 
 
 def _group(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodGroup | None:
@@ -361,11 +361,11 @@ def _why_waiting(conditions: Mapping[str, Any], containers: Iterable[Mapping[str
             # The first and the second try of the same thing.
             reason = str(waiting["reason"]).replace("ErrImagePull", "ImagePullBackOff")
             last = _last_line(((one.get("lastState") or {}).get("terminated") or {}).get("message"))
-            words = last or _short(waiting.get("message") or waiting["reason"], MOST_WORDS)
+            words = last or _short(waiting.get("message") or waiting["reason"], MAX_WORDS)
             return reason, words if one.get("name") == role else f"container {_short(one.get('name'))}: {words}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MOST_WORDS)
+        return _short(scheduled.get("reason")) or "Unschedulable", _short(scheduled.get("message"), MAX_WORDS)
     return "", ""
 
 
@@ -383,7 +383,7 @@ def _last_words(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str
     """Why a pod has ended: what the kubelet says of an end that is its doing, else what the container said last."""
     if terminated.get("reason") == OUT_OF_MEMORY:
         return f"{OUT_OF_MEMORY}: it used more memory than its limit"
-    said = _short(status.get("message"), MOST_WORDS).strip()
+    said = _short(status.get("message"), MAX_WORDS).strip()
     return (said if status.get("reason") else "") or _last_line(terminated.get("message")) or said
 
 
@@ -405,19 +405,19 @@ def _failed_first(containers: Iterable[Mapping[str, Any]]) -> str:
 
 def _last_line(text: str | None) -> str:
     lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
-    return lines[-1][:MOST_WORDS] if lines else ""
+    return lines[-1][:MAX_WORDS] if lines else ""
 
 
-def _number(text: object, digits: int = MOST_DIGITS) -> int:
+def _number(text: object, digits: int = MAX_DIGITS) -> int:
     """The whole number that a text is, 0 for anything else: whoever may make a pod may write what he likes into it."""
     return int(text) if isinstance(text, str) and len(text) <= digits and text.isascii() and text.isdecimal() else 0
 
 
 def _whole(number: object) -> int | None:
-    return number if isinstance(number, int) and abs(number) < 10**MOST_DIGITS else None
+    return number if isinstance(number, int) and abs(number) < 10**MAX_DIGITS else None
 
 
-def _short(text: object, most: int = MOST_LETTERS) -> str:
+def _short(text: object, most: int = MAX_LETTERS) -> str:
     return text[:most] if isinstance(text, str) else ""
 
 
@@ -427,10 +427,10 @@ NAMED = ("namespace", "name", "uid")
 KEPT = ("resourceVersion", "creationTimestamp", "deletionTimestamp")
 """What else is kept of it, beside its generation and one annotation. The others hold the whole job a second time,
 managed fields a third time."""
-MOST_NAME = 253
+MAX_NAME = 253
 """Characters of a name, a namespace or a UID. The API server takes no more, and what it writes itself is shorter."""
-MOST_SPEC = Extent(depth=48, values=30_000, characters=2**20)
-MOST_STATUS = Extent(depth=8, values=5_000, characters=2**18)
+MAX_SPEC = Extent(depth=48, values=30_000, characters=2**20)
+MAX_STATUS = Extent(depth=8, values=5_000, characters=2**18)
 REFUSED = "tandemRefused"
 REASON, DIGEST = "tandemReason", "tandemDigest"
 """Fields beside `spec` that no object has: why the spec was not kept, in a sentence and in one word, and its digest."""
@@ -505,13 +505,13 @@ def kept(body: Mapping[str, Any]) -> Object:
     found["metadata"] = metadata
     if why := body.get(UNREAD):
         found = refused(found, Reason.INVALID_SPEC, str(why))
-    elif why := excess(spec := body.get("spec"), MOST_SPEC):
+    elif why := excess(spec := body.get("spec"), MAX_SPEC):
         found = refused(found, Reason.INVALID_SPEC, f"spec {why}")
     else:
         found["spec"] = spec
     status = body.get("status")
     if isinstance(status, dict):
-        found["status"] = _ends(status) if excess(status, MOST_STATUS) else status
+        found["status"] = _ends(status) if excess(status, MAX_STATUS) else status
     return found
 
 
@@ -521,13 +521,13 @@ def named(value: object) -> str:
     Raises:
         TypeError: it is none.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
         raise TypeError(f"a name is {type(value).__name__}, or empty, or too long")
     return value
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= MOST_NAME else ""
+    return value if isinstance(value, str) and len(value) <= MAX_NAME else ""
 
 
 def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
@@ -559,8 +559,8 @@ def _refuse_parameters(parameters: Mapping[str, Any]) -> None:
         parameters_of(parameters).parse(parameters)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(("spec.trainer.parameters", *map(str, first["loc"])))[:MOST_WORDS]
-        raise InvalidSpec(f"{where}: {first['msg'][:MOST_WORDS]}") from None
+        where = ".".join(("spec.trainer.parameters", *map(str, first["loc"])))[:MAX_WORDS]
+        raise InvalidSpec(f"{where}: {first['msg'][:MAX_WORDS]}") from None
 
 
 def status_of(body: Mapping[str, Any]) -> Status | None:
@@ -578,17 +578,17 @@ def status_of(body: Mapping[str, Any]) -> Status | None:
 
 
 def _ends(status: Mapping[str, Any]) -> Object:
-    return {key: status[key] for key in ENDS if key in status and not excess(status[key], MOST_STATUS)}
+    return {key: status[key] for key in ENDS if key in status and not excess(status[key], MAX_STATUS)}
 
 
 def _first(error: ValidationError) -> str:
     """The first of the mistakes. It may be an older CRD that let it pass, or a newer one."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:MOST_WORDS]
+    where = ".".join(str(part) for part in first["loc"])[:MAX_WORDS]
     if first["type"] == "value_error" and not isinstance(first["ctx"]["error"], RuleBroken):
         # Of what a template holds, the CRD knows nothing.
-        return f"{where}: {str(first['ctx']['error'])[:MOST_WORDS]}"
-    return f"{where}: {first['msg'][:MOST_WORDS]}; the CRD and the operator may be of different versions"
+        return f"{where}: {str(first['ctx']['error'])[:MAX_WORDS]}"
+    return f"{where}: {first['msg'][:MAX_WORDS]}; the CRD and the operator may be of different versions"
 
 
 def changed(job: DistributedTrainingJob, uid: str, children: Children) -> str | None:

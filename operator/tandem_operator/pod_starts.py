@@ -26,7 +26,7 @@ MAX_START_SECONDS = 900.0
 (the attach-detach controller's maximum)."""
 PULLING = "Pulling"
 CREATING = "ContainerCreating"
-MOST_WORDS = 500
+MAX_WORDS = 500
 UNREAD = Want(CREATING, "its containers are being created; its Events cannot be read")
 
 
@@ -77,7 +77,7 @@ def explained(events: Sequence[Mapping[str, Any]]) -> Want:
     if newest is None:
         return Want(CREATING, "its containers are being created, and its node says no more")
     reason, message = newest.get("reason"), newest.get("message")
-    words = message[:MOST_WORDS] if isinstance(message, str) and message else str(reason)[:MOST_WORDS]
+    words = message[:MAX_WORDS] if isinstance(message, str) and message else str(reason)[:MAX_WORDS]
     is_word = isinstance(reason, str) and reason.isascii() and reason.isalnum() and len(reason) <= 64
     return Want(str(reason) if is_word else CREATING, words)
 

@@ -120,7 +120,7 @@ PIP_INDEX = "PIP_INDEX_URL"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 GRACE = {names.WORKER: 60, names.COORDINATOR: 10, names.EVALUATOR: 15}
 """Seconds between SIGTERM and SIGKILL of a pod."""
-MOST_CORES = 4_096
+MAX_CORES = 4_096
 """More than any node has; an amount may be written with any exponent."""
 GPU_NODES = (
     "nvidia.com/gpu.present",
@@ -336,7 +336,7 @@ def threads(job: DistributedTrainingJob) -> int:
     takes as many as the node has cores, whatever the pod may use, and they get in each other's way."""
     resources = job.spec.workers.asked
     asked = {**resources["requests"], **resources["limits"]}.get("cpu")
-    cores = Decimal(0) if asked is None else min(parse_quantity(str(asked)), Decimal(MOST_CORES))  # type: ignore[no-untyped-call]
+    cores = Decimal(0) if asked is None else min(parse_quantity(str(asked)), Decimal(MAX_CORES))  # type: ignore[no-untyped-call]
     return max(1, int(cores / job.spec.workers.processes))
 
 

@@ -26,19 +26,19 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from tandem.exitcode import ExitCode
-from tandem_operator.observed import MOST_AVOIDED, Pod
+from tandem_operator.observed import MAX_AVOIDED, Pod
 from tandem_operator.pod_ends import CONSEQUENCES, PodEnd
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
+FIRST_PAUSE, MAX_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
 """A pod that ended well may be so much ahead of the coordinator's word that training is complete."""
-MOST_MADE = 200
+MAX_MADE = 200
 """Pods of a role that one look makes; the next look makes more. To write down 10,000 takes two seconds, in which no
 other job would be looked at."""
-MOST_FAILURES = 6
+MAX_FAILURES = 6
 """So many failures soon after the start, in a row, and a place is not going to be filled."""
-MOST_ON_A_NODE = 3
+MAX_ON_A_NODE = 3
 """So many of them on one node, and the next pod is placed on another one, if any has room: the node may be what ends
 them. That is a wish, because where they fail on every node, none must be left that waits for another one for ever."""
 
@@ -57,7 +57,7 @@ class New:
     @property
     def shuns(self) -> tuple[str, ...]:
         """Nodes that it is not to be placed on if there is room on any other."""
-        return tuple(node for node, times in Counter(self.failed_on).items() if times >= MOST_ON_A_NODE)
+        return tuple(node for node, times in Counter(self.failed_on).items() if times >= MAX_ON_A_NODE)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def plan(
         if gone and not beside:
             continue
         due, failures = _next(None if gone else last, now, proven, ends_by_itself)
-        if last is not None and not gone and failures >= MOST_FAILURES:
+        if last is not None and not gone and failures >= MAX_FAILURES:
             stuck.append(last)
         if due is None:
             continue
@@ -131,8 +131,8 @@ def plan(
             make.append(New(index, failures, _avoided(candidates), failed_on))
         else:
             again.append(due - now)
-    if len(make) > MOST_MADE:
-        del make[MOST_MADE:]
+    if len(make) > MAX_MADE:
+        del make[MAX_MADE:]
         again.append(0.0)
     # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
     remove.sort(key=lambda pod: -pod.index)
@@ -150,7 +150,7 @@ def is_done(pods: Sequence[Pod], replicas: int) -> bool:
 
 def pause(failures: int) -> float:
     """Seconds between the failure of a pod and its replacement."""
-    return 0.0 if failures <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 2))
+    return 0.0 if failures <= 1 else min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** (failures - 2))
 
 
 def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
@@ -175,7 +175,7 @@ def _did_start(pod: Pod, proven: Container[str]) -> bool:
 def _failed_on(last: Pod | None, proven: Container[str]) -> tuple[str, ...]:
     if last is None or not last.node or CONSEQUENCES[_end(last)].forgives or _did_start(last, proven):
         return ()
-    return (*last.failed_on, last.node)[-MOST_AVOIDED:]
+    return (*last.failed_on, last.node)[-MAX_AVOIDED:]
 
 
 def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: bool) -> tuple[float | None, int]:
@@ -197,7 +197,7 @@ def _avoided(candidates: Sequence[Pod]) -> tuple[str, ...]:
         found |= dict.fromkeys(pod.avoids)
         if pod.code == ExitCode.LEFT_OUT and pod.node:
             found[pod.node] = None
-    return tuple(found)[-MOST_AVOIDED:]
+    return tuple(found)[-MAX_AVOIDED:]
 
 
 def _merit(pod: Pod) -> tuple[bool, bool, float, str]:

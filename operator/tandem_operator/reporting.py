@@ -27,7 +27,7 @@ from tandem_operator import names
 from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
 from tandem_operator.observed import Pod
 
-MOST_GENERATIONS = 5
+MAX_GENERATIONS = 5
 """Of more new generations at once only the last are told as events; the coordinator's log has them all."""
 LIVELY = {
     "progress",
@@ -349,7 +349,7 @@ def _message(heard: Snapshot | None) -> str:
 def _news(old: Status, heard: Snapshot | None) -> Sequence[GenerationView]:
     if heard is None:
         return []
-    return [view for view in heard.generations if view.generation > (old.generation or 0)][-MOST_GENERATIONS:]
+    return [view for view in heard.generations if view.generation > (old.generation or 0)][-MAX_GENERATIONS:]
 
 
 def _generation(view: GenerationView) -> Notice:

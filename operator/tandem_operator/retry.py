@@ -21,7 +21,7 @@ from tandem.labels import RETRY_AT
 from tandem.status import Condition, Status
 
 REASON = "Retried"
-MOST_VALUE = 64
+MAX_VALUE = 64
 """Characters of the annotation that tell one from another."""
 
 
@@ -29,7 +29,7 @@ def asked(metadata: Mapping[str, Any]) -> str | None:
     """The annotation's value, as far as anybody needs it."""
     annotations = metadata.get("annotations")
     value = annotations.get(RETRY_AT) if isinstance(annotations, Mapping) else None
-    return value[:MOST_VALUE] if isinstance(value, str) and value else None
+    return value[:MAX_VALUE] if isinstance(value, str) and value else None
 
 
 def incarnation(job: DistributedTrainingJob, uid: str) -> str:

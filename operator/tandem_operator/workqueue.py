@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0
 """Seconds after an error, doubled for each further one in a row."""
 
 QUICK_LOOKS = 10
@@ -117,7 +117,7 @@ class WorkQueue(Generic[K]):
                 del self._slow[key]
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
-            again_in = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (count - 1))
+            again_in = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** (count - 1))
         else:
             self._failures.pop(key, None)
         if again_in is not None:

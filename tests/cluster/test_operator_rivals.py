@@ -16,8 +16,8 @@ from tests.support.cluster.operated import LONG, Job, kubectl, manifest, operate
 from tests.support.cluster.pods import Namespace, container, pod, restricted
 
 pytestmark = [pytest.mark.full("operator", "coordinator"), pytest.mark.alone, ON_OUR_OWN]
-MOST_OF_A_NODE = {"limits": {"nvidia.com/gpu": 3}}
-WORKERS = {"replicas": 2, "minReplicas": 2, "processesPerReplica": 1, "resources": MOST_OF_A_NODE}
+MAX_OF_A_NODE = {"limits": {"nvidia.com/gpu": 3}}
+WORKERS = {"replicas": 2, "minReplicas": 2, "processesPerReplica": 1, "resources": MAX_OF_A_NODE}
 
 
 BACKOFF_SECONDS = 12.0
@@ -56,7 +56,7 @@ def first(namespace: Namespace) -> Iterator[str]:
 @pytest.mark.timeout(500)
 def test_the_younger_gives_its_half_to_the_older(namespace: Namespace, first: str) -> None:
     _, node = node_names(2)
-    holder = pod([container("holder", PAUSE, resources=MOST_OF_A_NODE)], nodeName=node)
+    holder = pod([container("holder", PAUSE, resources=MAX_OF_A_NODE)], nodeName=node)
     holder["securityContext"]["runAsUser"] = 65532
     metadata = {"name": "holder"}
     namespace.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": holder})

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.full("core", "cli", "coordinator", "trainer"), pytest.mark.timeout(900)]
 
-MOST_PARTS = 30
+MAX_PARTS = 30
 """Of batches, that a life of a rank learns before it waits: 5 to 15 steps, each of which has its parts."""
 STEPS = 100
 LOOP = {"maxSteps": STEPS, "epochs": 100, "globalBatchSize": 9, "microBatchSize": 2, "gradientClipNorm": 1.0}
@@ -88,7 +88,7 @@ def test_it_learns_what_one_rank_alone_learns(
 ) -> None:
     go_on = tmp_path / "go-on"
     go_on.touch()
-    variables = {PARTS: str(MOST_PARTS), UNTIL: str(go_on)}
+    variables = {PARTS: str(MAX_PARTS), UNTIL: str(go_on)}
     (tmp_path / "alone").mkdir()
     alone = LocalRun(tmp_path / "alone", manifest=manifest(tmp_path, text, (DDP, 1, 1)), variables=variables)
     runs.append(alone)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.code import MOST_PACKED_BYTES
+from tandem.code import MAX_PACKED_BYTES
 from tandem.coordinator_client import Refused, Unreachable
 from tandem.rundir.durable import TEMPORARY
 from tandem_cli.packing import packed
@@ -84,14 +84,14 @@ def test_no_other_code_is_taken_whoever_sends_it(waiting: Coordinator) -> None:
             send(waiting, content, digest, token)
         assert why in str(error.value)
         assert left(waiting) == []
-    status, answer = waiting.raw("PUT", f"/v1/code/{DIGEST}", **{"Content-Length": str(MOST_PACKED_BYTES + 1)})
+    status, answer = waiting.raw("PUT", f"/v1/code/{DIGEST}", **{"Content-Length": str(MAX_PACKED_BYTES + 1)})
     assert (status, "at most" in answer["error"]) == (400, True)
     assert waiting.raw("GET", f"/v1/code/{DIGEST}")[1] == {"present": False}
 
 
 def test_more_than_the_most_is_refused_on_the_way_also_where_no_length_is_said(waiting: Coordinator) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", waiting.port, timeout=60)
-    pieces = (bytes(2**20) for _ in range(MOST_PACKED_BYTES // 2**20 + 2))
+    pieces = (bytes(2**20) for _ in range(MAX_PACKED_BYTES // 2**20 + 2))
     try:
         connection.request(
             "PUT", f"/v1/code/{DIGEST}", pieces, {"Authorization": f"Bearer {TOKEN}"}, encode_chunked=True

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.protocol import RankReport
 from tandem.status import CheckpointRef
-from tandem_coordinator.page.viewers import MOST_VIEWERS
+from tandem_coordinator.page.viewers import MAX_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.lines import Lines
@@ -151,7 +151,7 @@ class TestTheStream:
 
     def test_is_given_to_so_many_and_to_the_next_when_one_has_left(self, idle: Coordinator, cookie: str) -> None:
         with ExitStack() as stack:
-            streams = [stack.enter_context(Stream(idle, cookie)) for _ in range(MOST_VIEWERS)]
+            streams = [stack.enter_context(Stream(idle, cookie)) for _ in range(MAX_VIEWERS)]
             assert {stream.status for stream in streams} == {200}
             assert idle.ask("GET", f"{PAGE}stream", Cookie=cookie).status == 429
             assert "tries again" in idle.ask("GET", f"{PAGE}ready", Cookie=cookie).error

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 30
-MOST_PARTS = 80
+MAX_PARTS = 80
 """Of batches, that a run which is killed learns before: 10 to 27 steps, of which each strategy makes its own parts."""
 MODEL = {"width": 32, "layers": 3, "heads": 4, "length": 16, "dropout": 0.1}
 LOOP = {"maxSteps": STEPS, "epochs": 50, "globalBatchSize": 9, "gradientClipNorm": 1.0, "microBatchSize": 2}
@@ -54,7 +54,7 @@ def unpaused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("pause") / "go-on"
     path.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(PARTS, str(MOST_PARTS))
+        patch.setenv(PARTS, str(MAX_PARTS))
         patch.setenv(UNTIL, str(path))
         yield path
 

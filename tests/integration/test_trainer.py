@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import MOST_REWINDS, decide
+from tandem.rundir.lineage import MAX_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
-from tandem_trainer.checkpoint.staging import LEAST_PART
+from tandem_trainer.checkpoint.staging import MIN_PART
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids
 from tests.support.waiting import until
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_four_ranks_is_resumed_by_one_two_and_three(tmp_path: Pa
     manifest = rundir.committed()[0]
     assert manifest.world_size == 4
     assert not rundir.ended()
-    assert manifest.size > 3 * LEAST_PART
+    assert manifest.size > 3 * MIN_PART
     for size in (1, 2, 3):
         copy = RunDir(shutil.copytree(rundir.path, tmp_path / str(size)))
         run(copy, size)
@@ -354,7 +354,7 @@ def test_the_learning_rate_follows_its_schedule(tmp_path: Path) -> None:
 
 def test_a_useless_loss_is_rewound_and_after_a_few_times_the_run_has_failed(tmp_path: Path) -> None:
     rundir = make_rundir(tmp_path, PLAIN | {"epochs": 30, "optimizer": {"name": "sgd", "learningRate": 1e9}})
-    for expected in (*[ExitCode.REWOUND] * MOST_REWINDS, ExitCode.DIVERGED):
+    for expected in (*[ExitCode.REWOUND] * MAX_REWINDS, ExitCode.DIVERGED):
         assert not rundir.ended()
         with Ranks(rundir, 2) as ranks:
             codes, output = ranks.finish()

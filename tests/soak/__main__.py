@@ -24,7 +24,7 @@ from benchmarks.recovery.sides import AUTHORITY
 from benchmarks.recovery.surroundings import Network
 from tests.soak.job import SoakJob, SoakSession
 
-LONGEST_STALL = 12.0
+MAX_STALL = 12.0
 LIMIT_SECONDS = 90.0
 
 
@@ -64,7 +64,7 @@ def main() -> int:
     places = [AUTHORITY, *(f"worker-{index}" for index in range(SoakJob.full))]
     print(f"seed {options.seed}, {options.seconds:g} s, {SoakJob.full} replicas, in {folder}", flush=True)
     with Network(places) as network:
-        turn = Turn(job, folder / "job", network, LIMIT_SECONDS, LONGEST_STALL)
+        turn = Turn(job, folder / "job", network, LIMIT_SECONDS, MAX_STALL)
         try:
             violations = _soak(turn, options.seed, options.seconds)
         finally:

@@ -31,20 +31,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.protocol import MAX_BRIEF_BYTES
 from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_coordinator.run_watcher import RunDirectory
 from tandem_operator import bounded, coordinators
-from tandem_operator.bounded import MOST_COST, UNREAD, cost
+from tandem_operator.bounded import MAX_COST, UNREAD, cost
 from tests.support.hostile import Operator, mutated, real_objects
 from tests.support.worlds.small_run import SmallRun
 
-MOST_SECONDS = 0.1
-MOST_BYTES = 10_000_000
+MAX_SECONDS = 0.1
+MAX_BYTES = 10_000_000
 LOOK = "parse a run directory"
-MOST_THREAD_SECONDS = 0.5
+MAX_THREAD_SECONDS = 0.5
 """Of a look at a run directory, on a thread of its own and in steps: parsing, and the digest of a manifest."""
-MOST_LOOK_BYTES = 64_000_000
+MAX_LOOK_BYTES = 64_000_000
 """Of the same."""
 PROGRESS = 500
 RENEWED = 200
@@ -95,12 +95,12 @@ class Soak:
             tracemalloc.stop()
             if used > worst.bytes:
                 worst.bytes, worst.largest = used, which
-            if used > (MOST_LOOK_BYTES if what == LOOK else MOST_BYTES):
+            if used > (MAX_LOOK_BYTES if what == LOOK else MAX_BYTES):
                 self.violations.append(f"{which}: {what} cost {used / 1e6:.1f} MB")
             return
         if seconds > worst.seconds:
             worst.seconds, worst.slowest = seconds, which
-        if seconds > (MOST_THREAD_SECONDS if what == LOOK else MOST_SECONDS):
+        if seconds > (MAX_THREAD_SECONDS if what == LOOK else MAX_SECONDS):
             self.violations.append(f"{which}: {what} took {1e3 * seconds:.0f} ms")
 
     def table(self) -> str:
@@ -118,11 +118,11 @@ async def _objects(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], 
     soak.counts[kind.name] += 1
     body: Any = None
     with soak.measuring("parse an object", which):
-        body = None if (unread := cost(text) > MOST_COST) else json.loads(text)
+        body = None if (unread := cost(text) > MAX_COST) else json.loads(text)
     if unread:
         soak.counts["unread"] += 1
         body = _metadata_of(json.loads(text))
-        if cost(json.dumps(body).encode()) > MOST_COST:
+        if cost(json.dumps(body).encode()) > MAX_COST:
             return
     with soak.measuring("take it in", which):
         operator.take(kind, chance.choice(("ADDED", "MODIFIED", "DELETED")), body)
@@ -136,7 +136,7 @@ def _metadata_of(body: Any) -> Any:
 
 
 async def _answers(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], chance: Random, which: str) -> None:
-    which, text = f"answer {which}", mutated(ANSWER.dump(), chance, most=MOST_BRIEF_BYTES)
+    which, text = f"answer {which}", mutated(ANSWER.dump(), chance, most=MAX_BRIEF_BYTES)
     soak.counts["answer"] += 1
     with soak.measuring("read an answer", which), suppress(coordinators.UnreadableAnswer):
         operator.api.heard = coordinators.understood(text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tandem.rundir.lineage import GenerationRecord, chain
 
-MOST_UNLOGGED = 100
+MAX_UNLOGGED = 100
 """Steps that the trainer may take before it writes them down."""
 RELATIVE, ABSOLUTE = 1e-3, 1e-3
 """How far a loss may be from the undisturbed one: sums over other numbers of ranks are rounded otherwise, and small
@@ -99,7 +99,7 @@ def judge(
             violations += _passed_over(generation, first, logs.get(parent, Log()), opened.get(generation, 0.0))
         logged = {step: line for step, line in log.steps.items() if limit is None or step <= limit}
         missing = _missing(logged, first, limit)
-        if len(missing) > MOST_UNLOGGED or (logged and missing and missing[0] < max(logged)):
+        if len(missing) > MAX_UNLOGGED or (logged and missing and missing[0] < max(logged)):
             violations.append(f"generation {generation} did not log {len(missing)} steps from {missing[0]} on")
         unlogged += len(missing)
         for step, line in logged.items():

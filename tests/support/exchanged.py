@@ -59,7 +59,7 @@ def main() -> None:
     rank = dist.get_rank()
     staging.CHUNK = CHUNK
     staging.chunks = lambda size: -(-size // CHUNK)
-    staging.LEAST_PART = CHUNK
+    staging.MIN_PART = CHUNK
     split, whole = files(rank, whole=False), files(rank, whole=True)
     layout = Layout.of(split, RANKS)
     assert layout.writers(RANKS) == [0, 1, 2, 3]

@@ -22,7 +22,7 @@ from tests.support import manifests
 from tests.support.worlds.operator_job import IMAGES, TASK
 from tests.support.worlds.operator_world import JOB, World, merged
 
-MOST_BYTES = 1_400_000
+MAX_BYTES = 1_400_000
 """An object in etcd has a megabyte and a half at most."""
 DEEPEST = 9_900
 """The API server takes 10,000 levels of JSON."""
@@ -68,7 +68,7 @@ RICH = {
 LARGE = ("deep objects", "deep lists", "objects", "lists", "text", "names", "numbers", "pairs")
 
 
-def mutated(real: Any, chance: Random, large: float = 0.2, most: int = MOST_BYTES) -> bytes:
+def mutated(real: Any, chance: Random, large: float = 0.2, most: int = MAX_BYTES) -> bytes:
     """Its JSON with one to three things changed.
 
     Args:

@@ -20,13 +20,13 @@ from tandem_trainer.checkpoint.state import BY_ROW
 
 BLOCK = 256
 """Numbers that share a scale, at the most."""
-LEAST_BLOCK = 32
+MIN_BLOCK = 32
 """Fewer are not worth a scale of four bytes."""
-LEAST_NUMBERS = 4096
+MIN_NUMBERS = 4096
 """A smaller tensor is not worth it, as bitsandbytes and torchao have it."""
 DECADES = 7
 """Powers of ten that the levels span."""
-LEAST_SCALE = 1e-12
+MIN_SCALE = 1e-12
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 """The moments, and whether they can be negative."""
 CODES, SCALE = ".codes", BY_ROW
@@ -103,7 +103,7 @@ class AdamW8bit(torch.optim.Optimizer):
             rows = len(moment)
             blocks = math.prod(parameter.shape[1:]) // block
             parts = moment.view(rows, blocks, block)
-            scale = parts.abs().amax(dim=-1).clamp(min=LEAST_SCALE)
+            scale = parts.abs().amax(dim=-1).clamp(min=MIN_SCALE)
             _, borders = self._table(SIGNED[key], moment.device)
             codes = torch.bucketize(parts / scale.unsqueeze(-1), borders, out_int32=True).to(torch.uint8)
             kept = {f"{key}{CODES}": codes.view(moment.shape), f"{key}{SCALE}": scale}
@@ -138,10 +138,10 @@ def block_of(shape: Sequence[int]) -> int | None:
     """Numbers that share a scale in a tensor of some shape: the largest part of a row, of at most 256, that a row can
     be cut into. None: its moments are not rounded."""
     row = math.prod(shape[1:])
-    if len(shape) < 2 or shape[0] * row < LEAST_NUMBERS:
+    if len(shape) < 2 or shape[0] * row < MIN_NUMBERS:
         return None
     block = next(size for size in range(min(BLOCK, row), 0, -1) if row % size == 0)
-    return block if block >= LEAST_BLOCK else None
+    return block if block >= MIN_BLOCK else None
 
 
 def _spread(local: Tensor, parameter: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ State = Literal["none", "asked", "starting", "listens", "attached", "refused"]
 STATES: tuple[State, ...] = get_args(State)
 AT = 67
 AT_WORDS = 832
-MOST_WORDS = 190
+MAX_WORDS = 190
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 0.2
 """Between two looks at whether a debugger is attached."""
@@ -60,13 +60,13 @@ class DebuggerSlot:
     @property
     def words(self) -> str:
         """The port, or why there is no debugger."""
-        return self._memory[AT_WORDS : AT_WORDS + MOST_WORDS].partition(b"\0")[0].decode(errors="replace")
+        return self._memory[AT_WORDS : AT_WORDS + MAX_WORDS].partition(b"\0")[0].decode(errors="replace")
 
     def put(self, state: State, words: str | None = None) -> None:
         """Set the state; the words before it, since who reads looks at the state first."""
         if words is not None:
-            content = words.encode("ascii", "replace")[: MOST_WORDS - 1]
-            self._memory[AT_WORDS : AT_WORDS + MOST_WORDS] = content.ljust(MOST_WORDS, b"\0")
+            content = words.encode("ascii", "replace")[: MAX_WORDS - 1]
+            self._memory[AT_WORDS : AT_WORDS + MAX_WORDS] = content.ljust(MAX_WORDS, b"\0")
         self._memory[AT] = STATES.index(state)
 
     def ask(self, seconds: float = ANSWER_SECONDS) -> int | str:

@@ -16,7 +16,7 @@ from typing import Any
 from tandem.exitcode import ExitCode
 from tandem.formatting import number, one_line
 from tandem.model import finite
-from tandem.protocol import MOST_ERROR, MOST_TRACEBACK, MOST_WHERE, Failure
+from tandem.protocol import MAX_ERROR, MAX_TRACEBACK, MAX_WHERE, Failure
 from tandem.rundir.durable import may_pass
 
 
@@ -82,11 +82,11 @@ def record(error: BaseException, frames: TracebackType | None, most_bytes: int) 
     last = stack[-1] if stack else None
     content: dict[str, Any] = {
         "at": time.monotonic(),
-        "error": _sentence(error)[:MOST_ERROR],
-        "where": f"{last.filename}:{last.lineno}, in {last.name}"[-MOST_WHERE:] if last else "",
+        "error": _sentence(error)[:MAX_ERROR],
+        "where": f"{last.filename}:{last.lineno}, in {last.name}"[-MAX_WHERE:] if last else "",
         "consequence": is_of_peers(error),
         "passing": _may_pass(error),
-        "traceback": text[-MOST_TRACEBACK:],
+        "traceback": text[-MAX_TRACEBACK:],
     }
     while len(encoded := json.dumps(content, ensure_ascii=False).encode(errors="replace")) > most_bytes:
         shown = content["traceback"]
@@ -112,9 +112,9 @@ def read(content: bytes | None, rank: int, code: int, ended_at: float, announced
     failure = Failure(
         rank=rank,
         code=code,
-        error=str(said.get("error", ""))[:MOST_ERROR],
-        where=str(said.get("where", ""))[-MOST_WHERE:],
-        traceback=str(said.get("traceback", ""))[-MOST_TRACEBACK:],
+        error=str(said.get("error", ""))[:MAX_ERROR],
+        where=str(said.get("where", ""))[-MAX_WHERE:],
+        traceback=str(said.get("traceback", ""))[-MAX_TRACEBACK:],
         announced=announced,
         consequence=(announced and code in CONSEQUENCES) or bool(said.get("consequence")),
         passing=bool(said.get("passing")),

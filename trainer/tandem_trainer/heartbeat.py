@@ -34,7 +34,7 @@ from types import FrameType
 from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable, readable
 from tandem.exitcode import ExitCode
 from tandem.process_age import process_age
-from tandem.protocol import MOST_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
+from tandem.protocol import MAX_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.local_ranks import LocalRanks
@@ -280,7 +280,7 @@ class Heartbeat(threading.Thread):
         with self._changed:
             if error is not None and self._membership is not None and not (self._closed or self._finished):
                 rank = 0 if self._ranks is None else self._ranks.first_rank
-                said = record(error, None, MOST_BODY_BYTES)
+                said = record(error, None, MAX_BODY_BYTES)
                 self._failure = self._failure or read(said, rank, ExitCode.FAILED, time.monotonic())
             self._finished = self._finished and not self._closed
             self._drop_ranks()
@@ -568,6 +568,6 @@ def _end(rundir: RunDir, why: str) -> End:
 
 def _if_small(membership: Membership | None) -> Membership | None:
     """A large membership is not repeated: the coordinator has it in its state store."""
-    if membership is None or len(membership.model_dump_json()) > MOST_BODY_BYTES // 2:
+    if membership is None or len(membership.model_dump_json()) > MAX_BODY_BYTES // 2:
         return None
     return membership

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import DEBUGGER, MOST_ERROR, SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem.protocol import DEBUGGER, MAX_ERROR, SCRIPT, STARTING, STOPPED, Failure, RankReport
 from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
 from tandem_trainer.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.pulse import Order, ProcessorUse, PulseView
@@ -42,7 +42,7 @@ from tandem_trainer.warm.leftovers import end_leftovers
 
 log = logging.getLogger("tandem.agent")
 
-SHORTEST_SECONDS = 0.2
+MIN_SECONDS = 0.2
 """Of less than that no processor use is told: the clock of processor time is too coarse."""
 ABORT_SECONDS = 0.5
 """A rank that lives so long after an abort is stopped, or stuck in code that holds the interpreter lock: kill it."""
@@ -171,7 +171,7 @@ class LocalRanks:
             beat, said = view.beat(), view.failure()
             rank = self.first_rank + local_rank if beat is None else beat.rank
             if stopped_early and beat is not None:
-                said = record(StoppedEarly(beat.step, beat.total_steps), None, MOST_ERROR)
+                said = record(StoppedEarly(beat.step, beat.total_steps), None, MAX_ERROR)
             announced = self._has_announced(local_rank, code)
             at, failure = read(said, rank, code, self._ended_at[local_rank], announced)
             step = None if beat is None or (beat.phase == SCRIPT and not beat.step) else beat.step
@@ -179,7 +179,7 @@ class LocalRanks:
         if found and all(failure.consequence for _, failure in found):
             # A collective cannot work any more, once one of its ranks has ended.
             ended = [one for one, code in self._codes.items() if code == ExitCode.DONE]
-            words = record(EndedAlone(), None, MOST_ERROR)
+            words = record(EndedAlone(), None, MAX_ERROR)
             found += [read(words, self.first_rank + one, 0, self._ended_at[one]) for one in ended]
         return min(found, key=lambda one: (one[1].consequence, one[0]), default=None)
 
@@ -365,7 +365,7 @@ class LocalRanks:
         if usage is None or (before is not None and usage.at <= before.at):
             return before, cpu
         at, used = (usage.first_at, usage.first_cpu_seconds) if before is None else (before.at, before.cpu_seconds)
-        if before is None and usage.at - at < SHORTEST_SECONDS:
+        if before is None and usage.at - at < MIN_SECONDS:
             return usage, None
         cpu = max(0.0, (usage.cpu_seconds - used) / (usage.at - at))
         self._usage[local_rank] = (usage, cpu)

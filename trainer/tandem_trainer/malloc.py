@@ -31,8 +31,8 @@ import os
 from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_MOST = 2**31 - 1
-_LARGEST_MMAP_THRESHOLD = 2**25
+_MAX_COUNT = 2**31 - 1
+_MAX_MMAP_THRESHOLD = 2**25
 """Older versions refuse more. Blocks that are larger are mapped and unmapped each time, as before."""
 _BY_ENVIRONMENT = ("MALLOC_", "GLIBC_TUNABLES")
 """How variables begin that set it."""
@@ -48,8 +48,8 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     # Setting one of the two stops glibc from adapting the other.
-    large = bool(mallopt(_MMAP_THRESHOLD, _MOST)) or bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
-    return large and bool(mallopt(_TRIM_THRESHOLD, _MOST))
+    large = bool(mallopt(_MMAP_THRESHOLD, _MAX_COUNT)) or bool(mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD))
+    return large and bool(mallopt(_TRIM_THRESHOLD, _MAX_COUNT))
 
 
 def begin_adapted() -> bool:
@@ -58,8 +58,8 @@ def begin_adapted() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or _says_otherwise(os.environ):
         return False
-    large = bool(mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
-    return large and bool(mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD))
+    large = bool(mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD))
+    return large and bool(mallopt(_TRIM_THRESHOLD, 2 * _MAX_MMAP_THRESHOLD))
 
 
 def adapted(environment: Mapping[str, str]) -> dict[str, str]:
@@ -67,8 +67,8 @@ def adapted(environment: Mapping[str, str]) -> dict[str, str]:
     if _says_otherwise(environment):
         return {}
     return {
-        "MALLOC_MMAP_THRESHOLD_": str(_LARGEST_MMAP_THRESHOLD),
-        "MALLOC_TRIM_THRESHOLD_": str(2 * _LARGEST_MMAP_THRESHOLD),
+        "MALLOC_MMAP_THRESHOLD_": str(_MAX_MMAP_THRESHOLD),
+        "MALLOC_TRIM_THRESHOLD_": str(2 * _MAX_MMAP_THRESHOLD),
     }
 
 

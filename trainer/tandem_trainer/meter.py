@@ -36,7 +36,7 @@ from tandem.rundir.log import LogWriter
 from tandem.tasks import ImageClassification
 from tandem_trainer.data.order import digest
 from tandem_trainer.models import build
-from tandem_trainer.process_group import MOST_STEPS_BETWEEN_VOTES, VOTE_SECONDS
+from tandem_trainer.process_group import MAX_STEPS_BETWEEN_VOTES, VOTE_SECONDS
 from tandem_trainer.pulse import Pulse
 
 INTERVAL_SECONDS = 0.5
@@ -161,7 +161,7 @@ class Meter:
             self._norms.append(None if self.gradients is None else self.gradients.take())
         if self._pulse is not None:
             self._beat("train")
-        assert len(self._losses) <= MOST_STEPS_BETWEEN_VOTES
+        assert len(self._losses) <= MAX_STEPS_BETWEEN_VOTES
 
     def pending_losses(self) -> Tensor:
         """Losses of the steps since the last vote; [steps], float32, on the CPU."""

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 REFUSED = re.compile("DefaultCPUAllocator: (can't allocate memory|not enough memory)")
 """What torch says on a CPU, with a plain RuntimeError."""
-MOST_WORDS = 160
+MAX_WORDS = 160
 """Characters of what the allocator says that are shown."""
 ADVICE = (
     "one sample is the least. Take strategy: fsdp, or activationCheckpointing: true, or a device with more memory; "
@@ -98,4 +98,4 @@ def _words(error: BaseException | None) -> str:
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
     # On a CPU it begins with a place in torch's source.
     line = line[found.start() :] if (found := REFUSED.search(line)) else line
-    return shortened(line, MOST_WORDS)
+    return shortened(line, MAX_WORDS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VOTE_SECONDS = 0.5
 """How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
-MOST_STEPS_BETWEEN_VOTES = 100
+MAX_STEPS_BETWEEN_VOTES = 100
 SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """For gradients, where no coordinator looks for ranks that hang."""
@@ -158,7 +158,7 @@ class Group:
             *(digit * digit for digit in digits),
         ]
         # In double precision sums of whole numbers are exact. Of one size, also where ranks have taken different steps.
-        ballot = torch.zeros(len(wants) + MOST_STEPS_BETWEEN_VOTES, dtype=torch.float64)
+        ballot = torch.zeros(len(wants) + MAX_STEPS_BETWEEN_VOTES, dtype=torch.float64)
         ballot[: len(wants)] = torch.tensor(wants, dtype=torch.float64)
         ballot[len(wants) : len(wants) + len(losses)] = losses
         if self._control is not None:
@@ -169,8 +169,8 @@ class Group:
         pairs = zip(sums[: len(digits)], sums[len(digits) :], strict=True)
         same = all(int(total) ** 2 == self.world_size * int(squares) for total, squares in pairs)
         mean_seconds = seconds / self.world_size
-        due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MOST_STEPS_BETWEEN_VOTES
-        steps_to_next = max(1, min(due, MOST_STEPS_BETWEEN_VOTES))
+        due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MAX_STEPS_BETWEEN_VOTES
+        steps_to_next = max(1, min(due, MAX_STEPS_BETWEEN_VOTES))
         return Vote(agreed, stops > 0, finishes > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:

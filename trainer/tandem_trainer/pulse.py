@@ -72,12 +72,12 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 USAGE_SECONDS = 0.5
 """Time between two samples of the processor's use: twice in the shortest sensible heartbeat."""
 
-MOST_LETTERS = 16
+MAX_LETTERS = 16
 """A phase has no more."""
 TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
 """Phases that mean something, and so cannot be the name of a pause."""
 
-MOST_READS = 8
+MAX_READS = 8
 """Of slots, in turn, before they are said to have no record. Two are enough while nobody writes, three once a writer
 has died in the middle."""
 
@@ -162,9 +162,9 @@ def check_name(pause: str) -> None:
     Raises:
         ValueError: no pause can be called so.
     """
-    if not (pause.isascii() and pause.isprintable() and 0 < len(pause) <= MOST_LETTERS) or pause in TAKEN:
+    if not (pause.isascii() and pause.isprintable() and 0 < len(pause) <= MAX_LETTERS) or pause in TAKEN:
         raise ValueError(
-            f"{pause!r} cannot name a pause; take up to {MOST_LETTERS} plain letters, and none of {sorted(TAKEN)}"
+            f"{pause!r} cannot name a pause; take up to {MAX_LETTERS} plain letters, and none of {sorted(TAKEN)}"
         )
 
 
@@ -185,7 +185,7 @@ class Slots:
     def read(self) -> tuple[Any, ...] | None:
         """The newest whole record without its sequence number; None if there is none, or all reads met a writer."""
         before: tuple[Any, ...] | None = None
-        for number in range(MOST_READS):
+        for number in range(MAX_READS):
             record = self._read(self.offsets[number & 1])
             if number and record is not None:
                 newest = record if before is None or record[0] > before[0] else before

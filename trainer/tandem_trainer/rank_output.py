@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest
 
-LONGEST_LINE = 64 * 2**10
+MAX_LINE_LENGTH = 64 * 2**10
 """Bytes after which a line is broken into two."""
 READ_BYTES = 64 * 2**10
 QUIET_SECONDS = 0.1
@@ -60,7 +60,7 @@ class RankStream:
         whole, held = (text[:-1], text[-1:]) if text.endswith(b"\r") else (text, b"")
         *ended, rest = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n").split(b"\n")
         self.rest = rest + held
-        if len(self.rest) > LONGEST_LINE:
+        if len(self.rest) > MAX_LINE_LENGTH:
             ended.append(self.rest)
             self.rest = b""
         return b"".join(self.label + line + (b"" if line.endswith(b"\r") else b"\n") for line in ended)

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-MOST_REASON = 500
+MAX_REASON = 500
 """Characters of why training stops early."""
 FINALLY_SECONDS = 10.0
 """What encloses the session may take so long to clean up when the session ends before it is complete."""
@@ -442,7 +442,7 @@ class Session:
         """
         if self._elastic is None:
             raise RuntimeError("call session.stop(...) in the loop over session.batches(...)")
-        if not (words := one_line(reason).strip()[:MOST_REASON]):
+        if not (words := one_line(reason).strip()[:MAX_REASON]):
             raise ValueError("session.stop(...) takes a reason, which people read in the status of the run")
         self._elastic.end_early(words)
 

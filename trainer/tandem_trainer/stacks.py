@@ -38,7 +38,7 @@ WAIT_SECONDS = 1.5
 LOOK_SECONDS = 0.001
 SILENT_SECONDS = 0.2
 """For a moment the signal is not pending any more, and the handler not begun yet: so long that may take at most."""
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 LOCK_SECONDS = 0.5
 """So long the stacks of a group that hangs wait for somebody else who asks it; the group is ended soon."""
 PATIENT_SECONDS = 10.0
@@ -210,7 +210,7 @@ def _stack(subject: Subject, thread: Thread, deadline: float, silent_seconds: fl
             _let_finish(subject, [thread], deadline)
             break
         time.sleep(LOOK_SECONDS)
-    answer = os.pread(subject.file, MOST_BYTES, before).decode(errors="replace")
+    answer = os.pread(subject.file, MAX_BYTES, before).decode(errors="replace")
     return answer[:1].lower() + answer[1:]
 
 

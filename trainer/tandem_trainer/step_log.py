@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tandem.launch import RUN_DIR
-from tandem.model import MOST
+from tandem.model import MAX_COUNT
 from tandem.protocol import SCRIPT, TRAIN
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem.script import LONGEST_NAME, MOST_VALUES, is_name
+from tandem.script import MAX_NAME_LENGTH, MAX_VALUES, is_name
 from tandem_trainer.pulse import Pulse, check_name
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.trouble import TroubleCounts
@@ -47,7 +47,7 @@ CLAIM_SECONDS = 1.0
 """For so long another rank leaves the training log to rank 0."""
 CLOSE_SECONDS = 2.0
 """What the disk gets at the end of the script."""
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 """Records that wait while the disk hangs; what comes then is lost."""
 TAKEN = frozenset({"time"})
 """Names of other columns, besides those of the arguments."""
@@ -252,7 +252,7 @@ class StepLog:
     def _wait_for_disk(self, record: Waiting) -> None:
         if self._is_others:
             return
-        if len(self._waiting) < MOST_WAITING:
+        if len(self._waiting) < MAX_WAITING:
             self._waiting.append(record)
         else:
             self._lost += 1
@@ -374,7 +374,7 @@ def _whole(name: str, value: Any) -> int:
             value = operator.index(value)
         except TypeError:
             raise TypeError(f"{name} has to be a whole number, and is {value!r}") from None
-    if not 0 <= value <= MOST:
+    if not 0 <= value <= MAX_COUNT:
         raise ValueError(f"{name} has to be between 0 and 2**53, and is {value}")
     return int(value)
 
@@ -408,9 +408,9 @@ def _check_names(values: dict[str, float]) -> None:
     """
     for name in values:
         if not is_name(name):
-            raise ValueError(f"{name!r} cannot name a value: take a Python identifier, up to {LONGEST_NAME} letters")
+            raise ValueError(f"{name!r} cannot name a value: take a Python identifier, up to {MAX_NAME_LENGTH} letters")
         if name in TAKEN:
             raise ValueError(f"{name!r} cannot name a value: it is taken")
-    if len(_names | values.keys()) > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES} names of values: {', '.join(sorted(_names | values.keys()))}")
+    if len(_names | values.keys()) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} names of values: {', '.join(sorted(_names | values.keys()))}")
     _names.update(values)

@@ -64,7 +64,7 @@ CLASSES = {
 FINE_TUNING = "tandem_trainer.language.fine_tuning:FineTuning"
 """Module and class of `causal-lm` where its parameters name a model to begin with."""
 PARAMETERS = ("spec", "trainer", "parameters")
-MOST_WHY = 400
+MAX_WHY = 400
 """Letters of an error of the user's that a message quotes."""
 
 
@@ -448,7 +448,7 @@ def _worded(error: Any, model: Any) -> tuple[tuple[str | int, ...], str]:
         case _:
             given = one_line(json.dumps(error["input"], default=str))[:80]
             message = one_line(error["msg"]).removeprefix("Value error, ")
-            return path, f"{message[:1].lower()}{message[1:MOST_WHY]}, not {given}"
+            return path, f"{message[:1].lower()}{message[1:MAX_WHY]}, not {given}"
 
 
 def _names(model: Any) -> Iterator[str]:
@@ -460,7 +460,7 @@ def _names(model: Any) -> Iterator[str]:
 
 def told(error: BaseException) -> str:
     """An error of the user's code in one line, with its place."""
-    words = one_line(next(iter(str(error).splitlines()), ""))[:MOST_WHY]
+    words = one_line(next(iter(str(error).splitlines()), ""))[:MAX_WHY]
     frames = error.__traceback__
     place = ""
     while frames is not None:

@@ -13,7 +13,7 @@ from tandem.launch import TRACE
 from tandem_cli import combinations
 from tandem_cli.planning.memory import world_sizes
 
-LEAST_STEPS = 5
+MIN_STEPS = 5
 """Steps of a run, at least."""
 WARM_UP, WARM_UP_SHARE = 10, 4
 """Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""

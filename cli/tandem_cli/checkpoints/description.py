@@ -15,9 +15,9 @@ from tandem_cli.checkpoints.listing import STATES, Column, age, entry_json, para
 from tandem_cli.checkpoints.pruning import Doomed, Pruning
 from tandem_cli.checkpoints.verification import Verification
 
-MOST_ANCESTORS = 12
+MAX_ANCESTORS = 12
 """Longer lineages are shown by their ends."""
-MOST_DATASETS = 8
+MAX_DATASETS = 8
 """Of a mixture."""
 
 
@@ -92,8 +92,8 @@ def _beginning(origin: Origin | None) -> str:
 
 def _data(datasets: Sequence[DatasetCommit]) -> str:
     """Data sets that a generation is the first to read."""
-    told = [f"{printable(one.id)} at commit {printable(one.commit)}" for one in datasets[:MOST_DATASETS]]
-    more = [f"{len(datasets) - MOST_DATASETS} more"] if len(datasets) > MOST_DATASETS else []
+    told = [f"{printable(one.id)} at commit {printable(one.commit)}" for one in datasets[:MAX_DATASETS]]
+    more = [f"{len(datasets) - MAX_DATASETS} more"] if len(datasets) > MAX_DATASETS else []
     return f"; data of {', '.join([*told, *more])}" if told else ""
 
 
@@ -121,9 +121,9 @@ def _author(manifest: Manifest) -> str:
 
 
 def _shortened(phrases: list[str]) -> list[str]:
-    if len(phrases) <= MOST_ANCESTORS:
+    if len(phrases) <= MAX_ANCESTORS:
         return phrases
-    half = MOST_ANCESTORS // 2
+    half = MAX_ANCESTORS // 2
     left_out = several(len(phrases) - 2 * half, "generation")
     return [*phrases[:half], f"… {left_out} more …", *phrases[-half:]]
 

@@ -29,7 +29,7 @@ PASSING = {408, 429, 500, 502, 503, 504}
 """Status codes that another attempt may not get."""
 TRANSPORTS = {"httpx2", "httpx", "httpcore2", "httpcore", "requests"}
 """Libraries whose errors are of the network: versions of the client use different ones."""
-MOST_WHY = 300
+MAX_WHY = 300
 T = TypeVar("T")
 
 
@@ -168,4 +168,4 @@ def _refused(error: BaseException, to: Destination, attempts: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return one_line(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))[:MOST_WHY]
+    return one_line(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))[:MAX_WHY]

@@ -17,11 +17,11 @@ from tandem.formatting import elapsed, metric_name, one_line, score, several, si
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 GAP = 2
-LEAST = 16
+MIN = 16
 """Characters that a text is wrapped to, at least."""
-LEAST_LAST = 18
+MIN_LAST = 18
 """Characters of the last column that are worth leaving another column out."""
-LEAST_LISTED = 24
+MIN_LISTED = 24
 """The same in a list, where the rest of it is not shown."""
 
 
@@ -48,7 +48,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int 
         width: of the terminal; None: as wide as it gets, each row on one line.
     """
     shown = list(range(len(columns)))
-    least = min(LEAST_LAST, _widest(columns, rows, shown[-1]))
+    least = min(MIN_LAST, _widest(columns, rows, shown[-1]))
     while width is not None and _width(columns, rows, shown[:-1]) + least > width:
         worst = max(shown[:-1], key=lambda index: columns[index].rank, default=None)
         if worst is None or columns[worst].rank == 0:
@@ -64,7 +64,7 @@ def listing(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: in
         return table(columns, rows, None)
     last = len(columns) - 1
     needs = [_widest(columns, rows, index) for index in range(len(columns))]
-    needs[last] = min(LEAST_LISTED, needs[last])
+    needs[last] = min(MIN_LISTED, needs[last])
     shown: set[int] = set()
     for index in sorted(range(len(columns)), key=lambda index: columns[index].rank):
         told = any(row[index][0] for row in rows)
@@ -112,7 +112,7 @@ def _row(
 def _wrapped(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [plain(text)]
-    return [plain(part) for part in wrap(text, max(width, LEAST))] or [""]
+    return [plain(part) for part in wrap(text, max(width, MIN))] or [""]
 
 
 def plain(text: str) -> str:

@@ -162,7 +162,7 @@ def _file(file: FileDifference, most: int, width: int | None) -> list[Text]:
     columns = [
         Column("TENSOR"),
         Column("SHAPE", rank=1),
-        Column("LARGEST", is_right=True),
+        Column("MAX_SIZE", is_right=True),
         Column("RELATIVE", is_right=True),
         Column("NOTE"),
     ]

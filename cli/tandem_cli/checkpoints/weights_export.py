@@ -39,7 +39,7 @@ from tandem.rundir.lineage import GenerationRecord, origin_of
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import plain
 
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 """A file's name may have 255 bytes, and ours gets a suffix and, while it is written, a prefix."""
 
 Value = int | float | str
@@ -67,8 +67,8 @@ def filled(pattern: str, fields: Fields) -> str:
             f"--name {pattern} gives {printable(name)!r}, which is not a valid file name: no slash, no control "
             "characters, and no leading dot or dash"
         )
-    if len(name.encode()) > MOST_CHARACTERS:
-        raise UserError(f"--name {pattern} gives a name of {len(name)} characters; {MOST_CHARACTERS} are the most")
+    if len(name.encode()) > MAX_CHARACTERS:
+        raise UserError(f"--name {pattern} gives a name of {len(name)} characters; {MAX_CHARACTERS} are the most")
     return name
 
 
@@ -84,9 +84,9 @@ def _value(pattern: str, field: str, form: str, conversion: str | None, fields: 
     if isinstance(value, float) and not form:
         form = ".4f"
     # Python would try: where the kernel promises memory that is not there, as on a Kubernetes node, until it is killed.
-    if any(len(number) > 4 or int(number) > MOST_CHARACTERS for number in re.findall(r"[0-9]+", form)):
+    if any(len(number) > 4 or int(number) > MAX_CHARACTERS for number in re.findall(r"[0-9]+", form)):
         raise UserError(
-            f"--name {pattern}: {{{field}}} cannot be written as {form!r}: {MOST_CHARACTERS} characters are the most"
+            f"--name {pattern}: {{{field}}} cannot be written as {form!r}: {MAX_CHARACTERS} characters are the most"
         )
     try:
         return format(value, form)

@@ -21,7 +21,7 @@ from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
 from tandem_cli.bench.results import Conditions, Results, Run
 from tandem_cli.bench.schedule import Schedule, drawn, title
 from tandem_cli.bench.trial import Machine, Told, drop_checkpoints, train
-from tandem_cli.bench.variants import LEAST_STEPS, TRACE_STEPS, Variant, comparison, traced, warm_up
+from tandem_cli.bench.variants import MIN_STEPS, TRACE_STEPS, Variant, comparison, traced, warm_up
 from tandem_cli.commands.run import need_torch
 from tandem_cli.local.local_run import Requests
 from tandem_cli.local.placement import share_gpus, usable_cores
@@ -44,7 +44,7 @@ def bench(
     workers: Annotated[
         str | None, typer.Option(help="Numbers of workers, such as 1,2.", show_default="1 and that of the job")
     ] = None,
-    steps: Annotated[int, typer.Option(min=LEAST_STEPS, help="Steps of each run, warm-up included.")] = 60,
+    steps: Annotated[int, typer.Option(min=MIN_STEPS, help="Steps of each run, warm-up included.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each combination, in turns with the others.")] = 2,
     target_loss: Annotated[
         float | None, typer.Option(help="Also measure the time until the training loss is this low.")

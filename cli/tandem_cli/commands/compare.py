@@ -15,14 +15,14 @@ from tandem.formatting import end_of
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.report.comparison import Outcome, Row, differences, outcome, rows, winner
 from tandem_cli.report.comparison_page import ComparisonPage, write
-from tandem_cli.report.figures.compared import MOST
+from tandem_cli.report.figures.compared import MAX_COUNT
 from tandem_cli.report.reading import read
 from tandem_cli.runs import completed, opened
 from tandem_cli.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
 """Characters of a line that no terminal cuts."""
-LEAST, NARROW = 16, 10
+MIN, NARROW = 16, 10
 """Characters of a path in a manifest and of a run's column, at least."""
 
 
@@ -52,8 +52,8 @@ def compare(
 
     Works on runs that are going on, too, and on those that were killed.
     """
-    if not 2 <= len(runs) <= MOST:
-        raise UserError(f"2 to {MOST} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
+    if not 2 <= len(runs) <= MAX_COUNT:
+        raise UserError(f"2 to {MAX_COUNT} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
     paths = [opened(run).path for run in runs]
     found = [read(path) for path in paths]
     outcomes = [outcome(run, str(path)) for run, path in zip(found, paths, strict=True)]
@@ -80,7 +80,7 @@ def _table(outcomes: list[Outcome], lines: list[Row], best: int | None, width: i
     titles = _titles(outcomes)
     labels = [label for label, _ in lines]
     if width is not None:
-        labels = [end_of(label, max(LEAST, width - len(outcomes) * (NARROW + 2))) for label in labels]
+        labels = [end_of(label, max(MIN, width - len(outcomes) * (NARROW + 2))) for label in labels]
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0), width=None)
     table.add_column("", style="dim", no_wrap=True)
     for index, title in enumerate(titles):

@@ -17,7 +17,7 @@ from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.output import echo
 from tandem_cli.terminal.canvas import PrintableConsole
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def copy(
@@ -56,7 +56,7 @@ def copy(
         copied = copying.copy(
             Kubectl(namespace, context), named(name), folder, checkpoint or ["latest", "best"], image, tick
         )
-    with_what = f", with {enumerated(copied.checkpoints, MOST_NAMED)}" if copied.checkpoints else ""
+    with_what = f", with {enumerated(copied.checkpoints, MAX_NAMED)}" if copied.checkpoints else ""
     echo(f"copied    {size(copied.size)} to {folder}{with_what}")
     for fault in copied.faults:
         echo("", mark=f"warning: {one_line(fault)}; it was not kept", colour="yellow", err=True)

@@ -19,7 +19,7 @@ from tandem_cli.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
 """Characters of a line that no terminal cuts."""
-MOST_LISTED = 16
+MAX_LISTED = 16
 """Ranks that are named one by one."""
 HOST = "127.0.0.1"
 _NONE_RUNNING = "no rank of {} is running now: its workers are starting or restarting; try again"
@@ -116,7 +116,7 @@ def _there(found: Inspection) -> str:
     numbers = [one.rank for one in found.ranks]
     if numbers == list(range(len(numbers))) and len(numbers) > 2:
         return f"are the ranks 0 to {numbers[-1]}"
-    some = ", ".join(map(str, numbers[:MOST_LISTED])) + (", …" if len(numbers) > MOST_LISTED else "")
+    some = ", ".join(map(str, numbers[:MAX_LISTED])) + (", …" if len(numbers) > MAX_LISTED else "")
     return f"is the rank {some}" if len(numbers) == 1 else f"are the ranks {some}"
 
 

@@ -12,18 +12,20 @@ from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.tables import job_record
 
-MOST = 20
+MAX_COUNT = 20
 
 
 def ls(
-    everything: Annotated[bool, typer.Option("--all", "-a", help=f"All; by default the {MOST} most recent.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help=f"All; by default the {MAX_COUNT} most recent.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the runs of this machine, the one that was started last first: those in runs/ here, and all others that you
     started with `tandem run`.
     """
     paths = known()
-    jobs = [look_briefly(path) for path in (paths if everything else paths[:MOST])]
+    jobs = [look_briefly(path) for path in (paths if everything else paths[:MAX_COUNT])]
     if output.is_data:
         emit([job_record(job) for job in jobs], output)
         return

@@ -11,7 +11,7 @@ from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.rundir.ownership import ENDPOINT
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
-from tandem_cli.local.known import MOST_NAMED, known
+from tandem_cli.local.known import MAX_NAMED, known
 from tandem_cli.output import echo
 from tandem_cli.runs import completed, found, in_folder
 
@@ -60,7 +60,7 @@ def _only_run() -> Path:
         return going[0]
     if not going:
         raise UserError("no run is active here. Give a run directory, or the name of a job on a cluster")
-    some = ", ".join(str(path) for path in going[:MOST_NAMED])
+    some = ", ".join(str(path) for path in going[:MAX_NAMED])
     raise UserError(f"several runs are active: {some}. Choose one: tandem open {shlex.quote(str(going[0]))}")
 
 

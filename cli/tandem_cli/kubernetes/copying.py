@@ -48,7 +48,7 @@ LIFE_SECONDS = 6 * 3600
 """Active deadline of a pod that is made for a copy, in case nobody deletes it."""
 BEGIN_SECONDS = 180
 """Time that such a pod may take to become ready: its image may have to be pulled."""
-MOST_TOTAL_BYTES = 2**16
+MAX_TOTAL_BYTES = 2**16
 CHUNK = 2**20
 _LACKING = re.compile(r"No module named '?tandem")
 
@@ -178,7 +178,7 @@ def _announced(archive: tarfile.TarFile, folder: Path) -> tuple[int, list[str]]:
     if content is None:
         raise EOFError
     try:
-        told = json.loads(content.read(MOST_TOTAL_BYTES))
+        told = json.loads(content.read(MAX_TOTAL_BYTES))
         total, names = int(told["bytes"]), [str(name) for name in told["checkpoints"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"the pod sent an archive that cannot be read: {error}") from error

@@ -31,7 +31,7 @@ from tandem.errors import UserError
 from tandem.manifest.fields import nearest
 from tandem_cli.kubernetes.job_view import ask_job, ask_pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
-from tandem_cli.log_lines import MOST, Choice, Line, Tell, shown
+from tandem_cli.log_lines import MAX_COUNT, Choice, Line, Tell, shown
 from tandem_cli.view import JobSummary, Pod
 
 _CHUNK = 2**16
@@ -82,10 +82,10 @@ def lines_of(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[
         *whole, rest = (rest + piece).split(b"\n")
         for one in whole:
             if not is_cut:
-                yield one[:MOST]
+                yield one[:MAX_COUNT]
             is_cut = False
-        if len(rest) > MOST and not is_cut:
-            yield rest[:MOST] + " …".encode()
+        if len(rest) > MAX_COUNT and not is_cut:
+            yield rest[:MAX_COUNT] + " …".encode()
             is_cut = True
         if is_cut:
             rest = b""
@@ -95,7 +95,7 @@ def lines_of(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[
             return
 
 
-MOST_PODS = 64
+MAX_PODS = 64
 """Containers that are read at once: each takes a kubectl of some 40 MB."""
 SILENCE_SECONDS = 15.0
 """A node that does not send what is there already will not: it is gone, or cut off."""
@@ -125,9 +125,9 @@ def check(pods: Sequence[Pod], choice: Choice, job: str) -> None:
             near = nearest(name, known)
             hint = f"did you mean {near}?" if near else f"there are: {', '.join(known[:12]) or 'none'}"
             raise UserError(f"{job} has no pod {name} now; {hint}")
-    if (amount := len(chosen(pods, choice))) > MOST_PODS:
+    if (amount := len(chosen(pods, choice))) > MAX_PODS:
         raise UserError(
-            f"{job} has {amount} pods, and {MOST_PODS} can be read at once. Choose some by --role, or by name: "
+            f"{job} has {amount} pods, and {MAX_PODS} can be read at once. Choose some by --role, or by name: "
             f"tandem logs {job} {known[0]}"
         )
 
@@ -312,7 +312,7 @@ class Follower:
             case _Look():
                 wanted = chosen(news.pods, self._choice)
                 self._forget({pod.uid for pod in news.pods})
-                for pod in wanted[:MOST_PODS]:
+                for pod in wanted[:MAX_PODS]:
                     self._read(pod)
                 left = [pod for pod in wanted if _incarnation(pod) not in self._read_to_the_end]
                 if news.job is not None and news.job.ended:

@@ -28,7 +28,7 @@ from tandem_cli.platforms import Gone, PlatformError
 
 CHART = "charts/tandem"
 CRD = f"{CHART}/files/crd.yaml"
-MOST = 4000
+MAX_COUNT = 4000
 """Characters of a complaint that are passed on."""
 
 
@@ -137,16 +137,16 @@ def _words(said: str) -> str:
         if text.lower().startswith(opening.lower()):
             text = text[len(opening) :].lstrip()
             break
-    return shortened(text, MOST)
+    return shortened(text, MAX_COUNT)
 
 
 ANSWER_SECONDS = 60.0
 """For one question. kubectl itself asks an API server that refuses five times."""
 REQUEST_SECONDS = 30
 """For one request of kubectl's to the API server."""
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """Of one answer: the events of a namespace with very many jobs are the most that is asked for."""
-MOST_SAID = 64 * 2**10
+MAX_SAID = 64 * 2**10
 """Bytes of what it says of errors that are read."""
 _CHUNK = 2**16
 
@@ -266,15 +266,15 @@ def _read(child: subprocess.Popen[bytes], deadline: float) -> bytes:
         if not (piece := os.read(descriptor, _CHUNK)):
             return bytes(found)
         found += piece
-        if len(found) > MOST_BYTES:
-            raise ClusterError(f"kubectl's answer is larger than {size(MOST_BYTES)} and was not read to its end")
+        if len(found) > MAX_BYTES:
+            raise ClusterError(f"kubectl's answer is larger than {size(MAX_BYTES)} and was not read to its end")
 
 
 def errors_of(said: IO[bytes]) -> str:
     """The last of what a kubectl said of errors: what matters comes last."""
     size = said.seek(0, os.SEEK_END)
-    said.seek(max(0, size - MOST_SAID))
-    return said.read(MOST_SAID).decode(errors="replace")
+    said.seek(max(0, size - MAX_SAID))
+    return said.read(MAX_SAID).decode(errors="replace")
 
 
 def _too_slow(arguments: Sequence[str], seconds: float, said: str) -> str:

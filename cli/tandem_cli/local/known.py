@@ -21,9 +21,9 @@ from tandem_cli.slurm import jobs
 
 RUNS = Path("runs")
 """Where `tandem run` keeps runs unless told otherwise."""
-MOST = 500
+MAX_COUNT = 500
 """Runs that are remembered; the oldest are forgotten."""
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Runs that an error names."""
 
 
@@ -38,7 +38,7 @@ def remember(path: Path) -> None:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(text)
-        for old in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)[:-MOST]:
+        for old in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)[:-MAX_COUNT]:
             old.unlink(missing_ok=True)
 
 
@@ -65,7 +65,7 @@ def named(name: str) -> list[Path]:
 
 def other_runs() -> str:
     """Runs that may have been meant, as the end of a sentence."""
-    some = [str(path) for path in known()[:MOST_NAMED]]
+    some = [str(path) for path in known()[:MAX_NAMED]]
     return f". Runs here: {', '.join(some)}" if some else ". Give the run directory that `tandem run` named"
 
 

@@ -242,7 +242,7 @@ CALM_SECONDS = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STALE_SECONDS = 3.0
 """So soon after a start, the coordinator may still speak of the life before."""
-MOST_EVENTS = 50
+MAX_EVENTS = 50
 OUTPUT_SECONDS = 0.5
 """Between two looks at what a script prints."""
 
@@ -497,7 +497,7 @@ class LocalRun:
 
     def _say(self, kind: str, text: str) -> None:
         event = Event.model_validate({"at": time.time(), "kind": kind, "text": text})
-        self._events = [*self._events[-MOST_EVENTS:], event]
+        self._events = [*self._events[-MAX_EVENTS:], event]
 
     def _leaving(self, snapshot: Snapshot | None) -> str:
         """What is waited for since the user asked to stop."""

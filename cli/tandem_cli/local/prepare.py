@@ -37,11 +37,11 @@ from tandem.rundir.ownership import (
 )
 from tandem_cli.local.guardian import sweep
 
-LEAST_FREE_BYTES = 16_000_000
+MIN_FREE_BYTES = 16_000_000
 """Less space than this, and not even the logs of a short run have room."""
 CLEANING_SECONDS = 15.0
 """How long to wait for the guardian of a run whose parent is dead."""
-MOST_DIFFERENCES = 8
+MAX_DIFFERENCES = 8
 """More differences between two jobs than this are counted, not listed."""
 
 
@@ -196,9 +196,9 @@ def _look(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, again: str)
                 "To go on with it: --set spec.checkpoint.onExisting=Resume. "
                 f"Or give another --run-dir, or begin anew {keeping}: {again}"
             ) from None
-        listed = [f"  {line}" for line in found.differs[:MOST_DIFFERENCES]]
-        if len(found.differs) > MOST_DIFFERENCES:
-            listed.append(f"  and {len(found.differs) - MOST_DIFFERENCES} more")
+        listed = [f"  {line}" for line in found.differs[:MAX_DIFFERENCES]]
+        if len(found.differs) > MAX_DIFFERENCES:
+            listed.append(f"  and {len(found.differs) - MAX_DIFFERENCES} more")
         what = "\n".join(listed)
         raise UserError(
             f"{run_dir.path} holds {found.saved}, which this job cannot go on with:\n{what}\n"
@@ -233,9 +233,9 @@ def need_space(path: Path) -> None:
         UserError: there is no room for a run where this folder lies.
     """
     free = shutil.disk_usage(path).free
-    if free < LEAST_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         raise UserError(
-            f"no space: {size(free)} are free where {path} lies, and a run needs at least {size(LEAST_FREE_BYTES)}. "
+            f"no space: {size(free)} are free where {path} lies, and a run needs at least {size(MIN_FREE_BYTES)}. "
             "Make room, or give another --run-dir."
         )
 

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.errors import UserError
-from tandem_cli.log_lines import LONGEST, MOST, Line, shown
+from tandem_cli.log_lines import MAX_COUNT, MAX_LENGTH, Line, shown
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[,.](\d{1,6}))?\b")
 _SECOND = 10**9
-CUT = f" … (this line is longer than {LONGEST // 2**20} MiB; its rest is not shown)"
+CUT = f" … (this line is longer than {MAX_LENGTH // 2**20} MiB; its rest is not shown)"
 HIDDEN = ("guardian", "run")
 """Processes whose logs are left out: the guardian, and a background `tandem run`, which repeats what others print."""
 
@@ -80,9 +80,9 @@ class Logs:
     def _of(self, file: Path) -> Iterator[Line]:
         with suppress(OSError), file.open("rb") as content:
             content.seek(self._read.get(file, 0))
-            while raw := content.readline(LONGEST):
+            while raw := content.readline(MAX_LENGTH):
                 is_whole, was_cut = raw.endswith(b"\n"), file in self._cut
-                if not is_whole and len(raw) < LONGEST:
+                if not is_whole and len(raw) < MAX_LENGTH:
                     # Its rest is not written yet.
                     break
                 self._read[file] = self._read.get(file, 0) + len(raw)
@@ -92,7 +92,7 @@ class Logs:
                     self._cut.add(file)
                 if was_cut:
                     continue
-                text = raw[:MOST].decode(errors="replace")
+                text = raw[:MAX_COUNT].decode(errors="replace")
                 at = self._at[file] = max(_time(text) or 0, self._at.get(file, 0))
                 yield Line(at, file.stem, shown(text) + ("" if is_whole else CUT))
 

@@ -22,7 +22,7 @@ from tandem_cli.report.logs import ReadEvaluatorLog, TrainLog
 from tandem_cli.report.run import Floats, Ints, RunCheckpoint, RunEvaluation, mapping, moment, number, within
 from tandem_coordinator.charts.completions import heading
 
-MOST_CLASSES = 4096
+MAX_CLASSES = 4096
 """Larger confusion matrices are not read."""
 
 Key = tuple[str, int | None]
@@ -185,7 +185,7 @@ def _column(value: object) -> Floats:
 
 def _matrix(value: object) -> Ints:
     with suppress(ValueError, TypeError, OverflowError):
-        if isinstance(value, list) and len(value) <= MOST_CLASSES:
+        if isinstance(value, list) and len(value) <= MAX_CLASSES:
             matrix = np.array(value, np.int64)
             if matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and (matrix >= 0).all() and matrix.sum() < 2**53:
                 return matrix

@@ -60,7 +60,7 @@ class ComparisonPage:
         if not self._charts:
             raise UserError("none of these runs has logged a step or a score, so there is nothing to draw")
         title = f"{TITLE}: {' · '.join(labels(self._titles))}"
-        return raster.png(self._svg("png", WIDE), title if len(title) <= MOST_LETTERS else TITLE)
+        return raster.png(self._svg("png", WIDE), title if len(title) <= MAX_LETTERS else TITLE)
 
     def _svg(self, place: str, look: Look) -> str:
         return drawing.draw(f"compared-{place}", TITLE, self._finding(), self._charts, look)
@@ -130,7 +130,7 @@ def _wraps(value: str) -> str:
 
 LONG = 30
 """Characters of a value that takes more than one line."""
-MOST_LETTERS = 110
+MAX_LETTERS = 110
 """Of the title of a PNG file, as many as there is room for."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tandem.measures import Generation
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.records import Closed, Formed
-from tandem.script import MOST_VALUES
+from tandem.script import MAX_VALUES
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Steps
 
@@ -121,7 +121,7 @@ def counts(bounds: Limits, generation: int | None, step: int) -> bool:
     return generation is None or step <= bounds.get(generation, math.inf)
 
 
-MOST_MEASURES = 2 + MOST_VALUES
+MAX_MEASURES = 2 + MAX_VALUES
 """What is told of a step beside its loss: learning rate, gradient norm, and the values of a script."""
 
 
@@ -142,7 +142,7 @@ def resolve(logged: Mapping[int, Steps], bounds: Limits) -> tuple[Steps, tuple[S
         np.concatenate([steps.loss for steps in kept]),
         {
             name: np.concatenate([steps.measures.get(name, np.full(len(steps), np.nan)) for steps in kept])
-            for name in [*dict.fromkeys(name for steps in kept for name in steps.measures)][:MOST_MEASURES]
+            for name in [*dict.fromkeys(name for steps in kept for name in steps.measures)][:MAX_MEASURES]
         },
         None
         if all(steps.lossless is None for steps in kept)

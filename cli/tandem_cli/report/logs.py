@@ -12,14 +12,14 @@ from tandem.model import LATEST
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
-from tandem.script import MOST_VALUES
+from tandem.script import MAX_VALUES
 from tandem.status import Troubles
 from tandem_cli.report.run import Floats, Ints, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
 from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
-MOST_CORES = 10_000.0
-MOST_THROUGHPUT = 1e15
-MOST_BYTES = 1e15
+MAX_CORES = 10_000.0
+MAX_THROUGHPUT = 1e15
+MAX_BYTES = 1e15
 """Larger numbers of busy cores, of samples a second and of bytes are damage."""
 
 SAME_SECONDS = 0.1
@@ -134,7 +134,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                     values.append(number(value))
             case records.Values():
                 for name, value in record.known.items():
-                    if name in others or len(others) < MOST_VALUES:
+                    if name in others or len(others) < MAX_VALUES:
                         at, column = others.setdefault(name, (array("q"), array("d")))
                         at.append(record.step)
                         column.append(number(value))
@@ -185,7 +185,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     """Parse `log/coordinator.jsonl`."""
     when, size, throughput = array("d"), array("q"), array("d")
     trainers, gpus, evaluators = _Samples(), _Samples(), _Samples()
-    busy, memory = _Samples(LATEST), _Samples(MOST_BYTES)
+    busy, memory = _Samples(LATEST), _Samples(MAX_BYTES)
     formed: list[records.Formed] = []
     closed: list[records.Closed] = []
     events: list[RunEvent] = []
@@ -200,7 +200,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
             case records.Sample():
                 when.append(time)
                 size.append(record.world_size or 0)
-                throughput.append(within(record.throughput, 0, MOST_THROUGHPUT))
+                throughput.append(within(record.throughput, 0, MAX_THROUGHPUT))
                 before = record.used_before or {}
                 trainers.add(len(when) - 1, record.trainer_cpu, before)
                 gpus.add(len(when) - 1, record.gpu, before)
@@ -275,13 +275,13 @@ def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         busy = used / length
     # After a silence the new process' CPU time cannot be laid over the whole of it.
-    return np.where((length > 0) & (length <= LOST_SECONDS) & (busy <= MOST_CORES), busy, np.nan)
+    return np.where((length > 0) & (length <= LOST_SECONDS) & (busy <= MAX_CORES), busy, np.nan)
 
 
 class _Samples:
     """Values by name, each name present in some of the samples."""
 
-    def __init__(self, most: float = MOST_CORES) -> None:
+    def __init__(self, most: float = MAX_CORES) -> None:
         self._most = most
         self._columns: dict[str, tuple[array[int], array[float], array[float]]] = {}
 
@@ -345,7 +345,7 @@ def _rates(rows: list[tuple[float, records.Rate]]) -> Rates:
 
     return Rates(
         time=np.array([rate.time for _, rate in rows], np.float64),
-        throughput=np.array([within(rate.throughput, 0, MOST_THROUGHPUT) for _, rate in rows], np.float64),
+        throughput=np.array([within(rate.throughput, 0, MAX_THROUGHPUT) for _, rate in rows], np.float64),
         seconds=np.array([length for length, _ in rows], np.float64),
         phases={name: np.array([spent(rate, name) for _, rate in rows], np.float64) for name in names},
     )

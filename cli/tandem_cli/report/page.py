@@ -40,16 +40,16 @@ from tandem_cli.report.summary import Summary
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart, completions
 
-MOST_ROWS = 100
+MAX_ROWS = 100
 """Rows of a table; of more the last are shown, with those that stand out."""
 
-MOST_ALIKE = 3
+MAX_ALIKE = 3
 """Rows that say the same; more of them are one row."""
 
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 """Lines of the coordinator; of more the last are shown."""
 
-MOST_PROMPTS, MOST_CHARACTERS = 64, 2_000
+MAX_PROMPTS, MAX_CHARACTERS = 64, 2_000
 """Prompts with what was written for them, and the length of each."""
 
 
@@ -270,7 +270,7 @@ def _folded(shown: Sequence[RunCheckpoint], best: RunCheckpoint | None, clock: C
         shown, lambda one: (_fate(one, clock), one.counts, one.evaluation is None and one is not best)
     ):
         alike = list(group)
-        if alike[0].evaluation is None and len(alike) > MOST_ALIKE:
+        if alike[0].evaluation is None and len(alike) > MAX_ALIKE:
             yield alike
         else:
             yield from ([one] for one in alike)
@@ -338,7 +338,7 @@ def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float])
 
 
 def _completions(run: Run) -> str:
-    table = completions.draw(run.completions, MOST_PROMPTS, MOST_CHARACTERS)
+    table = completions.draw(run.completions, MAX_PROMPTS, MAX_CHARACTERS)
     return f"<section><h2>What the model writes</h2>{table}</section>" if table else ""
 
 
@@ -441,14 +441,14 @@ def _titled(name: str) -> str:
 def _details(run: Run, clock: Clock) -> str:
     parts = []
     if run.faults:
-        items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MOST_EVENTS])
+        items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MAX_EVENTS])
         parts.append(f'<details open="open"><summary>What could not be read</summary><ul>{items}</ul></details>')
     if run.events:
         items = "".join(
             f"<li>{duration(clock.since_start(event.at))}: {escape(event.text)}"
             + (f" ({escape(event.level)})" if event.level != "info" else "")
             + "</li>"
-            for event in run.events[-MOST_EVENTS:]
+            for event in run.events[-MAX_EVENTS:]
         )
         parts.append(f"<details><summary>What the coordinator said</summary><ul>{items}</ul></details>")
     if run.job_text:
@@ -470,7 +470,7 @@ def _cells(*values: str) -> str:
 
 def _last(entries: Sequence[Entry], always: Sequence[Entry]) -> list[Entry]:
     """The last rows, and those that must not be missing, in order."""
-    chosen = {id(entry) for entry in (*entries[-MOST_ROWS:], *always[-MOST_ROWS:])}
+    chosen = {id(entry) for entry in (*entries[-MAX_ROWS:], *always[-MAX_ROWS:])}
     return [entry for entry in entries if id(entry) in chosen]
 
 

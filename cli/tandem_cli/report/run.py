@@ -286,7 +286,7 @@ def with_histograms(run: Run) -> RunCheckpoint | None:
     return shown if shown and shown.evaluation and shown.evaluation.histograms else None
 
 
-LARGEST = 3.5e38
+MAX_SIZE = 3.5e38
 """What no float32 can hold is infinite."""
 
 
@@ -294,7 +294,7 @@ def number(value: object) -> float:
     """The number that a file holds, NaN for anything else. What no float32 can hold is infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(value) if not abs(value) > LARGEST else math.copysign(math.inf, value)
+    return float(value) if not abs(value) > MAX_SIZE else math.copysign(math.inf, value)
 
 
 def within(value: object, low: float, high: float) -> float:

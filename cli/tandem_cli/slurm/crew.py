@@ -22,7 +22,7 @@ ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
 """The last line of a step (tandem_cli.slurm.step)."""
 BEGUN = re.compile(rb"^--- .*, start on ", re.MULTILINE)
 """Its first line."""
-MOST_SAID = 2**16
+MAX_SAID = 2**16
 """Bytes that srun may say before that line."""
 
 
@@ -73,7 +73,7 @@ class Step:
         said = b""
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._from)
-            said = printed.read(MOST_SAID)
+            said = printed.read(MAX_SAID)
         return None if BEGUN.search(said) else said.decode(errors="replace")
 
     def ask(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from tandem_cli.slurm import jobs, scheduler
 from tandem_cli.slurm.scheduler import SlurmAwayError
 
-MOST = 12
+MAX_COUNT = 12
 """Consecutive refusals of every agent after which the job fails, if srun has never started one of them. At one attempt
 every ten seconds this takes two minutes."""
 
@@ -63,4 +63,4 @@ class Refusals:
         """Whether none of these will ever be started."""
         if not agents or not self._begun.isdisjoint(agents):
             return False
-        return all(self._counts[name] >= MOST for name in agents)
+        return all(self._counts[name] >= MAX_COUNT for name in agents)

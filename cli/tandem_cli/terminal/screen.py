@@ -22,7 +22,7 @@ from tandem import formatting
 from tandem.formatting import elapsed, metric_name, number, one_line, several
 from tandem.status import Event, Phase, Progress, Score, Snapshot, Status, lasting, phase_word
 
-MOST_POINTS = 240
+MAX_POINTS = 240
 """Points of the loss curve that are kept; neighbours are merged beyond that."""
 
 
@@ -39,7 +39,7 @@ class Trail:
             return self
         kept = tuple(point for point in self.points if point[0] < progress.step)
         points = (*kept, (progress.step, loss))
-        if len(points) > MOST_POINTS:
+        if len(points) > MAX_POINTS:
             halves = zip(points[::2], points[1::2], strict=False)
             points = tuple((later[0], (earlier[1] + later[1]) / 2) for earlier, later in halves)
         return replace(self, points=points)

@@ -26,7 +26,7 @@ from tandem.status import STOPPED_EARLY, Compared, Troubles, told
 LABEL = 12
 TAIL_BYTES = 4 * 2**20
 """Of the coordinator's log: the last hours."""
-MOST_WHY = 300
+MAX_WHY = 300
 """Characters of a reason."""
 STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
 """Of a log of training: its last thousand steps, and what it began with."""
@@ -142,7 +142,7 @@ def _missed(run_dir: RunDir, words: Sequence[LastWord]) -> list[str]:
 
 def _why(note: Path) -> str:
     content = read_json_or_none(note)
-    return one_line(str(content.get("why") or ""))[:MOST_WHY] if isinstance(content, dict) else ""
+    return one_line(str(content.get("why") or ""))[:MAX_WHY] if isinstance(content, dict) else ""
 
 
 def _elsewhere(run_dir: RunDir, pattern: str) -> str:

@@ -9,16 +9,16 @@ from tandem.formatting import several, shortened
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.charts.drawing import framed, line, rectangle, text, ticks, word
 
-MOST = 6
+MAX_COUNT = 6
 """Histograms that are drawn; of more the first ones."""
 ACROSS = 3
 """Of them beside each other."""
 GAP, TITLE, HEIGHT, BELOW = 36.0, 38.0, 110.0, 30.0
 """Pixels between two, for the lines above the bars, for the bars, and for the words below."""
-LONGEST = 32
+MAX_LENGTH = 32
 """Characters of a name."""
 BLOCKS = "▁▂▃▄▅▆▇█"
-MOST_BLOCKS = 32
+MAX_BLOCKS = 32
 """Of a line of text."""
 
 
@@ -31,7 +31,7 @@ def draw(name: str, title: str, description: str, histograms: Mapping[str, Histo
         description: what it shows, for those who do not see it.
         histograms: by what stands above each.
     """
-    shown = list(histograms.items())[:MOST]
+    shown = list(histograms.items())[:MAX_COUNT]
     if not shown:
         return None
     across = 1 if look.narrow else min(ACROSS, max(2, len(shown)))
@@ -57,7 +57,7 @@ def told(histogram: Histogram) -> str:
 def sparkline(histogram: Histogram) -> str:
     """A block for each bin, the higher the more values; of many bins neighbours share one."""
     counts = _counts(histogram)
-    size = -(-len(counts) // MOST_BLOCKS)
+    size = -(-len(counts) // MAX_BLOCKS)
     counts = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
     most = max(counts) or 1
     return "".join(" " if not count else BLOCKS[-(-count * len(BLOCKS) // most) - 1] for count in counts)
@@ -82,7 +82,7 @@ def _bars(label: str, histogram: Histogram, left: float, top: float, width: floa
     counts, edges = _counts(histogram), _edges(histogram)
     low, high, most = edges[0], edges[-1], max(counts) or 1
     y0, foot = top + TITLE, top + TITLE + HEIGHT
-    label = shortened(label, LONGEST)
+    label = shortened(label, MAX_LENGTH)
     parts = [
         text(left, top + 13, label, "ink", bold=True),
         text(left, top + 29, told(histogram), "muted", size=11),

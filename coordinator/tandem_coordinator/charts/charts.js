@@ -6,11 +6,11 @@
 "use strict";
 
 const Charts = (() => {
-  const LEAST = 1 / 500; // of an axis: the smallest part that is shown
+  const MIN = 1 / 500; // of an axis: the smallest part that is shown
   const SLACK = 6; // pixels beside a line's end at which it still has a value
   const DRAG = 5; // pixels that a press has to move to choose a part
   const TWICE = 350; // ms between two taps that are one
-  const MOST_ROWS = 14;
+  const MAX_ROWS = 14;
   const HINT = "Arrow keys read values, plus and minus enlarge and reduce, Escape shows all.";
   const hosts = new Map();
   const views = new Map(); // name of an axis: {zoom: [low, high] or null, at: a value or null}
@@ -292,7 +292,7 @@ const Charts = (() => {
   }
 
   function zoom(chart, low, high) {
-    const least = Math.max((chart.high - chart.low) * LEAST, chart.whole ? 1 : 0);
+    const least = Math.max((chart.high - chart.low) * MIN, chart.whole ? 1 : 0);
     const length = Math.min(chart.high - chart.low, Math.max(least, high - low));
     const middle = (low + high) / 2;
     const from = Math.min(chart.high - length, Math.max(chart.low, middle - length / 2));
@@ -369,10 +369,10 @@ const Charts = (() => {
       return;
     }
     box.setAttribute("aria-live", aloud ? "polite" : "off");
-    const list = rows(chart), rest = list.length - MOST_ROWS;
+    const list = rows(chart), rest = list.length - MAX_ROWS;
     box.replaceChildren();
     line("b", axisWord(chart, view(chart.key).at), box);
-    for (const row of rest > 1 ? list.slice(0, MOST_ROWS) : list) {
+    for (const row of rest > 1 ? list.slice(0, MAX_ROWS) : list) {
       if (row.panel && row.label) line("i", row.panel, box);
       const entry = line("p", "", box);
       const swatch = line("span", "", entry);

@@ -10,12 +10,12 @@ from html import escape
 from tandem.evaluation import Completions
 from tandem.formatting import printable, shortened
 
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 """Checkpoints that are shown beside each other."""
 
-MOST_LINES = 12
+MAX_LINES = 12
 """Of a text."""
-MOST_ENDS = 3
+MAX_ENDS = 3
 """Ends of lines in a row that are shown one by one; more are counted."""
 _ENDS = re.compile("\n+")
 
@@ -36,7 +36,7 @@ def draw(columns: Columns, most_prompts: int, most_characters: int) -> str:
         most_characters: of a prompt and of what was written for it.
     """
     written = [(title, {prompt: text for _, prompt, text in found.texts}) for title, found in columns if found.texts]
-    shown = written[:MOST_COLUMNS]
+    shown = written[:MAX_COLUMNS]
     # The prompts of a job may be others by now: those of the newest checkpoint come first.
     prompts = list(dict.fromkeys(prompt for _, texts in reversed(shown) for prompt in texts))
     if not prompts:
@@ -60,10 +60,10 @@ def _text(text: str, most: int) -> str:
     """In a page that is XML as well. Ends of lines are shown, since a model may write nothing else; several in a row
     take one line, and of many lines the first ones are shown."""
     lines = _ENDS.sub(_shown, printable(shortened(text, most))).split("\n")
-    more = [f"… {len(lines) - MOST_LINES:,} more lines"] if len(lines) > MOST_LINES else []
-    return escape("\n".join([*lines[:MOST_LINES], *more]))
+    more = [f"… {len(lines) - MAX_LINES:,} more lines"] if len(lines) > MAX_LINES else []
+    return escape("\n".join([*lines[:MAX_LINES], *more]))
 
 
 def _shown(ends: re.Match[str]) -> str:
     count = len(ends[0])
-    return ("⏎" * count if count <= MOST_ENDS else f"⏎ × {count:,}") + "\n"
+    return ("⏎" * count if count <= MAX_ENDS else f"⏎ × {count:,}") + "\n"

@@ -25,7 +25,7 @@ LOGARITHMIC_FROM = 30.0
 MOSTLY, DECADES = 0.9, 8
 """The share of values that must be above 0, as a loss may be 0 now and then, which is drawn at the foot; and the most
 powers of ten that are shown."""
-LARGEST = 1e300
+MAX_SIZE = 1e300
 """Of larger values the range would be no number."""
 MARGIN = 0.07
 """Free room above and below values, as a share of their range."""
@@ -83,7 +83,7 @@ class Scale:
 
 def of_values(values: Iterable[float], panel: Panel) -> Scale:
     """The scale of a panel that all finite values fit into."""
-    good = [min(LARGEST, max(-LARGEST, value)) for value in values if math.isfinite(value)]
+    good = [min(MAX_SIZE, max(-MAX_SIZE, value)) for value in values if math.isfinite(value)]
     low, high = (min(good), max(good)) if good else (0.0, 1.0)
     above = [value for value in good if value > 0]
     if panel.may_be_logarithmic and len(above) > MOSTLY * len(good):
@@ -133,12 +133,12 @@ SMALL = 12.0
 """Size of the type."""
 LETTER = 6.3
 """Pixels that a letter of that size takes, about."""
-MOST_POINTS_A_PIXEL = 1.5
-MOST_BANDS = 300
+MAX_POINTS_A_PIXEL = 1.5
+MAX_BANDS = 300
 """More are a smear; the tables have them all."""
-LEAST_DIGITS, FINENESS = 5, 5000
+MIN_DIGITS, FINENESS = 5, 5000
 """Fewest digits of a value in a path; enough that two neighbouring pixels of its axis differ."""
-MOST_PAUSES = 12
+MAX_PAUSES = 12
 """More have no line."""
 DOTTED = ' stroke-dasharray="1 3"'
 DASHED = ' stroke-dasharray="6 3"'
@@ -248,8 +248,8 @@ def digits(low: float, high: float) -> int:
     """Significant digits in which values between two have to be written."""
     length, most = high - low, max(abs(low), abs(high))
     if not (length > 0 and math.isfinite(length / most)):
-        return LEAST_DIGITS
-    return min(12, max(LEAST_DIGITS, math.ceil(math.log10(most / length * FINENESS))))
+        return MIN_DIGITS
+    return min(12, max(MIN_DIGITS, math.ceil(math.log10(most / length * FINENESS))))
 
 
 def _chart(chart: Chart, left: float, top: float, width: float, look: Look) -> tuple[list[str], float]:
@@ -314,7 +314,7 @@ def _panel(
         axis, of_values(values, panel), left + LEFT, y, width - LEFT - RIGHT, look.panel_height * panel.height
     )
     shaded, reasons_ = _bands(panel.bands, frame)
-    stops = [_upright(place, frame, "muted", 0.9, DOTTED) for place, _ in axis.pauses[:MOST_PAUSES]]
+    stops = [_upright(place, frame, "muted", 0.9, DOTTED) for place, _ in axis.pauses[:MAX_PAUSES]]
     marks = [mark for curve in panel.curves for mark in _stars(curve, frame)]
     marks += [_mark(frame.x(place), frame.bottom - 7, place, None, CROSS) for place in panel.flags[-200:]]
     curves = [part for curve in panel.curves if curve.kind != "star" for part in _curve(curve, frame)]
@@ -378,7 +378,7 @@ def _bands(bands: Sequence[Band], frame: _Frame) -> tuple[list[str], list[str]]:
     """What is shaded in the plot, and the words above."""
     shaded, told = [], []
     free = frame.left
-    for band in bands[-MOST_BANDS:]:
+    for band in bands[-MAX_BANDS:]:
         begin, end = frame.across.height(band.begin), frame.across.height(band.end)
         shaded.append(
             f'<rect x="{_exact(begin)}" y="{_at(frame.top)}" width="{_exact(max(0.0, end - begin))}" '
@@ -422,7 +422,7 @@ def _stars(curve: Curve, frame: _Frame) -> Iterator[str]:
 
 
 def _curve(curve: Curve, frame: _Frame) -> Iterator[str]:
-    points = shorten(curve.points, max(20, int(frame.width * MOST_POINTS_A_PIXEL)))
+    points = shorten(curve.points, max(20, int(frame.width * MAX_POINTS_A_PIXEL)))
     color = f"var(--{curve.color})"
     yield f'<g class="curve" data-kind="{curve.kind}" data-label="{escape(curve.label)}" data-color="{curve.color}">'
     for run in _unbroken(points):

@@ -25,9 +25,9 @@ from tandem_coordinator.charts.series import shorten
 
 ROW, SPACE, CAPTION = 24.0, 6.0, 22.0
 """Pixels of a row, between two, and of a heading."""
-MOST_POINTS, LEAST_POINTS = 3000, 60
+MAX_POINTS, MIN_POINTS = 3000, 60
 """Of all rows together, and of each: a page of many processes is sent again and again."""
-LONGEST = 60
+MAX_LENGTH = 60
 """Characters of a name that comes from a run."""
 LEFT_WIDE, LEFT_NARROW, RIGHT = 128.0, 98.0, 86.0
 
@@ -68,7 +68,7 @@ def draw(
     left = LEFT_NARROW if look.narrow else LEFT_WIDE
     width = look.width - left - RIGHT
     time = across(axis)
-    points = min(int(width), max(LEAST_POINTS, MOST_POINTS // max(1, sum(len(group.rows) for group in groups))))
+    points = min(int(width), max(MIN_POINTS, MAX_POINTS // max(1, sum(len(group.rows) for group in groups))))
     parts: list[str] = []
     y = 0.0
     for group in groups:
@@ -94,7 +94,7 @@ def _row(row: Row, time: Scale, left: float, top: float, width: float, points: i
     bottom = top + ROW
     up = Scale(0.0, most)
     return [
-        f'<g class="panel row" data-title="{escape(row.label[:LONGEST])}" data-unit="{row.unit}" '
+        f'<g class="panel row" data-title="{escape(row.label[:MAX_LENGTH])}" data-unit="{row.unit}" '
         f'data-plot="{top + 2:g} {ROW - 2:g}" data-foot="0" data-top="{most:g}">',
         text(left - 8, bottom - 8, label, "alert" if row.alert else "ink", "end", bold=bool(row.alert)),
         text(left + width + 7, bottom - 8, row.alert or row.beside, "alert" if row.alert else row.color, bold=True),

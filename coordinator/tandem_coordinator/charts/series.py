@@ -11,7 +11,7 @@ from math import isfinite
 
 from tandem_coordinator.charts.chart import Point
 
-MOST_BUCKETS = 1000
+MAX_BUCKETS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Bucket:
 class Series:
     """Values over something that ascends, in at most `most` buckets."""
 
-    def __init__(self, most: int = MOST_BUCKETS) -> None:
+    def __init__(self, most: int = MAX_BUCKETS) -> None:
         self._most, self._width = most, 1
         self._buckets: list[Bucket] = []
 

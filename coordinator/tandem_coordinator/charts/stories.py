@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.formatting import SHARES, metric_name, score
-from tandem.script import MOST_VALUES
+from tandem.script import MAX_VALUES
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 
-MOST_DOTS = 80
+MAX_DOTS = 80
 """More scores than this are a line without a dot for each."""
 LEARNING_RATE, GRADIENT_NORM = "lr", "gradientNorm"
 """What trainers log of a step, beside its loss."""
 RANKS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint")
-MOST_RANKS = 2 * len(RANKS)
+MAX_RANKS = 2 * len(RANKS)
 """Each colour twice, the second time dashed."""
-LONGEST = 12
+MAX_LENGTH = 12
 """Characters of a rank's name, which comes from a log."""
 REDONE = "done again after a restart"
 
@@ -185,7 +185,7 @@ class Logged:
 def values(logged: Mapping[str, Logged], axis: Axis) -> tuple[Chart, ...]:
     """A panel for each name, in two columns; none where nothing was logged."""
     panels = []
-    for name, one in list(logged.items())[:MOST_VALUES]:
+    for name, one in list(logged.items())[:MAX_VALUES]:
         curves = [Curve(points=one.each, color="trainer", kind=_kind(one.each))]
         if one.mean:
             curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
@@ -214,7 +214,7 @@ def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
 
 def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[Band, ...]) -> Panel:
     """A curve for each rank; of more than colours can tell apart those with the highest newest values."""
-    chosen = sorted(values, key=lambda name: -next(y for _, y in reversed(values[name]) if y is not None))[:MOST_RANKS]
+    chosen = sorted(values, key=lambda name: -next(y for _, y in reversed(values[name]) if y is not None))[:MAX_RANKS]
     chosen.sort(key=lambda name: (len(name), name))
     if len(values) > len(chosen):
         title += f", the {len(chosen)} {most} of {len(values):,} ranks"
@@ -223,7 +223,7 @@ def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[B
             points=values[name],
             color=RANKS[index % len(RANKS)],
             dashed=index >= len(RANKS),
-            label=f"rank {name[:LONGEST]}",
+            label=f"rank {name[:MAX_LENGTH]}",
             width=1.4,
             kind=_kind(values[name]),
         )
@@ -250,5 +250,5 @@ def _kind(points: Points) -> Kind:
 
 
 def _scores(points: Points, label: str) -> Curve:
-    few = len(points) <= MOST_DOTS
+    few = len(points) <= MAX_DOTS
     return Curve(points=points, color="evaluator", width=1.3, kind="dots" if few else "line", label=label)

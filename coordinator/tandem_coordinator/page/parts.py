@@ -35,13 +35,13 @@ from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Key, Timeline
 
-MOST_ROWS = 30
+MAX_ROWS = 30
 """Rows of a table; of more the newest are shown."""
-MOST_CHECKPOINTS = 12
-MOST_EVENTS = 60
-MOST_PROMPTS = 16
+MAX_CHECKPOINTS = 12
+MAX_EVENTS = 60
+MAX_PROMPTS = 16
 FAILED = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
-LONGEST = 500
+MAX_LENGTH = 500
 """Characters of a text that comes from a run."""
 LEVELS = {"info": "", "warning": "warning", "error": "error"}
 
@@ -233,7 +233,7 @@ def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
     known = {**(timeline.generations if timeline is not None else {}), **told}
     if not known:
         return '<p class="note">None was formed yet.</p>'
-    shown = sorted(known, reverse=True)[:MOST_ROWS]
+    shown = sorted(known, reverse=True)[:MAX_ROWS]
     rows = "".join(_generation(known[number]) for number in shown)
     heads = _heads(("", True), ("Since", True), ("Ranks", True), ("Why it was formed", False), ("Members", False),
                    ("Lasted", True))  # fmt: skip
@@ -263,8 +263,8 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
     scored = status.best_checkpoint or status.latest_evaluation
     metric = scored.metric if scored is not None else timeline.metric
-    shown = keys[:MOST_CHECKPOINTS]
-    shown += [key for key in keys[MOST_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
+    shown = keys[:MAX_CHECKPOINTS]
+    shown += [key for key in keys[MAX_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
     holds_out = any(one.validation for one in timeline.results.values())
     base = timeline.base
     known = [*timeline.results.values(), *([base] if base is not None else [])]
@@ -333,7 +333,7 @@ def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float])
 
 
 def _completions(timeline: Timeline | None) -> str:
-    return completions.draw(timeline.completions, MOST_PROMPTS, LONGEST) if timeline is not None else ""
+    return completions.draw(timeline.completions, MAX_PROMPTS, MAX_LENGTH) if timeline is not None else ""
 
 
 def _fate(result: Result | None, counting: bool, status: Status) -> str:
@@ -350,7 +350,7 @@ def _events(snapshot: Snapshot, timeline: Timeline | None) -> str:
     told = [(event.at, event.kind, event.text) for event in snapshot.events]
     before = min((at for at, _, _ in told), default=float("inf"))
     earlier = [entry for entry in (timeline.events if timeline is not None else ()) if entry[0] < before - 0.01]
-    every = [*earlier, *told][-MOST_EVENTS:]
+    every = [*earlier, *told][-MAX_EVENTS:]
     if not every:
         return '<p class="note">Nothing yet.</p>'
     return "<ol>" + "".join(_event(at, level, text) for at, level, text in reversed(every)) + "</ol>"
@@ -402,4 +402,4 @@ def _time(at: float) -> str:
 def _text(text: object) -> str:
     """A text that comes from a run: short, and harmless."""
     words_ = str(text)
-    return escape(shortened(words_, LONGEST))
+    return escape(shortened(words_, MAX_LENGTH))

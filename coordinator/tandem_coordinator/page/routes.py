@@ -44,9 +44,9 @@ INVITATION_SECONDS = 600.0
 """How long an invitation is good for; time enough to carry it to another machine."""
 SESSION_SECONDS = 86_400
 """How long a cookie is good for."""
-MOST_INVITATIONS = 64
+MAX_INVITATIONS = 64
 """That are open at the same time; the oldest is forgotten for one more."""
-LONGEST_COOKIE = 200
+MAX_COOKIE = 200
 
 
 class Sessions:
@@ -68,7 +68,7 @@ class Sessions:
 
     def invite(self) -> str:
         """A new invitation."""
-        while len(self._open) >= MOST_INVITATIONS:
+        while len(self._open) >= MAX_INVITATIONS:
             del self._open[next(iter(self._open))]
         word = secrets.token_urlsafe(24)
         self._open[_hashed(word)] = self._clock() + INVITATION_SECONDS
@@ -85,7 +85,7 @@ class Sessions:
 
     def knows(self, value: str | None) -> bool:
         """Whether a cookie is one of ours, and still good."""
-        if not value or len(value) > LONGEST_COOKIE:
+        if not value or len(value) > MAX_COOKIE:
             return False
         claim, _, signature = value.rpartition(".")
         if not hmac.compare_digest(signature.encode(errors="replace"), self._signature(claim).encode()):
@@ -122,7 +122,7 @@ BEAT_SECONDS = 3.0
 """A stream says at least so often that it is there: a browser would not notice a connection that is cut off."""
 WRITE_SECONDS = 20.0
 """A viewer that takes nothing for so long is gone."""
-MOST_WORD = 1024
+MAX_WORD = 1024
 """Bytes of what is traded."""
 
 HEADERS = {
@@ -305,9 +305,9 @@ def _refuse_other_hosts(request: web.Request) -> None:
 
 
 async def _word(request: web.Request) -> str:
-    body = await request.content.read(MOST_WORD + 1)
+    body = await request.content.read(MAX_WORD + 1)
     try:
-        word = json.loads(body)["word"] if len(body) <= MOST_WORD else None
+        word = json.loads(body)["word"] if len(body) <= MAX_WORD else None
     except (ValueError, KeyError, TypeError):
         word = None
     if not isinstance(word, str):

@@ -23,14 +23,14 @@ from tandem.rundir.catalog import Lineage, Result, Results
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
-from tandem.script import MOST_VALUES
+from tandem.script import MAX_VALUES
 from tandem.status import CheckpointRef
 from tandem.wrong_samples import gallery
 from tandem_coordinator.charts.completions import heading
 from tandem_coordinator.charts.gallery import Tile, tiles
 from tandem_coordinator.charts.series import Series
 
-MOST_FOLDERS = 1000
+MAX_FOLDERS = 1000
 """The newest; what was evaluated before is left to `tandem report`."""
 Key = tuple[str, int]
 """A checkpoint's name and its generation: after a restart a name may come back."""
@@ -41,11 +41,11 @@ REST = 3.0
 """After a bite this many times its duration is left to everything else."""
 PAUSE_SECONDS = 120.0
 """The coordinator writes every second: so long without a line, and nothing ran. Such a time is cut out of the axis."""
-MOST_GENERATIONS, MOST_SAVES, MOST_EVENTS, MOST_PAUSES = 300, 1000, 200, 50
-MOST_PROCESSES = 32
+MAX_GENERATIONS, MAX_SAVES, MAX_EVENTS, MAX_PAUSES = 300, 1000, 200, 50
+MAX_PROCESSES = 32
 """Of each kind, the processor use of this many processes is kept, in this many stretches:"""
 STRETCHES = 240
-MOST_REDONE = 20
+MAX_REDONE = 20
 SAME_SECONDS = 0.1
 """Values that were measured so shortly after one another are one, told twice."""
 
@@ -76,7 +76,7 @@ class Timeline:
     """Over steps, where they are logged."""
     values: dict[str, Series] = field(default_factory=dict)
     """What a script logs beside its loss, by name, over steps."""
-    redone: deque[list[tuple[float, float | None]]] = field(default_factory=lambda: deque(maxlen=MOST_REDONE))
+    redone: deque[list[tuple[float, float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_REDONE))
     not_finite: deque[int] = field(default_factory=lambda: deque(maxlen=200))
     throughput: Series = field(default_factory=Series)
     """Over seconds of the run."""
@@ -90,15 +90,15 @@ class Timeline:
     """Busy cores (of a GPU: its busy share) by kind and process, over seconds of the run."""
     generations: dict[int, Generation] = field(default_factory=dict)
     saves: dict[tuple[str, int], Save] = field(default_factory=dict)
-    events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     """When, how much it matters, what."""
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """When nothing ran, and for how long."""
 
     def __post_init__(self) -> None:
         self.results: dict[Key, Result] = {}
-        """What evaluators made of each checkpoint: the newest MOST_FOLDERS."""
-        self._results, self._lineage = Results(self.rundir, MOST_FOLDERS), Lineage(self.rundir)
+        """What evaluators made of each checkpoint: the newest MAX_FOLDERS."""
+        self._results, self._lineage = Results(self.rundir, MAX_FOLDERS), Lineage(self.rundir)
         self.hurry = False
         """Set from another thread: the coordinator ends, so leave what is not read yet."""
         self._told = LogReader(self.rundir.coordinator_log, COORDINATOR, bite=BITE)
@@ -196,7 +196,7 @@ class Timeline:
             key = result.checkpoint.name, result.checkpoint.generation
             if result.metrics or (result.skipped and key not in self.results):
                 self.results[key] = result
-        while len(self.results) > MOST_FOLDERS:
+        while len(self.results) > MAX_FOLDERS:
             oldest = min(self.results)
             del self.results[oldest]
             self._results.forget(oldest[0])
@@ -267,7 +267,7 @@ class Timeline:
         self.begun = at if self.begun is None else self.begun
         self._tick(at)
         self.generations[formed.number] = formed
-        while len(self.generations) > MOST_GENERATIONS:
+        while len(self.generations) > MAX_GENERATIONS:
             self._stepped.pop(min(self.generations), None)
             del self.generations[min(self.generations)]
 
@@ -301,7 +301,7 @@ class Timeline:
     ) -> None:
         """Each value stands where it was measured; one that is told twice stands once."""
         for process, value in given.items():
-            if process in known or len(known) < MOST_PROCESSES:
+            if process in known or len(known) < MAX_PROCESSES:
                 series = known.setdefault(process, Series(STRETCHES))
                 place = self.shown(at - (before.get(process) or 0.0))
                 if series.last is None or place >= series.last.x + SAME_SECONDS:
@@ -310,7 +310,7 @@ class Timeline:
             known[process].add(self.shown(at), None)
 
     def _tick(self, at: float) -> None:
-        if self._last is not None and at - self._last > PAUSE_SECONDS and len(self.pauses) < MOST_PAUSES:
+        if self._last is not None and at - self._last > PAUSE_SECONDS and len(self.pauses) < MAX_PAUSES:
             self.pauses.append((self._last, at - self._last))
         self._last = at if self._last is None else max(at, self._last)
 
@@ -353,11 +353,11 @@ class Timeline:
     def _logged(self, record: records.Values) -> None:
         for name, value in record.known.items():
             # A value is logged now and then: what is not finite breaks no line.
-            if math.isfinite(value) and (name in self.values or len(self.values) < MOST_VALUES):
+            if math.isfinite(value) and (name in self.values or len(self.values) < MAX_VALUES):
                 self.values.setdefault(name, Series()).add(record.step, value)
 
     def _saved(self, generation: int, record: records.Saved) -> None:
         reference = CheckpointRef(name=record.name, step=record.step, generation=generation)
         self.saves[record.name, generation] = Save(reference, record.time, record.bytes, record.stall_seconds)
-        while len(self.saves) > MOST_SAVES:
+        while len(self.saves) > MAX_SAVES:
             del self.saves[next(iter(self.saves))]

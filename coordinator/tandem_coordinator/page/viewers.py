@@ -21,7 +21,7 @@ from tandem_coordinator.page.parts import Glance
 from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.run_watcher import RunDirectory
 
-MOST_VIEWERS = 16
+MAX_VIEWERS = 16
 """Streams at the same time; one more is asked to come back later."""
 LOOKS: dict[str, Look] = {"wide": WIDE, "narrow": NARROW}
 """The kinds of screens that pictures are drawn for."""
@@ -76,7 +76,7 @@ class Viewers:
     @property
     def full(self) -> bool:
         """Whether there is room for no more."""
-        return len(self._open) >= MOST_VIEWERS
+        return len(self._open) >= MAX_VIEWERS
 
     @property
     def looks(self) -> set[str]:
@@ -128,13 +128,13 @@ log = logging.getLogger("tandem.coordinator")
 
 SECONDS = 1.0
 """Between two pictures, at least."""
-LEAST_SHARE = 50.0
+MIN_SHARE = 50.0
 """So many times as long as a glance takes is left to everything else: looking costs the loop 2 % at most."""
 CHARTS_EVERY = 2
 """Pictures have new charts; the numbers change with each."""
 FOLLOW_SECONDS = 0.5
 """For reading the logs, of each picture."""
-MOST_MEMBERS = 50
+MAX_MEMBERS = 50
 LAST_SECONDS = 2.0
 """For the last picture, when the coordinator ends; it takes 0.1 s, and more only where the disk hangs."""
 T = TypeVar("T")
@@ -184,14 +184,14 @@ class Live:
             glanced, with_charts = 0.0, self._round % CHARTS_EVERY == 0
             self._round += 1
             try:
-                glance = Glance(*self._coordinator.glance(MOST_MEMBERS))
+                glance = Glance(*self._coordinator.glance(MAX_MEMBERS))
                 glanced = time.monotonic() - began
                 drawn = await self._on_the_thread(partial(self._drawn, glance, self.viewers.looks, with_charts))
             except Exception as error:
                 # A page that cannot be drawn must not keep a job from being coordinated; the log says what to mend.
                 drawn = self._failed(error)
             self.viewers.show(drawn)
-            await asyncio.sleep(max(SECONDS - (time.monotonic() - began), LEAST_SHARE * glanced))
+            await asyncio.sleep(max(SECONDS - (time.monotonic() - began), MIN_SHARE * glanced))
 
     async def _last(self) -> bool:
         """One more look at the run directory: the end of a job is a file there, and the newest news."""
@@ -199,7 +199,7 @@ class Live:
         spec = self._coordinator.job.spec
         directory = RunDirectory(self._rundir, spec.evaluation, has_base=spec.trainer.is_fine_tuning)
         observed = await self._on_the_thread(lambda: directory.look(time.time()))
-        glance = Glance(*self._coordinator.glance(MOST_MEMBERS, observed))
+        glance = Glance(*self._coordinator.glance(MAX_MEMBERS, observed))
         looks = self.viewers.looks
         self.viewers.show(await self._on_the_thread(lambda: self._drawn(glance, looks, True)))
         return observed.ending is not None

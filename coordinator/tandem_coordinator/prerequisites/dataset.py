@@ -24,7 +24,7 @@ from tandem.errors import Unmet, enumerated
 from tandem.job import DistributedTrainingJob
 from tandem.rundir.durable import may_pass
 from tandem.rundir.initial_weights import is_of_torch, locate
-from tandem.tasks import CLASSES, LEAST_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
+from tandem.tasks import CLASSES, MIN_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
 from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Site, fault_of_file, fault_of_folder
 
 READING_SECONDS = 0.5
@@ -94,8 +94,8 @@ def _digits() -> Iterator[Unmet]:
 def _amounts(settings: ImageClassification, there: Known) -> Iterator[Unmet]:
     """Whether the slice and the batch go together with how much there is."""
     data, samples = settings.data, there.samples
-    if settings.model == "cnn" and there.image_size is not None and there.image_size < LEAST_FOR_CNN:
-        least = f"{LEAST_FOR_CNN}×{LEAST_FOR_CNN}"
+    if settings.model == "cnn" and there.image_size is not None and there.image_size < MIN_FOR_CNN:
+        least = f"{MIN_FOR_CNN}×{MIN_FOR_CNN}"
         given = f"{there.image_size}×{there.image_size}"
         yield Unmet((*CONFIG, "model"), f"model cnn needs images of at least {least} pixels, and these have {given}")
     if samples is None:

@@ -37,11 +37,11 @@ COLD_BYTES = 160 * 2**20
 304 and 387 MiB), for builds of torch differ."""
 FLOAT = 4
 """Bytes."""
-MOST_RANKS_ON_A_CORE = 4
+MAX_RANKS_ON_A_CORE = 4
 """More of them than this are probably not meant."""
 LOOPBACK = "127.0.0.1"
 """Where the workers of a run on one machine reach each other."""
-MOST_PORTS = 1_000
+MAX_PORTS = 1_000
 """Of a range that are tried."""
 
 
@@ -86,7 +86,7 @@ def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
     elif there.processes is not None and processes > there.processes:
         message = f"{what} are {processes:,} processes, and there can be {there.processes:,} on this machine"
         yield Unmet(field, message)
-    elif ranks > MOST_RANKS_ON_A_CORE * there.cores:
+    elif ranks > MAX_RANKS_ON_A_CORE * there.cores:
         yield Unmet(field, f"{ranks:,} training processes share {_cores(there)}; this is slow", fails=False)
 
 
@@ -136,7 +136,7 @@ def _for_gpus(loop: Loop, place: tuple[str, ...]) -> Iterator[Unmet]:
 
 def _store_ports(job: DistributedTrainingJob) -> Iterator[Unmet]:
     ports = job.spec.workers.store_ports
-    if ports is None or ports.last - ports.first >= MOST_PORTS:
+    if ports is None or ports.last - ports.first >= MAX_PORTS:
         return
     if not any(_is_free(port) for port in range(ports.first, ports.last + 1)):
         message = (

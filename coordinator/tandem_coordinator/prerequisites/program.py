@@ -19,7 +19,7 @@ from tandem.job import DistributedTrainingJob
 from tandem.manifest.reading import separated
 from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 
-MOST_BYTES = 2**21
+MAX_BYTES = 2**21
 """Longer scripts are not compiled to find mistakes in them."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 SPAWNS = "torch.multiprocessing"
@@ -72,7 +72,7 @@ def _spawning(command: Sequence[str], args: Sequence[str], site: Site) -> Iterat
 def _spawns(script: Path) -> bool:
     """Whether a script calls torch.multiprocessing.spawn and makes a process group, without a word of the store."""
     try:
-        source = script.read_bytes() if script.stat().st_size <= MOST_BYTES else b""
+        source = script.read_bytes() if script.stat().st_size <= MAX_BYTES else b""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source)
@@ -153,7 +153,7 @@ def _script(word: Word, site: Site, is_ours: bool) -> Found:
 def _mistake_in(script: Path) -> str:
     """Why Python does not compile a script; empty if it does."""
     try:
-        if not script.is_file() or script.stat().st_size > MOST_BYTES:
+        if not script.is_file() or script.stat().st_size > MAX_BYTES:
             return ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -30,7 +30,7 @@ from tandem.tracking import QUIET, URI, Mlflow, database, tracking_uri, without_
 
 LOOK_SECONDS = 2.0
 """Between two looks at the run directory."""
-LONGEST_PAUSE = 60.0
+MAX_PAUSE = 60.0
 """Between two tries to reach a server that is away; the first pauses are 1, 2, 4, … seconds."""
 LEAVE_SECONDS, LEAVE_PAUSE = 90.0, 5.0
 """Of the two minutes that the operator grants; and between two tries then."""
@@ -38,7 +38,7 @@ NICENESS = 10
 """Training goes first."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow itself would try for minutes, and say nothing meanwhile."""
-MOST_WORDS = 200
+MAX_WORDS = 200
 LOCK, LOCK_SECONDS = "lock", 10.0
 """The process of a coordinator that has just died may still be about to leave."""
 
@@ -108,7 +108,7 @@ def _serve(rundir: RunDir, stop: threading.Event) -> ExitCode:
                         return ExitCode.FAILED
                     time.sleep(LEAVE_PAUSE)
                     continue
-            stop.wait(min(LONGEST_PAUSE, 2.0 ** (failures - 1)) if failures else LOOK_SECONDS)
+            stop.wait(min(MAX_PAUSE, 2.0 ** (failures - 1)) if failures else LOOK_SECONDS)
     finally:
         os.close(lock)
 
@@ -153,7 +153,7 @@ def words(error: Exception) -> str:
     text, is_nested, cause = without_password(str(error).strip()).partition("(Caused by ")
     if is_nested:
         text = re.split(r": |, ['\"]", cause)[-1].rstrip("')\"")
-    return (text.split("\n")[0] or type(error).__name__)[:MOST_WORDS]
+    return (text.split("\n")[0] or type(error).__name__)[:MAX_WORDS]
 
 
 if __name__ == "__main__":

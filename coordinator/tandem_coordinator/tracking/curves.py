@@ -39,7 +39,7 @@ BASE_MODEL = "base/"
 LEDGER = "ledger/"
 """What names of amounts begin with. Their step is the CPU-seconds that the run has taken so far."""
 LOSS = "train/loss"
-MOST_KEY = 250
+MAX_KEY = 250
 """Characters of a metric's name."""
 _NO_KEY = re.compile(r"[^/\w.\- :]")
 """What MLflow does not take in the name of a metric."""
@@ -208,7 +208,7 @@ class Curves:
 
 def key(name: str) -> str:
     """A name as MLflow takes it."""
-    return _NO_KEY.sub("_", name)[:MOST_KEY]
+    return _NO_KEY.sub("_", name)[:MAX_KEY]
 
 
 def ledger_points(record: Accounted) -> Iterator[Point]:

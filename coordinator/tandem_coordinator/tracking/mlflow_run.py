@@ -33,7 +33,7 @@ from tandem.tracking import ARTIFACTS, Mlflow, database, without_password
 from tandem.tracking import FILE as RUN_FILE
 from tandem_coordinator.tracking.curves import EVALUATION, LOSS, VALIDATION, Point
 
-MOST_METRICS, MOST_PARAMETERS = 1_000, 100
+MAX_METRICS, MAX_PARAMETERS = 1_000, 100
 """That MLflow takes in one request."""
 ID = "tandem.id"
 """The tag by which a run is found."""
@@ -85,7 +85,7 @@ class MlflowRun:
     def send(self, points: Iterable[Point]) -> None:
         """Send what the server has not, in the order given."""
         news = (Metric(p.key, p.value, int(p.at * 1000), p.step) for p in points if self._is_new(p))
-        for metrics in _batches(news, MOST_METRICS):
+        for metrics in _batches(news, MAX_METRICS):
             self._client.log_batch(self.id, metrics=metrics)
 
     def mark_repeated(self, generation: int, resumed: int, began: float) -> None:
@@ -192,10 +192,10 @@ class MlflowRun:
         """Send the job's settings. MLflow never changes a parameter: one that a resumed job has otherwise is a tag."""
         had, given = self._run.data.params, parameters(self._job)
         news = [Param(key, value) for key, value in given.items() if key not in had]
-        for params in _batches(news, MOST_PARAMETERS):
+        for params in _batches(news, MAX_PARAMETERS):
             self._client.log_batch(self.id, params=params)
         changed = [RunTag(f"changed.{key}", value) for key, value in given.items() if had.get(key, value) != value]
-        for tags in _batches(changed, MOST_PARAMETERS):
+        for tags in _batches(changed, MAX_PARAMETERS):
             self._client.log_batch(self.id, tags=tags)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "job.yaml")

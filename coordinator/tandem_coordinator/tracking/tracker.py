@@ -17,10 +17,10 @@ from tandem.job import DistributedTrainingJob
 from tandem.launch import RUN_DIR, TOKEN, module_command
 from tandem.rundir.layout import RunDir
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 """Seconds before it is started again, doubled with each end soon after a start."""
 HEALTHY_SECONDS = 60.0
-LONGEST_LINE = 2**16
+MAX_LINE_LENGTH = 2**16
 
 log = logging.getLogger("tandem.coordinator")
 
@@ -62,7 +62,7 @@ class Tracker:
             if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
                 return
             log.warning("event=tracking-ended code=%d", code)
-            pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY_SECONDS else min(LONGEST_PAUSE, 2 * pause)
+            pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY_SECONDS else min(MAX_PAUSE, 2 * pause)
             await asyncio.sleep(pause)
 
     async def _one_life(self) -> int:
@@ -72,7 +72,7 @@ class Tracker:
             # It is open for as long as this process lives.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=LONGEST_LINE,
+            limit=MAX_LINE_LENGTH,
             start_new_session=True,
         )
         assert process.stdout is not None

@@ -31,7 +31,7 @@ from tandem.causal_lm import PREFERENCES, parameters_of
 from tandem.errors import SETTING, ManifestError, Problem, Unmet, UserError
 from tandem.job import API_VERSION, KIND, DistributedTrainingJob
 from tandem.manifest.fields import Node, Path, at, describe, dotted, nearest, suggestion, tree
-from tandem.manifest.source import MOST_BYTES, Place, Source, parse, parse_value, shown
+from tandem.manifest.source import MAX_BYTES, Place, Source, parse, parse_value, shown
 from tandem.model import RULES, TASK, RuleBroken
 from tandem.pod_template import WHOLE
 from tandem.tasks import CAUSAL_LM, TASKS
@@ -362,7 +362,7 @@ __all__ = ["STDIN", "apply_overrides", "job_of", "read_job", "read_source"]
 
 STDIN = "-"
 """The file name that means standard input."""
-MOST_NAMES = 1_000
+MAX_NAMES = 1_000
 """Of a folder that are compared with a misspelt one."""
 
 
@@ -443,13 +443,13 @@ def refuse(found: Iterable[Unmet], source: Source, overrides: Sequence[str] = ()
 
 def _content(file: FilePath | str) -> bytes:
     if str(file) == STDIN:
-        return sys.stdin.buffer.read(MOST_BYTES + 1)
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
     path = FilePath(file)
     try:
         if path.is_dir():
             raise UserError(f"{file} is a folder; name a manifest file in it")
         with path.open("rb") as opened:
-            return opened.read(MOST_BYTES + 1)
+            return opened.read(MAX_BYTES + 1)
     except FileNotFoundError:
         near = similar_file(path)
         raise UserError(f"{file} does not exist" + (f"; did you mean {near}?" if near else "")) from None
@@ -460,7 +460,7 @@ def _content(file: FilePath | str) -> bytes:
 def similar_file(path: FilePath) -> str:
     """The file beside a missing one that was probably meant, as a path; empty if none comes near."""
     try:
-        names = [entry.name for entry in itertools.islice(path.parent.iterdir(), MOST_NAMES)]
+        names = [entry.name for entry in itertools.islice(path.parent.iterdir(), MAX_NAMES)]
     except OSError:
         return ""
     name = nearest(path.name, names)

@@ -96,11 +96,11 @@ def _unclosed(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[Mark | Non
     return start, f"{what} is missing, or a comma between two entries"
 
 
-MOST_BYTES = 2**19
+MAX_BYTES = 2**19
 """Larger files are not read. The largest manifests in use have some 20 KiB; PyYAML takes seconds for more than this."""
-MOST_VALUES = 20_000
+MAX_VALUES = 20_000
 """Names and values, also after aliases are expanded: a bomb of nested aliases ends here."""
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What YAML counts as the end of a line."""
@@ -141,8 +141,8 @@ class _Composer(Reader, Scanner, Parser, Composer, _Resolver):
         """As PyYAML's, which has no bounds: deep nesting would take it the square of the time."""
         self._depth += 1
         self._nodes += 1
-        if self._depth > MOST_DEPTH or self._nodes > MOST_VALUES:
-            message = _TOO_DEEP if self._depth > MOST_DEPTH else _TOO_MANY
+        if self._depth > MAX_DEPTH or self._nodes > MAX_VALUES:
+            message = _TOO_DEEP if self._depth > MAX_DEPTH else _TOO_MANY
             raise _TooMuch(None, None, message, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node: Node | None = super().compose_node(parent, index)
         self._depth -= 1
@@ -153,8 +153,8 @@ class _TooMuch(yaml.MarkedYAMLError):
     """More than is read."""
 
 
-_TOO_DEEP = f"nested too deeply: more than {MOST_DEPTH} levels"
-_TOO_MANY = f"too much for a manifest: more than {MOST_VALUES:,} names and values"
+_TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels"
+_TOO_MANY = f"too much for a manifest: more than {MAX_VALUES:,} names and values"
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def parse(text: bytes, file: str) -> Source:
     Raises:
         ManifestError: it is not UTF-8, not YAML, empty, too large, or more than one document; or a key stands twice.
     """
-    if len(text) > MOST_BYTES:
-        raise _whole(file, f"larger than a manifest can be ({MOST_BYTES:,} bytes)")
+    if len(text) > MAX_BYTES:
+        raise _whole(file, f"larger than a manifest can be ({MAX_BYTES:,} bytes)")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -278,14 +278,14 @@ class _Reader:
         place = _place(node, self.text)
         self.source.values[path] = place
         self.count += 1
-        if self.count > MOST_VALUES:
+        if self.count > MAX_VALUES:
             raise _whole(self.source.file, f"{_TOO_MANY} once its aliases are expanded")
         if isinstance(node, ScalarNode):
             return self._scalar(node, path, place)
         if id(node) in self.open:
             self._note(place, path, "an alias that contains itself")
             return None
-        if len(path) > MOST_DEPTH:
+        if len(path) > MAX_DEPTH:
             raise _whole(self.source.file, _TOO_DEEP)
         self.open.add(id(node))
         try:

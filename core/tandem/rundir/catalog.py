@@ -37,7 +37,7 @@ from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.lineage import Chain, Rewind, chain, counts
 from tandem.status import CheckpointRef
 
-MOST_RESULT_BYTES = 16 * 2**20
+MAX_RESULT_BYTES = 16 * 2**20
 OLD_SECONDS = 30.0
 """Between two looks at what hardly ever changes."""
 RECENT_SECONDS = 60.0
@@ -73,7 +73,7 @@ class Result:
 
 def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
     """A result, and the whole content of its file; None for a file that holds neither scores nor a note."""
-    content = read_json_or_none(word.path, MOST_RESULT_BYTES)
+    content = read_json_or_none(word.path, MAX_RESULT_BYTES)
     content = content if isinstance(content, dict) else {}
     name = word.path.parent.name
     step = BASE.step if name == BASE.name else step_of(name)
@@ -102,7 +102,7 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
 
 def merged_result(rundir: RunDir, reference: CheckpointRef) -> Mapping[str, Any]:
     """The whole content of the merged result of a checkpoint; empty where there is none that can be read."""
-    content = read_json_or_none(evaluations.merged_file(rundir, reference), MOST_RESULT_BYTES)
+    content = read_json_or_none(evaluations.merged_file(rundir, reference), MAX_RESULT_BYTES)
     return content if isinstance(content, dict) else {}
 
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 TEMPORARY = ".tmp-"
 """Prefix of names that are not committed; readers pass over them, and retention removes old ones."""
 
-MOST_JSON_BYTES = 64 * 2**20
+MAX_JSON_BYTES = 64 * 2**20
 """Refuse to read a JSON file larger than this: nothing of ours comes near."""
 
 
@@ -127,7 +127,7 @@ def open_regular(path: Path) -> BinaryIO:
     raise ValueError(f"{path} is no file")
 
 
-def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, most: int = MAX_JSON_BYTES) -> Any:
     """Read a JSON file.
 
     Args:
@@ -148,7 +148,7 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
         raise ValueError(f"{path} is nested too deeply") from None
 
 
-def read_json_or_none(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+def read_json_or_none(path: Path, most: int = MAX_JSON_BYTES) -> Any:
     """Read a JSON file that may be missing, too large, half gone or garbage; None then."""
     try:
         return read_json(path, most)

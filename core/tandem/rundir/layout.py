@@ -40,7 +40,7 @@ from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, listed, read_json, read_json_or_none, replace_json
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
-from tandem.rundir.micro_batch import MOST_BYTES, Misfit, settings_of
+from tandem.rundir.micro_batch import MAX_BYTES, Misfit, settings_of
 from tandem.status import STOPPED_EARLY, CheckpointRef
 from tandem.tracking import FOLDER
 
@@ -52,7 +52,7 @@ _EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
-MOST_END_BYTES, MOST_EARLY = 2**20, 600
+MAX_END_BYTES, MAX_EARLY = 2**20, 600
 """Of DONE and FAILED.json."""
 BAD = ".bad"
 STALE = ".stale"
@@ -252,7 +252,7 @@ class RunDir:
         for path in listed(self.micro_batches):
             if _GENERATION.match(path.name):
                 with suppress(OSError, ValueError):
-                    found.append(Misfit.read(read_json(path, MOST_BYTES)))
+                    found.append(Misfit.read(read_json(path, MAX_BYTES)))
         return found
 
     def limits(self, job: DistributedTrainingJob) -> list[int]:
@@ -439,11 +439,11 @@ class RunDir:
 
     def done(self) -> dict[str, Any] | None:
         """The content of DONE, None while training is not complete."""
-        return _object(read_json_or_none(self.done_file, MOST_END_BYTES))
+        return _object(read_json_or_none(self.done_file, MAX_END_BYTES))
 
     def failed(self) -> dict[str, Any] | None:
         """The content of FAILED.json, None while the job has not failed."""
-        return _object(read_json_or_none(self.failed_file, MOST_END_BYTES))
+        return _object(read_json_or_none(self.failed_file, MAX_END_BYTES))
 
     def ended(self) -> bool:
         """Whether training is over, either way."""
@@ -453,7 +453,7 @@ class RunDir:
 def stopped_early(done: Mapping[str, Any] | None) -> str:
     """What DONE says of a run that took fewer steps than announced, in a sentence; empty if it took them all."""
     words = "" if done is None else done.get("stoppedEarly", "")
-    return one_line(words)[:MOST_EARLY] if isinstance(words, str) and words.startswith(STOPPED_EARLY) else ""
+    return one_line(words)[:MAX_EARLY] if isinstance(words, str) and words.startswith(STOPPED_EARLY) else ""
 
 
 def _object(value: Any) -> dict[str, Any] | None:

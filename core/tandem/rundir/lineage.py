@@ -114,9 +114,9 @@ def counts(links: Chain, checkpoint: CheckpointRef) -> bool:
     return limit is None or checkpoint.step <= limit
 
 
-MOST_REWINDS = 3
+MAX_REWINDS = 3
 """So many at most over a run; then it has failed, because skipping data does not help."""
-MOST_LEFT_OUT = 0.5
+MAX_LEFT_OUT = 0.5
 """At most this part of the run's data is left out: a run that skips all of it would end at once, and call it done."""
 MARGIN = 8
 """Batches left out on either side of the bad one; doubled with every further rewind."""
@@ -193,7 +193,7 @@ def reach(rewinds: int) -> int:
     Args:
         rewinds: how many there were.
     """
-    return SPAN + MARGIN * 2**rewinds if rewinds < MOST_REWINDS else 1
+    return SPAN + MARGIN * 2**rewinds if rewinds < MAX_REWINDS else 1
 
 
 def decide(
@@ -214,7 +214,7 @@ def decide(
         total_data_steps: steps of the run, were nothing left out.
         checkpoints: steps of the checkpoints that count.
     """
-    if len(earlier) >= MOST_REWINDS:
+    if len(earlier) >= MAX_REWINDS:
         return None
     skipped = windows(earlier)
     margin = MARGIN * 2 ** len(earlier)
@@ -231,4 +231,4 @@ def decide(
         skip_to=data_step(bad_step - 1 + margin, skipped) + 1,
     )
     left_out = steps_left_out(total_data_steps, windows([*earlier, found]))
-    return found if left_out <= MOST_LEFT_OUT * total_data_steps else None
+    return found if left_out <= MAX_LEFT_OUT * total_data_steps else None

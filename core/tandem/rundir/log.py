@@ -21,11 +21,11 @@ from tandem.rundir.records import AnyRecord, Kinds, Lost, Record
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Hand-overs that wait for a disk that hangs; what comes then is lost, because memory matters more than a log."""
 BITE = 2**20
 """Bytes that are read at a time."""
-LONGEST_LINE = 4 * 2**20
+MAX_LINE_LENGTH = 4 * 2**20
 """Bytes. The processor use of ten thousand ranks is a line of some 200 kB; a longer one than this is none of ours."""
 
 
@@ -43,7 +43,7 @@ class LogWriter:
         """Lines that the disk did not take."""
         self._untold = 0
         self._counting = threading.Lock()
-        self._waiting: queue.Queue[tuple[Record, ...] | threading.Event | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Record, ...] | threading.Event | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name=f"log {path.stem}", daemon=True)
         self._thread.start()
 
@@ -144,12 +144,12 @@ class LogReader(Generic[AnyRecord]):
         """
         size = self._bite
         data = self._read(size)
-        while b"\n" not in data and len(data) == size < LONGEST_LINE:
-            size = min(LONGEST_LINE, 4 * size)
+        while b"\n" not in data and len(data) == size < MAX_LINE_LENGTH:
+            size = min(MAX_LINE_LENGTH, 4 * size)
             data = self._read(size)
         end = data.rfind(b"\n") + 1
         if not end:
-            if len(data) < LONGEST_LINE and not (self._within_a_line and data):
+            if len(data) < MAX_LINE_LENGTH and not (self._within_a_line and data):
                 return None
             self._within_a_line = True
             self.offset += len(data)

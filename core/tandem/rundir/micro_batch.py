@@ -17,7 +17,7 @@ from pydantic import Field
 from tandem.job import DistributedTrainingJob
 from tandem.model import Model, Whole, Words
 
-MOST_BYTES = 2**16
+MAX_BYTES = 2**16
 """Of a record."""
 INDIFFERENT = (
     "epochs",

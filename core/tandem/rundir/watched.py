@@ -57,9 +57,9 @@ from tandem.rundir.records import TRAINING, Step
 from tandem.status import CheckpointRef
 
 WATCHED, RECORD = "watched", "record.json"
-MOST_ENTRIES = 5_000
+MAX_ENTRIES = 5_000
 """Of a folder, in it and below: no checkpoint has more files."""
-MOST_STEP = 10**15 - 1
+MAX_STEP = 10**15 - 1
 ZIP = b"PK\x03\x04"
 """Begins a zip file, such as one of torch.save."""
 LOGGED_BYTES = 2**18
@@ -180,7 +180,7 @@ OVERWRITTEN = "it was overwritten or deleted before its evaluation was complete"
 """Why a state of a file was not evaluated."""
 UNFINISHED = (".tmp", ".part", ".incomplete")
 """Endings of names that nobody has finished with."""
-MOST_FOUND = 2_000
+MAX_FOUND = 2_000
 """Files and folders that a pattern may match; the newest steps count."""
 FORGOTTEN_SECONDS = 3600.0
 """Nobody takes so long to record a checkpoint."""
@@ -212,7 +212,7 @@ def fingerprint(path: Path) -> tuple[str, float] | None:
     facts = path.stat()
     if stat.S_ISREG(facts.st_mode):
         return (f"{facts.st_size}-{facts.st_mtime_ns}", facts.st_mtime) if facts.st_size else None
-    digest, newest, files, left = hashlib.sha256(), facts.st_mtime_ns, 0, MOST_ENTRIES
+    digest, newest, files, left = hashlib.sha256(), facts.st_mtime_ns, 0, MAX_ENTRIES
     folders = [path]
     while folders:
         folder = folders.pop()
@@ -303,7 +303,7 @@ class Finder:
     def _matching(self) -> list[Path]:
         found = [path for path in self._rundir.path.glob(self._pattern) if not path.name.startswith(".")]
         found = [path for path in found if path.suffix not in UNFINISHED]
-        return sorted(found, key=lambda path: (step_in(path.name) or 0, str(path)))[-MOST_FOUND:]
+        return sorted(found, key=lambda path: (step_in(path.name) or 0, str(path)))[-MAX_FOUND:]
 
     def _considered(self, path: Path) -> tuple[str, float] | None:
         """What a path looks like that may be a checkpoint that is not recorded; None for any other one.

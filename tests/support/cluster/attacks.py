@@ -20,11 +20,11 @@ SCRIPTS = ROOT / "tests/support/scripts"
 PAUSE = "import signal; signal.pause()"
 MANY_DIGITS = "9" * 5_000
 """Python makes no number of so many by default."""
-MOST_WORDS = 2_000
+MAX_WORDS = 2_000
 """Of a message."""
 DEEP = 5_000
 """Levels of a template. Python parses a thousand by default."""
-MOST_REPLICAS = 10_000
+MAX_REPLICAS = 10_000
 """Of a job, as the CRD has it."""
 NOWHERE: Manifest = {"spec": {"nodeSelector": {"example.org/nowhere": "true"}}}
 """A template of pods that are never placed, and cost nothing."""
@@ -151,7 +151,7 @@ def absurd(tenant: Tenant) -> None:
     tenant.makes(
         idle(
             "absurd",
-            workers={"replicas": MOST_REPLICAS, "minReplicas": MOST_REPLICAS, "processesPerReplica": 64},
+            workers={"replicas": MAX_REPLICAS, "minReplicas": MAX_REPLICAS, "processesPerReplica": 64},
             runPolicy={"activeDeadlineSeconds": 2**53 - 1},
             elasticity={"maxRestarts": 2**53 - 1},
         )
@@ -228,7 +228,7 @@ def lies_of_itself(tenant: Tenant) -> bool:
     """Whether the job of a coordinator that lies has failed, as it says, in words that are short and printable."""
     said = status(tenant, "forged-lies")
     message = str(said.get("message"))
-    return said.get("phase") == "Failed" and len(message) <= MOST_WORDS and message.isprintable()
+    return said.get("phase") == "Failed" and len(message) <= MAX_WORDS and message.isprintable()
 
 
 def tries_tokens(tenant: Tenant) -> None:

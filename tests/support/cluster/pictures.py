@@ -26,7 +26,7 @@ WIDTH, ROW = 17.0, 0.32
 DPI = 84
 INK, FAINT, GRID = "#22272e", "#6e7781", "#e4e7eb"
 COLORS = ["#2f6fb3", "#d9822b", "#3a9a5b", "#a4499e", "#c0413b", "#6b7f1f", "#4aa3a8", "#8a6d4b", "#7a7fd0"]
-MOST_IN_A_LEGEND = 8
+MAX_IN_A_LEGEND = 8
 
 
 def draw(recording: Recording, period: Period, path: Path) -> Path:
@@ -138,7 +138,7 @@ class _Drawing:
                 spine.set_visible(False)
             more, words = other.get_legend_handles_labels()
             handles, names = handles + more, names + [f"{word} →" for word in words]
-        self._legend(axes, handles[:MOST_IN_A_LEGEND], names[:MOST_IN_A_LEGEND])
+        self._legend(axes, handles[:MAX_IN_A_LEGEND], names[:MAX_IN_A_LEGEND])
 
     def _stack(self, axes: Axes, found: list[tuple[Answer, str, list[float], list[float]]]) -> None:
         moments = sorted({at for _, _, times, _ in found for at in times})

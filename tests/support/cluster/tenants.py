@@ -11,9 +11,9 @@ from tests.support.cluster.images import Images
 from tests.support.cluster.operated import Job, Operator, account, manifest
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod
 
-MOST_PODS = 80
+MAX_PODS = 80
 """What the quota of a tenant's namespace lets him have."""
-QUOTA = {"count/pods": str(MOST_PODS)}
+QUOTA = {"count/pods": str(MAX_PODS)}
 
 
 @dataclass(frozen=True)

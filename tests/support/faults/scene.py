@@ -357,4 +357,4 @@ def small_chunks(monkeypatch: Any) -> None:
         monkeypatch.setattr(module, "CHUNK", CHUNK)
     for module in (writer, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
-    monkeypatch.setattr(staging, "LEAST_PART", CHUNK)
+    monkeypatch.setattr(staging, "MIN_PART", CHUNK)

@@ -34,7 +34,7 @@ from tests.support.faults.points import Fault, Points
 from tests.support.faults.power import CASES, Disk, lose
 
 READ_ONLY, REMOUNT = 0x1, 0x20
-MOST_REPORT_BYTES = 2**20
+MAX_REPORT_BYTES = 2**20
 
 
 @dataclass
@@ -111,7 +111,7 @@ def ended(child: Child) -> dict[str, Any]:
 def fork(one: dict[str, Any], gated: bool, seconds: float) -> Child:
     """Start a writer; it is killed by its own alarm if it takes longer than so many seconds."""
     read_report, report = os.pipe()
-    fcntl.fcntl(report, fcntl.F_SETPIPE_SZ, MOST_REPORT_BYTES)
+    fcntl.fcntl(report, fcntl.F_SETPIPE_SZ, MAX_REPORT_BYTES)
     ready, tell_ready = os.pipe()
     await_go, go = os.pipe()
     pid = os.fork()

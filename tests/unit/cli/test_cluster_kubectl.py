@@ -168,7 +168,7 @@ def test_one_that_does_not_answer_is_ended_and_what_it_said_is_told(fake: FakeKu
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(fake: FakeKubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubectl_module, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(kubectl_module, "MAX_BYTES", 1_000)
     fake.answers("get", says="x" * 200_000, stays=True)
     with pytest.raises(ClusterError, match="larger than"):
         Kubectl().ask("get", "pods")

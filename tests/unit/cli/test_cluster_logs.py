@@ -13,7 +13,7 @@ from tandem_cli.kubernetes import following
 from tandem_cli.kubernetes.following import Follower, check, chosen, line, stamp, whole
 from tandem_cli.kubernetes.job_view import pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
-from tandem_cli.log_lines import MOST, Choice, Line, shown
+from tandem_cli.log_lines import MAX_COUNT, Choice, Line, shown
 from tandem_cli.view import Pod
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
@@ -157,9 +157,9 @@ def test_a_node_that_is_silent_does_not_hold_up_the_rest(fake: FakeKubectl, monk
 
 
 def test_a_line_without_an_end_is_cut(fake: FakeKubectl) -> None:
-    fake.answers("logs", says=at(1, "x" * (3 * MOST)) + at(2, "next"))
+    fake.answers("logs", says=at(1, "x" * (3 * MAX_COUNT)) + at(2, "next"))
     lines, _, _ = read(fake, fakes.pod("worker", 0))
-    assert len(lines[0]) < MOST + 100
+    assert len(lines[0]) < MAX_COUNT + 100
     assert lines[1] == "worker-0: next"
 
 
@@ -180,7 +180,7 @@ def test_a_name_that_none_has_is_told_with_the_nearest() -> None:
 
 
 def test_more_pods_than_can_be_read_are_refused_with_what_to_do() -> None:
-    there = pods([fakes.pod("worker", index) for index in range(following.MOST_PODS + 1)])
+    there = pods([fakes.pod("worker", index) for index in range(following.MAX_PODS + 1)])
     with pytest.raises(UserError, match="Choose some by --role"):
         check(there, Choice(), "digits")
 

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem_cli.commands.compare import MOST
+from tandem_cli.commands.compare import MAX_COUNT
 from tandem_cli.main import application
 from tandem_cli.report import clock
 from tandem_cli.report.comparison import outcome, rows, winner
@@ -90,7 +90,7 @@ def test_a_run_that_has_made_nothing_is_compared_all_the_same(runs: list[Path], 
     assert "–" in said(runs[0], tmp_path)
 
 
-@pytest.mark.parametrize("count", [1, MOST + 1])
+@pytest.mark.parametrize("count", [1, MAX_COUNT + 1])
 def test_it_takes_two(runs: list[Path], count: int) -> None:
     with pytest.raises(UserError, match="can be compared"):
         said(*([runs[0]] * count))
@@ -175,10 +175,10 @@ def test_a_run_of_seconds_and_one_of_hours_have_one_axis(runs: list[Path]) -> No
 
 def test_twelve_runs_are_told_apart(runs: list[Path]) -> None:
     run = read(runs[0])
-    (chart, _) = compared([run] * MOST, labels([f"run-{index}" for index in range(MOST)]))
+    (chart, _) = compared([run] * MAX_COUNT, labels([f"run-{index}" for index in range(MAX_COUNT)]))
     looks = [(curve.color, curve.dashed) for curve in chart.panels[0].curves]
-    assert len(set(looks)) == len(looks) == MOST
-    assert [curve.label for curve in chart.panels[1].curves] == [f"run-{index}" for index in range(MOST)]
+    assert len(set(looks)) == len(looks) == MAX_COUNT
+    assert [curve.label for curve in chart.panels[1].curves] == [f"run-{index}" for index in range(MAX_COUNT)]
 
 
 def test_names_in_the_legend_are_short_harmless_and_no_two_alike() -> None:

@@ -8,7 +8,7 @@ from tandem.supervision import Child
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.local_run import waiting_for, with_end
 from tandem_cli.local.run_output import Logs
-from tandem_cli.log_lines import LONGEST
+from tandem_cli.log_lines import MAX_LENGTH
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1
@@ -44,13 +44,13 @@ def test_a_line_without_an_end_is_never_held_whole(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     log = tmp_path / "log" / "worker-0.txt"
     with log.open("wb") as file:
-        file.truncate(64 * LONGEST)
+        file.truncate(64 * MAX_LENGTH)
     logs = Logs(tmp_path, (), "", None)
     tracemalloc.start()
     (first,) = logs.lines()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 8 * LONGEST
+    assert most < 8 * MAX_LENGTH
     assert first.text.endswith("(this line is longer than 1 MiB; its rest is not shown)")
     with log.open("ab") as file:
         file.write(b"the rest\nthe next\nnot yet")

@@ -121,11 +121,11 @@ def test_a_folder_that_is_too_large_is_refused_by_sizes_with_its_largest_files(t
 def test_too_many_files_and_too_many_packed_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, {str(number): "x" for number in range(12)})
     with monkeypatch.context() as changed:
-        changed.setattr(packing, "MOST_FILES", 11)
+        changed.setattr(packing, "MAX_FILES", 11)
         assert "12 files or more" in refused(tmp_path)
     (tmp_path / "random").write_bytes(os.urandom(5000))
     with monkeypatch.context() as changed:
-        changed.setattr(packing, "MOST_PACKED_BYTES", 4000)
+        changed.setattr(packing, "MAX_PACKED_BYTES", 4000)
         assert "random (5.0 kB)" in refused(tmp_path)
 
 

@@ -22,7 +22,7 @@ from tandem import launch
 from tandem.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
-from tandem.supervision import MOST_FAILURES
+from tandem.supervision import MAX_FAILURES
 from tandem_cli.local import prepare
 from tandem_cli.local.display import Watch
 from tandem_cli.slurm import extension, jobs, scheduler
@@ -30,7 +30,7 @@ from tandem_cli.slurm import head as head_module
 from tandem_cli.slurm.crew import Crew
 from tandem_cli.slurm.head import AGAIN_SECONDS, NODES_SECONDS, Head, own_number
 from tandem_cli.slurm.jobs import Submission
-from tandem_cli.slurm.refusals import MOST
+from tandem_cli.slurm.refusals import MAX_COUNT
 from tandem_cli.slurm.scheduler import NodeState, QueuedJob, SlurmError
 from tests.support import manifests
 from tests.support.waiting import until
@@ -372,7 +372,7 @@ def test_a_controller_that_does_not_answer_is_asked_again_to_requeue(
     assert len(answers) == 1, "who refuses is not asked again"
 
 
-@pytest.mark.parametrize("lost", [1, MOST_FAILURES])
+@pytest.mark.parametrize("lost", [1, MAX_FAILURES])
 def test_an_evaluator_that_was_lost_is_waited_for_where_the_rest_is_done_but_not_for_ever(
     head: Head, trains: float, lost: int
 ) -> None:
@@ -384,7 +384,7 @@ def test_an_evaluator_that_was_lost_is_waited_for_where_the_rest_is_done_but_not
         head.steps[name].close()
     until(lambda: head.turn(trains + 1) or not running(head), "the end of the agents")
     head.turn(trains + 1)
-    assert (head.children["coordinator"].asked_at is None) == (lost < MOST_FAILURES)
+    assert (head.children["coordinator"].asked_at is None) == (lost < MAX_FAILURES)
 
 
 def test_a_failure_that_the_disk_does_not_take_is_the_exit_code_all_the_same(
@@ -410,7 +410,7 @@ def test_a_job_that_starts_on_a_full_disk_says_so_and_so_does_its_status(
 ) -> None:
     run_dir = made(tmp_path).crew.run_dir
     jobs.record(run_dir.path, Submission("7"))
-    monkeypatch.setattr(prepare, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr(prepare, "MIN_FREE_BYTES", 2**70)
     monkeypatch.setattr(sys, "argv", ["head", "train", "--run-dir", str(run_dir.path)])
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     said = io.StringIO()
@@ -485,7 +485,7 @@ def test_a_step_that_srun_does_not_start_is_no_failure_and_is_tried_again_later(
     srun = Refusing(head, tmp_path / "tries", AWAY)
     srun.tries(1)
     srun.tried(0.9 * AGAIN_SECONDS)
-    srun.tries(MOST + 1)
+    srun.tries(MAX_COUNT + 1)
     assert head.crew.run_dir.failed() is None
     assert not jobs.lacks(head.crew.run_dir.path)
 
@@ -494,7 +494,7 @@ def test_the_status_says_what_srun_refuses_until_it_does_not(tmp_path: Path, hea
     path = head.crew.run_dir.path
     jobs.record(path, Submission("7"))
     srun = Refusing(head, tmp_path / "tries", UNKNOWN)
-    srun.tries(MOST - 1)
+    srun.tries(MAX_COUNT - 1)
     assert jobs.lacks(path) in [
         f"worker-{i} cannot be started on n{i}: srun: unrecognized option; it is tried again every few seconds"
         for i in range(2)
@@ -502,12 +502,12 @@ def test_the_status_says_what_srun_refuses_until_it_does_not(tmp_path: Path, hea
     srun.starts()
     assert not jobs.lacks(path)
     srun.ends()
-    srun.tries(MOST + 1)
+    srun.tries(MAX_COUNT + 1)
     assert head.crew.run_dir.failed() is None, "of a job that srun has started once nothing is given up"
 
 
 def test_a_job_of_which_srun_starts_no_agent_is_given_up(tmp_path: Path, head: Head) -> None:
-    Refusing(head, tmp_path / "tries", UNKNOWN).tries(MOST)
+    Refusing(head, tmp_path / "tries", UNKNOWN).tries(MAX_COUNT)
     failed = head.crew.run_dir.failed()
     assert failed is not None
     assert failed["reason"] == "StepsRefused"

@@ -26,7 +26,7 @@ from tandem.status import (
 )
 from tandem_cli.local.display import Written
 from tandem_cli.terminal.screen import (
-    MOST_POINTS,
+    MAX_POINTS,
     Scene,
     Trail,
     event_line,
@@ -336,13 +336,13 @@ class TestTheLossCurve:
 
     def test_stays_small_however_long_the_run(self) -> None:
         trail = Trail()
-        for step in range(3 * MOST_POINTS):
+        for step in range(3 * MAX_POINTS):
             status = STATUS.model_copy(update={"progress": Progress(step=step), "loss": 1.0})
             trail = trail.follow(Snapshot(job="digits", time=NOON, status=status))
-        assert len(trail.points) <= MOST_POINTS
+        assert len(trail.points) <= MAX_POINTS
         steps = [step for step, _ in trail.points]
         assert steps == sorted(steps)
-        assert steps[-1] == 3 * MOST_POINTS - 1
+        assert steps[-1] == 3 * MAX_POINTS - 1
 
     def test_shows_powers_of_ten_as_equal_falls(self) -> None:
         assert sparkline([1000.0, 100.0, 10.0, 1.0], 4) == "█▆▃▁"

@@ -359,7 +359,7 @@ class TestHistograms:
         assert "<script" not in svg
         root = ElementTree.fromstring(svg)
         _, _, width, height = map(float, root.attrib["viewBox"].split())
-        assert len(list(root.iter("rect"))) == 2 * bars.MOST
+        assert len(list(root.iter("rect"))) == 2 * bars.MAX_COUNT
         for part in root.iter("rect"):
             assert 0 <= float(part.attrib["x"]) <= float(part.attrib["x"]) + float(part.attrib["width"]) <= width + 0.5
             assert 0 <= float(part.attrib["y"]) + float(part.attrib["height"]) <= height

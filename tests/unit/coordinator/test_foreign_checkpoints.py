@@ -70,7 +70,7 @@ def test_a_file_that_is_written_again_and_again_counts_when_it_rests(tmp_path: P
 def test_a_folder_that_is_huge_or_gone_costs_no_more_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign_checkpoints, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(foreign_checkpoints, "MAX_ENTRIES", 10)
     for number in range(50):
         written(tmp_path / f"{number}.txt", number)
     assert ForeignCheckpoints(tmp_path, frozenset()).look() is None

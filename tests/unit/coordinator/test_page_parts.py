@@ -278,5 +278,5 @@ class TestBesideTheBaseModel:
         timeline = Timeline(RunDir(path))
         timeline.follow(60.0, rest=0.0)
         drawn = parts.words(Glance(snapshot(), 1), timeline)["completions"]
-        assert len(drawn) < 16 * 3 * parts.LONGEST + 5000
+        assert len(drawn) < 16 * 3 * parts.MAX_LENGTH + 5000
         assert "And 44 more prompts" in drawn

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_coordinator.page.routes import INVITATION_SECONDS, MOST_INVITATIONS, SESSION_SECONDS, Sessions, is_direct
+from tandem_coordinator.page.routes import INVITATION_SECONDS, MAX_INVITATIONS, SESSION_SECONDS, Sessions, is_direct
 from tests.support.clock import Clock
 
 TOKEN = "the-secret-of-this-job"
@@ -36,7 +36,7 @@ class TestAnInvitation:
         assert [sessions.accept(word) for word in ("", "x", TOKEN, "é" * 500)] == [None] * 4
 
     def test_that_is_not_used_does_not_take_memory_for_ever(self, sessions: Sessions) -> None:
-        words = [sessions.invite() for _ in range(MOST_INVITATIONS + 1)]
+        words = [sessions.invite() for _ in range(MAX_INVITATIONS + 1)]
         assert sessions.accept(words[0]) is None
         assert sessions.accept(words[1]) is not None
 

@@ -138,7 +138,7 @@ class TestTheWholeRun:
         assert len(timeline.use["trainer"]) == 32
 
     def test_has_the_newest_evaluations_of_very_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tandem_coordinator.page.timeline.MOST_FOLDERS", 5)
+        monkeypatch.setattr("tandem_coordinator.page.timeline.MAX_FOLDERS", 5)
         path = make_run(tmp_path / "run", steps=500, every=50)
         timeline = Timeline(RunDir(path))
         timeline.follow(60.0, rest=0.0)

@@ -17,7 +17,7 @@ from tandem.status import Snapshot, Status
 from tandem_coordinator.__main__ import GRACE_SECONDS
 from tandem_coordinator.page import routes, viewers
 from tandem_coordinator.page.routes import LivePage
-from tandem_coordinator.page.viewers import MOST_VIEWERS, Full, Live, Viewers
+from tandem_coordinator.page.viewers import MAX_VIEWERS, Full, Live, Viewers
 from tandem_coordinator.run_watcher import Observed
 from tests.support import manifests
 from tests.support.clock import Jumping, jumping
@@ -56,7 +56,7 @@ class TestAViewer:
 
     async def test_finds_no_room_where_there_is_none(self) -> None:
         viewers = Viewers()
-        seated = [viewers.enter("wide") for _ in range(MOST_VIEWERS)]
+        seated = [viewers.enter("wide") for _ in range(MAX_VIEWERS)]
         with pytest.raises(Full):
             viewers.enter("wide")
         viewers.leave(seated[3])

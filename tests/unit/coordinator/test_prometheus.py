@@ -26,7 +26,7 @@ from tandem.status import (
 from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
-from tandem_coordinator.run_watcher import MOST_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume
+from tandem_coordinator.run_watcher import MAX_EVALUATORS, Evaluations, Observed, SavedCheckpoint, Volume
 from tandem_coordinator.snapshots import Instant
 from tandem_operator import names
 from tests.support import ROOT
@@ -307,7 +307,7 @@ def test_the_series_of_the_largest_job_are_taken_and_not_many_more() -> None:
         )
         for number in range(10_000)
     ]
-    evaluators = [evaluator.model_copy(update={"name": f"evaluator-{number}"}) for number in range(MOST_EVALUATORS)]
+    evaluators = [evaluator.model_copy(update={"name": f"evaluator-{number}"}) for number in range(MAX_EVALUATORS)]
     largest = KNOWN.model_copy(update={"members": members, "evaluators": evaluators})
     lines = prometheus_text(largest, "lab", Figures(clock=CLOCK, **ALL_KNOWN)).decode().splitlines()
     values = yaml.safe_load((ROOT / "charts/tandem/values.yaml").read_text())

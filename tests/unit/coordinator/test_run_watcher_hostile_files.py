@@ -12,7 +12,7 @@ from tandem.formatting import rfc3339
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING
-from tandem_coordinator.run_watcher import MOST_REASON, MOST_WORDS, Observed, RunDirectory, RunWatcher
+from tandem_coordinator.run_watcher import MAX_REASON, MAX_WORDS, Observed, RunDirectory, RunWatcher
 from tandem_coordinator.state_store import StateStore
 from tests.support.waiting import until
 from tests.support.worlds.small_run import SmallRun
@@ -143,14 +143,14 @@ def test_nothing_that_anybody_raises_ends_the_observer() -> None:
     until(complaints, "three complaints")
     run_watcher.stop()
     run_watcher.join(30)
-    assert max(len(str(one)) for one in told) < MOST_WORDS + 100
+    assert max(len(str(one)) for one in told) < MAX_WORDS + 100
 
 
 def test_what_a_failure_says_is_cut(run: SmallRun) -> None:
     says(reason="R" * 10_000, message="m" * 100_000, at=HUGE)(run.rundir.failed_file)
     ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).look(time.time()).ending
     assert ending is not None
-    assert (len(ending.reason), len(ending.message), ending.at) == (MOST_REASON, MOST_WORDS, None)
+    assert (len(ending.reason), len(ending.message), ending.at) == (MAX_REASON, MAX_WORDS, None)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "..", "", ".hidden", "x" * 300])

@@ -2,7 +2,7 @@
 
 import json
 
-from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.protocol import MAX_BRIEF_BYTES
 from tandem.status import EvaluatorView, Event, GenerationView, MemberView, Snapshot, Status, Straggler
 from tandem_coordinator.snapshots import brief
 from tandem_operator.coordinators import understood
@@ -43,7 +43,7 @@ def test_that_of_the_largest_job_fits() -> None:
         events=[Event(at=1.0, kind="info", text="x" * 2_000)] * 200,
     )
     found = brief(whole)
-    assert len(json.dumps(found.dump())) < MOST_BRIEF_BYTES
+    assert len(json.dumps(found.dump())) < MAX_BRIEF_BYTES
     assert (found.members, found.evaluators, found.events) == ([], [], [])
     assert len(found.generations[-1].members) > 1_000
     assert found.generations[-1].replicas == 10_000

@@ -33,7 +33,7 @@ class Heard:
         program.chmod(0o755)
         monkeypatch.setattr(tracker, "module_command", lambda *_: [str(program)])
         monkeypatch.setattr(tracker, "FIRST_PAUSE", 0.01)
-        monkeypatch.setattr(tracker, "LONGEST_PAUSE", 0.02)
+        monkeypatch.setattr(tracker, "MAX_PAUSE", 0.02)
         self.said: list[str] = []
         self._news = asyncio.Event()
         self.tracker = Tracker(job(tracking={"mlflow": {}}), RunDir(folder), self._hear)

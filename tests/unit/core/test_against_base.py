@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from tandem.against_base import MOST, compared, sentence, told, worse
+from tandem.against_base import MAX_COUNT, compared, sentence, told, worse
 from tandem.formatting import change
 from tandem.status import Compared, Score
 
@@ -29,7 +29,7 @@ def test_the_metric_that_decides_comes_first_and_a_missing_score_is_none() -> No
 
 
 def test_of_many_metrics_some_are_compared() -> None:
-    assert len(compared({f"m{n}": 1.0 for n in range(60)}, {}, "m3")) == MOST
+    assert len(compared({f"m{n}": 1.0 for n in range(60)}, {}, "m3")) == MAX_COUNT
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_hostile_pack_writes_nowhere_and_leaves_nothing(
 def test_a_kilobyte_that_unpacks_to_gigabytes_is_refused_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(code, "MAX_BYTES", 10_000)
     monkeypatch.setattr(code, "_HEADERS", 20_000)
     assert "unpacks to more than" in attempt(tmp_path, gzip.compress(tar(("x", bytes(10_001)))))
     # Zeros after the last member, and a header that claims to be long.
@@ -116,7 +116,7 @@ def test_a_kilobyte_that_unpacks_to_gigabytes_is_refused_on_the_way(
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "MOST_FILES", 3)
+    monkeypatch.setattr(code, "MAX_FILES", 3)
     assert "3 files" in attempt(tmp_path, gzip.compress(tar(*((str(number), b"") for number in range(4)))))
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tandem.coordinator_client import MOST_WORD_BYTES, CoordinatorClient, Refused, Unreachable
+from tandem.coordinator_client import MAX_WORD_BYTES, CoordinatorClient, Refused, Unreachable
 from tandem.protocol import Answer, Member, Membership, Sync
 from tests.support.ports import reserved_port
 
@@ -73,7 +73,7 @@ def test_a_coordinator_that_refuses_is_not() -> None:
         client.status()
 
 
-LONG = b'{"word": "' + b"a" * MOST_WORD_BYTES + b'"}'
+LONG = b'{"word": "' + b"a" * MAX_WORD_BYTES + b'"}'
 GZIP = {"Content-Encoding": "gzip"}
 
 

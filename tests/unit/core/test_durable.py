@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir.durable import (
-    MOST_JSON_BYTES,
+    MAX_JSON_BYTES,
     TEMPORARY,
     commit_folder,
     create_json,
@@ -86,7 +86,7 @@ def test_garbage_is_an_error_of_one_kind(tmp_path: Path, content: bytes) -> None
 
 def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
-        file.truncate(MOST_JSON_BYTES + 1)
+        file.truncate(MAX_JSON_BYTES + 1)
     with pytest.raises(ValueError, match="larger than"):
         read_json(tmp_path / "a.json")
 

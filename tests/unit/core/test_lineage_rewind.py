@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.rundir.lineage import MOST_REWINDS, Rewind, data_step, decide, steps_left_out, windows
+from tandem.rundir.lineage import MAX_REWINDS, Rewind, data_step, decide, steps_left_out, windows
 
 
 def rewind(number: int, start: int, end: int) -> Rewind:
@@ -41,7 +41,7 @@ def test_the_second_rewind_counts_what_the_first_has_skipped() -> None:
 
 
 def test_it_is_given_up_after_a_few() -> None:
-    earlier = [rewind(number, 0, 1) for number in range(MOST_REWINDS)]
+    earlier = [rewind(number, 0, 1) for number in range(MAX_REWINDS)]
     assert decide(earlier[:-1], 1, 10, None, 1000) is not None
     assert decide(earlier, 1, 10, None, 1000) is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir import durable
-from tandem.rundir.log import BITE, LONGEST_LINE, LogReader, LogWriter
+from tandem.rundir.log import BITE, MAX_LINE_LENGTH, LogReader, LogWriter
 from tandem.rundir.records import COORDINATOR, TRAINING, Lost, NotSaved, Sample, Start, Step, Told, TrainingRecord
 
 PATIENCE_SECONDS = 20
@@ -88,7 +88,7 @@ class TestTheWriter:
     def test_holds_nobody_up_while_the_disk_hangs_and_counts_what_it_could_not_keep(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tandem.rundir.log.MOST_WAITING", 3)
+        monkeypatch.setattr("tandem.rundir.log.MAX_WAITING", 3)
         goes_on, hangs = threading.Event(), threading.Event()
         append = durable.Lines.append
 
@@ -199,13 +199,13 @@ class TestAReader:
         assert len(parsed) == 1
 
     @pytest.mark.parametrize("bite", [32 * 2**10, BITE])
-    @pytest.mark.parametrize("size", [32 * 2**10 + 10, BITE + 10, LONGEST_LINE + 10, 2 * LONGEST_LINE])
+    @pytest.mark.parametrize("size", [32 * 2**10 + 10, BITE + 10, MAX_LINE_LENGTH + 10, 2 * MAX_LINE_LENGTH])
     def test_may_meet_very_long_lines_and_goes_on_after_them(self, tmp_path: Path, size: int, bite: int) -> None:
         file = tmp_path / "log.jsonl"
         long = json.dumps({"kind": "event", "time": 1.0, "text": "y" * size})
         file.write_text(long + '\n{"kind": "event", "time": 2.0}\n')
         found = [record.time for record in LogReader(file, COORDINATOR, bite=bite)]
-        assert found == ([1.0, 2.0] if size < LONGEST_LINE else [2.0])
+        assert found == ([1.0, 2.0] if size < MAX_LINE_LENGTH else [2.0])
 
     def test_reads_a_log_in_bites_whatever_their_size(self, tmp_path: Path) -> None:
         file = tmp_path / "log.jsonl"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tandem.model import MOST, amount, finite, whole
+from tandem.model import MAX_COUNT, amount, finite, whole
 
 STRANGE = [None, "1", [], {}, True, math.nan, math.inf, -math.inf, 10**400]
 
@@ -17,4 +17,4 @@ def test_what_is_no_number_is_none(value: object) -> None:
 def test_numbers_are_what_they_are() -> None:
     assert [finite(value) for value in (-1, 0, 2.5)] == [-1.0, 0.0, 2.5]
     assert [amount(value) for value in (-1, 0, 2.5)] == [None, 0.0, 2.5]
-    assert [whole(value) for value in (-1, 0, 2.5, 7, MOST, MOST + 1)] == [None, 0, None, 7, MOST, None]
+    assert [whole(value) for value in (-1, 0, 2.5, 7, MAX_COUNT, MAX_COUNT + 1)] == [None, 0, None, 7, MAX_COUNT, None]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.job import Checkpoint, Evaluators
-from tandem.rundir.lineage import MARGIN, MOST_REWINDS, SPAN, Rewind, decide, reach
+from tandem.rundir.lineage import MARGIN, MAX_REWINDS, SPAN, Rewind, decide, reach
 from tandem.rundir.retention import Keepers, expendable, reserves
 from tandem.status import CheckpointRef
 
@@ -30,7 +30,7 @@ intervals = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
 
 @settings(max_examples=300)
-@given(intervals, st.integers(1, 4), st.integers(0, MOST_REWINDS - 1))
+@given(intervals, st.integers(1, 4), st.integers(0, MAX_REWINDS - 1))
 def test_a_rewind_never_loses_more_than_twice_its_reach_and_an_interval(
     saves: list[int], last: int, rewinds: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_rewind_never_loses_more_than_twice_its_reach_and_an_interval(
 
 
 @settings(max_examples=300)
-@given(intervals, st.integers(1, 4), st.integers(0, MOST_REWINDS - 1), st.integers(1, SPAN), st.data())
+@given(intervals, st.integers(1, 4), st.integers(0, MAX_REWINDS - 1), st.integers(1, SPAN), st.data())
 def test_whenever_the_loss_goes_bad_there_is_a_checkpoint_to_go_back_to(
     saves: list[int], last: int, rewinds: int, seen_after: int, data: st.DataObject
 ) -> None:

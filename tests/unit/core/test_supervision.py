@@ -9,8 +9,8 @@ from tandem.supervision import (
     ENDING_SECONDS,
     HEALTHY_SECONDS,
     LEAVING_SECONDS,
-    LONGEST_PAUSE,
-    MOST_FAILURES,
+    MAX_FAILURES,
+    MAX_PAUSE,
     RESULT_SECONDS,
     SAVING_SECONDS,
     Action,
@@ -75,7 +75,7 @@ class TestAnUnexpectedEnd:
     def test_soon_after_the_start_waits_longer_each_time(self) -> None:
         child = WORKERS[0]
         pauses = []
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             child = child.started(100.0).ended(1, 101.0)
             pauses.append(pause(child.failures))
             assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1]) == [StartChild(child.name)]
@@ -86,15 +86,15 @@ class TestAnUnexpectedEnd:
         assert pauses[-1] > pauses[1] > 0
 
     def test_a_healthy_life_restores_the_record(self) -> None:
-        child = replace(WORKERS[0], failures=MOST_FAILURES - 1)
+        child = replace(WORKERS[0], failures=MAX_FAILURES - 1)
         assert child.started(0.0).ended(1, HEALTHY_SECONDS).failures == 1
 
     def test_pauses_have_a_bound(self) -> None:
-        assert pause(1000) == LONGEST_PAUSE
+        assert pause(1000) == MAX_PAUSE
 
     @pytest.mark.parametrize("child", [COORDINATOR, WORKERS[1]], ids=lambda child: child.name)
     def test_too_often_fails_the_run_and_says_whose_it_was(self, child: Child) -> None:
-        broken = replace(over(child, 1), failures=MOST_FAILURES)
+        broken = replace(over(child, 1), failures=MAX_FAILURES)
         (action,) = decide(with_one(broken), TRAINING, now=1000.0)
         assert isinstance(action, FailRun)
         assert action.child == child.name
@@ -102,7 +102,7 @@ class TestAnUnexpectedEnd:
         assert "with exit code 1" in action.message
 
     def test_of_an_evaluator_too_often_leaves_training_alone(self) -> None:
-        broken = replace(over(EVALUATOR, 1), failures=MOST_FAILURES)
+        broken = replace(over(EVALUATOR, 1), failures=MAX_FAILURES)
         assert decide(with_one(broken), TRAINING, now=1000.0) == []
 
     @pytest.mark.parametrize("child", [COORDINATOR, WORKERS[1]], ids=lambda child: child.name)
@@ -167,7 +167,7 @@ class TestWhenTrainingIsComplete:
 
     def test_an_evaluator_that_was_given_up_is_not_waited_for(self) -> None:
         gone = [running(COORDINATOR), *(over(worker, 0) for worker in WORKERS)]
-        broken = replace(over(EVALUATOR, 1), failures=MOST_FAILURES)
+        broken = replace(over(EVALUATOR, 1), failures=MAX_FAILURES)
         assert is_given_up(broken)
         assert decide([*gone, broken], DONE, now=1000.0) == [Ask("coordinator")]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tandem.tasks import Data, ImageClassification
 from tandem_evaluator import evaluation
 from tandem_evaluator.evaluation import Evaluation, counted
-from tandem_evaluator.result import MOST_WRONG, MergedResult, ShardResult, merge
+from tandem_evaluator.result import MAX_WRONG, MergedResult, ShardResult, merge
 from tandem_evaluator.scoring import Misfit
 from tandem_trainer import data, models
 
@@ -68,7 +68,7 @@ def test_the_wrong_samples_of_which_the_model_is_most_sure_are_named(shards: int
 
     named = merged(Evaluation.load(DIGITS), shards, state).wrong
 
-    assert len(named) == MOST_WRONG
+    assert len(named) == MAX_WRONG
     for one in named:
         assert (one.label, one.prediction) == (int(samples.labels[one.index]), int(predicted[one.index]))
         assert one.label != one.prediction
@@ -167,4 +167,4 @@ def test_large_images_come_in_small_batches() -> None:
     tally = Evaluation(samples, Sizes()).run({}, 0, 1)
     assert tally is not None
     assert tally.samples == 20
-    assert max(seen) <= evaluation.MOST_NUMBERS
+    assert max(seen) <= evaluation.MAX_NUMBERS

@@ -139,7 +139,7 @@ def test_a_disk_that_comes_back_is_waited_for(
         return names()
 
     monkeypatch.setattr(run.rundir, "checkpoint_names", checkpoint_names)
-    monkeypatch.setattr(loop, "LONGEST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "MAX_POLL_SECONDS", 0.01)
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(final)
     assert capsys.readouterr().out.count("Stale file handle") == 2
@@ -152,7 +152,7 @@ def test_a_disk_that_stays_away_is_given_up(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(run.rundir, "checkpoint_names", checkpoint_names)
-    monkeypatch.setattr(loop, "LONGEST_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "MAX_POLL_SECONDS", 0.01)
     monkeypatch.setattr(loop, "PATIENCE_SECONDS", 0.1)
     assert evaluator.run() == ExitCode.FAILED
     assert "giving-up" in capsys.readouterr().out

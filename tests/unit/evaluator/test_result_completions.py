@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.evaluation import MOST_COMPLETION, MOST_COMPLETIONS, MOST_PROMPT, Checkpoint, Completions, added
+from tandem.evaluation import MAX_COMPLETION, MAX_COMPLETIONS, MAX_PROMPT, Checkpoint, Completions, added
 from tandem.job import Evaluators
 from tandem.rundir import evaluations
 from tandem.tasks import TaskLoop
@@ -50,14 +50,14 @@ def test_a_prompt_that_two_shards_completed_is_kept_once_and_said() -> None:
 
 def test_texts_are_cut_and_hold_what_utf_8_has() -> None:
     ((_, prompt, text),) = Completions([(0, "p" * 10_000, "\ud800" + "t" * 10_000)]).texts
-    assert len(prompt) == MOST_PROMPT
-    assert len(text) == MOST_COMPLETION
+    assert len(prompt) == MAX_PROMPT
+    assert len(text) == MAX_COMPLETION
     assert prompt.endswith("…")
     assert text.encode().startswith(b"?t")
 
 
 def test_there_are_not_too_many_and_none_twice() -> None:
-    with pytest.raises(ValueError, match=f"at most {MOST_COMPLETIONS} completions, not 65"):
+    with pytest.raises(ValueError, match=f"at most {MAX_COMPLETIONS} completions, not 65"):
         Completions([(number, "a", "b") for number in range(65)])
     with pytest.raises(ValueError, match="prompt 3 was completed twice"):
         added([Completions([(3, "a", "b")]), Completions([(3, "a", "b")])])

@@ -51,8 +51,8 @@ async def pages(answer: Answer) -> list[ListPart]:
     "content", ["x" * 50_000, [{} for _ in range(5_000)]], ids=["of many bytes", "of many small parts"]
 )
 async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MOST_BYTES", 200_000)
-    monkeypatch.setattr(api, "MOST_COST", 1_200_000)
+    monkeypatch.setattr(api, "MAX_BYTES", 200_000)
+    monkeypatch.setattr(api, "MAX_COST", 1_200_000)
     objects = [{"name": str(number), "content": content if 10 <= number < 20 else ""} for number in range(100)]
     limits = []
 

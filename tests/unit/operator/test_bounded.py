@@ -11,13 +11,13 @@ import kopf
 import pytest
 
 from tandem_operator import bounded, kinds
-from tandem_operator.bounded import MOST_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
+from tandem_operator.bounded import MAX_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.informer import Cache
 from tandem_operator.observed import REFUSED
-from tests.support.hostile import HEALTHY, LARGE, MOST_BYTES, filled, real_objects
+from tests.support.hostile import HEALTHY, LARGE, MAX_BYTES, filled, real_objects
 from tests.support.worlds.operator_world import JOB
 
-MOST_PARSED = 10_000_000
+MAX_PARSED = 10_000_000
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def nesting() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", LARGE)
-@pytest.mark.parametrize("room", [MOST_BYTES, MOST_BYTES // 4, 70_000, SMALL])
+@pytest.mark.parametrize("room", [MAX_BYTES, MAX_BYTES // 4, 70_000, SMALL])
 @pytest.mark.usefixtures("nesting")
 def test_whatever_is_let_through_takes_ten_megabytes_at_most(kind: str, room: int) -> None:
     text = filled(kind, room).encode()
-    if cost(text) > MOST_COST:
+    if cost(text) > MAX_COST:
         assert kind not in ("text", "deep objects", "deep lists")
         return
     tracemalloc.start()
@@ -42,13 +42,13 @@ def test_whatever_is_let_through_takes_ten_megabytes_at_most(kind: str, room: in
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found is not None
-    assert used < MOST_PARSED
+    assert used < MAX_PARSED
 
 
 def test_what_real_objects_cost_is_far_from_too_much() -> None:
     real = [json.dumps(body).encode() for _, body in real_objects()]
-    assert cost(b"".join(5 * real)) < MOST_COST
-    assert cost(json.dumps({"text": "x" * MOST_BYTES}).encode()) == bounded.BRACKET
+    assert cost(b"".join(5 * real)) < MAX_COST
+    assert cost(json.dumps({"text": "x" * MAX_BYTES}).encode()) == bounded.BRACKET
 
 
 @pytest.mark.parametrize(

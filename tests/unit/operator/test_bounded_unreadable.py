@@ -10,7 +10,7 @@ import pytest
 
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import ListPart
-from tandem_operator.bounded import MOST_LINES, SECONDS, UnreadableObjects
+from tandem_operator.bounded import MAX_LINES, SECONDS, UnreadableObjects
 from tandem_operator.informer import Cache, Key, Watching
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
@@ -102,11 +102,11 @@ def test_thousands_of_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture)
     told = UnreadableObjects(lambda: now)
     for number in range(5_000):
         told.note(kinds.POD, pod(str(number)), "x" * 10_000)
-    assert len(caplog.records) == MOST_LINES
+    assert len(caplog.records) == MAX_LINES
     assert max(len(record.message) for record in caplog.records) < 500
     now = SECONDS
     told.note(kinds.POD, pod("last"), "why")
-    assert caplog.records[-2].message == f"event=unreadable-untold count={5_000 - MOST_LINES}"
+    assert caplog.records[-2].message == f"event=unreadable-untold count={5_000 - MAX_LINES}"
     assert told.counts[kinds.POD.name] == 5_001
 
 

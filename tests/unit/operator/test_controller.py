@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem.protocol import BRIEF, MOST_BRIEF_BYTES
+from tandem.protocol import BRIEF, MAX_BRIEF_BYTES
 from tandem.status import GenerationView, Snapshot, Status
 from tandem_operator import coordinators, pods
-from tandem_operator.controller import LEAST_SECONDS, soonest
+from tandem_operator.controller import MIN_SECONDS, soonest
 from tandem_operator.coordinators import Coordinators, Questions, Unreached, UnreadableAnswer
 from tests.support.hostile import filled
 from tests.support.worlds.operator_job import UID, job
@@ -32,8 +32,8 @@ SNAPSHOT = Snapshot(job="digits", time=1.0, status=Status(phase="Running"), fini
         (5.0, 2.5, 2.5),
         (None, 2.5, 2.5),
         # A look that came a moment too early to write is not followed by one that is five seconds late.
-        (5.0, 0.01, LEAST_SECONDS),
-        (5.0, -3.0, LEAST_SECONDS),
+        (5.0, 0.01, MIN_SECONDS),
+        (5.0, -3.0, MIN_SECONDS),
     ],
 )
 def test_a_status_that_is_due_is_written_then_and_not_at_the_next_steady_look(
@@ -91,9 +91,9 @@ async def test_an_answer_that_is_none_is_not_read(body: bytes) -> None:
 
 
 async def test_an_answer_without_end_is_not_read_to_it() -> None:
-    assert await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES))) is not None
+    assert await asked(brief=says(WHOLE.ljust(MAX_BRIEF_BYTES))) is not None
     with pytest.raises(UnreadableAnswer, match="more than"):
-        await asked(brief=says(WHOLE.ljust(MOST_BRIEF_BYTES + 1)))
+        await asked(brief=says(WHOLE.ljust(MAX_BRIEF_BYTES + 1)))
 
 
 @pytest.mark.parametrize("kind", ["lists", "objects"])
@@ -101,7 +101,7 @@ async def test_an_answer_that_takes_long_to_parse_is_told_from_its_bytes(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinators._Heard, "read_json", None)
-    body = WHOLE[:-1] + b',"x":' + filled(kind, MOST_BRIEF_BYTES - len(WHOLE) - 10).encode() + b"}"
+    body = WHOLE[:-1] + b',"x":' + filled(kind, MAX_BRIEF_BYTES - len(WHOLE) - 10).encode() + b"}"
     with pytest.raises(UnreadableAnswer, match="takes more to parse"):
         await asked(brief=says(body))
 

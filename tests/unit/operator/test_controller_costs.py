@@ -6,7 +6,7 @@ import pytest
 
 from tandem.job import DistributedTrainingJob
 from tandem_operator import kinds, names, objects, pods, reconcile
-from tandem_operator.job_memory import MOST_VALUES, Memo
+from tandem_operator.job_memory import MAX_VALUES, Memo
 from tandem_operator.reconcile import LIVELY_SECONDS, lively
 from tests.support.worlds.operator_world import JOB, KEY, NAME, World, merged
 
@@ -99,12 +99,12 @@ def test_values_are_forgotten_when_the_spec_changes_and_when_there_are_many() ->
     assert len(made) == 1
     once(other, ["a", {}])
     assert len(made) == 2
-    for number in range(2 * MOST_VALUES):
+    for number in range(2 * MAX_VALUES):
         once(other, number)
-    once(other, 2 * MOST_VALUES - 1)
-    assert len(made) == 2 + 2 * MOST_VALUES
+    once(other, 2 * MAX_VALUES - 1)
+    assert len(made) == 2 + 2 * MAX_VALUES
     once(other, 0)
-    assert len(made) == 3 + 2 * MOST_VALUES
+    assert len(made) == 3 + 2 * MAX_VALUES
 
 
 def test_what_changes_all_the_time_is_written_half_as_often_where_there_are_many_jobs() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem.protocol import MOST_BRIEF_BYTES
+from tandem.protocol import MAX_BRIEF_BYTES
 from tandem.status import GenerationView, Members, Snapshot, Status
 from tandem_operator import kinds
 from tandem_operator.coordinators import UnreadableAnswer, understood
@@ -69,7 +69,7 @@ def test_no_object_harms_the_others(seed: int, what: str) -> None:
 @given(st.integers(0, 2**32))
 def test_no_answer_of_a_coordinator_harms_the_others(seed: int) -> None:
     chance = Random(seed)
-    text = mutated(HEARD.dump(), chance, large=0.02, most=MOST_BRIEF_BYTES)
+    text = mutated(HEARD.dump(), chance, large=0.02, most=MAX_BRIEF_BYTES)
 
     async def work() -> None:
         operator = Operator()

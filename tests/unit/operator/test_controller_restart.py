@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem_operator import kinds, names
-from tandem_operator.replicas import MOST_FAILURES
+from tandem_operator.replicas import MAX_FAILURES
 from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, World, live
 
 THEN = 1_767_225_600.0
@@ -41,13 +41,13 @@ def nothing(world: World) -> None:
 LIFE: dict[str, Callable[[World], None]] = {
     "it is made": nothing,
     "a worker fails": lambda world: fails(world, names.WORKER, 1),
-    "and again": lambda world: fails(world, names.WORKER, MOST_FAILURES + 2),
+    "and again": lambda world: fails(world, names.WORKER, MAX_FAILURES + 2),
     "an evaluator fails": lambda world: fails(world, names.EVALUATOR, 3),
     "it grows": lambda world: edits(world, workers={"replicas": 3}),
     "it is suspended": lambda world: edits(world, runPolicy={"suspend": True}),
     "it goes on": lambda world: edits(world, runPolicy={"suspend": False}),
     "its coordinator falls silent": silences,
-    "a worker fails meanwhile": lambda world: fails(world, names.WORKER, MOST_FAILURES + 2),
+    "a worker fails meanwhile": lambda world: fails(world, names.WORKER, MAX_FAILURES + 2),
     "its coordinator answers": lambda world: world.cluster.mute.clear(),
     "it is complete": completes,
 }
@@ -89,7 +89,7 @@ def test_a_job_that_trains_with_a_place_in_back_off_outlives_a_restart_whose_fir
     monkeypatch.setattr(time, "time", lambda: THEN)
     world = World()
     world.settle()
-    fails(world, names.WORKER, MOST_FAILURES + 2)
+    fails(world, names.WORKER, MAX_FAILURES + 2)
     silences(world)
     world.start()
     for _ in range(10):

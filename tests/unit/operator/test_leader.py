@@ -11,7 +11,7 @@ from tandem_operator import kinds
 from tandem_operator.__main__ import _options
 from tandem_operator.api import ApiServer, Object, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
-from tandem_operator.leader import DEADLINE_SECONDS, DURATION_SECONDS, HOME, LONGEST_SECONDS, NAME, Leases
+from tandem_operator.leader import DEADLINE_SECONDS, DURATION_SECONDS, HOME, MAX_SECONDS, NAME, Leases
 from tests.support.clock import jumping
 
 SOON = 2.5
@@ -233,7 +233,7 @@ def test_whoever_takes_the_lease_of_his_namespace_stops_no_other() -> None:
         await asyncio.sleep(DEADLINE_SECONDS)
         assert leases.held == {"his": False, "theirs": True}
         assert leases.complaint == "", "it is ready: it works for the others"
-        await asyncio.sleep(LONGEST_SECONDS + SOON)
+        await asyncio.sleep(MAX_SECONDS + SOON)
         assert leases.held == {"his": True, "theirs": True}, "what he says of its duration is not believed for ever"
 
     party(story)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.liveness import DOUBT_SECONDS, FEW, GONE_SECONDS, LEAST_KNOCKS, SILENT_SECONDS, Liveness
+from tandem_operator.liveness import DOUBT_SECONDS, FEW, GONE_SECONDS, MIN_KNOCKS, SILENT_SECONDS, Liveness
 
 LATER = 100.0
 
@@ -132,13 +132,13 @@ def knocked(liveness: Liveness[str], reached: list[bool]) -> None:
 
 def test_one_whose_connections_nobody_takes_has_fallen_sooner() -> None:
     liveness = told()
-    knocked(liveness, [False] * LEAST_KNOCKS)
+    knocked(liveness, [False] * MIN_KNOCKS)
     assert liveness.fallen("job", 1.0 + GONE_SECONDS - 0.1) is None
     assert liveness.fallen("job", 1.0 + GONE_SECONDS) == "pod"
 
 
 def test_a_node_that_refuses_a_connection_lives_and_its_kubelet_gets_its_time() -> None:
-    for reached in ([True, *[False] * (LEAST_KNOCKS - 1)], [*[False] * LEAST_KNOCKS, True], [False, True, False]):
+    for reached in ([True, *[False] * (MIN_KNOCKS - 1)], [*[False] * MIN_KNOCKS, True], [False, True, False]):
         liveness = told()
         knocked(liveness, reached)
         assert liveness.fallen("job", 1.0 + SILENT_SECONDS - 0.1) is None

@@ -4,11 +4,11 @@ import pytest
 
 from tandem.status import GenerationView
 from tandem_operator import names
-from tandem_operator.job_memory import LONGEST_SECONDS, Attempt, place, tried
+from tandem_operator.job_memory import MAX_SECONDS, Attempt, place, tried
 from tandem_operator.observed import Pod
 from tandem_operator.plan import Plan
 from tandem_operator.pod_ends import CONSEQUENCES, Consequence, PodEnd
-from tandem_operator.replicas import LONGEST_PAUSE, MOST_FAILURES, MOST_ON_A_NODE
+from tandem_operator.replicas import MAX_FAILURES, MAX_ON_A_NODE, MAX_PAUSE
 from tests.support import ROOT
 from tests.support.worlds.operator_job import IDLE, NOW, decided, ended, heard, initialized, job, surroundings, worker
 
@@ -55,33 +55,33 @@ def test_a_pod_that_nodes_reject_never_ends_its_job_and_is_tried_ever_more_slowl
         assert found[names.FAILURES] == "0"
         on = found.get(names.FAILED_ON, "").split(",")
         assert len(on) == min(number + 1, 8)
-        assert (number + 1 >= MOST_ON_A_NODE) == ("nodeAffinity" in str(plan.make))
+        assert (number + 1 >= MAX_ON_A_NODE) == ("nodeAffinity" in str(plan.make))
         pod = ended(
             0, f"digits-worker-0-{number}", node="gpu-1", failed_on=tuple(on), finished=now, created=now, **facts
         )
         attempt = tried(attempt, now)
     assert pauses[:3] == [2, 4, 8]
-    assert pauses[-1] == LONGEST_SECONDS
+    assert pauses[-1] == MAX_SECONDS
 
 
 def test_a_pod_that_exceeds_its_own_limit_again_and_again_ends_the_job_in_the_kubelets_words() -> None:
     failures, now = 0, NOW
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         pod = ended(
             0, code=137, ended_by=PodEnd.OVER_LIMIT, words=WORDS, failures=failures, started=now - 40, finished=now
         )
-        plan = after(pod, now=now + LONGEST_PAUSE)
+        plan = after(pod, now=now + MAX_PAUSE)
         assert reasons(plan) & {"LimitExceeded", "DoesNotStart"}
         assert WORDS in (plan.status.message or "")
         if plan.status.phase == "Failed":
             break
         assert any(WORDS in notice.message for notice in plan.notices if notice.reason == "WorkerReplaced")
-        failures, now = int(annotations(plan)[names.FAILURES]), now + LONGEST_PAUSE
-    assert (failures, plan.status.phase) == (MOST_FAILURES - 1, "Failed")
+        failures, now = int(annotations(plan)[names.FAILURES]), now + MAX_PAUSE
+    assert (failures, plan.status.phase) == (MAX_FAILURES - 1, "Failed")
 
 
 def test_a_pod_that_fails_in_the_group_before_a_step_counts_and_one_after_a_step_does_not() -> None:
-    of, pod = job(status=initialized(), workers={"replicas": 1}), ended(0, failures=MOST_FAILURES - 1)
+    of, pod = job(status=initialized(), workers={"replicas": 1}), ended(0, failures=MAX_FAILURES - 1)
     for progressed, phase in ((False, "Failed"), (True, "Restarting"), (None, "Restarting")):
         group = GenerationView(
             generation=1, world_size=1, members=[pod.name], opened_at=0.0, reason="Started", progressed=progressed
@@ -110,9 +110,9 @@ def row(end: PodEnd, follows: Consequence) -> str:
         PodEnd.FINISHED: "not, if that completes the job; else after 10 s",
         PodEnd.LEFT_OUT: "at once, on another node",
         PodEnd.DISRUPTED: "at once",
-        PodEnd.REJECTED: f"at once, then after 2, 4, 8, … {LONGEST_SECONDS:.0f} s",
+        PodEnd.REJECTED: f"at once, then after 2, 4, 8, … {MAX_SECONDS:.0f} s",
     }
-    pause = pauses.get(end, f"at once, then after 2, 4, 8, … {LONGEST_PAUSE:.0f} s")
+    pause = pauses.get(end, f"at once, then after 2, 4, 8, … {MAX_PAUSE:.0f} s")
     return f"| {follows.words} | {counts} | {pause} | {f'`{end}`' if follows.is_trouble else ''} |"
 
 

@@ -9,7 +9,7 @@ from tandem.formatting import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused
 from tandem_operator.pod_starts import CREATING, MAX_ASKED, MAX_START_SECONDS, explained
-from tandem_operator.replicas import LONGEST_PAUSE, MOST_FAILURES
+from tandem_operator.replicas import MAX_FAILURES, MAX_PAUSE
 from tests.support.clock import Clock
 from tests.support.worlds.operator_world import KEY, LOOP, NAMESPACE, World
 
@@ -57,7 +57,7 @@ def test_a_volume_that_does_not_mount_is_said_and_ends_the_job_after_six_pods(cl
     assert WORDS in (world.status.message or "")
     assert {one.reason for one in world.status.conditions if one.type == "Ready"} == {"FailedMount"}
     assert "FailedMount" in world.cluster.told
-    passes(world, clock, names.WORKER, MOST_FAILURES * (MAX_START_SECONDS + LONGEST_PAUSE))
+    passes(world, clock, names.WORKER, MAX_FAILURES * (MAX_START_SECONDS + MAX_PAUSE))
     assert (world.status.phase, WORDS in (world.status.message or "")) == ("Failed", True)
     assert {one.reason for one in world.status.conditions if one.type == "Failed"} == {"DoesNotStart"}
 

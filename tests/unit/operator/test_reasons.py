@@ -9,7 +9,7 @@ from tandem.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
 from tandem_operator.plan import Plan
 from tandem_operator.pod_ends import HEALTHY_SECONDS, PodEnd
-from tandem_operator.replicas import MOST_FAILURES
+from tandem_operator.replicas import MAX_FAILURES
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,
@@ -103,10 +103,10 @@ def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any
 
 
 def test_a_place_whose_workers_fail_too_often_soon_after_their_start_ends_a_job_that_does_not_train() -> None:
-    before = with_worker(failures=MOST_FAILURES - 2)
+    before = with_worker(failures=MAX_FAILURES - 2)
     assert (before.status.phase, condition(before.status, "Failed")) == ("Starting", None)
-    plan = with_worker(failures=MOST_FAILURES - 1)
-    again = f"like {MOST_FAILURES - 1} before it"
+    plan = with_worker(failures=MAX_FAILURES - 1)
+    again = f"like {MAX_FAILURES - 1} before it"
     message = f"digits-worker-0-aaaaa ended soon after its start {again}, with exit code 1: {WORDS}"
     assert plan.status.phase == "Failed"
     assert why(plan.status, "Failed") == ("True", "DoesNotStart", message)
@@ -120,12 +120,12 @@ def test_workers_that_were_in_the_group_did_start() -> None:
     view = GenerationView(
         generation=1, world_size=2, members=["digits-worker-0-aaaaa"], opened_at=NOW, reason="Started", detail=""
     )
-    assert with_worker(failures=MOST_FAILURES, generations=[view]).status.phase == "Starting"
+    assert with_worker(failures=MAX_FAILURES, generations=[view]).status.phase == "Starting"
 
 
 def test_that_a_job_does_not_start_is_remembered_and_told_once() -> None:
-    first = with_worker(failures=MOST_FAILURES).status
-    later = with_worker(failures=MOST_FAILURES, status=first.dump())
+    first = with_worker(failures=MAX_FAILURES).status
+    later = with_worker(failures=MAX_FAILURES, status=first.dump())
     assert why(later.status, "Failed") == why(first, "Failed")
     assert later.notices == ()
     assert removed(later)[0] == "digits-worker-1-aaaaa"

@@ -13,7 +13,7 @@ from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pod_starts import MAX_START_SECONDS, UNREAD
 from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
-from tandem_operator.replicas import LONGEST_PAUSE
+from tandem_operator.replicas import MAX_PAUSE
 from tandem_operator.reporting import Want
 from tests.support.worlds.operator_job import (
     IDLE,
@@ -303,7 +303,7 @@ def test_an_evaluator_that_is_lost_is_replaced_at_once_whatever_becomes_of_the_o
 def test_an_evaluator_that_fails_soon_after_its_start_again_and_again_waits_longer_and_is_never_given_up() -> None:
     of = job(status=initialized())
     failed = {"phase": "Failed", "code": 1, "started": NOW - 10, "finished": NOW}
-    for failures, due in ((2, 4.0), (50, LONGEST_PAUSE)):
+    for failures, due in ((2, 4.0), (50, MAX_PAUSE)):
         pod = evaluator(of, failures=failures, **failed)
         there = surroundings(of, worker(0), worker(1), evaluators=[pod])
         assert made(decided(of, there, heard=heard())) == []

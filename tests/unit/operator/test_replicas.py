@@ -3,13 +3,13 @@
 import pytest
 
 from tandem.exitcode import ExitCode
-from tandem_operator.observed import MOST_AVOIDED, Pod
+from tandem_operator.observed import MAX_AVOIDED, Pod
 from tandem_operator.pod_ends import ROOMY_SECONDS, PodEnd
 from tandem_operator.replicas import (
     FIRST_PAUSE,
-    LONGEST_PAUSE,
-    MOST_FAILURES,
-    MOST_MADE,
+    MAX_FAILURES,
+    MAX_MADE,
+    MAX_PAUSE,
     New,
     RolePlan,
     pause,
@@ -34,10 +34,10 @@ def test_every_place_is_filled() -> None:
 
 def test_of_thousands_one_look_makes_some_and_the_next_one_more() -> None:
     first = planned(replicas=10_000)
-    assert (len(first.make), first.again_in) == (MOST_MADE, 0.0)
+    assert (len(first.make), first.again_in) == (MAX_MADE, 0.0)
     there = [worker(new.index) for new in first.make]
-    assert planned(*there, replicas=10_000).make[0] == New(MOST_MADE, 0)
-    assert planned(*there, replicas=MOST_MADE).again_in is None
+    assert planned(*there, replicas=10_000).make[0] == New(MAX_MADE, 0)
+    assert planned(*there, replicas=MAX_MADE).again_in is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_pod_that_fails_soon_after_its_start_again_and_again_waits_longer_each
     assert planned(ended(0, failures=1), worker(1), now=NOW + FIRST_PAUSE).make == (New(0, 2),)
     third = planned(ended(0, failures=2), worker(1))
     assert third.again_in == 2 * FIRST_PAUSE
-    assert pause(50) == LONGEST_PAUSE
+    assert pause(50) == MAX_PAUSE
 
 
 def test_a_pod_that_was_in_the_group_did_start_well() -> None:
@@ -81,16 +81,16 @@ def test_want_of_memory_counts_although_the_pod_was_at_work() -> None:
 
 
 def test_want_of_memory_after_a_long_healthy_life_counts_from_one_again() -> None:
-    pod = ended(0, failures=MOST_FAILURES, started=NOW - ROOMY_SECONDS, ended_by=PodEnd.OVER_LIMIT)
+    pod = ended(0, failures=MAX_FAILURES, started=NOW - ROOMY_SECONDS, ended_by=PodEnd.OVER_LIMIT)
     found = planned(pod, worker(1))
     assert (found.make, found.stuck) == ((New(0, 1),), ())
 
 
 def test_a_place_that_cannot_be_filled_is_told() -> None:
-    pod = ended(0, failures=MOST_FAILURES - 1)
+    pod = ended(0, failures=MAX_FAILURES - 1)
     assert planned(pod, worker(1)).stuck == (pod,)
-    assert planned(ended(0, failures=MOST_FAILURES - 2), worker(1)).stuck == ()
-    assert planned(ended(0, failures=MOST_FAILURES), worker(0, "digits-worker-0-later"), worker(1)).stuck == ()
+    assert planned(ended(0, failures=MAX_FAILURES - 2), worker(1)).stuck == ()
+    assert planned(ended(0, failures=MAX_FAILURES), worker(0, "digits-worker-0-later"), worker(1)).stuck == ()
 
 
 def test_the_last_pod_that_ended_stays_for_its_logs_and_the_ones_before_go() -> None:
@@ -155,5 +155,5 @@ def test_a_place_goes_on_keeping_off_nodes_whatever_its_next_pods_end_of() -> No
     assert planned(lost, worker(1)).make == (New(0, 0, ("node-3",)),)
     again = ended(0, code=ExitCode.LEFT_OUT, node="node-4", avoids=("node-3",))
     assert planned(again, worker(1)).make == (New(0, 0, ("node-3", "node-4")),)
-    many = tuple(f"node-{number}" for number in range(MOST_AVOIDED))
+    many = tuple(f"node-{number}" for number in range(MAX_AVOIDED))
     assert planned(ended(0, code=ExitCode.LEFT_OUT, node="last", avoids=many)).make[0].avoids == (*many[1:], "last")

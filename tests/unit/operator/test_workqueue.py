@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.workqueue import FIRST_PAUSE, LONGEST_PAUSE, QUICK_LOOKS, WorkQueue
+from tandem_operator.workqueue import FIRST_PAUSE, MAX_PAUSE, QUICK_LOOKS, WorkQueue
 from tests.support.clock import jumping
 
 
@@ -97,7 +97,7 @@ def test_errors_make_the_pause_grow_and_success_makes_it_small_again() -> None:
     times = jumping(work())
     assert times[1] == FIRST_PAUSE
     assert times[2] - times[1] == 2 * FIRST_PAUSE
-    assert times[11] - times[10] == LONGEST_PAUSE
+    assert times[11] - times[10] == MAX_PAUSE
     assert times[12] == pytest.approx(FIRST_PAUSE, abs=0.01)
 
 

@@ -23,7 +23,7 @@ from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.staging import LEAST_PART, Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.staging import MIN_PART, Layout, Staging, shared_memory
 from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 from tests.support.checkpoints import begin
@@ -85,7 +85,7 @@ def kill_writer(saver: Saver) -> None:
 
 def large_state() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Three parts and a bit, with tensors that cross their borders."""
-    numbers = LEAST_PART * 3 // 4
+    numbers = MIN_PART * 3 // 4
     weights = {"a": torch.arange(numbers // 2, dtype=torch.float32), "b": torch.full((999,), 2.0, dtype=torch.float64)}
     moments = torch.arange(numbers // 2, dtype=torch.float32).neg()
     return weights, {"a/exp_avg": moments, "a/step": torch.tensor(4.0), "b/exp_avg": torch.ones(5, 7).t()}
@@ -134,7 +134,7 @@ def test_whatever_is_altered_in_a_header_is_refused_or_harmless(data: st.DataObj
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(1, 9))
 def test_each_chunk_of_each_file_belongs_to_exactly_one_part(megabytes: list[int], world_size: int) -> None:
     sizes = {f"file-{number}": size * 2**20 + number for number, size in enumerate(megabytes)}
-    parts = max(1, min(world_size, sum(sizes.values()) // LEAST_PART))
+    parts = max(1, min(world_size, sum(sizes.values()) // MIN_PART))
     found = Layout({}, sizes, parts)
     covered: dict[str, list[tuple[int, int]]] = {path: [] for path in sizes}
     for part in range(parts):
@@ -152,7 +152,7 @@ def test_each_chunk_of_each_file_belongs_to_exactly_one_part(megabytes: list[int
 
 
 def test_parts_are_spread_over_the_ranks() -> None:
-    found = Layout({}, {"file": 2 * LEAST_PART}, 2)
+    found = Layout({}, {"file": 2 * MIN_PART}, 2)
     assert [found.part_of(rank, 8) for rank in range(8)] == [0, None, None, None, 1, None, None, None]
     assert Layout.of({"small": {"w": torch.zeros(9)}}, 64).parts == 1
 
@@ -161,7 +161,7 @@ def test_three_ranks_write_what_one_reads(rundir: RunDir, three: Ranks) -> None:
     weights, optimizer = large_state()
     outcomes = three.save(10, weights, optimizer)
     assert outcomes[0]["committed"] == "step-000000010"
-    assert all(outcome["written"] >= LEAST_PART // 2 for outcome in outcomes[1:])
+    assert all(outcome["written"] >= MIN_PART // 2 for outcome in outcomes[1:])
     (manifest,) = rundir.committed()
     assert manifest.size == outcomes[0]["bytes"]
     folder = rundir.checkpoint(manifest.name)
@@ -317,7 +317,7 @@ def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: py
 def test_each_element_is_written_by_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "CHUNK", 64)
     monkeypatch.setattr(staging, "chunks", lambda size: -(-size // 64))
-    monkeypatch.setattr(staging, "LEAST_PART", 64)
+    monkeypatch.setattr(staging, "MIN_PART", 64)
     files = {"f": {"a": torch.zeros(5, 9), "b": torch.zeros(3), "none": torch.zeros(0)}, "g": {"c": torch.zeros(100)}}
     layout = Layout.of(files, 6)
     found = runs(files, layout, 6)
@@ -330,7 +330,7 @@ def test_each_element_is_written_by_one_rank(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_rank_alone_writes_where_it_saves_for_all(rundir: RunDir) -> None:
-    state = {"big": torch.arange(3 * LEAST_PART // 4, dtype=torch.float32)}
+    state = {"big": torch.arange(3 * MIN_PART // 4, dtype=torch.float32)}
     savers = [Saver(rundir, Author(1, None, 2, rank, parts=1), lambda: None, lambda outcome: None) for rank in (0, 1)]
     other = {"big": torch.zeros_like(state["big"])}
     for saver, weights in zip(savers, (state, other), strict=True):

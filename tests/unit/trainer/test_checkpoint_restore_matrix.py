@@ -397,7 +397,7 @@ def differing(expected: dict[str, Tensor], found: dict[str, Tensor], exact: bool
 @given(case=cases())
 def test_the_next_ten_steps_are_those_of_the_undisturbed_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that a small state has parts for all ranks, and what is no tensor a file of its own now and then.
-    monkeypatch.setattr(staging, "LEAST_PART", 1)
+    monkeypatch.setattr(staging, "MIN_PART", 1)
     monkeypatch.setattr(writer, "LARGE_TREES", 2**12)
     note(str(case))
     with tempfile.TemporaryDirectory() as folder:

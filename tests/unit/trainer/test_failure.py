@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import DistBackendError
 
 from tandem.exitcode import ExitCode
-from tandem.protocol import MOST_ERROR, MOST_TRACEBACK
+from tandem.protocol import MAX_ERROR, MAX_TRACEBACK
 from tandem_trainer import local_ranks
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.state import DoesNotFit
@@ -87,7 +87,7 @@ def test_a_sentence_of_ours_stands_alone() -> None:
 def test_what_a_rank_says_at_length_is_cut() -> None:
     said = json.dumps({"error": "e" * 9_000, "where": 3, "traceback": "t" * 9_000, "at": 1.0}).encode()
     _, failure = read(said, 0, 1, 7.0)
-    assert (len(failure.error), failure.where, len(failure.traceback)) == (MOST_ERROR, "3", MOST_TRACEBACK)
+    assert (len(failure.error), failure.where, len(failure.traceback)) == (MAX_ERROR, "3", MAX_TRACEBACK)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"at": "x"}'])

@@ -66,7 +66,7 @@ def agreements(one: list[int], other: list[int]) -> int:
 
 @pytest.mark.parametrize("listed", [2**22, 10], ids=["listed", "computed"])
 def test_epochs_and_seeds_have_unrelated_orders(listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "MOST_LISTED", listed)
+    monkeypatch.setattr(order_module, "MAX_LISTED", listed)
     first, again, other = (Order(1000, 10, seed) for seed in (0, 0, 1))
     assert epoch(first, 3) == epoch(again, 3)
     for stranger in (epoch(first, 4), epoch(other, 3), list(range(1000))):
@@ -77,7 +77,7 @@ def test_epochs_and_seeds_have_unrelated_orders(listed: int, monkeypatch: pytest
 @given(order=orders, number=st.integers(0, 3))
 def test_an_epoch_that_is_computed_has_each_sample_once_too(order: Order, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order_module, "MOST_LISTED", 0)
+        patch.setattr(order_module, "MAX_LISTED", 0)
         assert sorted(epoch(order, number)) == list(range(order.first, order.first + order.samples))
 
 

@@ -93,7 +93,7 @@ def test_a_mixture_goes_on_between_epochs(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_order_that_is_not_torchs_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Order(samples=order.MOST_LISTED + 1, global_batch_size=100, seed=7)
+    large = Order(samples=order.MAX_LISTED + 1, global_batch_size=100, seed=7)
     monkeypatch.setattr(order, "_epoch", None)
     assert Passes(large, epochs=1).position(5).order is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_trainer.rank_output import LONGEST_LINE, RankStream
+from tandem_trainer.rank_output import MAX_LINE_LENGTH, RankStream
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tandem_trainer.rank_output import LONGEST_LINE, RankStream
         ([b"one\r", b"\ntwo\n"], b"[rank 1] one\n[rank 1] two\n"),
         ([b"1 %\r2 %\r", b"3 %"], b"[rank 1] 1 %\r[rank 1] 2 %\r[rank 1] 3 %\n"),
         ([b"1 %\r"], b"[rank 1] 1 %\n"),
-        ([b"x" * (LONGEST_LINE + 1)], b"[rank 1] " + b"x" * (LONGEST_LINE + 1) + b"\n"),
+        ([b"x" * (MAX_LINE_LENGTH + 1)], b"[rank 1] " + b"x" * (MAX_LINE_LENGTH + 1) + b"\n"),
         ([b""], b""),
     ],
 )

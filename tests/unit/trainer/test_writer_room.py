@@ -123,7 +123,7 @@ def test_a_manifest_that_nobody_could_read_is_not_committed(
     run: tuple[RunDir, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rundir, _ = run
-    monkeypatch.setattr(writer, "MOST_JSON_BYTES", 500)
+    monkeypatch.setattr(writer, "MAX_JSON_BYTES", 500)
     facts = {"name": "step-000000100", "step": 100, "generation": 1, "createdAt": 0.0, "worldSize": 1, "loop": {}}
     asked = request(100, 1) | {"regions": [], "files": {}, "parts": 1, "stallSeconds": 0.0, "facts": facts}
     facts["versions"] = {"more": "x" * 600}

@@ -46,7 +46,7 @@ from transformers.trainer_callback import ExportableState
 
 from tandem.formatting import several
 from tandem.job import Checkpoint
-from tandem.script import MOST_VALUES, is_name
+from tandem.script import MAX_VALUES, is_name
 from tandem.tasks import RewindOn
 from tandem_trainer.adapters import options
 from tandem_trainer.adapters.hidden_weights import HiddenWeights
@@ -336,7 +336,7 @@ class _Run:
             plain = re.sub(r"\W", "_", name)
             if name in OTHERWISE_SHOWN or not isinstance(value, int | float) or not is_name(plain):
                 continue
-            if plain in self._names or len(self._names) < MOST_VALUES:
+            if plain in self._names or len(self._names) < MAX_VALUES:
                 self._names.add(plain)
                 found[plain] = float(value)
         if found and self.session is not None:

@@ -18,7 +18,7 @@ from tandem.rundir.checkpoint import Broken
 
 ALIGNMENT = 64
 """Of the first tensor; wide types come first, so that each tensor is aligned to its own size."""
-MOST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
 
 DTYPES = {
@@ -80,7 +80,7 @@ def parse(content: memoryview) -> dict[str, Tensor]:
     """
     try:
         (length,) = _LENGTH.unpack_from(content)
-        if length > MOST_HEADER_BYTES or length > len(content) - _LENGTH.size:
+        if length > MAX_HEADER_BYTES or length > len(content) - _LENGTH.size:
             raise ValueError(f"a header of {length} bytes")
         entries = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
         data = content[_LENGTH.size + length :]

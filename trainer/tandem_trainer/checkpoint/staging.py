@@ -32,7 +32,7 @@ from tandem_trainer.checkpoint.format import header, ordered
 from tandem_trainer.checkpoint.sharding import is_sharded
 from tandem_trainer.checkpoint.writer import BLOCK
 
-LEAST_PART = 2 * CHUNK
+MIN_PART = 2 * CHUNK
 """Bytes that are worth a rank of their own."""
 
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -70,7 +70,7 @@ class Layout:
             path: len(headers[path]) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
             for path, tensors in files.items()
         }
-        return cls(headers, sizes, max(1, min(world_size, sum(sizes.values()) // LEAST_PART)))
+        return cls(headers, sizes, max(1, min(world_size, sum(sizes.values()) // MIN_PART)))
 
     def part_of(self, rank: int, world_size: int) -> int | None:
         """Which part a rank writes; None if it writes nothing. Parts are spread over the ranks, so over the nodes."""

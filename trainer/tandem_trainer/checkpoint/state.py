@@ -47,7 +47,7 @@ from tandem_trainer.failure import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-MOST_DIFFERENCES = 6
+MAX_DIFFERENCES = 6
 """In a sentence for people."""
 
 
@@ -218,7 +218,7 @@ def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[
     if surplus := sorted(there - here):
         differences.append(f"the script lacks {enumerated(surplus)}")
     if differences:
-        raise DoesNotFit(f"{what}: {'; '.join(differences[:MOST_DIFFERENCES])}")
+        raise DoesNotFit(f"{what}: {'; '.join(differences[:MAX_DIFFERENCES])}")
 
 
 def own(tensor: Tensor, device: torch.device) -> Tensor:
@@ -241,7 +241,7 @@ def moment(tensor: Tensor, parameter: Tensor | None, is_by_row: bool = False) ->
 
 
 CPU = torch.device("cpu")
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """State that is nested more deeply is taken for one that holds itself."""
 
 
@@ -306,8 +306,8 @@ def _put_back(old: Any, new: Any) -> Any:
 
 
 def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> Any:
-    if depth > MOST_DEPTH:
-        raise TypeError(f"{path} is nested more than {MOST_DEPTH} levels deep; does it hold itself?")
+    if depth > MAX_DEPTH:
+        raise TypeError(f"{path} is nested more than {MAX_DEPTH} levels deep; does it hold itself?")
     if isinstance(value, Tensor):
         name = _named(path, value, tensors)
         return {"tensor": name} if value.device.type == "cpu" else {"on device": [value.device.type, name]}

@@ -50,7 +50,7 @@ from tandem.job import Checkpoint, DistributedTrainingJob
 from tandem.rundir import evaluations
 from tandem.rundir.checkpoint import CHUNK, FILE, Broken, FileEntry, Manifest, checksum, chunks
 from tandem.rundir.durable import (
-    MOST_JSON_BYTES,
+    MAX_JSON_BYTES,
     TEMPORARY,
     commit_folder,
     encode,
@@ -308,7 +308,7 @@ def _finish(rundir: RunDir, aside: Path, manifest: Manifest, parts: int) -> None
     for part in range(parts):
         note_path(aside, part).unlink()
     content = encode(manifest.sealed())
-    if len(content) > MOST_JSON_BYTES:
+    if len(content) > MAX_JSON_BYTES:
         raise OSError(errno.EFBIG, f"the manifest would have {len(content):,} bytes, and nobody reads so much")
     with opened(aside / FILE) as descriptor:
         write(descriptor, memoryview(content), 0)

@@ -14,7 +14,7 @@ the steps that are left would leave samples out or take them twice, and nothing 
 is refused. Rejected: to convert the position (the permutation of other samples is another one, so what was seen of this
 epoch cannot be told from what was not).
 
-The permutation of up to MOST_LISTED samples is torch's, and another version of torch may have another one. So a
+The permutation of up to MAX_LISTED samples is torch's, and another version of torch may have another one. So a
 position within an epoch has a digest of its order, and a run that would go on in another order is refused. Rejected: a
 permutation of our own for all sizes (runs that have begun would change their order).
 
@@ -34,7 +34,7 @@ from tandem_trainer.data.keyed import Permutation, mixed
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.failure import ConfigurationError
 
-MOST_LISTED = 2**22
+MAX_LISTED = 2**22
 """Of more samples the order of an epoch is computed step by step, and not listed: 32 MB are enough."""
 
 
@@ -79,7 +79,7 @@ class Order:
         """A digest of the order of a position's epoch; None where nothing of it is used yet, or torch has no part in
         it. The sources of a mixture go on from one epoch to the next."""
         is_begun = position.cursor > 0 or (self.mixture is not None and position.epoch > 0)
-        if not is_begun or (self.samples > MOST_LISTED and self.mixture is None):
+        if not is_begun or (self.samples > MAX_LISTED and self.mixture is None):
             return None
         return _digest_of_epoch(self, position.epoch)
 
@@ -113,7 +113,7 @@ class Batches:
         """Sample ids of the global batch of a step (counted from 0). [at most global_batch_size], int64."""
         order, position = self._order, self._order.position(step)
         end = min(position.cursor + order.global_batch_size, order.samples)
-        if order.samples > MOST_LISTED and order.mixture is None:
+        if order.samples > MAX_LISTED and order.mixture is None:
             return Permutation(order.samples, order.seed_of(position.epoch)).at(position.cursor, end) + order.first
         return _epoch(order, position.epoch)[position.cursor : end]
 

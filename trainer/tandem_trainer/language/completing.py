@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from tandem.evaluation import MOST_COMPLETIONS, MOST_PROMPT
+from tandem.evaluation import MAX_COMPLETIONS, MAX_PROMPT
 from tandem.evaluation import cut as shortened
 from tandem.language_evaluation import Generate
 from tandem.rundir.durable import may_pass
@@ -58,10 +58,10 @@ def prompts_of(options: Generate) -> list[str]:
         raise UnusableInput(f"{FIELD}.promptsFile: {path} cannot be read: {why}") from error
     if not lines:
         raise UnusableInput(f"{FIELD}.promptsFile: {path} has no prompts")
-    found = lines[:MOST_COMPLETIONS]
+    found = lines[:MAX_COMPLETIONS]
     if path.suffix.lower() == ".jsonl":
         found = [_of_row(path, number, line) for number, line in enumerate(found, start=1)]
-    return [shortened(one, MOST_PROMPT) for one in found]
+    return [shortened(one, MAX_PROMPT) for one in found]
 
 
 def _of_row(path: Path, number: int, line: str) -> str:

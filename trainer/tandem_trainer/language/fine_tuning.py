@@ -37,7 +37,7 @@ from tandem_trainer.language import reading
 from tandem_trainer.language.attention import stays_within
 from tandem_trainer.language.completing import complete
 from tandem_trainer.language.decoder import decoder_parts
-from tandem_trainer.language.head import MOST_LOGITS, NO_TARGET, Head, judged, opened
+from tandem_trainer.language.head import MAX_LOGITS, NO_TARGET, Head, judged, opened
 from tandem_trainer.language.kernels import liger
 from tandem_trainer.language.lora import adapt, as_peft, has_base, load_base, merged, peft_config, tensor_plan
 from tandem_trainer.language.packing import Layout, Padded, Unpadded, packed
@@ -500,7 +500,7 @@ class FineTuning(Task[Config]):
         in_chunks = self._is_chunked and not is_learned_from
         size = len(tokens)
         if not in_chunks and not is_learned_from:
-            size = max(1, MOST_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
+            size = max(1, MAX_LOGITS // (tokens.shape[1] * self.shape.vocab_size))
         for first in range(0, len(tokens), size):
             rows = slice(first, first + size)
             layout = self.layout(model, documents[rows])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NO_TARGET = -100
 """In the place of a token that is not learned, as torch's cross_entropy has it."""
-MOST_LOGITS = 2**26
+MAX_LOGITS = 2**26
 """Logits of a chunk, where nothing is said: 256 MiB."""
 
 
@@ -237,7 +237,7 @@ def opened(model: "PreTrainedModel", chunk: int | None) -> str:
 
     Args:
         model: of transformers, with or without its weights.
-        chunk: tokens whose logits are in memory at once; None: as many as make MOST_LOGITS.
+        chunk: tokens whose logits are in memory at once; None: as many as make MAX_LOGITS.
 
     Returns:
         Why the model is left as it is; empty where it is not.
@@ -250,7 +250,7 @@ def opened(model: "PreTrainedModel", chunk: int | None) -> str:
     # In place, as fully_shard does it: names, hooks and weights stay as they are.
     head.__class__ = Head
     assert isinstance(head, Head)
-    head.chunk = chunk or max(1, MOST_LOGITS // head.out_features)
+    head.chunk = chunk or max(1, MAX_LOGITS // head.out_features)
     model.__class__ = _with_targets(type(model))  # type: ignore[assignment, arg-type]
     return ""
 

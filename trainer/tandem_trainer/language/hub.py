@@ -20,7 +20,7 @@ WAITS = (1.0, 4.0)
 """Seconds before a second and a third attempt."""
 PASSING = {408, 429, 500, 502, 503, 504}
 """Answers that may be others later."""
-MOST_WHY = 300
+MAX_WHY = 300
 """Characters of a library's error that a message quotes."""
 REFUSED = {401, 403}
 NETWORK = ("ConnectionError", "TimeoutError", "TransportError", "ConnectTimeout", "ReadTimeout")
@@ -66,7 +66,7 @@ def why(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The beginning of what an error says."""
     words = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return one_line(words)[:MOST_WHY]
+    return one_line(words)[:MAX_WHY]
 
 
 def _may_pass(error: BaseException) -> bool:

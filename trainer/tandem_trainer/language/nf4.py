@@ -21,7 +21,7 @@ LEVELS = (
 """Of appendix E: about as many normally distributed weights are nearest to each."""
 BLOCK = 64
 """Weights that share a scale, at the most."""
-LEAST_BLOCK = 16
+MIN_BLOCK = 16
 """Fewer are not worth a scale of four bytes."""
 AT_ONCE = 2**22
 """Weights that are rounded at once: what is needed besides is about sixteen bytes for each."""
@@ -31,7 +31,7 @@ def block_of(columns: int) -> int | None:
     """Weights that share a scale in rows of some length: the largest part of a row, of at most 64, that a row can be
     cut into. None: such a matrix is not quantized."""
     size = next(size for size in range(min(BLOCK, columns), 0, -1) if columns % size == 0)
-    return size if size >= LEAST_BLOCK and columns % 2 == 0 else None
+    return size if size >= MIN_BLOCK and columns % 2 == 0 else None
 
 
 def width_of(columns: int) -> int:

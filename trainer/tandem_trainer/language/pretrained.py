@@ -20,7 +20,7 @@ from tandem.formatting import one_line
 from tandem.rundir.lineage import Origin
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.attention import ATTENTION
-from tandem_trainer.language.hub import MOST_WHY, asked, first_line, is_commit, why
+from tandem_trainer.language.hub import MAX_WHY, asked, first_line, is_commit, why
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -247,7 +247,7 @@ def write_beside(pretrained: Pretrained, folder: Path, dtype: str | None) -> lis
 
 
 def _why_not(error: ValueError) -> str:
-    text = one_line(next(iter(str(error).splitlines()), ""))[:MOST_WHY]
+    text = one_line(next(iter(str(error).splitlines()), ""))[:MAX_WHY]
     if "Unrecognized configuration class" in text:
         return "is no causal language model that transformers knows"
     return f"cannot be trained: {text}"

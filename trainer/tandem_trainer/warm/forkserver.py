@@ -41,7 +41,7 @@ from tandem_trainer.pulse import die_with_parent
 from tandem_trainer.warm.leftovers import end_leftovers
 from tandem_trainer.warm.stub import ADDRESS, LENGTH
 
-MOST_REQUEST_BYTES = 8 * 2**20
+MAX_REQUEST_BYTES = 8 * 2**20
 """A pod's variables may be many; more than the kernel allows for a process's start is not needed."""
 REQUEST_SECONDS = 10.0
 """A stub sends its request at once."""
@@ -232,7 +232,7 @@ def _receive(connection: socket.socket) -> Request:
         if len(head) < LENGTH.size or len(files) != 3:
             raise ValueError("it is not complete")
         (length,) = LENGTH.unpack(head)
-        if length > MOST_REQUEST_BYTES:
+        if length > MAX_REQUEST_BYTES:
             raise ValueError(f"it has {length} bytes")
         content = bytearray()
         while len(content) < length:

@@ -200,7 +200,7 @@ def _histograms(run: Run) -> str:
     shown = with_histograms(run)
     if shown is None or shown.evaluation is None:
         return ""
-    left_out = len(shown.evaluation.histograms) - bars.MOST
+    left_out = len(shown.evaluation.histograms) - bars.MAX_COUNT
     which = "the best checkpoint" if shown is run.best else "the newest checkpoint"
     return f"Of {which}, at step {shown.step:,}." + (f" {left_out} more are left out." if left_out > 0 else "")
 

@@ -10,9 +10,9 @@ from tandem.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import Run
 from tandem_coordinator.charts.chart import Axis
-from tandem_coordinator.charts.drawing import DOTTED, MOST_PAUSES, across, line, rectangle
+from tandem_coordinator.charts.drawing import DOTTED, MAX_PAUSES, across, line, rectangle
 
-MOST_MARKED = 400
+MAX_MARKED = 400
 """More restarts than this are a smear; the table has them all."""
 
 
@@ -62,7 +62,7 @@ def steps_of(run: Run) -> Axis:
 def restarts(run: Run, clock: Clock, plot: Plot) -> list[str]:
     """The time without steps around each change of the group, shaded."""
     parts = []
-    for outage in outages(run.generations)[:MOST_MARKED]:
+    for outage in outages(run.generations)[:MAX_MARKED]:
         begin, end = clock.at(outage.begin), clock.at(outage.end)
         if end < plot.axis.low or begin > plot.axis.high:
             continue
@@ -74,7 +74,7 @@ def restarts(run: Run, clock: Clock, plot: Plot) -> list[str]:
 
 def pauses(axis: Axis, plot: Plot) -> list[str]:
     """A line wherever a time in which nothing ran was cut out; the axis says how long it was."""
-    places = (plot.x(place) for place, _ in axis.pauses[:MOST_PAUSES])
+    places = (plot.x(place) for place, _ in axis.pauses[:MAX_PAUSES])
     return [line(x, plot.top, x, plot.bottom, "muted", 0.9, DOTTED) for x in places]
 
 

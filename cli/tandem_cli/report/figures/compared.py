@@ -8,19 +8,19 @@ from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.curves import counted, scores
 from tandem_cli.report.run import Run
 from tandem_coordinator.charts.chart import Axis, Chart, Curve, Panel, Point, Role, Unit
-from tandem_coordinator.charts.stories import MOST_DOTS
+from tandem_coordinator.charts.stories import MAX_DOTS
 
 COLORS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint", "alert", "other")
 """More cannot be told apart under the common kinds of colour blindness: from the seventh run on they are dashed."""
-MOST = 2 * len(COLORS)
+MAX_COUNT = 2 * len(COLORS)
 """Runs in one picture."""
-LONGEST = 28
+MAX_LENGTH = 28
 """Characters of a run's name in the legend."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
     """What the legend calls each run: short, and no two alike."""
-    short = [end_of(printable(name), LONGEST) or "run" for name in names]
+    short = [end_of(printable(name), MAX_LENGTH) or "run" for name in names]
     return [name if short.count(name) == 1 else f"{name} #{index}" for index, name in enumerate(short, 1)]
 
 
@@ -28,7 +28,7 @@ def compared(runs: Sequence[Run], names: Sequence[str]) -> tuple[Chart, ...]:
     """Over steps, and over time; empty where no run has logged a step or a score.
 
     Args:
-        runs: at most MOST.
+        runs: at most MAX_COUNT.
         names: what to call each, as `labels` makes them.
     """
     clocks = _clocks(runs)
@@ -64,7 +64,7 @@ def _loss(run: Run, own: Clock, over: str) -> list[Point]:
 
 
 def _curves(points: Sequence[list[Point]], names: Sequence[str], is_score: bool) -> tuple[Curve, ...]:
-    dotted = is_score and sum(map(len, points)) <= MOST_DOTS
+    dotted = is_score and sum(map(len, points)) <= MAX_DOTS
     return tuple(
         Curve(
             points=own,

@@ -8,17 +8,17 @@ from tandem_cli.report.run import Floats, Ints, Run
 from tandem_coordinator.charts.chart import Look
 from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, ticks
 
-MOST_LABELLED = 20
+MAX_LABELLED = 20
 """Classes that have room for a number in each cell."""
 
-MOST_CELLS = 64
+MAX_CELLS = 64
 """Classes whose cells are drawn one by one; of more, neighbours share one."""
 
-MOST_BARS = 20
+MAX_BARS = 20
 """Classes there is room for; of more classes the worst are shown."""
 
 TITLE, GAP, FOOT = 24.0, 36.0, 24.0
-LONGEST = 14
+MAX_LENGTH = 14
 """Characters of a class's name beside an axis."""
 
 
@@ -58,22 +58,22 @@ def _names(run: Run, classes: int) -> list[str]:
 
 def _beside(names: list[str]) -> float:
     """Pixels that the names take beside an axis."""
-    return LETTER * min(LONGEST, max(len(name) for name in names)) + 14
+    return LETTER * min(MAX_LENGTH, max(len(name) for name in names)) + 14
 
 
 def _short(name: str) -> str:
-    return shortened(name, LONGEST)
+    return shortened(name, MAX_LENGTH)
 
 
 def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
     """A square for each cell: strong on the diagonal, and wrong answers lifted so that one in a hundred still shows."""
     classes = len(confusion)
-    beside = _beside(names) if classes <= MOST_LABELLED else 40.0
+    beside = _beside(names) if classes <= MAX_LABELLED else 40.0
     side = min(width - beside, 330.0)
     x0, y0 = left + beside, top + TITLE
     parts = [text(left, top + 13, "Confusion (rows: truth, columns: answer)", "ink", bold=True)]
     share = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
-    shown = share if classes <= MOST_CELLS else _coarse(share)
+    shown = share if classes <= MAX_CELLS else _coarse(share)
     cell = side / len(shown)
     room = min(1.0, 0.06 * cell)
     for row in range(len(shown)):
@@ -81,10 +81,10 @@ def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: f
             value = float(shown[row, column])
             color = "grid" if not value else "trainer" if row == column else "alert"
             strength = round(max(0.15, value**0.5), 2) if value else 1.0
-            if value or classes <= MOST_CELLS:
+            if value or classes <= MAX_CELLS:
                 x, y = x0 + column * cell + room / 2, y0 + row * cell + room / 2
                 parts.append(rectangle(x, y, cell - room, cell - room, color, strength))  # type: ignore[arg-type]
-    if classes <= MOST_LABELLED:
+    if classes <= MAX_LABELLED:
         size = 11.0 if confusion.max() < 1000 and classes <= 12 else 9.0
         for truth, answer in np.argwhere(confusion > 0).tolist():
             color = "paper" if share[truth, answer] > 0.5 else "ink"
@@ -96,7 +96,7 @@ def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: f
 
 def _coarse(share: Floats) -> Floats:
     """The most of neighbouring cells, as many as there is room for."""
-    size = -(-len(share) // MOST_CELLS)
+    size = -(-len(share) // MAX_CELLS)
     count = -(-len(share) // size)
     padded = np.zeros((count * size, count * size))
     padded[: len(share), : len(share)] = share
@@ -105,17 +105,17 @@ def _coarse(share: Floats) -> Floats:
 
 
 def _foot(names: list[str]) -> float:
-    long = len(names) <= MOST_LABELLED and max(len(name) for name in names) > 3
+    long = len(names) <= MAX_LABELLED and max(len(name) for name in names) > 3
     return _beside(names) * 0.75 + 8 if long else FOOT
 
 
 def _ticks(names: list[str], x0: float, y0: float, side: float) -> list[str]:
     classes = len(names)
-    if classes <= MOST_LABELLED:
+    if classes <= MAX_LABELLED:
         marks = list(enumerate(names))
     else:
         marks = [(int(value), f"{value:,.0f}") for value in ticks(0, classes - 1, 6, whole=True)]
-    long = classes <= MOST_LABELLED and max(len(name) for name in names) > 3
+    long = classes <= MAX_LABELLED and max(len(name) for name in names) > 3
     parts = []
     for place, name in marks:
         middle = (place + 0.5) * side / classes
@@ -133,9 +133,9 @@ def _f1(f1: Floats, names: list[str], left: float, top: float, width: float) -> 
     """A line with a dot for each class."""
     order = np.arange(len(f1))
     title = "F1 of each class"
-    if len(f1) > MOST_BARS:
-        order = np.argsort(np.nan_to_num(f1, nan=-1.0), kind="stable")[:MOST_BARS]
-        title = f"F1, the {MOST_BARS} worst of {len(f1)} classes"
+    if len(f1) > MAX_BARS:
+        order = np.argsort(np.nan_to_num(f1, nan=-1.0), kind="stable")[:MAX_BARS]
+        title = f"F1, the {MAX_BARS} worst of {len(f1)} classes"
     values = np.nan_to_num(f1[order])
     low = 0.0 if values.min() < 0.6 else float(np.floor(values.min() * 20 - 0.5) / 20)
     beside, row = _beside([names[index] for index in order]), 330.0 / max(10, len(order))

@@ -10,7 +10,7 @@ import numpy as np
 from tandem.formatting import duration, reason
 from tandem.measures import outages
 from tandem_cli.report.clock import Clock, envelope, smooth, thin
-from tandem_cli.report.figures.axes import MOST_MARKED, steps_of, time_of
+from tandem_cli.report.figures.axes import MAX_MARKED, steps_of, time_of
 from tandem_cli.report.run import Floats, OfRank, Run, RunCheckpoint, Steps
 from tandem_coordinator.charts import stories
 from tandem_coordinator.charts.chart import Band, Chart, Point
@@ -197,7 +197,7 @@ def world(run: Run, clock: Clock) -> tuple[Chart, ...]:
                 f"{duration(clock.between(outage.begin, outage.end))} without a {outage.without}",
             ),
         )
-        for outage in outages(run.generations)[:MOST_MARKED]
+        for outage in outages(run.generations)[:MAX_MARKED]
     ]
     ranks = points(clock.axis(sizes[0]), sizes[1]) if sizes is not None else []
     return (pace(points(x, rate), ranks, time_of(clock), bands, spread or ()),)

@@ -18,13 +18,13 @@ from tandem_cli.report.run import Floats, Ints, Kind, Run, RunCheckpoint, Use, W
 from tandem_coordinator.charts.chart import Look, Role
 from tandem_coordinator.charts.drawing import LETTER, framed, line, text, time_axis
 
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Of one kind. More processes than this share rows, each the mean of neighbours."""
 
-MOST_LINKS = 160
+MAX_LINKS = 160
 """More curves than this hide what they should show; then the blocks and ticks stand alone."""
 
-MOST_DIAMONDS = 100
+MAX_DIAMONDS = 100
 """More checkpoints than this are thin ticks."""
 
 BESIDE_SECONDS = 2.0
@@ -164,7 +164,7 @@ def _grouped(uses: Sequence[Use]) -> list[tuple[str, tuple[Use, ...]]]:
     """A label and the processes of each row."""
     if not uses:
         return []
-    size = -(-len(uses) // MOST_ROWS)
+    size = -(-len(uses) // MAX_ROWS)
     rows = [tuple(uses[first : first + size]) for first in range(0, len(uses), size)]
     return [(_label(row), row) for row in rows]
 
@@ -267,7 +267,7 @@ def _checkpoints(shown: list[RunCheckpoint], clock: Clock, plot: Plot, lane: flo
     """A diamond for each: full when it was evaluated, empty when it was not, a cross when it was bad."""
     y = lane * UNIT
     parts = []
-    if len(shown) > MOST_DIAMONDS:
+    if len(shown) > MAX_DIAMONDS:
         ticks = sorted({round(plot.x(clock.at(c.at))) for c in shown if c.at is not None})
         parts += [line(x, y - 5, x, y + 5, "checkpoint", 0.8) for x in ticks]
     else:
@@ -293,7 +293,7 @@ def _blocks(works: list[Work], below: list[ProcessRow], clock: Clock, plot: Plot
     """
     places = [(plot.x(clock.at(work.begin)), plot.x(clock.at(work.end))) for work in works]
     widths = [end - begin for begin, end in places]
-    if not works or (len(works) > MOST_LINKS and np.median(widths) < 0.006 * plot.width):
+    if not works or (len(works) > MAX_LINKS and np.median(widths) < 0.006 * plot.width):
         return []
     needed = SMALL_LETTER * max(len(f"{work.step:,}") for work in works) + 4
     feet = {use.name: row.foot for row in below for use in row.uses}
@@ -318,7 +318,7 @@ def _links(
     lane: float,
 ) -> list[str]:
     """A curve from each checkpoint to the blocks in which it was evaluated."""
-    if not works or len(works) > MOST_LINKS:
+    if not works or len(works) > MAX_LINKS:
         return []
     feet = {use.name: row.foot for row in below for use in row.uses}
     taken = {(c.name, c.generation): c.at for c in checkpoints if c.at is not None}
