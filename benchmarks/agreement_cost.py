@@ -1,8 +1,8 @@
-"""`python -m benchmarks.agreement_cost`: what it costs two ranks to agree on samples, weights and moments while they
-train, and to try at their first save what a restart would lose.
+"""Cost of the agreement of two ranks on samples, weights and moments: `python -m benchmarks.agreement_cost`.
 
-Votes with the digest of samples and votes as they would be without take turns, A B A B, in the same processes. Time is
-that of the processor, of all threads of a rank, so what other processes do counts for little.
+It includes the comparison at the first save of the state that a restart would lose. Votes with the digest of samples
+and votes without it take turns, A B A B, in the same processes. Time is processor time of all threads of a rank, so
+other processes hardly affect it.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from tandem_trainer.agreement import TakenSamples
+from tandem_trainer.agreement import SampleDigest
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.process_group import VOTE_SECONDS, Group
@@ -26,55 +26,55 @@ BATCH = 64
 SAVE_SECONDS = 60.0
 """The default of `checkpoint.everySeconds`."""
 LAYERS, WIDTH = 100, 1000
-"""Of a model with 100 million parameters, 0.4 GB."""
+"""Shape of a model with 100 million parameters, 0.4 GB."""
 
 
 def processor_seconds(do: Callable[[], object]) -> float:
-    """Seconds of this process's threads for one call."""
-    began = time.process_time()
+    """Measure the processor seconds of one call, over all threads of this process."""
+    started = time.process_time()
     for _ in range(REPEATS):
         do()
-    return (time.process_time() - began) / REPEATS
+    return (time.process_time() - started) / REPEATS
 
 
 def bare(losses: Tensor) -> None:
-    """A vote on everything but samples."""
+    """Vote on everything but samples."""
     ballot = torch.cat([torch.tensor([0.0, 0.0, 0.0, 0.01]), losses])
     dist.all_reduce(ballot)
     ballot.tolist()
 
 
 def measure(rank: int, port: int) -> None:
-    """Take turns on one rank; rank 0 prints."""
+    """Measure both votes in turns on one rank; rank 0 prints."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     group = Group(rank, RANKS, rank, torch.device("cpu"))
-    ids, taken = torch.arange(BATCH), TakenSamples()
+    ids, taken_samples = torch.arange(BATCH), SampleDigest()
     losses = torch.ones(round(VOTE_SECONDS / STEP_SECONDS))
     without, with_digest = [], []
     for _ in range(ROUNDS):
         without.append(processor_seconds(lambda: bare(losses)))
         with_digest.append(
-            processor_seconds(lambda: group.vote(losses, False, False, False, taken.digest, STEP_SECONDS))
+            processor_seconds(lambda: group.vote(losses, False, False, False, taken_samples.digest, STEP_SECONDS))
         )
-    step = statistics.median(processor_seconds(lambda: taken.add(7, ids, 0)) for _ in range(ROUNDS))
+    step = statistics.median(processor_seconds(lambda: taken_samples.add(7, ids, 0)) for _ in range(ROUNDS))
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    for one in model.parameters():
-        one.data.fill_(0.5)
+    for parameter in model.parameters():
+        parameter.data.fill_(0.5)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    for one in model.parameters():
-        one.grad = torch.zeros_like(one)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    kept = TrainState(model, optimizer, None, {"schedule": schedule})
-    replicas = Replicas(group, kept.replicas, str)
+    train_state = TrainState(model, optimizer, None, {"schedule": schedule})
+    replicas = Replicas(group, train_state.replicas, str)
     save = statistics.median(processor_seconds(lambda: replicas.compare(1)) for _ in range(3))
-    began = time.process_time()
-    kept.copy_objects()
+    started = time.process_time()
+    train_state.copy_objects()
     schedule.last_epoch += 1
-    lost = kept.lost_in_round_trip()
-    once = time.process_time() - began
+    lost = train_state.lost_in_round_trip()
+    once = time.process_time() - started
     assert not lost
     vote = statistics.median(b - a for a, b in zip(without, with_digest, strict=True))
     a_step = step + vote * STEP_SECONDS / VOTE_SECONDS + save * STEP_SECONDS / SAVE_SECONDS
@@ -84,7 +84,7 @@ def measure(rank: int, port: int) -> None:
         print(f"more with it                            {vote * 1e6:8.1f} µs")
         print(f"state before a save, {LAYERS * WIDTH * WIDTH:,}   {save * 1e6:8.1f} µs")
         print(f"round trip of a schedule, once          {once * 1e6:8.1f} µs")
-        print(f"of a step of {STEP_SECONDS * 1e3:.0f} ms                      {100 * a_step / STEP_SECONDS:8.3f} %")
+        print(f"share of a step of {STEP_SECONDS * 1e3:.0f} ms                {100 * a_step / STEP_SECONDS:8.3f} %")
     dist.destroy_process_group()
 
 

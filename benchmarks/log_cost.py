@@ -1,7 +1,7 @@
-"""`python -m benchmarks.log_cost`: what a call of `tandem.log` costs the training thread, in a job and outside of one.
+"""Cost of a call of `tandem.log` for the training thread, in a job and outside of one: `python -m benchmarks.log_cost`.
 
-The pulse and the disk are real, and the thread that writes the log runs beside. A call is timed by itself, so that the
-median says what a step pays and the slowest thousandth what it may pay.
+The pulse and the disk are real, and the thread that writes the log is running. Each call is timed by itself: the median
+is the usual cost of a step, and the slowest thousandth its worst.
 """
 
 import os
@@ -10,28 +10,29 @@ import time
 from pathlib import Path
 
 import tandem
-from tandem import launch, script
+from tandem import script
+from tandem.processes import launch
 from tandem_trainer.pulse import PulseView
 
 CALLS = 20_000
 STEP_SECONDS = 0.001
-"""Between two calls: a thousand steps a second."""
+"""Seconds between two calls: a thousand steps a second."""
 
 
-def measure(what: str, **values: float) -> None:
-    """Time calls, and print what they cost."""
+def measure(label: str, **values: float) -> None:
+    """Time calls, and print their cost."""
     tandem.log(step=0, loss=0.5, samples=64, total=CALLS, **values)
-    taken = []
+    durations = []
     for step in range(1, CALLS + 1):
         until = time.perf_counter() + STEP_SECONDS
         while time.perf_counter() < until:
             pass
-        began = time.perf_counter()
+        started = time.perf_counter()
         tandem.log(step=step, loss=0.5, samples=64, total=CALLS, **values)
-        taken.append(time.perf_counter() - began)
-    taken.sort()
-    median, most = taken[CALLS // 2], taken[CALLS * 999 // 1000]
-    print(f"{what:<34} median {median * 1e6:5.1f} µs   999 of 1,000 below {most * 1e6:6.1f} µs")
+        durations.append(time.perf_counter() - started)
+    durations.sort()
+    median, slowest = durations[CALLS // 2], durations[CALLS * 999 // 1000]
+    print(f"{label:<34} median {median * 1e6:5.1f} µs   999 of 1,000 below {slowest * 1e6:6.1f} µs")
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""How long a user waits to be told of a mistake: `python -m benchmarks.mistakes [--only manifests|surroundings]`.
+"""Time until a user sees an error message: `python -m benchmarks.mistakes [--only manifests|surroundings]`.
 
 Each bad manifest goes through `tandem validate` and each job in bad surroundings through `tandem run`, as processes of
-their own, without root's right to read everything. The table has the time from the start of the process to its end and
-the processor's time of it, the exit code and the first line of what was said. The goal: every one ends within SECONDS,
-with 2, with one message, and without a stack trace. Where only the clock says no and the processor's time is far below,
-others were busy: it is not judged.
+their own, without root's right to read everything. The table has the time from the start of the process to its end, its
+processor time, the exit code and the first line of the message. The goal: every process ends within SECONDS, with 2,
+with one message, and without a stack trace. If only the clock exceeds the limit and the processor time is below it,
+other processes were busy: it is not judged.
 """
 
 import argparse
@@ -30,14 +30,14 @@ SECONDS = 2.0
 
 
 class Row(NamedTuple):
-    """How one of them went."""
+    """Result of one case."""
 
     name: str
     seconds: float
     processor_seconds: float
     code: int
     messages: int
-    said: str
+    message: str
     trace: bool
 
     @property
@@ -48,20 +48,22 @@ class Row(NamedTuple):
         return Outcome.MET if self.seconds <= SECONDS else Outcome.UNJUDGED
 
 
-def called(name: str, words: list[str], folder: Path) -> Row:
-    """One call of the command line."""
-    began, before = time.perf_counter(), os.times()
-    command = [*AS_ANY_USER, TANDEM, *words]
+def called(name: str, args: list[str], folder: Path) -> Row:
+    """Run the command line once."""
+    started, before = time.perf_counter(), os.times()
+    command = [*AS_ANY_USER, TANDEM, *args]
     result = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
-    seconds, after = time.perf_counter() - began, os.times()
+    seconds, after = time.perf_counter() - started, os.times()
     own = after.children_user + after.children_system - before.children_user - before.children_system
-    told = result.stderr
-    first = next(iter(told.splitlines()), "")
-    return Row(name, seconds, own, result.returncode, told.count("error:"), first, "Traceback" in told + result.stdout)
+    errors = result.stderr
+    first = next(iter(errors.splitlines()), "")
+    return Row(
+        name, seconds, own, result.returncode, errors.count("error:"), first, "Traceback" in errors + result.stdout
+    )
 
 
 def manifests() -> Iterator[Row]:
-    """Bad manifests."""
+    """Run the cases of bad manifests."""
     for case in MANIFESTS:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "job.yaml").write_bytes(case.text)
@@ -69,7 +71,7 @@ def manifests() -> Iterator[Row]:
 
 
 def surroundings() -> Iterator[Row]:
-    """Good manifests in bad surroundings."""
+    """Run the cases of good manifests in bad surroundings."""
     has_gpu = bool(visible_gpus(environment()))
     for case in SURROUNDINGS:
         if case.needs_no_gpu and has_gpu:
@@ -83,19 +85,19 @@ PARTS = {"manifests": manifests, "surroundings": surroundings}
 
 
 def main() -> int:
-    """Print the tables; returns the exit code of what was concluded."""
+    """Print the tables; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mistakes")
     parser.add_argument("--only", choices=PARTS)
     only = parser.parse_args().only
     all_rows = []
     for part in [only] if only else PARTS:
         rows = []
-        print(f"\n{part}\n\n{'seconds':>7}  {'of CPU':>6}  code  {'case':32}  first line of what is said")
+        print(f"\n{part}\n\n{'seconds':>7}  {'of CPU':>6}  code  {'case':32}  first line of the message")
         for row in PARTS[part]():
             rows.append(row)
             mark = "" if row.outcome is Outcome.MET else f"  <- {row.outcome.value}"
             print(
-                f"{row.seconds:7.2f}  {row.processor_seconds:6.2f}  {row.code:4}  {row.name:32}  {row.said}{mark}",
+                f"{row.seconds:7.2f}  {row.processor_seconds:6.2f}  {row.code:4}  {row.name:32}  {row.message}{mark}",
                 flush=True,
             )
         slowest = max(rows, key=lambda row: row.seconds)
@@ -103,9 +105,9 @@ def main() -> int:
         print(f"\n{len(rows)} {part}, the slowest in {slowest.seconds:.2f} s ({slowest.name}), {hardest:.2f} s of CPU")
         all_rows += rows
     counts = Counter(row.outcome for row in all_rows)
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
-    print(f"\n{SECONDS:g} s, exit code 2, one message, no trace: {told}")
-    return exit_code(Verdict(row.outcome, row.name, row.said) for row in all_rows)
+    summary = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
+    print(f"\n{SECONDS:g} s, exit code 2, one message, no trace: {summary}")
+    return exit_code(Verdict(row.outcome, row.name, row.message) for row in all_rows)
 
 
 if __name__ == "__main__":

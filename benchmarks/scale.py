@@ -1,21 +1,21 @@
-"""How many agents one coordinator bears: the real process, and simulated agents in this one, over HTTP on loopback.
+"""Agents that one coordinator can serve: the real process, and simulated agents in this one, over HTTP on loopback.
 
-    python -m benchmarks.scale [--agents 1000 10000] [--seconds 20] [--heartbeat 1] [--processes 1]
+python -m benchmarks.scale [--agents 1000 10000] [--seconds 20] [--heartbeat 1] [--processes 1]
 
-Each agent has a connection of its own and speaks the protocol of `/v1/sync` as tandem_trainer.heartbeat does, with a
-report of each of its ranks in every heartbeat; it stops its ranks in no time. What is measured:
+Each agent has a connection of its own and speaks the protocol of `/v1/sync` as tandem_trainer.agent.heartbeat does,
+with a report of each of its ranks in every heartbeat; it stops its ranks in no time. Figures:
 
-    first     from the first connection until the first generation is in everybody's hands
-    failed    from one agent's word that a worker failed until the next generation is in everybody's hands
-    killed    from the end of one agent's connection until the next generation is in everybody else's hands; of that,
-              1 s is the time that the lost agent has to come back
-    cores     processor use of the coordinator while everybody trains and heartbeats
-    answer    how long a request that is not held back takes (`/healthz`, 20 a second) while everybody trains; p50, p99
-    late      how much later than the heartbeat time the answer to a heartbeat comes; p99
+    first     from the first connection until all agents have received the first generation
+    failed    from one agent's report that a worker failed until all agents have received the next generation
+    killed    from the end of one agent's connection until all others have received the next generation; of that, 1 s is
+              the time that the lost agent has to come back
+    cores     processor use of the coordinator while all train and send heartbeats
+    answer    response time of a request that is not held back (`/healthz`, 20 a second) while all train; p50, p99
+    late      delay of the response to a heartbeat beyond the heartbeat time; p99
     rss       resident memory of the coordinator at the end, and its peak
 
-With --viewers, so many look at the live page meanwhile, half of them on phones, and the run has a log of --logged steps
-that the page reads first. (`watched` is how many kilobytes a second each of them is sent.)
+With --viewers, that many viewers have the live page open meanwhile, half of them on phones, and the run has a log of
+--logged steps that the page reads first. (`watched` is the kilobytes a second that each of them receives.)
 
 The goals are for up to GOAL_AGENTS agents. Exit code 1 if one is missed; with more agents there is none.
 """
@@ -40,15 +40,15 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.goals import Outcome, Verdict, exit_code
-from tandem import launch
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
 TOKEN = "the-token-of-this-bench"
 GOAL_AGENTS = 1000
 FORMED_SECONDS, CORES = 2.0, 0.5
-"""Goals: the first generation is in everybody's hands, and what the coordinator takes while all train."""
+"""Goals: seconds until all agents have the first generation, and cores of the coordinator while all train."""
 CONNECTING = 200
 """Connections that are opened at a time."""
 ORDER = re.compile(rb'"order": ?"(\w+)"')
@@ -63,23 +63,24 @@ class Crowd:
     heartbeat: float
     processes: int
     generations: dict[int, int] = field(default_factory=dict)
-    """How many agents were given each generation."""
-    given: asyncio.Event = field(default_factory=asyncio.Event)
+    """Number of agents that have received each generation."""
+    received_generation: asyncio.Event = field(default_factory=asyncio.Event)
     late: list[float] = field(default_factory=list)
     measuring: bool = False
     received: int = 0
     requests: int = 0
 
-    def gave(self, generation: int) -> None:
+    def count(self, generation: int) -> None:
+        """Count an agent that has received the generation."""
         self.generations[generation] = self.generations.get(generation, 0) + 1
-        self.given.set()
+        self.received_generation.set()
 
     async def until(self, generation: int, count: int, seconds: float) -> None:
-        """Wait until so many agents were given the generation."""
+        """Wait until this many agents have received the generation."""
         async with asyncio.timeout(seconds):
             while self.generations.get(generation, 0) < count:
-                self.given.clear()
-                await self.given.wait()
+                self.received_generation.clear()
+                await self.received_generation.wait()
 
 
 class Agent(asyncio.Protocol):
@@ -91,7 +92,7 @@ class Agent(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._expected = 0
-        self._asked = 0.0
+        self._sent_at = 0.0
         name = {
             "replica": f"worker-{index}",
             "incarnation": secrets.token_hex(6),
@@ -104,10 +105,10 @@ class Agent(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def say(self) -> None:
-        """Send what there is to say."""
+    def send(self) -> None:
+        """Send a heartbeat."""
         assert self.transport is not None
-        self._asked = time.perf_counter()
+        self._sent_at = time.perf_counter()
         self.crowd.requests += 1
         generation = self.generation or "null"
         body = f'{self._name}, "state": "{self.state}", "reason": "{self.reason}", "generation": {generation}'
@@ -130,32 +131,32 @@ class Agent(asyncio.Protocol):
             head = bytes(self._buffer[:end]).lower()
             self._expected = end + 4 + int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
         if len(self._buffer) >= self._expected:
-            whole = bytes(self._buffer[: self._expected])
+            response = bytes(self._buffer[: self._expected])
             del self._buffer[: self._expected]
             self._expected = 0
-            self._answered(whole)
+            self._answered(response)
 
-    def _answered(self, whole: bytes) -> None:
-        self.crowd.received += len(whole)
-        if not whole.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(whole.decode(errors="replace"))
-        if b"gzip" in whole[:300].lower():
-            head, _, body = whole.partition(b"\r\n\r\n")
-            whole = head + _opened(body)
-        order = ORDER.search(whole)
-        assert order is not None, whole[:300]
+    def _answered(self, response: bytes) -> None:
+        self.crowd.received += len(response)
+        if not response.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(response.decode(errors="replace"))
+        if b"gzip" in response[:300].lower():
+            head, _, body = response.partition(b"\r\n\r\n")
+            response = head + _opened(body)
+        order = ORDER.search(response)
+        assert order is not None, response[:300]
         if order[1] == b"run" and self.state == "joining":
-            found = GENERATION.search(whole)
-            assert found is not None
-            self.state, self.reason, self.generation = "running", "", int(found[1])
-            self.crowd.gave(self.generation)
+            generation = GENERATION.search(response)
+            assert generation is not None
+            self.state, self.reason, self.generation = "running", "", int(generation[1])
+            self.crowd.count(self.generation)
         elif order[1] == b"run":
             if self.crowd.measuring:
-                self.crowd.late.append(time.perf_counter() - self._asked - self.crowd.heartbeat)
+                self.crowd.late.append(time.perf_counter() - self._sent_at - self.crowd.heartbeat)
         elif order[1] == b"rejoin":
             self.state, self.reason = "joining", "MembershipChanged"
-        assert order[1] != b"end", whole
-        self.say()
+        assert order[1] != b"end", response
+        self.send()
 
     def _report(self, rank: int) -> str:
         number = self.index * self.crowd.processes + rank
@@ -170,7 +171,7 @@ _packed: tuple[bytes, bytes] = (b"", b"")
 
 
 def _opened(body: bytes) -> bytes:
-    """The answer's beginning; a generation is unpacked once for all."""
+    """Decompress the start of a response; a generation is decompressed once for all agents."""
     global _packed
     if _packed[0] != body:
         _packed = (body, zlib.decompressobj(31).decompress(body, 4096))
@@ -178,7 +179,7 @@ def _opened(body: bytes) -> bytes:
 
 
 class Process:
-    """The coordinator as the kernel sees it."""
+    """The coordinator's process as the kernel sees it."""
 
     def __init__(self, pid: int) -> None:
         self._proc = Path(f"/proc/{pid}")
@@ -188,13 +189,13 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self, name: str) -> float:
-        """MiB."""
+        """Memory in MiB."""
         lines = (self._proc / "status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 class Audience:
-    """Some who look at the live page."""
+    """Viewers of the live page."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -202,18 +203,18 @@ class Audience:
         self.received = 0
 
     async def enter(self, viewers: int) -> None:
-        """Be invited, and look."""
+        """Invite viewers, and open the page."""
         for number in range(viewers):
             word = json.loads(await self._ask("POST", "/v1/invitation", f"Authorization: Bearer {TOKEN}"))["word"]
             body = json.dumps({"word": word})
             head = await self._ask("POST", "/open", f"Content-Length: {len(body)}", body, head=True)
-            found = re.search(rb"Set-Cookie: ([^;]+)", head, re.IGNORECASE)
-            assert found is not None, head
-            look = "narrow" if number % 2 else "wide"
-            self._looking.append(asyncio.create_task(self._look(look, found[1].decode())))
+            cookie = re.search(rb"Set-Cookie: ([^;]+)", head, re.IGNORECASE)
+            assert cookie is not None, head
+            style = "narrow" if number % 2 else "wide"
+            self._looking.append(asyncio.create_task(self._stream(style, cookie[1].decode())))
 
     async def leave(self) -> None:
-        """Look no more."""
+        """Close the pages."""
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
@@ -223,15 +224,15 @@ class Audience:
         writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{header}\r\n\r\n{body}".encode()
         )
-        whole = await reader.read()
+        response = await reader.read()
         writer.close()
-        return whole if head else whole.partition(b"\r\n\r\n")[2]
+        return response if head else response.partition(b"\r\n\r\n")[2]
 
-    async def _look(self, look: str, cookie: str) -> None:
+    async def _stream(self, style: str, cookie: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(
-                f"GET /page/stream?look={look} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode()
+                f"GET /page/stream?look={style} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\n\r\n".encode()
             )
             while piece := await reader.read(2**16):
                 self.received += len(piece)
@@ -240,7 +241,7 @@ class Audience:
 
 
 def _log(rundir: RunDir, steps: int) -> None:
-    """What a run of so many steps has logged before."""
+    """Write the log of a run of this many steps."""
     with (rundir.log / "train-g000001.jsonl").open("w") as log:
         for step in range(1, steps + 1):
             log.write(f'{{"kind": "step", "time": {1.7e9 + step}, "step": {step}, "loss": 0.5, "samples": 64}}\n')
@@ -249,7 +250,7 @@ def _log(rundir: RunDir, steps: int) -> None:
 async def measure(
     agents: int, heartbeat: float, seconds: float, processes: int, viewers: int, logged: int
 ) -> dict[str, object]:
-    """One run; the figures."""
+    """Measure one run."""
     with tempfile.TemporaryDirectory(prefix="tandem-scale-") as folder:
         rundir = RunDir(Path(folder) / "run")
         rundir.create()
@@ -277,11 +278,11 @@ async def measure(
 
 async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process, viewers: int) -> dict[str, object]:
     idle = process.memory("VmRSS")
-    most = 60.0
-    began = time.perf_counter()
+    limit = 60.0
+    started = time.perf_counter()
     members = await _connect(crowd, agents)
     connected = time.perf_counter()
-    await crowd.until(1, agents, most)
+    await crowd.until(1, agents, limit)
     formed = time.perf_counter()
     first_bytes, formation_cpu = crowd.received, process.cpu_seconds()
 
@@ -297,25 +298,25 @@ async def _figures(crowd: Crowd, agents: int, seconds: float, process: Process, 
     late = crowd.late
     await audience.leave()
 
-    told = time.perf_counter()
+    reported_at = time.perf_counter()
     members[0] = await _fail(crowd, members[0])
-    await crowd.until(2, agents, most)
-    failed = time.perf_counter() - told
+    await crowd.until(2, agents, limit)
+    failed = time.perf_counter() - reported_at
 
     await asyncio.sleep(2 * crowd.heartbeat)
     victim = members[-1].transport
     assert victim is not None
     victim.abort()
     killed = time.perf_counter()
-    await crowd.until(3, agents - 1, most)
+    await crowd.until(3, agents - 1, limit)
     return {
         "agents": agents,
         "viewers": viewers,
         "watched": audience.received / elapsed / max(1, viewers) / 1000,
         "heartbeat": crowd.heartbeat,
         "processes": crowd.processes,
-        "first": formed - began,
-        "connecting": connected - began,
+        "first": formed - started,
+        "connecting": connected - started,
         "firstCpuSeconds": formation_cpu,
         "answerBytes": first_bytes / agents,
         "failed": failed,
@@ -336,38 +337,43 @@ async def _probe(port: int, seconds: float) -> list[float]:
     answers = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        asked = time.perf_counter()
+        sent_at = time.perf_counter()
         # Without the token the connection is closed with its first answer.
         writer.write(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
         await reader.readuntil(b"}")
-        answers.append(time.perf_counter() - asked)
+        answers.append(time.perf_counter() - sent_at)
         await asyncio.sleep(0.05)
     writer.close()
     return answers
 
 
 async def _fail(crowd: Crowd, agent: Agent) -> Agent:
-    """A worker of the agent fails: it gives up the request that is held back, and says so on a new connection."""
+    """A worker of the agent fails: the agent closes the request that is held back, and reports on a new connection."""
     assert agent.transport is not None
     agent.transport.abort()
     loop = asyncio.get_running_loop()
-    _, again = await loop.create_connection(lambda: Agent(crowd, agent.index, agent), "127.0.0.1", crowd.port)
-    again.state, again.generation, again.step, again.reason = "running", agent.generation, agent.step, "WorkerFailed"
-    again.say()
-    return again
+    _, new_agent = await loop.create_connection(lambda: Agent(crowd, agent.index, agent), "127.0.0.1", crowd.port)
+    new_agent.state, new_agent.generation, new_agent.step, new_agent.reason = (
+        "running",
+        agent.generation,
+        agent.step,
+        "WorkerFailed",
+    )
+    new_agent.send()
+    return new_agent
 
 
 async def _connect(crowd: Crowd, agents: int) -> list[Agent]:
     loop = asyncio.get_running_loop()
     gate = asyncio.Semaphore(CONNECTING)
 
-    async def one(index: int) -> Agent:
+    async def connect(index: int) -> Agent:
         async with gate:
             _, agent = await loop.create_connection(lambda: Agent(crowd, index), "127.0.0.1", crowd.port)
-        agent.say()
+        agent.send()
         return agent
 
-    return list(await asyncio.gather(*(one(index) for index in range(agents))))
+    return list(await asyncio.gather(*(connect(index) for index in range(agents))))
 
 
 def _job(agents: int, heartbeat: float, processes: int) -> DistributedTrainingJob:
@@ -384,7 +390,7 @@ def _job(agents: int, heartbeat: float, processes: int) -> DistributedTrainingJo
 
 
 def judge(figures: Mapping[str, Any]) -> list[Verdict]:
-    """What became of the goals of one run; nothing where there were more agents than they are for."""
+    """Judge the goals of one run; none if there are more agents than the goals are for."""
     if figures["agents"] > GOAL_AGENTS:
         return []
     goals = {
@@ -407,7 +413,7 @@ def main() -> int:
         "--heartbeat", type=float, nargs="+", default=[1.0], help="seconds; one, or one for each number"
     )
     parser.add_argument("--processes", type=int, default=1, help="ranks of each agent")
-    parser.add_argument("--viewers", type=int, nargs="+", default=[0], help="who look at the live page")
+    parser.add_argument("--viewers", type=int, nargs="+", default=[0], help="viewers of the live page")
     parser.add_argument("--logged", type=int, default=0, help="steps that the run has logged before")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to measure steady training")
     args = parser.parse_args()
@@ -418,8 +424,8 @@ def main() -> int:
     for agents, heartbeat in zip(args.agents, heartbeats, strict=True):
         for viewers in args.viewers:
             figures = asyncio.run(measure(agents, heartbeat, args.seconds, args.processes, viewers, args.logged))
-            told = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
-            print(json.dumps(told), flush=True)
+            rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+            print(json.dumps(rounded), flush=True)
             verdicts += judge(figures)
     for verdict in verdicts:
         print(verdict, file=sys.stderr)

@@ -1,6 +1,6 @@
-"""How well a checkpoint of language_model.py predicts text that it was not trained on, while it trains on.
+"""An evaluator of language_model.py: scores of each checkpoint on held-out text, while training continues.
 
-Evaluator processes start this program, as examples/language-model.yaml says (`evaluators.command`). To try it by hand:
+Evaluator processes start this program, as examples/language-model.yaml specifies (`evaluators.command`). By hand:
 
     TANDEM_CHECKPOINT=runs/language-model/checkpoints/step-000000050 python examples/evaluate_language_model.py
 """
@@ -20,15 +20,15 @@ def main() -> None:
     model, passages = Model().eval(), Passages(held_out=True)
     for checkpoint in checkpoints():
         model.load_state_dict(load_file(checkpoint.weights))
-        mine = range(checkpoint.shard, len(passages), checkpoint.shards)
+        shard = range(checkpoint.shard, len(passages), checkpoint.shards)
         nats, right = 0.0, 0
-        for start in range(0, len(mine), 64):
-            letters, following = default_collate([passages[number] for number in mine[start : start + 64]])
+        for start in range(0, len(shard), 64):
+            letters, following = default_collate([passages[number] for number in shard[start : start + 64]])
             with torch.inference_mode():
                 logits = model(letters).transpose(1, 2)
             nats += cross_entropy(logits, following, reduction="none").double().sum().item()
             right += int((logits.argmax(dim=1) == following).sum())
-        letters_read = len(mine) * LENGTH
+        letters_read = len(shard) * LENGTH
         checkpoint.report(
             loss=Mean(nats, letters_read),
             bitsPerByte=Mean(nats / math.log(2), letters_read),

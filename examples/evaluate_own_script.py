@@ -1,6 +1,7 @@
-"""How many test images a checkpoint of own_script.py gets right. Like that script, it has never heard of Tandem.
+"""An evaluator of own_script.py: its accuracy on the test images. Like that script, it does not import Tandem.
 
-Evaluator processes run it once for each checkpoint, as examples/own-script.yaml says (`evaluators.command`, `watch`).
+Evaluator processes run it once for each checkpoint, as examples/own-script.yaml specifies (`evaluators.command`,
+`watch`).
 """
 
 import json

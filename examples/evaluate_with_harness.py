@@ -20,24 +20,24 @@ LENGTH = 64
 def questions() -> list[dict[str, object]]:
     """Passages, each with four that might follow it; always the same ones."""
     draws = random.Random(0)  # noqa: S311 - the same questions each time
-    found = []
+    items = []
     for name in sorted(topics)[::10]:
         text = topics[name]
         for start in range(0, len(text) - 2 * LENGTH, 8 * LENGTH):
             right = text[start + LENGTH : start + 2 * LENGTH]
-            others = [topics[other][:LENGTH] for other in draws.sample(sorted(topics), 3)]
+            distractors = [topics[other][:LENGTH] for other in draws.sample(sorted(topics), 3)]
             place = draws.randrange(4)
-            choices = [*others[:place], right, *others[place:]]
-            found.append({"passage": text[start : start + LENGTH], "choices": choices, "answer": place})
-    return found
+            choices = [*distractors[:place], right, *distractors[place:]]
+            items.append({"passage": text[start : start + LENGTH], "choices": choices, "answer": place})
+    return items
 
 
 def main() -> None:
     shard, shards = int(os.environ["TANDEM_SHARD"]), int(os.environ["TANDEM_SHARDS"])
-    mine = questions()[shard::shards]
+    shard_questions = questions()[shard::shards]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "questions.jsonl"
-        data.write_text("".join(json.dumps(one) + "\n" for one in mine))
+        data.write_text("".join(json.dumps(question) + "\n" for question in shard_questions))
         task = {
             "task": "what_follows",
             "dataset_path": "json",
@@ -49,15 +49,15 @@ def main() -> None:
             "doc_to_target": "answer",
             "target_delimiter": "",
         }
-        found = lm_eval.simple_evaluate(
+        results = lm_eval.simple_evaluate(
             model="hf",
             model_args={"pretrained": os.environ["TANDEM_CHECKPOINT"], "dtype": "float32"},
             tasks=[task],
             device="cpu",
             bootstrap_iters=0,
         )
-    accuracy = found["results"]["what_follows"]["acc,none"]
-    report = {"accuracy": {"mean": [accuracy * len(mine), len(mine)]}}
+    accuracy = results["results"]["what_follows"]["acc,none"]
+    report = {"accuracy": {"mean": [accuracy * len(shard_questions), len(shard_questions)]}}
     Path(os.environ["TANDEM_REPORT"]).write_text(json.dumps(report))
 
 

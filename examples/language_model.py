@@ -50,8 +50,8 @@ class Model(nn.Module):
 
     def forward(self, letters: Tensor) -> Tensor:
         """[N, LENGTH] bytes → [N, LENGTH, 256] logits of the byte that follows each."""
-        known = self.letters(letters) + self.places.weight
-        return self.head(self.layers(known, mask=self.mask, is_causal=True))
+        embedded = self.letters(letters) + self.places.weight
+        return self.head(self.layers(embedded, mask=self.mask, is_causal=True))
 
 
 def main() -> None:

@@ -65,9 +65,9 @@ def main() -> None:
                 accuracy = (network(x[1500:]).argmax(dim=1) == y[1500:]).float().mean()
             tandem.log(step=step, accuracy=accuracy)
             print(f"test accuracy {accuracy:.3f} after {step} steps", flush=True)
-            aside = CHECKPOINT.with_suffix(".tmp")
-            torch.save({"model": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, aside)
-            aside.replace(CHECKPOINT)
+            temporary = CHECKPOINT.with_suffix(".tmp")
+            torch.save({"model": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, temporary)
+            temporary.replace(CHECKPOINT)
 
     dist.destroy_process_group()
 

@@ -72,9 +72,9 @@ def main() -> None:
             optimizer.step()
         if rank == 0:
             state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-            aside = checkpoint.with_suffix(".tmp")
-            torch.save(state, aside)
-            aside.replace(checkpoint)
+            temporary = checkpoint.with_suffix(".tmp")
+            torch.save(state, temporary)
+            temporary.replace(checkpoint)
             if epoch % 5 == 4:
                 print(f"epoch {epoch + 1}: loss {loss.item():.4f}", flush=True)
 

@@ -20,17 +20,17 @@ END = "<|endoftext|>"
 
 def trained_tokenizer(vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """Byte pairs of the documents."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[END],
         show_progress=False,
     )
-    made.train_from_iterator([topics[name] for name in sorted(topics)], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
+    fast.train_from_iterator([topics[name] for name in sorted(topics)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END, pad_token=END)
 
 
 def main(folder: Path) -> None:

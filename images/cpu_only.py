@@ -1,9 +1,11 @@
-"""Removes what a CPU never loads from an installed torch for CUDA. Run by the Python that has it: `cpu_only.py`.
+"""Removes the parts of an installed CUDA build of torch that a CPU never loads. Run by the Python that it is installed
+in: `cpu_only.py`.
 
-For builders that can reach no wheels for CPUs: most of a torch for CUDA is libraries of NVIDIA and compilers for GPUs.
-Torch does not load without some of these libraries, so which can go is not written down here but seen: torch is loaded
-with all that training on CPUs uses, and what the process has not mapped is removed. (Rejected: empty libraries in
-place of the rest, which would save another 2 GB, and break with the next torch in ways that nobody understands.)
+For builders that cannot reach wheels for CPUs: most of a CUDA build is NVIDIA's libraries and compilers for GPUs. Torch
+does not load without some of these libraries, so the removable ones are not listed here but determined: torch is loaded
+with everything that training on CPUs uses, and libraries that the process has not mapped are removed. (Rejected: empty
+libraries in place of the rest, which would save another 2 GB, and break with the next torch in ways that are hard to
+understand.)
 """
 
 import importlib
@@ -14,16 +16,16 @@ from pathlib import Path
 
 SITE = Path(sysconfig.get_path("purelib"))
 COMPILERS = ("triton",)
-"""Loaded where it is installed, and not missed where it is not."""
+"""Packages that are loaded if they are installed, and not needed otherwise."""
 LOADED = ("torch.distributed.run", "torch._dynamo", "torchvision")
-"""With torch itself, what brings in all that training and evaluating on CPUs load."""
+"""Modules that, with torch itself, import everything that training and evaluation on CPUs load."""
 LIBRARIES = ("nvidia",)
 MIN_BYTES = 1 << 20
-"""Smaller files are left alone: metadata, licences, headers."""
+"""Smaller files are kept: metadata, licences, headers."""
 
 
 def mapped() -> set[Path]:
-    """Files whose code or data this process has in memory."""
+    """Files that this process has mapped into memory."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     return {Path(parts[5]).resolve() for parts in fields if len(parts) == 6 and parts[5].startswith("/")}
 
@@ -37,7 +39,7 @@ def unused(used: set[Path]) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Remove it, and say how much that was."""
+    """Remove the unused files, and print their total size."""
     for name in COMPILERS:
         shutil.rmtree(SITE / name, ignore_errors=True)
     for name in LOADED:

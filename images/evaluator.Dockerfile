@@ -1,12 +1,12 @@
-# What evaluates checkpoints, on CPUs. `make images` builds it; docs/images.md tells the rest.
+# The evaluators' image, for CPUs. `make images` builds it; see docs/images.md.
 #
 #   BASE_IMAGE   a Debian with Python 3.11 or newer
-#   TORCH_INDEX  the package index that torch comes from; empty: as pip is configured
-#   CPU_ONLY     1 removes from a torch for CUDA what a CPU never loads
+#   TORCH_INDEX  the package index of torch; empty: as pip is configured
+#   CPU_ONLY     1 removes the parts of a CUDA build of torch that a CPU never loads
 
 ARG BASE_IMAGE=python:3.11-slim
 
-# From here to the next mark this file and trainer.Dockerfile are the same, so that both images have the same layers.
+# Up to the next mark this file and trainer.Dockerfile are the same, so that both images share these layers.
 
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /source
@@ -17,7 +17,7 @@ FROM ${BASE_IMAGE} AS dependencies
 WORKDIR /work
 RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-install-recommends 'tini=0.19.*' \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*; }
-# Some images bring Python's own modules without bytecode. Pods cannot write it, and would compile at each start.
+# Some base images lack the bytecode of Python's own modules. Pods cannot write it, and would compile at each start.
 RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 -m compileall -qq "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
@@ -31,10 +31,10 @@ COPY --from=requirements /requirements/rest.txt /requirements/
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/install.sh -r rest.txt \
     && rm -rf /requirements
 
-# Here what they share ends.
+# End of the shared layers.
 
 FROM dependencies AS code
-# The command line is for people and their machines: neither its code nor the name of its command is in an image.
+# The command line is for users' machines: neither its code nor its command is in an image.
 COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py images/cpu_only.py pyproject.toml README.md /source/
 COPY core /source/core
@@ -49,7 +49,7 @@ FROM dependencies
 COPY --from=code /overlay /
 LABEL org.opencontainers.image.title="tandem-evaluator" \
       org.opencontainers.image.description="Evaluates each checkpoint of a training job, on CPUs"
-# Pods have a read-only root, and write to /tmp alone. Torch asks for the user's name, and some clusters choose the user.
+# Pods have a read-only root, and can only write to /tmp. Torch asks for the user's name, and some clusters assign the user.
 ENV PATH=/opt/tandem/bin:$PATH \
     HOME=/tmp TMPDIR=/tmp USER=tandem \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

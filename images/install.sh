@@ -1,7 +1,7 @@
-# sh install.sh PIP-ARGUMENTS… : one layer of an image. Installs into /opt/tandem, compiles, leaves nothing else behind.
+# sh install.sh PIP-ARGUMENTS… : one layer of an image. Installs into /opt/tandem, compiles bytecode, and leaves nothing else behind.
 #
 # Reads torch.txt and the constraints beside it, and the variables TORCH_INDEX and CPU_ONLY. The secret pip.conf, where a
-# builder gives it, says where pip looks; an index's password stands there and in no layer. pip itself is in none either.
+# builder provides it, configures pip; an index's password is only there and in no layer. Nor is pip itself.
 set -eu
 cd "$(dirname "$0")"
 python=/opt/tandem/bin/python
@@ -13,7 +13,7 @@ install() { /pip/bin/python -m pip --python "$python" install -q --no-compile "$
 
 constraints=constraints.txt
 if [ -n "${TORCH_INDEX:-}" ]; then
-    # Torch itself comes from there alone; what it needs, from where pip is used to look.
+    # Torch itself comes from this index alone; its dependencies come from the default one.
     constraints=constraints-without-cuda.txt
     install --no-deps --index-url "$TORCH_INDEX" -c "$constraints" -r torch.txt
 fi

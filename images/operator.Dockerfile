@@ -1,4 +1,4 @@
-# What steers: the operator, and the coordinator of each job. No torch. `make images` builds it; docs/images.md tells the rest.
+# The image of the operator and of coordinators, without torch. `make images` builds it; see docs/images.md.
 #
 #   BASE_IMAGE   a Debian with Python 3.11 or newer
 
@@ -13,14 +13,14 @@ FROM ${BASE_IMAGE} AS dependencies
 WORKDIR /work
 RUN command -v tini > /dev/null || { apt-get update && apt-get install -y --no-install-recommends 'tini=0.19.*' \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*; }
-# Some images bring Python's own modules without bytecode. Pods cannot write it, and would compile at each start.
+# Some base images lack the bytecode of Python's own modules. Pods cannot write it, and would compile at each start.
 RUN echo "tandem:x:65532:65532::/tmp:/sbin/nologin" >> /etc/passwd && echo "tandem:x:65532:" >> /etc/group \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 -m compileall -qq "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY images/install.sh images/bytecode.py /requirements/
 COPY --from=requirements /requirements/rest.txt /requirements/constraints.txt /requirements/
-# Three quarters of all this would be classes that a generator wrote for every kind of object in Kubernetes, and few are
-# ever loaded: of those only the compiled form stays, without its comments.
+# Three quarters of this layer would be generated classes for every kind of object in Kubernetes, of which few are ever
+# loaded: only their bytecode stays, without docstrings.
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/install.sh -r rest.txt \
     && rm -rf /requirements \
     && for folder in /opt/tandem/lib/python3*/site-packages/kubernetes/client/api \
@@ -33,7 +33,7 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
        done
 
 FROM dependencies AS code
-# The command line is for people and their machines: neither its code nor the name of its command is in an image.
+# The command line is for users' machines: neither its code nor its command is in an image.
 COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py pyproject.toml README.md /source/
 COPY core /source/core
@@ -47,7 +47,7 @@ FROM dependencies
 COPY --from=code /overlay /
 LABEL org.opencontainers.image.title="tandem-operator" \
       org.opencontainers.image.description="Runs distributed training jobs on Kubernetes: operator and coordinator"
-# Pods have a read-only root, and write to /tmp alone.
+# Pods have a read-only root, and can only write to /tmp.
 ENV PATH=/opt/tandem/bin:$PATH \
     HOME=/tmp TMPDIR=/tmp USER=tandem \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -4,8 +4,9 @@
     python -m tests.full --only cluster    this part alone, or several
     python -m tests.full --touched         only what has to run again for the changes since the result of each part
 
-The parts: tests of real processes, of SLURM and of the cluster that are marked `full`, Hypothesis tests with random
-examples, and a soak. Without a result of a part in docs/development/testing.md, or with one of a commit that this clone
+The parts: tests of real processes that are marked `full`, with those of strategies and of adapters apart, so that each
+part takes less than half an hour on a quiet machine; those of SLURM and of the cluster; Hypothesis tests with random
+examples; and a soak. Without a result of a part in docs/development/testing.md, or with one of a commit that this clone
 does not know, every test of it is touched. What was touched and passed is added to the result of the part.
 """
 
@@ -40,8 +41,24 @@ class Part:
 
 PYTEST = (sys.executable, "-m", "pytest")
 SOAK = (sys.executable, "-m", "tests.soak", "--seconds", str(SOAK_SECONDS))
+STRATEGIES, ADAPTERS = "test_*strategies*.py", "test_adapter*.py"
+"""Files in tests/integration that are parts of their own."""
+
+
+def of_processes(tier: str, *paths: str) -> tuple[str, ...]:
+    """The command of a part of the tests of real processes."""
+    return (*PYTEST, *paths, "-m", "full", *WORKERS, f"--tier={tier}")
+
+
+def _files(pattern: str) -> list[str]:
+    return sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "integration").glob(pattern))
+
+
+REST = [f"--ignore-glob=*/tests/integration/{pattern}" for pattern in (STRATEGIES, ADAPTERS)]
 PARTS = (
-    Part("processes", (*PYTEST, "tests/unit", "tests/integration", "-m", "full", *WORKERS, "--tier=full")),
+    Part("processes", of_processes("full", "tests/unit", "tests/integration", *REST)),
+    Part("strategies", of_processes("full-strategies", *_files(STRATEGIES))),
+    Part("adapters", of_processes("full-adapters", *_files(ADAPTERS))),
     Part("slurm", (*PYTEST, "tests/slurm", "-m", "full", *WORKERS, "--tier=full-slurm")),
     Part("cluster", (sys.executable, "-m", "tests.cluster", "--full")),
     Part(
@@ -129,7 +146,14 @@ def _write(passed: Sequence[tuple[str, float]], started: float, touched: bool) -
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
-    tier = {"processes": "full", "slurm": "full-slurm", "cluster": "e2e-full", "random examples": "random"}
+    tier = {
+        "processes": "full",
+        "strategies": "full-strategies",
+        "adapters": "full-adapters",
+        "slurm": "full-slurm",
+        "cluster": "e2e-full",
+        "random examples": "random",
+    }
     # On a cluster of somebody's own no record is kept, and the newest would be an older one.
     runs = {name: tiers.newest(tier[name], since=started) for name in tier}
     counts = {name: run.passed for name, run in runs.items() if run}

@@ -1,16 +1,16 @@
 """Generators of the repository's generated files: `python -m tools`, or `make generate`.
 
-    charts/tandem/files/crd.yaml            what the API server knows of a job
-    charts/tandem/files/rights*.yaml        what the operator may do
+    charts/tandem/files/crd.yaml            the CustomResourceDefinition of a job
+    charts/tandem/files/rights*.yaml        permissions of the operator
     charts/tandem/files/dashboards/*.json   dashboards for Grafana: all jobs, one job
     charts/tandem/files/alerts.yaml         rules for Prometheus
     charts/tandem/README.md                 every value of the chart
-    docs/reference/job.schema.json          what an editor knows of a manifest
+    docs/reference/job.schema.json          the schema of a manifest for editors
     docs/reference/*.md                     fields of a job, metrics, exit codes, lines of logs, options of adapters
     docs/images/architecture.svg            the processes of a job
 
-`python -m tools --check` names those that are stale and ends with 1. Nothing that is installed imports this package; it
-needs a developer's environment (`make setup`).
+`python -m tools --check` lists stale files and exits with 1. No installed code imports this package; it needs a
+developer's environment (`make setup`).
 """
 
 from collections.abc import Callable, Mapping
@@ -34,4 +34,4 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/reference/adapter-options.md": options_page,
     "docs/images/architecture.svg": architecture_svg,
 }
-"""Path below the repository's root, and what makes the content."""
+"""Paths below the repository's root, each with the function that generates the content."""

@@ -1,6 +1,6 @@
 """The picture of a job's architecture: its processes, their connections, and the files on the disk.
 
-It carries its colours for light and for dark itself, so it looks right wherever a page shows it as an image.
+It contains its colours for light and dark mode, so it fits any page that shows it as an image.
 """
 
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ LINE = 18
 
 @dataclass(frozen=True)
 class Box:
-    """A process, or a place, with its name and what it does."""
+    """A process, or a storage, with its name and its role."""
 
-    left: float
-    top: float
+    x: float
+    y: float
     width: float
     height: float
     name: str
     does: tuple[str, ...] = ()
     role: Role = "ink"
     dashed: bool = False
-    """Not on every platform."""
+    """Whether it exists on some platforms only."""
 
-    def drawn(self) -> Iterator[str]:
-        """As SVG."""
+    def svg(self) -> Iterator[str]:
+        """The SVG elements."""
         dashes = ' stroke-dasharray="6 4"' if self.dashed else ""
         yield (
-            f'<rect x="{self.left}" y="{self.top}" width="{self.width}" height="{self.height}" rx="8" '
+            f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}" rx="8" '
             f'fill="var(--paper)" stroke="var(--{self.role})" stroke-width="1.6"{dashes}/>'
         )
-        middle = self.left + self.width / 2
-        first = self.top + (self.height - LINE * len(self.does)) / 2 + 5
+        middle = self.x + self.width / 2
+        first = self.y + (self.height - LINE * len(self.does)) / 2 + 5
         yield _text(middle, first, self.name, self.role, bold=True)
         for number, line in enumerate(self.does, 1):
             yield _text(middle, first + LINE * number, line, "muted")
@@ -44,24 +44,25 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What one says to another."""
+    """A connection, with a label for what it carries."""
 
     path: tuple[tuple[float, float], ...]
-    words: tuple[str, ...]
-    at: tuple[float, float]
-    """Where the words stand."""
+    label: tuple[str, ...]
+    position: tuple[float, float]
+    """Position of the first line of the label."""
     anchor: str = "start"
     both: bool = False
-    """They answer each other."""
+    """Whether both ends send."""
 
-    def drawn(self) -> Iterator[str]:
-        """As SVG."""
+    def svg(self) -> Iterator[str]:
+        """The SVG elements."""
         points = " ".join(f"{x},{y}" for x, y in self.path)
         start = ' marker-start="url(#head)"' if self.both else ""
-        look = 'fill="none" stroke="var(--other)" stroke-width="1.4"'
-        yield f'<polyline points="{points}" {look} marker-end="url(#head)"{start}/>'
-        for number, line in enumerate(self.words):
-            yield _text(self.at[0], self.at[1] + LINE * number, line, "muted", anchor=self.anchor)
+        style = 'fill="none" stroke="var(--other)" stroke-width="1.4"'
+        yield f'<polyline points="{points}" {style} marker-end="url(#head)"{start}/>'
+        x, y = self.position
+        for number, line in enumerate(self.label):
+            yield _text(x, y + LINE * number, line, "muted", anchor=self.anchor)
 
 
 YOU = Box(30, 20, 240, 70, "you", ("tandem run, submit; kubectl",))
@@ -97,18 +98,18 @@ ARROWS = (
 )
 
 
-def _text(x: float, y: float, words: str, role: Role, *, bold: bool = False, anchor: str = "middle") -> str:
+def _text(x: float, y: float, text: str, role: Role, *, bold: bool = False, anchor: str = "middle") -> str:
     size, weight = (15, 600) if bold else (12.5, 400)
     return (
         f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-        f'fill="var(--{role})">{escape(words)}</text>'
+        f'fill="var(--{role})">{escape(text)}</text>'
     )
 
 
 def architecture_svg() -> str:
     """The picture, as an SVG file."""
-    # What lies behind comes first: the frame of a worker, and arrows, which end at boxes.
-    shapes = [line for one in (WORKERS, *ARROWS, *BOXES) for line in one.drawn()]
+    # Elements in the background come first: the frame of a worker, and arrows, which end at boxes.
+    shapes = [line for shape in (WORKERS, *ARROWS, *BOXES) for line in shape.svg()]
     shapes.append(_text(150, 173, "worker × replicas", "trainer", bold=True))
     return "\n".join(
         [

@@ -1,20 +1,21 @@
 """The CustomResourceDefinition: a structural schema in the OpenAPI dialect of the API server.
 
-What the dialect wants differently from JSON Schema: nothing may be referred to, so all is written out; nothing may be a
-union with null, so an optional field is simply not required; exclusive bounds are booleans beside `minimum`; an amount
-is `x-kubernetes-int-or-string`; an object that keeps unknown fields says so, and all others lose them (kubectl refuses
+The dialect differs from JSON Schema: there are no references, so everything is written out; there are no unions with
+null, so an optional field is simply not required; exclusive bounds are booleans beside `minimum`; a quantity is
+`x-kubernetes-int-or-string`; an object that keeps unknown fields is marked, and all others drop them (kubectl refuses
 them before).
 
 The default of a group of fields is written out, with the defaults of the fields inside: the API server would fill those
-into `{}` too, but it refuses a CRD with a default that, as it stands, breaks a rule (1.35: "no such key: minReplicas").
-A group whose default is chosen by the operator (the evaluators) has none.
+into `{}` too, but it refuses a CRD with a default that itself breaks a rule (1.35: "no such key: minReplicas"). A group
+whose default is chosen by the operator (the evaluators) has none.
 
-Rules across fields become CEL with the place they point at, so that `kubectl apply` says the same as `tandem validate`.
-The API server estimates the highest cost of each rule from the declared bounds and refuses the CRD if it is too high,
-which is why texts and lists in `tandem.job` have bounds at all.
+Rules across fields become CEL with the field that they report, so that `kubectl apply` reports the same mistakes as
+`tandem validate`. The API server estimates the highest cost of each rule from the declared bounds and refuses the CRD
+if it is too high, which is why texts and lists in `tandem.job.resource` have bounds at all.
 
-It says less than `tandem validate`, for JSON Schema cannot compare two fields; the rules across fields stand in the
-descriptions. The comment `# yaml-language-server: $schema=…/job.schema.json` on top of a manifest makes editors use it.
+The schema for editors finds fewer mistakes than `tandem validate`, for JSON Schema cannot compare two fields; the rules
+across fields are in the descriptions. Editors use it if a manifest starts with the comment
+`# yaml-language-server: $schema=…/job.schema.json`.
 """
 
 import json
@@ -22,27 +23,27 @@ from typing import Any
 
 import yaml
 
-from tandem.job import KIND, VERSION, DistributedTrainingJob
-from tandem.manifest.fields import ABSENT, Node, describe, tree
+from tandem.job.manifest.fields import ABSENT, Node, describe, tree
+from tandem.job.pod_template import GROUP
+from tandem.job.resource import KIND, VERSION, DistributedTrainingJob
 from tandem.model import Rule, Transition
-from tandem.pod_template import GROUP
 
 PLURAL = "distributedtrainingjobs"
-HEADER = "# Generated from core/tandem/job.py by `make generate`; do not edit.\n"
+HEADER = "# Generated from core/tandem/job/resource.py by `make generate`; do not edit.\n"
 
 COLUMNS = (
-    ("Phase", "string", ".status.phase", "One word for the whole.", 0),
-    ("Workers", "string", ".status.workers.summary", "Workers that are ready, of those desired.", 0),
+    ("Phase", "string", ".status.phase", "Phase of the job.", 0),
+    ("Workers", "string", ".status.workers.summary", "Ready workers of the desired number.", 0),
     ("Step", "integer", ".status.progress.step", "Optimizer steps completed.", 0),
     ("Loss", "number", ".status.loss", "Training loss.", 0),
     ("Best", "number", ".status.bestCheckpoint.value", "The best score so far.", 0),
     ("Best-Checkpoint", "string", ".status.bestCheckpoint.name", "The checkpoint with the best score.", 1),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why the job is Ready, or is not.", 1),
-    ("Evaluators", "string", ".status.evaluators.summary", "Evaluators that are ready, of those desired.", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready.", 1),
+    ("Evaluators", "string", ".status.evaluators.summary", "Ready evaluators of the desired number.", 1),
     ("Throughput", "number", ".status.throughput", "Samples a second.", 1),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made.", 0),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created.", 0),
 )
-"""Name, type, JSONPath, description, priority (1: only with `-o wide`) of what `kubectl get` shows."""
+"""Columns of `kubectl get`: name, type, JSONPath, description, priority (1: only with `-o wide`)."""
 
 
 def crd_yaml() -> str:
@@ -95,7 +96,7 @@ def crd() -> dict[str, Any]:
 
 
 def openapi(node: Node) -> dict[str, Any]:
-    """The structural schema of one place."""
+    """The structural schema of one node."""
     schema: dict[str, Any] = {"description": node.description} if node.description else {}
     match node.kind:
         case "object":
@@ -107,7 +108,7 @@ def openapi(node: Node) -> dict[str, Any]:
             schema |= {"type": "array", "items": openapi(node.items)} | _lengths(node, "Items")
         case "quantity":
             schema |= {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
-            schema |= {"pattern": node.pattern, "maxLength": node.longest, "minimum": 0}
+            schema |= {"pattern": node.pattern, "maxLength": node.max_length, "minimum": 0}
         case "text":
             schema |= {"type": "string"} | _lengths(node, "Length")
             schema |= {"pattern": node.pattern} if node.pattern else {}
@@ -150,7 +151,7 @@ def _object(node: Node) -> dict[str, Any]:
 
 
 def _unchanged(name: str, child: Node) -> dict[str, str]:
-    """A transition rule: it applies to updates alone, for it speaks of oldSelf."""
+    """A transition rule: it refers to oldSelf, so it applies to updates only."""
     same = f"self.{name} == oldSelf.{name}"
     if not child.required:
         same = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
@@ -169,8 +170,8 @@ def _map(node: Node) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": openapi(node.items)}
 
 
-def _lengths(node: Node, what: str) -> dict[str, int]:
-    bounds = {f"min{what}": node.shortest, f"max{what}": node.longest}
+def _lengths(node: Node, unit: str) -> dict[str, int]:
+    bounds = {f"min{unit}": node.min_length, f"max{unit}": node.max_length}
     return {key: value for key, value in bounds.items() if value is not None}
 
 
@@ -178,36 +179,43 @@ def _bounds(node: Node) -> dict[str, Any]:
     schema: dict[str, Any] = {}
     if node.minimum is not None:
         schema["minimum"] = node.minimum
-    if node.above is not None:
-        schema |= {"minimum": node.above, "exclusiveMinimum": True}
+    if node.exclusive_minimum is not None:
+        schema |= {"minimum": node.exclusive_minimum, "exclusiveMinimum": True}
     if node.maximum is not None:
         schema["maximum"] = node.maximum
-    if node.below is not None:
-        schema |= {"maximum": node.below, "exclusiveMaximum": True}
+    if node.exclusive_maximum is not None:
+        schema |= {"maximum": node.exclusive_maximum, "exclusiveMaximum": True}
     return schema
 
 
 def _fractional_bounds(node: Node) -> dict[str, Any]:
-    """The API server (1.35) cuts off the fraction of a bound where the value is whole: it lets 0 pass for 0.1."""
+    """Rules for bounds with a fraction. The API server (1.35) truncates the bound where the value is whole: it accepts
+    0 for 0.1."""
     rules = [
         {"rule": f"self {relation} {bound}", "message": f"must be {describe(node)}"}
-        for relation, bound in ((">=", node.minimum), (">", node.above), ("<=", node.maximum), ("<", node.below))
+        for relation, bound in (
+            (">=", node.minimum),
+            (">", node.exclusive_minimum),
+            ("<=", node.maximum),
+            ("<", node.exclusive_maximum),
+        )
         if bound is not None and not float(bound).is_integer()
     ]
     return {"x-kubernetes-validations": rules} if rules else {}
 
 
 def _metadata(node: Node) -> dict[str, Any]:
-    """The API server knows metadata itself; a CRD may only narrow the name, by pattern and length."""
+    """The schema of metadata. The API server knows it itself; a CRD may only restrict the name, by pattern and
+    length."""
     name = node.fields["name"]
     return {
         "type": "object",
-        "properties": {"name": {"type": "string", "pattern": name.pattern, "maxLength": name.longest}},
+        "properties": {"name": {"type": "string", "pattern": name.pattern, "maxLength": name.max_length}},
     }
 
 
 class _Dumper(yaml.SafeDumper):
-    """Block style throughout, lists indented as people write them, no anchors."""
+    """Writes block style throughout, lists indented as people write them, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -250,17 +258,17 @@ def _schema(node: Node) -> dict[str, Any]:
             schema |= {
                 "type": "array",
                 "items": _schema(node.items),
-                "minItems": node.shortest,
-                "maxItems": node.longest,
+                "minItems": node.min_length,
+                "maxItems": node.max_length,
             }
         case "quantity":
             schema |= {"type": ["string", "integer"], "pattern": node.pattern, "minimum": 0}
         case "text":
-            schema |= {"type": "string", "minLength": node.shortest, "maxLength": node.longest}
+            schema |= {"type": "string", "minLength": node.min_length, "maxLength": node.max_length}
             schema["pattern"] = node.pattern or None
         case "integer" | "number" | "boolean":
-            schema |= {"type": node.kind, "minimum": node.minimum, "exclusiveMinimum": node.above}
-            schema |= {"maximum": node.maximum, "exclusiveMaximum": node.below}
+            schema |= {"type": node.kind, "minimum": node.minimum, "exclusiveMinimum": node.exclusive_minimum}
+            schema |= {"maximum": node.maximum, "exclusiveMaximum": node.exclusive_maximum}
     if node.choices:
         schema["enum"] = list(node.choices)
     if node.default not in (ABSENT, None) and node.kind != "object":

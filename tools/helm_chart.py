@@ -1,7 +1,7 @@
 """Generated files of the chart, but for the CRD, dashboards and alerts.
 
-    charts/tandem/files/rights.yaml         what the operator may do, from tandem_operator.rbac
-    charts/tandem/files/rights-lease.yaml   what it may do where its Lease is
+    charts/tandem/files/rights.yaml         permissions of the operator, from tandem_operator.rbac
+    charts/tandem/files/rights-lease.yaml   its permissions in the namespace of its Lease
     charts/tandem/README.md                 every value with its default and meaning, from values.yaml and its comments
 
 In values.yaml a map whose entries have comments is a group of values; any other is one value.
@@ -36,13 +36,13 @@ Installing, upgrading, what stays after `helm uninstall`, and what to do when so
 HEAD = "| value | default | meaning |\n|---|---|---|"
 
 
-def rights_file(made: list[dict[str, Any]]) -> str:
-    """Rules of the operator, as a role has them."""
+def rights_file(policy_rules: list[dict[str, Any]]) -> str:
+    """The operator's policy rules as a YAML list, as a Role has them."""
     head = "# Generated from operator/tandem_operator/rbac.py by `make generate`; do not edit.\n"
-    return head + yaml.dump(made, Dumper=_Whole, sort_keys=False)
+    return head + yaml.dump(policy_rules, Dumper=_NoAliases, sort_keys=False)
 
 
-class _Whole(yaml.SafeDumper):
+class _NoAliases(yaml.SafeDumper):
     """Writes everything out, without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -73,7 +73,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/rights-lease.yaml": lambda: rights_file(lease_rules()),
     "charts/tandem/README.md": values_page,
 }
-"""Path below the repository's root, and what makes the content."""
+"""Paths below the repository's root, each with the function that generates the content."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def _entries(node: yaml.MappingNode, lines: list[str]) -> Iterator[tuple[str, Ch
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The comment that stands directly above a line."""
-    found: list[str] = []
+    """The comment directly above a line."""
+    comment: list[str] = []
     while line > 0 and (above := lines[line - 1].strip()).startswith("#"):
-        found.insert(0, above.lstrip("# "))
+        comment.insert(0, above.lstrip("# "))
         line -= 1
-    return " ".join(found)
+    return " ".join(comment)
 
 
 def _rows(path: str, entry: ChartValue) -> Iterator[str]:
@@ -118,11 +118,11 @@ def main(program: str, files: Mapping[str, Callable[[], str]]) -> int:
     """Write the files below the repository's root; with --check only compare them.
 
     Args:
-        program: how it is called.
-        files: path below the root, and what makes the content.
+        program: name of the program in its help.
+        files: paths below the root, each with the function that generates the content.
 
     Returns:
-        0: the files are (now) as they should be; 1: `--check` found stale ones.
+        0: the files are up to date; 1: `--check` found stale ones.
     """
     parser = argparse.ArgumentParser(prog=program, description="Write the generated files.")
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a file is stale")

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any, get_args
 
-from tandem.exitcode import OF_COMMANDS, ExitCode
-from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.manifest.fields import ABSENT, Node, Path, describe, dotted, tree
-from tandem.metrics import ALL, COMMON, OPERATOR, Metric, OperatorMetric
+from tandem.job.manifest.fields import ABSENT, Node, Path, describe, dotted, tree
+from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.model import Model, Rule, Transition
+from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.rundir import records
 from tandem.rundir.records import Record
+from tandem.wire.metrics import ALL, COMMON, OPERATOR, Metric, OperatorMetric
 from tandem_trainer.adapters.options import TABLES, Option, Table
 
 JOB_HEAD = f"""\
-<!-- Generated from core/tandem/job.py by `make generate`; do not edit. -->
+<!-- Generated from core/tandem/job/resource.py by `make generate`; do not edit. -->
 # The {KIND}
 
 Every field of a manifest with `apiVersion: {API_VERSION}`. `tandem validate FILE` checks a manifest against
@@ -25,33 +25,32 @@ this page; the API server applies the same rules on `kubectl apply`. A field wit
 it is marked *required*. Any field can be set on the command line: `tandem run FILE --set trainer.config.epochs=3`.
 """
 METRICS_HEAD = """\
-<!-- Generated from core/tandem/metrics.py by `make generate`; do not edit. -->
+<!-- Generated from core/tandem/wire/metrics.py by `make generate`; do not edit. -->
 # Metrics
 
 A job's coordinator answers `/metrics` on port 7070 with the job's token, and on port 7071 without it (on a laptop with
 `tandem run --metrics-port 7071`, for this machine alone). The operator answers on port 8080. Series of a rank, a worker
 or an evaluator disappear with it, and those of a job with its coordinator.
 
-The chart's monitors take `job` and `namespace` from the pod that is scraped, so that no pod can give numbers in
-another's name. Where you scrape in another way, set `honorLabels: true`, and scrape only pods that you trust.
-Counters begin anew with the process that counts; `rate` and `increase` know that. What is not known is absent,
-never 0.
+The chart's monitors set `job` and `namespace` from the scraped pod, so that no pod can export another job's metrics.
+If you scrape in another way, set `honorLabels: true`, and scrape only pods that you trust. Counters restart with their
+process; `rate` and `increase` handle that. A value that is not known is absent, never 0.
 """
 EXITS_HEAD = """\
-<!-- Generated from core/tandem/exitcode.py by `make generate`; do not edit. -->
+<!-- Generated from core/tandem/processes/exitcode.py by `make generate`; do not edit. -->
 # Exit codes
 
 `tandem run` ends with the codes marked in the second column, every other `tandem` command with 0, 1, 2 or 130. The
-others are those of training processes, agents, evaluators and coordinators, as they stand in logs, pods and events.
+others are those of training processes, agents, evaluators and coordinators, as shown in logs, pods and events.
 
 | code | `tandem` | name | meaning |
 |---|---|---|---|
 """
 EXITS_FOOT = """
-A script of your own may end with any code; other than 0, it has failed, whatever the code means here. A code of a
-training process means what stands above only if Tandem chose it: in a built-in task, a session or an adapter. Of a
-process that a signal has ended, messages name the signal (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes,
-say 128 plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
+A script of your own may exit with any code; with a code other than 0 it has failed, whatever the code means here. A
+code of a training process has the meaning above only if Tandem chose it: in a built-in task, a session or an adapter.
+Messages name the signal that killed a process (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes, report 128
+plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
 """
 
 
@@ -134,39 +133,39 @@ def exits_page() -> str:
     """The page as Markdown."""
     meanings = _meanings()
     rows = [
-        f"| {code.value} | {'yes' if code in OF_COMMANDS else ''} | `{code.name}` | {meanings[code.name]} |"
+        f"| {code.value} | {'yes' if code in COMMAND_EXIT_CODES else ''} | `{code.name}` | {meanings[code.name]} |"
         for code in ExitCode
     ]
     return EXITS_HEAD + "\n".join(rows) + "\n" + EXITS_FOOT
 
 
 def _meanings() -> dict[str, str]:
-    """What stands below each member in the source."""
+    """The docstring below each member in the source."""
     body = ast.parse(inspect.getsource(ExitCode)).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
-    for member, words in zip(body.body, body.body[1:], strict=False):
+    meanings = {}
+    for member, docstring in zip(body.body, body.body[1:], strict=False):
         if isinstance(member, ast.Assign) and isinstance(member.targets[0], ast.Name):
-            assert isinstance(words, ast.Expr)
-            found[member.targets[0].id] = " ".join(str(ast.literal_eval(words.value)).split())
-    return found
+            assert isinstance(docstring, ast.Expr)
+            meanings[member.targets[0].id] = " ".join(str(ast.literal_eval(docstring.value)).split())
+    return meanings
 
 
 HEAD = """\
 <!-- Generated from core/tandem/rundir/records.py by `make generate`; do not edit. -->
 # Logs of a run
 
-The folder `log/` of a run directory holds what happened, for people, reports and your own programs; no process of a
-job depends on it. Each file has one writer and one JSON object a line: `kind` says what it is, `time` is in seconds
-since the epoch. A value that is not known is absent, and a loss may be `NaN` or `Infinity`.
+The folder `log/` of a run directory contains logs for people, reports and your own programs; no process of a job
+depends on them. Each file has one writer and one JSON object a line: `kind` is the type of the record, `time` is in
+seconds since the epoch. A value that is not known is absent, and a loss may be `NaN` or `Infinity`.
 
-A line may be torn by a crash or a full disk, and the last one may not be complete yet: pass over what is not JSON. Pass
-over kinds and fields that are not listed here, too: a newer version may write them. Where two generations log the same
-step, the later one counts.
+A line may be torn by a crash or a full disk, and the last one may be incomplete: skip lines that are not JSON. Also
+skip kinds and fields that are not listed here: a newer version may write them. Where two generations log the same step,
+the later one counts.
 
     jq -r 'select(.kind == "step") | [.step, .loss] | @tsv' runs/digits/log/train-g000001.jsonl
 
-What the processes of `tandem run` print is beside it, in `log/worker-0.txt`, `log/coordinator.txt` and so on.
+The output of the processes of `tandem run` is in `log/worker-0.txt`, `log/coordinator.txt` and so on.
 """
 LOGS = (
     ("log/train-g000007.jsonl", "Written by rank 0 of generation 7.", records.TrainingRecord),
@@ -174,7 +173,7 @@ LOGS = (
     ("log/evaluator-NAME.jsonl", "Written by each process that evaluates.", records.EvaluatorRecord),
 )
 TYPES = {
-    "Whole": "whole number",
+    "WholeNumber": "whole number",
     "Count": "whole number",
     "int": "whole number",
     "Number": "number",
@@ -182,20 +181,20 @@ TYPES = {
     "Anything": "number",
     "Amount": "number, not negative",
     "Seconds": "seconds",
-    "Moment": "time",
+    "Timestamp": "time",
     "Amounts": "object: number by name",
-    "Spent": "object: number by purpose",
-    "Spent | None": "object: number by purpose",
+    "UsageByPurpose": "object: number by purpose",
+    "UsageByPurpose | None": "object: number by purpose",
     "Text": "text",
     "Texts": "list of text",
     "PlainName": "text",
 }
-"""What the annotations of fields are called; everything else is text."""
+"""Types of fields by their annotations; everything else is text."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """A field."""
+    """A documented field."""
 
     name: str
     kind: str
@@ -210,7 +209,7 @@ def logs_page() -> str:
 def _log(path: str, writer: str, union: Any) -> Iterator[str]:
     yield f"## `{path}`\n\n{writer}\n"
     for record in get_args(union):
-        yield f"### `{record.model_fields['kind'].default}`\n\n{_words(record.__doc__)}\n"
+        yield f"### `{record.model_fields['kind'].default}`\n\n{_one_line(record.__doc__)}\n"
         if fields := list(described(record)):
             yield "| field | type | meaning |\n|---|---|---|"
             yield from (f"| `{field.name}` | {field.kind} | {field.meaning} |" for field in fields)
@@ -218,24 +217,28 @@ def _log(path: str, writer: str, union: Any) -> Iterator[str]:
 
 
 def described(record: type[Record]) -> Iterator[Described]:
-    """Its fields, but for those that every line has."""
+    """The fields of a record, except those that every line has."""
     for base in reversed(record.__mro__):
         if base in (Record, Model) or not issubclass(base, Model):
             continue
         body = ast.parse(dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
-        for statement, below in zip(body.body, [*body.body[1:], None], strict=True):
+        for statement, docstring in zip(body.body, [*body.body[1:], None], strict=True):
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                 continue
             name = statement.target.id
             if name == "kind" or name not in record.model_fields:
                 continue
-            meaning = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            meaning = (
+                docstring.value.value
+                if isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
+                else ""
+            )
             alias = record.model_fields[name].alias or name
-            yield Described(alias, TYPES.get(ast.unparse(statement.annotation), "text"), _words(str(meaning)))
+            yield Described(alias, TYPES.get(ast.unparse(statement.annotation), "text"), _one_line(str(meaning)))
 
 
-def _words(text: str | None) -> str:
+def _one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
@@ -243,15 +246,15 @@ OPTIONS_HEAD = """\
 <!-- Generated from trainer/tandem_trainer/adapters/options.py by `make generate`; do not edit. -->
 # Options of libraries under an adapter
 
-What the [adapters](../adapters.md) do with each option of Hugging Face's Trainer, TRL, accelerate and Lightning.
+Support of the [adapters](../adapters.md) for each option of Hugging Face's Trainer, TRL, accelerate and Lightning.
 
-- *exact*: the option does what its library says, and a run that was killed and resumed ends with the weights of an
-  undisturbed run.
-- *condition*: exact as far as the note says.
-- *warned*: the option does less than its library says. The log says so at each start.
-- *refused*: the run ends at once, with one sentence that names the option and what to use instead.
+- *exact*: the option works as its library documents it, and a run that was killed and resumed ends with the weights of
+  an undisturbed run.
+- *condition*: exact under the condition in the note.
+- *warned*: the option does less than its library documents. The log says so at each start.
+- *refused*: the run ends at once, with a message that names the option and its replacement.
 
-An option of a newer version of a library, which is not listed here, is warned of by name if you set it.
+An option of a newer library version that is not listed here causes a warning by name if you set it.
 """
 
 
@@ -265,10 +268,10 @@ def _options(table: Table) -> Iterator[str]:
     exact = [f"`{name}`" for name, option in table.options.items() if option.treatment == "exact"]
     if exact:
         yield f"Exact: {', '.join(exact)}.\n"
-    others = [(name, option) for name, option in table.options.items() if option.treatment != "exact"]
-    if others:
+    limited = [(name, option) for name, option in table.options.items() if option.treatment != "exact"]
+    if limited:
         yield "| option | treatment | note |\n|---|---|---|"
-        yield from (f"| `{name}` | {_treatment(option)} | {option.note}. |" for name, option in others)
+        yield from (f"| `{name}` | {_treatment(option)} | {option.note}. |" for name, option in limited)
         yield ""
 
 

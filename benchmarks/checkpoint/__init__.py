@@ -1,1 +1,1 @@
-"""What a checkpoint costs training, Tandem beside what else there is. See docs/checkpoint-cost.md."""
+"""Cost of a checkpoint for training, Tandem beside alternatives. See docs/development/benchmarks.md."""

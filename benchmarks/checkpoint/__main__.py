@@ -1,7 +1,7 @@
-"""What a checkpoint costs training, Tandem beside what else there is: `make bench-checkpoint`, or
+"""Cost of a checkpoint for training, Tandem beside alternatives: `make bench-checkpoint`, or
 
     python -m benchmarks.checkpoint [--megabytes 744] [--rounds 10] [--seconds 480] [--ranks 2] [--sides tandem …]
-    python -m benchmarks.checkpoint --table FILE…      a table of results that are there
+    python -m benchmarks.checkpoint --table FILE…      a table of earlier results
 
 One job of gloo ranks of one thread each trains a model whose weights and Adam moments have this size, and saves with
 each side in turn (A B C A B C), because the speed of a shared machine drifts. Before each save some steps are timed,
@@ -34,21 +34,21 @@ from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "checkpoint"
 SIDES = ("tandem", "torch.save", "dcp.save", "dcp.async_save, thread", "dcp.async_save, process", "accelerate")
-AT_ONCE = len(SIDES) + 1
-"""Checkpoints that may lie on the disk at a time; ours leaves the last one until the next is there."""
+MAX_CHECKPOINTS = len(SIDES) + 1
+"""Checkpoints that may be on the disk at the same time; Tandem's deletes the last one once the next is committed."""
 MEMORY_SECONDS = 300.0
 
 
 def main() -> None:
-    """Measure, or show what was measured."""
+    """Measure, or show earlier results."""
     options = _options()
     if options.table:
         records = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
         print(written(records, SIDES))
         return
     sides = [side for side in options.sides if side != "accelerate" or importlib.util.find_spec("accelerate")]
-    if left_out := set(options.sides) - set(sides):
-        print(f"left out, because it is not installed: {', '.join(left_out)}")
+    if missing := set(options.sides) - set(sides):
+        print(f"left out, because it is not installed: {', '.join(missing)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     _check_space(options.megabytes)
     path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
@@ -60,7 +60,7 @@ def main() -> None:
             print(json.dumps(record), file=file)
             records.append(record)
             if record["kind"] == "save":
-                print(f"  {record['round']}/{options.rounds} {record['side']}: {_said(record)}", flush=True)
+                print(f"  {record['round']}/{options.rounds} {record['side']}: {_described(record)}", flush=True)
     print(written(records, sides) + "\n")
     verdicts = judge(records, sides, options.megabytes)
     for verdict in verdicts:
@@ -90,7 +90,7 @@ def _measured(sides: list[str], folder: Path, options: argparse.Namespace) -> It
 def _job(
     mode: str, sides: list[str], folder: Path, options: argparse.Namespace, limit: float
 ) -> Iterator[dict[str, Any]]:
-    """Run the ranks; their records as they come. They are killed when they take too long."""
+    """Run the ranks; yields their records. Ranks are killed when they take too long."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
     command += ["-m", "benchmarks.checkpoint.script", mode, "--folder", str(folder), "--sides", *sides]
     for name in ("megabytes", "rounds", "seconds", "steps", "elsewhere"):
@@ -120,14 +120,14 @@ def _job(
 
 
 def _check_space(megabytes: float) -> None:
-    needed, free = AT_ONCE * megabytes * 1e6 + 1e9, shutil.disk_usage(RESULTS).free
+    needed, free = MAX_CHECKPOINTS * megabytes * 1e6 + 1e9, shutil.disk_usage(RESULTS).free
     if free < needed:
         sys.exit(
             f"{RESULTS} has {free / 1e9:.1f} GB left; {needed / 1e9:.1f} GB are needed for --megabytes {megabytes}"
         )
 
 
-def _said(record: dict[str, Any]) -> str:
+def _described(record: dict[str, Any]) -> str:
     if record["failed"]:
         return f"FAILED {record['problem']}"
     step = statistics.median(record["before"])

@@ -1,22 +1,22 @@
-"""What it costs an evaluator to take up the weights of a checkpoint: seconds, memory at the most, bytes read.
+"""Cost of loading the weights of a checkpoint into an evaluator: seconds, peak memory, bytes read.
 
     python -m benchmarks.checkpoint.loading [--millions 62] [--rounds 7]
 
 The sides take turns (A B C A B C), each in a process of its own that has evaluated one checkpoint before. Between two
-checkpoints nobody's model has weights, and each side takes them up as its own documentation recommends, so that nobody
+checkpoints no side's model has weights, and each side loads them as its own documentation recommends, so that no side
 holds them twice:
 
   tandem                    the evaluator's own reader: every byte is compared with the manifest's checksums
   safetensors               `load_file`, `load_state_dict(assign=True)`
   torch.load                `torch.load(mmap=True)`, `load_state_dict(assign=True)`
-  torch.load after XXH3     the same, once the file's checksums were compared with those in a manifest
+  torch.load after XXH3     the same, after comparing the file's checksums with those in a manifest
   dcp.load                  `to_empty`, and `torch.distributed.checkpoint.load` in place
 
-A few samples are evaluated, so that the weights were really there. The files are in the page cache. Memory is the
-highest resident set of the process during that (VmHWM, set back before), less what it had before it saw any weights; of
-that, pages of the file itself are named apart, because the kernel may take them back. Bytes read are those of read
-calls, and those pages. Whether a side verifies is tried: one byte in the middle of the weights is changed, and the side
-refuses the file or evaluates it.
+A few samples are evaluated, so that the weights are really loaded. The files are in the page cache. Memory is the peak
+resident set of the process meanwhile (VmHWM, reset before), minus its size before any weights; pages of the file itself
+are reported separately, because the kernel may reclaim them. Bytes read are those of read calls, and those pages. To
+test whether a side verifies, one byte in the middle of the weights is changed: the side refuses the file or evaluates
+it.
 
 Exit code 1 if a side failed, if Tandem's evaluator takes more memory than GOAL, or evaluates the changed weights.
 """
@@ -51,10 +51,10 @@ NAME = "step-000000001"
 PICKLE, DCP = "weights.pt", "dcp"
 LAYERS, SAMPLES = 15, 8
 GOAL = 1.2
-"""Memory over the size of the weights."""
+"""Goal for the memory over the size of the weights."""
 LIMIT_SECONDS = 120.0
 Record = dict[str, Any]
-"""Seconds, bytes at the most, bytes of them that are pages of the file, bytes read; or a problem."""
+"""Seconds, peak bytes, bytes of them that are pages of the file, bytes read; or a problem."""
 
 
 class Wide(nn.Module):
@@ -67,8 +67,8 @@ class Wide(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[samples, …] to [samples, 10]."""
-        found: Tensor = self.layers(images.flatten(1))
-        return found[:, :10]
+        outputs: Tensor = self.layers(images.flatten(1))
+        return outputs[:, :10]
 
 
 def main() -> None:
@@ -82,27 +82,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=ROOT / "runs") as name:
         folder = Path(name) / NAME
         size = _write(folder, options.millions * 1e6)
-        found: dict[str, list[Record]] = {side: [] for side in SIDES}
+        by_side: dict[str, list[Record]] = {side: [] for side in SIDES}
         for _ in range(options.rounds):
-            for side, records in found.items():
+            for side, records in by_side.items():
                 records.append(_in_process(side, folder, options.millions))
         for path in (folder / WEIGHTS, folder / PICKLE, *(folder / DCP).glob("*.distcp")):
             _damage(path)
         verifies = {side: _in_process(side, folder, options.millions, "--damaged").get("refused") for side in SIDES}
-    print(f"weights: {size / 1e6:.0f} MB, {options.rounds} rounds\n\n{written(found, verifies, size)}\n")
-    verdicts = judged(found, verifies, size)
+    print(f"weights: {size / 1e6:.0f} MB, {options.rounds} rounds\n\n{written(by_side, verifies, size)}\n")
+    verdicts = judged(by_side, verifies, size)
     print("\n".join(map(str, verdicts)))
     sys.exit(exit_code(verdicts))
 
 
-def written(found: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | None], size: int) -> str:
-    """The table. Pure."""
+def written(by_side: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | None], size: int) -> str:
+    """Format the table. Pure."""
     lines = [
         "| side | verifies | s: median (range) | memory at the most / weights | of that, pages of the file "
         "| bytes read / weights | failed |",
         "|---|---|---|---|---|---|---|",
     ]
-    for side, records in found.items():
+    for side, records in by_side.items():
         good = [record for record in records if "problem" not in record]
         failed = f"{len(records) - len(good)} of {len(records)}"
         if not good:
@@ -117,19 +117,19 @@ def written(found: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | 
     return "\n".join(lines)
 
 
-def judged(found: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | None], size: int) -> list[Verdict]:
-    """What became of the goals. Pure."""
+def judged(by_side: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | None], size: int) -> list[Verdict]:
+    """Judge the goals. Pure."""
     problems = [
-        f"{side}: {record['problem']}" for side, records in found.items() for record in records if "problem" in record
+        f"{side}: {record['problem']}" for side, records in by_side.items() for record in records if "problem" in record
     ]
     if problems:
         return [Verdict(Outcome.MISSED, "every side loads the weights", "; ".join(problems))]
-    most = max(record["most"] for record in found["tandem"]) / size
-    outcome = Outcome.MET if most <= GOAL else Outcome.MISSED
+    peak = max(record["most"] for record in by_side["tandem"]) / size
+    outcome = Outcome.MET if peak <= GOAL else Outcome.MISSED
     refused = verifies["tandem"]
     return [
         Verdict(
-            outcome, f"an evaluator holds the weights once: at most {GOAL:g} times their size", f"{most:.2f} times"
+            outcome, f"an evaluator holds the weights once: at most {GOAL:g} times their size", f"{peak:.2f} times"
         ),
         Verdict(
             Outcome.MET if refused else Outcome.MISSED,
@@ -143,9 +143,9 @@ def _verifies(refused: str | None) -> str:
     return "every byte" if refused else "no"
 
 
-def _in_process(side: str, folder: Path, millions: float, *words: str) -> Record:
+def _in_process(side: str, folder: Path, millions: float, *args: str) -> Record:
     command = [sys.executable, "-m", "benchmarks.checkpoint.loading", "--side", side]
-    command += ["--folder", str(folder), "--millions", str(millions), *words]
+    command += ["--folder", str(folder), "--millions", str(millions), *args]
     try:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -159,7 +159,7 @@ def _in_process(side: str, folder: Path, millions: float, *words: str) -> Record
 
 
 def _write(folder: Path, parameters: float) -> int:
-    """A checkpoint of random weights, the same as a pickle, and as dcp writes them. Returns their bytes."""
+    """Write a checkpoint of random weights, also as a pickle, and as dcp writes them. Returns their bytes."""
     folder.mkdir()
     torch.manual_seed(0)
     weights = Wide(parameters).state_dict()
@@ -175,7 +175,7 @@ def _write(folder: Path, parameters: float) -> int:
 
 
 def _damage(path: Path) -> None:
-    """Change one byte in the middle, which is one of a weight."""
+    """Change one byte in the middle, which is in a weight."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)
@@ -184,16 +184,16 @@ def _damage(path: Path) -> None:
 
 
 def _once(side: str, folder: Path, parameters: float) -> Record:
-    """One checkpoint to warm up and to count what is read, and one that is timed."""
+    """Evaluate one checkpoint to warm up and to count the bytes read, and a second one that is timed."""
     evaluate, before = _prepared(side, parameters), _resident("VmRSS")
     pages: list[int] = []
     read = _read_calls()
     evaluate(folder, lambda: pages.append(_mapped(folder)))
     read = _read_calls() - read
     Path("/proc/self/clear_refs").write_text("5")
-    began = time.perf_counter()
+    started = time.perf_counter()
     evaluate(folder, lambda: None)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     return {
         "seconds": seconds,
         "most": _resident("VmHWM") - before,
@@ -203,7 +203,7 @@ def _once(side: str, folder: Path, parameters: float) -> Record:
 
 
 def _tries(side: str, folder: Path, parameters: float) -> Record:
-    """Whether a side refuses what is in the folder, and with which words."""
+    """Test whether a side refuses the weights in the folder, and with which message."""
     try:
         _prepared(side, parameters)(folder, lambda: None)
     except Exception as error:
@@ -212,7 +212,7 @@ def _tries(side: str, folder: Path, parameters: float) -> Record:
 
 
 Evaluate = Callable[[Path, Callable[[], None]], None]
-"""Take up the weights in a folder, evaluate, call the function while the weights are held, let them go."""
+"""Loads the weights in a folder, evaluates, calls the function while the weights are in memory, and releases them."""
 
 
 def _prepared(side: str, parameters: float) -> Evaluate:
@@ -227,29 +227,29 @@ def _prepared(side: str, parameters: float) -> Evaluate:
 def _tandem(model: nn.Module, samples: Samples) -> Evaluate:
     evaluation = Evaluation(samples, model)
 
-    def evaluate(folder: Path, held: Callable[[], None]) -> None:
+    def evaluate(folder: Path, while_loaded: Callable[[], None]) -> None:
         weights = read_weights(folder, Manifest.load(folder))
 
-        def going_on() -> bool:
-            held()
+        def may_continue() -> bool:
+            while_loaded()
             return True
 
-        evaluation.run(weights, 0, 1, going_on)
+        evaluation.run(weights, 0, 1, may_continue)
 
     return evaluate
 
 
 def _taking(take: Callable[[nn.Module, Path], None]) -> Callable[[nn.Module, Samples], Evaluate]:
-    """A side that fills a model without weights by `take`."""
+    """Make a side that fills a model without weights by `take`."""
 
     def prepared(model: nn.Module, samples: Samples) -> Evaluate:
         shapes = model.state_dict()
 
-        def evaluate(folder: Path, held: Callable[[], None]) -> None:
+        def evaluate(folder: Path, while_loaded: Callable[[], None]) -> None:
             take(model, folder)
             with torch.inference_mode():
                 model(samples.images)
-            held()
+            while_loaded()
             model.load_state_dict(shapes, assign=True)
 
         return evaluate
@@ -286,7 +286,7 @@ SIDES: dict[str, Callable[[nn.Module, Samples], Evaluate]] = {
 
 
 def _resident(field: str) -> int:
-    """Bytes."""
+    """Memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
@@ -301,11 +301,11 @@ def _mapped(folder: Path) -> int:
     """Bytes of the files in a folder that are mapped and resident."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
+        columns = line.split()
+        if not columns[0].endswith(":"):
             inside = str(folder) in line
-        elif inside and words[0] == "Rss:":
-            total += int(words[1]) * 1024
+        elif inside and columns[0] == "Rss:":
+            total += int(columns[1]) * 1024
     return total
 
 

@@ -1,18 +1,18 @@
-"""What it costs the ranks of a node to restore: seconds, memory at the most, bytes read.
+"""Cost of a restore on the ranks of a node: seconds, peak memory, bytes read.
 
     python -m benchmarks.checkpoint.restoring [--gigabytes 4] [--ranks 2] [--rounds 5]
 
-A model and its Adam moments, of so many gigabytes together, are saved once. Then the sides take turns (A B A B), each
-in fresh processes that have built the model and wait; before each turn the files are dropped from the page cache:
+A model and its Adam moments, of this size together, are saved once. Then the sides take turns (A B A B), each in fresh
+processes that have built the model and wait; before each turn the files are dropped from the page cache:
 
-  tandem       what a start does: the ranks read and check each byte once, share it, and agree; then each puts the state
-               in place; then they compare a digest
-  by itself    each rank reads and checks everything into its own memory, and puts it in place
+  tandem       as in a start: the ranks read and check each byte once, share it, and agree; then each loads the state;
+               then they compare a digest
+  by itself    each rank reads and checks everything into its own memory, and loads it
   cat          the files once through `cat`: the disk's own time
 
-Seconds are from the first read until the slowest rank could take its next step. Memory is what the ranks hold together
-(the sum of their proportional set sizes, in which shared pages count once), looked at every few hundredths of a second,
-less what they held before they had built the model. Bytes read are those of read calls.
+Seconds are from the first read until the slowest rank could take its next step. Memory is that of all ranks together
+(the sum of their proportional set sizes, in which shared pages count once), sampled every few hundredths of a second,
+minus their memory before they built the model. Bytes read are those of read calls.
 
 Exit code 1 if a side failed, if Tandem's peak is above GOAL times the state of all ranks, or a byte is read twice.
 """
@@ -44,12 +44,12 @@ from tests.support import ROOT, manifests
 from tests.support.ports import reserved_port
 
 GOAL = 1.2
-"""Memory over the state of all ranks."""
+"""Goal for the memory over the state of all ranks."""
 WIDTH = 4096
 LOOK_SECONDS = 0.03
 LIMIT_SECONDS = 600.0
 COPIES = 3
-"""The weights, and two moments."""
+"""Tensors for each parameter: the weights, and two moments."""
 
 
 def main() -> int:
@@ -72,25 +72,25 @@ def main() -> int:
         print(f"{manifest.size / 1e9:.2f} GB, {options.ranks} ranks, {options.rounds} rounds", flush=True)
         records: dict[str, list[dict[str, float]]] = {name: [] for name in (*SIDES, "cat")}
         for _ in range(options.rounds):
-            for name, found in records.items():
+            for name, turns in records.items():
                 _forget(files)
                 turn = _cat(files) if name == "cat" else _turn(name, Path(folder), options, manifest.size)
-                found.append(turn)
-                told = ", ".join(f"{key} {value:.2f}" for key, value in turn.items())
-                print(f"  {name}: {told}", flush=True)
+                turns.append(turn)
+                figures = ", ".join(f"{key} {value:.2f}" for key, value in turn.items())
+                print(f"  {name}: {figures}", flush=True)
     return exit_code(_conclude(records))
 
 
 def _conclude(records: dict[str, list[dict[str, float]]]) -> list[Verdict]:
     print(f"\n{'':12} {'seconds':>22} {'memory / state':>15} {'read / size':>12}")
-    for name, found in records.items():
-        seconds = sorted(one["seconds"] for one in found)
+    for name, turns in records.items():
+        seconds = sorted(turn["seconds"] for turn in turns)
         line = f"{name:12} {statistics.median(seconds):8.2f} ({seconds[0]:.2f} to {seconds[-1]:.2f})"
         if name != "cat":
-            line += f" {max(one['memory'] for one in found):15.2f} {max(one['read'] for one in found):12.2f}"
+            line += f" {max(turn['memory'] for turn in turns):15.2f} {max(turn['read'] for turn in turns):12.2f}"
         print(line)
-    peak = max(one["memory"] for one in records["tandem"])
-    read = max(one["read"] for one in records["tandem"])
+    peak = max(turn["memory"] for turn in records["tandem"])
+    read = max(turn["read"] for turn in records["tandem"])
     verdicts = [
         Verdict(Outcome.MET if peak <= GOAL else Outcome.MISSED, f"memory ≤ {GOAL} × state", f"at the most {peak:.2f}"),
         Verdict(Outcome.MET if read < 1.01 else Outcome.MISSED, "each byte is read once", f"at the most {read:.3f} ×"),
@@ -121,7 +121,7 @@ def _turn(name: str, folder: Path, options: argparse.Namespace, size: int) -> di
         while not all((folder / f"done-{rank.pid}").exists() for rank in ranks):
             assert time.monotonic() < deadline, "it takes too long"
             assert all(rank.poll() is None for rank in ranks), "a rank has died"
-            peak = max(peak, sum(_held(rank.pid) for rank in ranks))
+            peak = max(peak, sum(_proportional_bytes(rank.pid) for rank in ranks))
             time.sleep(LOOK_SECONDS)
         answers = [json.loads(_line(rank)) for rank in ranks]
     finally:
@@ -143,34 +143,34 @@ def _line(rank: "subprocess.Popen[str]") -> str:
 
 
 def _be_rank(side: Callable[[RunDir, Group, TrainState], None], folder: Path, layers: int) -> None:
-    held = _held(os.getpid())
-    kept = _training(layers)
+    memory = _proportional_bytes(os.getpid())
+    train_state = _training(layers)
     group = Group.join()
     group.barrier()
-    print(json.dumps({"held": held}), flush=True)
+    print(json.dumps({"held": memory}), flush=True)
     sys.stdin.readline()
     read, since = _read(), time.monotonic()
-    side(RunDir(folder / "run"), group, kept)
+    side(RunDir(folder / "run"), group, train_state)
     answer = {"since": since, "until": time.monotonic(), "read": _read() - read}
     (folder / f"done-{os.getpid()}").touch()
     print(json.dumps(answer), flush=True)
     sys.stdin.readline()
 
 
-def _tandem(rundir: RunDir, group: Group, kept: TrainState) -> None:
-    restored = restore(rundir, group, lambda found: kept.check(found.contents))
+def _tandem(rundir: RunDir, group: Group, train_state: TrainState) -> None:
+    restored = restore(rundir, group, lambda loaded: train_state.check(loaded.contents))
     assert restored.loaded is not None
-    kept.load(restored.loaded.contents)
+    train_state.load(restored.loaded.contents)
     restored.loaded = None
     restored.release()
-    compare(group, kept.replicated())
+    compare(group, train_state.replicated())
 
 
-def _by_itself(rundir: RunDir, group: Group, kept: TrainState) -> None:
+def _by_itself(rundir: RunDir, group: Group, train_state: TrainState) -> None:
     manifest = rundir.committed()[0]
     contents = read_contents(rundir.checkpoint(manifest.name), manifest)
-    kept.check(contents)
-    kept.load(contents)
+    train_state.check(contents)
+    train_state.load(contents)
     group.barrier()
 
 
@@ -178,7 +178,7 @@ SIDES = {"tandem": _tandem, "by itself": _by_itself}
 
 
 def _training(layers: int) -> TrainState:
-    """The model as a script would have built it, each page of it touched."""
+    """Build the model like a script, each page of it touched."""
     model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False, device="meta") for _ in range(layers)).to_empty(
         device="cpu"
     )
@@ -215,8 +215,8 @@ def _forget(files: list[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _held(pid: int) -> int:
-    """Proportional set size of a process, bytes."""
+def _proportional_bytes(pid: int) -> int:
+    """Proportional set size of a process, in bytes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

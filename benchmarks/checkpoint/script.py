@@ -1,10 +1,10 @@
 """One rank: steps of a DistributedDataParallel model, and between them saves of each side in turn. Started by torchrun.
 
-A step ends with a small all-reduce in which the ranks tell each other whether the save is done, so that all take the
-same steps after it. It is part of every step, before and after a save.
+A step ends with a small all-reduce in which the ranks agree whether the save is done, so that all take the same steps
+after it. It is part of every step, before and after a save.
 
-Ranks that are elsewhere take no step and save their part: they stand for ranks on other machines, whose processors are
-their own, and leave to the others of this machine what is free there.
+Ranks that are elsewhere take no steps and save their part: they stand for ranks on other machines with processors of
+their own, and leave this machine's free processors to the others.
 """
 
 import argparse
@@ -40,9 +40,9 @@ class Loop:
         # Weights and two moments, four bytes each.
         width = round((megabytes * 1e6 / 12 / LAYERS) ** 0.5)
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS)))
-        here = dist.get_world_size() - elsewhere
-        group = dist.new_group(list(range(here)))
-        self._is_here = dist.get_rank() < here
+        local_ranks = dist.get_world_size() - elsewhere
+        group = dist.new_group(list(range(local_ranks)))
+        self._is_here = dist.get_rank() < local_ranks
         self._parallel: nn.Module = self.model
         if self._is_here:
             self._parallel = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
@@ -51,14 +51,14 @@ class Loop:
         self.steps = 0
 
     def bytes(self) -> int:
-        """Of the state: parameters and moments."""
+        """Size of the state: parameters and moments."""
         states = (tensor for state in self.optimizer.state.values() for tensor in state.values())
         return sum(tensor.nbytes for tensor in [*self.model.parameters(), *states] if isinstance(tensor, Tensor))
 
     def step(self, finished: bool) -> tuple[float, bool]:
         """Take a step. Returns its seconds, and whether all ranks have finished."""
-        began = time.perf_counter()
-        # Elsewhere, too, the optimizer has moments.
+        started = time.perf_counter()
+        # Ranks elsewhere need the optimizer's moments, too.
         if self._is_here or self.steps == 0:
             self._parallel(self._samples).square().mean().backward()
             self.optimizer.step()
@@ -66,7 +66,7 @@ class Loop:
         votes = torch.tensor([float(finished)])
         dist.all_reduce(votes, op=dist.ReduceOp.MIN)
         self.steps += 1
-        return time.perf_counter() - began, bool(votes.item())
+        return time.perf_counter() - started, bool(votes.item())
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     loop = Loop(options.megabytes, options.elsewhere)
     for _ in range(WARM_STEPS):
         loop.step(finished=True)
-    say({"kind": "state", "bytes": loop.bytes(), "ranks": dist.get_world_size()})
+    report({"kind": "state", "bytes": loop.bytes(), "ranks": dist.get_world_size()})
     if options.mode == "time":
         measure_times(loop, options)
     else:
@@ -94,40 +94,40 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def say(record: dict[str, Any]) -> None:
-    """One line of standard output, from rank 0."""
+def report(record: dict[str, Any]) -> None:
+    """Print a record as a line, on rank 0."""
     if dist.get_rank() == 0:
         print(json.dumps(record), flush=True)
 
 
 def over_ranks(value: float) -> list[float]:
-    """A number of each rank, on every rank."""
-    found = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, torch.tensor([value], dtype=torch.float64))
-    return [tensor.item() for tensor in found]
+    """Gather a number from every rank, on every rank."""
+    gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, torch.tensor([value], dtype=torch.float64))
+    return [tensor.item() for tensor in gathered]
 
 
 def measure_times(loop: Loop, options: argparse.Namespace) -> None:
-    """Rounds of all sides in turn. The first one warms up memory and processes and does not count."""
+    """Measure rounds of all sides in turn. The first one warms up memory and processes and is excluded."""
     sides = {
         name: SIDES[name](options.folder / name.replace(" ", "-"), loop.model, loop.optimizer) for name in options.sides
     }
-    began = time.monotonic()
+    started = time.monotonic()
     for number in itertools.count():
-        late = max(over_ranks(float(time.monotonic() - began > options.seconds)))
+        late = max(over_ranks(float(time.monotonic() - started > options.seconds)))
         if number > options.rounds or late:
             break
         for name, side in sides.items():
             record = measure_save(loop, side, options.steps)
             if number > 0:
-                say({"kind": "save", "side": name, "round": number} | record)
+                report({"kind": "save", "side": name, "round": number} | record)
     for side in sides.values():
         side.close()
 
 
 def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
-    """Steps, a save, and the steps that follow until it is done on all ranks."""
-    # What others left to be written must not be written during this one's turn.
+    """Take steps, save, and take the steps that follow until the save is done on all ranks."""
+    # Dirty pages of other sides must not be written during this side's turn.
     dist.barrier()
     if dist.get_rank() == 0:
         os.sync()
@@ -136,14 +136,14 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
         loop.step(finished=True)
     before = [loop.step(finished=True)[0] for _ in range(steps)]
     dist.barrier()
-    began, computed = time.perf_counter(), time.thread_time()
+    started, computed = time.perf_counter(), time.thread_time()
     problem = ""
     try:
         side.save(loop.steps)
     except Exception as error:
-        # A side that fails is counted; the others go on.
+        # A side that fails is counted; the others continue.
         problem = repr(error)
-    blocked, computed = time.perf_counter() - began, time.thread_time() - computed
+    blocked, computed = time.perf_counter() - started, time.thread_time() - computed
     after: list[float] = []
     finished = False
     while len(after) < MIN_AFTER or not finished:
@@ -154,7 +154,7 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
             break
     commit = 0.0
     try:
-        commit = side.ended() - began
+        commit = side.ended() - started
     except RuntimeError as error:
         problem = problem or repr(error)
     record = {
@@ -171,25 +171,25 @@ def measure_save(loop: Loop, side: Side, steps: int) -> dict[str, Any]:
 
 
 def measure_memory(loop: Loop, options: argparse.Namespace) -> None:
-    """What one side adds to the memory of the ranks and their processes, at the most and afterwards."""
+    """Measure the memory that one side adds to the ranks and their processes, at the peak and afterwards."""
     (name,) = options.sides
     for _ in range(options.steps):
         loop.step(finished=True)
     before = proportional_bytes()
-    with peak() as most:
+    with peak() as highest:
         side = SIDES[name](options.folder / "memory", loop.model, loop.optimizer)
         for _ in range(2):
             side.save(loop.steps)
             finished = False
             while not finished:
                 _, finished = loop.step(side.done())
-    record = {"peak": sum(over_ranks(most[0] - before)), "after": sum(over_ranks(proportional_bytes() - before))}
-    say({"kind": "memory", "side": name} | record)
+    record = {"peak": sum(over_ranks(highest[0] - before)), "after": sum(over_ranks(proportional_bytes() - before))}
+    report({"kind": "memory", "side": name} | record)
     side.close()
 
 
 def proportional_bytes() -> int:
-    """Memory of this process and its children; pages that several share are divided among them."""
+    """Memory of this process and its children; shared pages are divided among their processes."""
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
@@ -202,17 +202,17 @@ def proportional_bytes() -> int:
 
 @contextmanager
 def peak() -> Iterator[list[float]]:
-    """The most memory while the block runs, looked at again and again."""
-    most, stop = [0.0], threading.Event()
+    """Sample the peak memory while the block runs."""
+    highest, stop = [0.0], threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         while not stop.wait(SAMPLE_SECONDS):
-            most[0] = max(most[0], float(proportional_bytes()))
+            highest[0] = max(highest[0], float(proportional_bytes()))
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield most
+        yield highest
     finally:
         stop.set()
         thread.join()

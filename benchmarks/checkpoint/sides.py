@@ -1,7 +1,7 @@
-"""The ways to save that are compared. All save the same tensors of the same model and optimizer, into one file system.
+"""The compared ways to save. All save the same tensors of the same model and optimizer, into one file system.
 
-Each is given what it does best with: `dcp` a gloo group of its own (on the training group `async_save` deadlocks), the
-asynchronous ones a stager that they keep, which in the process's case stages into shared memory.
+Each has the settings that suit it best: `dcp` a gloo group of its own (on the training group `async_save` deadlocks),
+the asynchronous ones a permanent stager, which for the process stages into shared memory.
 """
 
 import os
@@ -29,19 +29,19 @@ from tests.support import manifests
 
 
 class Side(Protocol):
-    """One way to save. Made once for each rank; every method is called on all ranks."""
+    """One way to save. Created once for each rank; every method is called on all ranks."""
 
     def save(self, step: int) -> None:
-        """Save, or begin to; what this takes is the time that training stands still."""
+        """Save, or start to; its duration is the stall of training."""
 
     def done(self) -> bool:
-        """Whether what this rank has to do for the last save is done."""
+        """Whether this rank's part of the last save is done."""
 
     def ended(self) -> float:
-        """When the last save was done here, by time.perf_counter.
+        """Time at which the last save was done on this rank, by time.perf_counter.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the save failed.
         """
 
     def clear(self) -> None:
@@ -124,7 +124,7 @@ class _Files:
 
 
 class TorchSave(_Files):
-    """torch.save on rank 0, as most scripts have it: nothing is synced to the disk, nobody else writes."""
+    """torch.save on rank 0, as in most scripts: nothing is synced to the disk, no other rank writes."""
 
     def _save(self, path: Path) -> None:
         if dist.get_rank() == 0:
@@ -182,13 +182,13 @@ class DcpAsyncThread(DcpSave):
 
 
 class DcpAsyncProcess(DcpAsyncThread):
-    """The same in a process that it keeps."""
+    """torch.distributed.checkpoint.async_save in a permanent process."""
 
     KIND, OPTIONS = AsyncCheckpointerType.PROCESS, StagingOptions(False, True, False, False)
 
 
 class Accelerate(_Files):
-    """Accelerator.save_state, which knows of this model and optimizer as if it had prepared them for training."""
+    """Accelerator.save_state, with this model and optimizer as if it had prepared them for training."""
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from accelerate import Accelerator  # type: ignore[import-not-found]
@@ -211,4 +211,4 @@ SIDES: dict[str, Callable[[Path, nn.Module, torch.optim.Optimizer], Side]] = {
     "dcp.async_save, process": DcpAsyncProcess,
     "accelerate": Accelerate,
 }
-"""In the order in which they take turns and are shown."""
+"""Sides in the order of their turns and of the table."""

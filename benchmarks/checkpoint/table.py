@@ -1,4 +1,4 @@
-"""Results as a Markdown table. Pure: records in, text out. A failure stays in every count."""
+"""Results as a Markdown table. Pure: records in, text out. A failure is counted everywhere."""
 
 import math
 import statistics
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 EVERY = 50
-"""Steps from save to save, for the share of the time that saves cost."""
+"""Steps between two saves, for the share of training time."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one side's saves cost, in seconds; medians over its saves unless said otherwise."""
+    """Cost of one side's saves, in seconds; medians over its saves unless stated otherwise."""
 
     saves: int
     failed: int
     blocked: list[float]
-    """Of each save, in order of size: training stood still on the slowest rank."""
+    """Stall of training on the slowest rank for each save, in ascending order."""
     computed: float
-    """What of that the training thread itself was on a processor: on busy cores it also waits for its turn."""
+    """Processor time of the training thread in the stall: on busy cores it also waits for its turn."""
     commit: float
-    """From the call until all ranks were done."""
+    """Time from the call until all ranks are done."""
     step: float
     """A step without a save."""
     slower: float
     """Steps during the commit over steps without a save."""
     total: float
-    """What a save adds to the time of training: blocked, and what the steps until its end took longer."""
+    """Time that a save adds to training: the stall, and the slowdown of the steps until its end."""
 
     @property
     def share(self) -> float:
-        """Part of the training time, with a save every EVERY steps."""
+        """Share of the training time, with a save every EVERY steps."""
         return self.total / (EVERY * self.step + self.total)
 
 
 def cost(records: Sequence[dict[str, Any]], side: str) -> Cost | None:
-    """What a side's saves cost; None if none succeeded."""
+    """Compute the cost of a side's saves; None if none succeeded."""
     saves = [record for record in records if record["kind"] == "save" and record["side"] == side]
     good = [record for record in saves if not record["failed"]]
     if not good:
@@ -65,7 +65,7 @@ def p95(ordered: Sequence[float]) -> float:
 
 
 def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
-    """The table."""
+    """Format the table."""
     memory = {record["side"]: record for record in records if record["kind"] == "memory"}
     lines = [
         "| side | saves | blocked, s: median, p95, range | computing | done after, s | steps meanwhile "
@@ -73,18 +73,18 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for side in sides:
-        found, held = cost(records, side), memory.get(side)
-        space = "–" if held is None else f"{held['peak'] / 1e9:.2f}, {held['after'] / 1e9:.2f}"
-        if found is None:
+        side_cost, side_memory = cost(records, side), memory.get(side)
+        space = "–" if side_memory is None else f"{side_memory['peak'] / 1e9:.2f}, {side_memory['after'] / 1e9:.2f}"
+        if side_cost is None:
             failed = sum(record["kind"] == "save" and record["side"] == side for record in records)
             lines.append(f"| {side} | 0 of {failed} | – | – | – | – | – | – | {space} |")
             continue
-        low, high = found.blocked[0], found.blocked[-1]
-        middle = statistics.median(found.blocked)
+        low, high = side_cost.blocked[0], side_cost.blocked[-1]
+        middle = statistics.median(side_cost.blocked)
         lines.append(
-            f"| {side} | {found.saves - found.failed} of {found.saves} "
-            f"| **{middle:.3f}**, {p95(found.blocked):.3f}, {low:.3f} to {high:.3f} "
-            f"| {found.computed:.3f} | {found.commit:.2f} "
-            f"| × {found.slower:.2f} | {found.total:.2f} | {found.share:.1%} | {space} |"
+            f"| {side} | {side_cost.saves - side_cost.failed} of {side_cost.saves} "
+            f"| **{middle:.3f}**, {p95(side_cost.blocked):.3f}, {low:.3f} to {high:.3f} "
+            f"| {side_cost.computed:.3f} | {side_cost.commit:.2f} "
+            f"| × {side_cost.slower:.2f} | {side_cost.total:.2f} | {side_cost.share:.1%} | {space} |"
         )
     return "\n".join(lines)

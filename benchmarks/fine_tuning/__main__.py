@@ -32,21 +32,21 @@ from benchmarks.fine_tuning import kill, verdict
 from benchmarks.fine_tuning.record import Resumed
 from benchmarks.fine_tuning.sides import SKIP, Case, Run, sides, tandem_with_evaluators, trl
 from benchmarks.fine_tuning.work import BATCH, LENGTH, plan, prepare
-from benchmarks.goals import Outcome, Verdict, at_most, exit_code
+from benchmarks.goals import Outcome, Verdict, exit_code, judge_median
 from benchmarks.throughput.sides import Failure
-from benchmarks.throughput.verdict import clock_ratios, processor_ratios, shown
+from benchmarks.throughput.verdict import clock_ratios, processor_ratios, summary
 from benchmarks.turns import in_turns
 
 PARTS = ("unpacked", "packed", "evaluation", "kill")
 EVERY = 50
 """Steps between two evaluations."""
-OURS = "Tandem"
+TANDEM = "Tandem"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all parts need."""
+    """Settings that all parts share."""
 
     work: Path
     rounds: int
@@ -54,16 +54,16 @@ class Bench:
     seeds: Sequence[int]
 
     def case(self, number: int, packing: bool = False, steps: int | None = None) -> Case:
-        """That of a round."""
+        """Case of a round."""
         seed = self.seeds[number % len(self.seeds)]
-        made = plan(self.work, packing, seed, steps or self.steps)
-        file = self.work / f"plan-{packing}-{seed}-{made.steps}.json"
-        made.write(file)
-        return Case(self.work, packing, seed, made, file)
+        steps_plan = plan(self.work, packing, seed, steps or self.steps)
+        file = self.work / f"plan-{packing}-{seed}-{steps_plan.steps}.json"
+        steps_plan.write(file)
+        return Case(self.work, packing, seed, steps_plan, file)
 
 
 def main() -> None:
-    """Measure, print what came out, and end with the code of the verdicts."""
+    """Measure, print the results, and end with the code of the verdicts."""
     options = _options()
     print(
         f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, batch {BATCH}×{LENGTH}; GPUs: not measured", flush=True
@@ -80,96 +80,102 @@ def main() -> None:
         if "kill" in options.only:
             verdicts += killed(bench)
     print()
-    for one in verdicts:
-        print(one)
+    for result in verdicts:
+        print(result)
     sys.exit(exit_code(verdicts))
 
 
 def throughput(bench: Bench, packing: bool) -> list[Verdict]:
-    """Speed, padding, memory and held-out loss at equal tokens."""
+    """Compare speed, padding, memory and held-out loss at equal tokens."""
     print(f"\n{'packed' if packing else 'unpacked'}, {bench.steps} steps", flush=True)
     runs, problems = _in_turns(bench, sides(packing), lambda number: bench.case(number, packing))
     if problems:
         return problems
     verdicts = []
     for other in runs:
-        if other != OURS:
-            ours, theirs = ([run and run.measurement for run in runs[side]] for side in (OURS, other))
-            print(f"  {OURS} / {other}: by the clock {shown(clock_ratios(ours, theirs))}")
-            print(f"    processor seconds {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}", flush=True)
-            verdicts += verdict.compared(runs[OURS], runs[other], other, packing)
+        if other != TANDEM:
+            own_runs, other_runs = ([run and run.measurement for run in runs[side]] for side in (TANDEM, other))
+            print(f"  {TANDEM} / {other}: by the clock {summary(clock_ratios(own_runs, other_runs))}")
+            print(
+                f"    processor seconds {summary(processor_ratios(own_runs, other_runs, lambda use: use.ranks))}",
+                flush=True,
+            )
+            verdicts += verdict.compared(runs[TANDEM], runs[other], other, packing)
     return verdicts
 
 
 def evaluation(bench: Bench) -> list[Verdict]:
-    """Training with evaluation."""
+    """Compare training with evaluation."""
     steps = max(2 * EVERY, bench.steps // EVERY * EVERY)
     print(f"\nunpacked, {steps} steps, with evaluation every {EVERY}", flush=True)
 
     def case(number: int) -> Case:
         return replace(bench.case(number, steps=steps), every=EVERY, save_every=EVERY)
 
-    runs, problems = _in_turns(bench, {OURS: tandem_with_evaluators, "TRL": trl}, case)
+    runs, problems = _in_turns(bench, {TANDEM: tandem_with_evaluators, "TRL": trl}, case)
     if problems:
         return problems
-    for side, some in runs.items():
+    for side, side_runs in runs.items():
         print(
-            f"  {side}: from the first step to the last score {_spread([one.evaluated_seconds for one in some if one])}"
+            f"  {side}: from the first step to the last score "
+            f"{_spread([run.evaluated_seconds for run in side_runs if run])}"
         )
-    return verdict.evaluated(runs[OURS], runs["TRL"])
+    return verdict.evaluated(runs[TANDEM], runs["TRL"])
 
 
 def killed(bench: Bench) -> list[Verdict]:
-    """A kill, and a resume on another world."""
+    """Compare a kill, and the resume on another world size."""
     print(f"\na rank killed after step {kill.KILL_AFTER}, a state every {kill.SAVE_EVERY}: 2 ranks, then 1", flush=True)
     measures: dict[str, Callable[[Case], Resumed]] = {
-        OURS: kill.tandem,
+        TANDEM: kill.tandem,
         "TRL": lambda case: kill.trl(case, keep_batch=False),
         "TRL, micro-batches doubled": lambda case: kill.trl(case, keep_batch=True),
     }
-    found: dict[str, list[Resumed | None]] = {side: [] for side in measures}
+    recoveries: dict[str, list[Resumed | None]] = {side: [] for side in measures}
     for number in range(bench.rounds):
         case = replace(bench.case(number, steps=kill.STEPS), save_every=kill.SAVE_EVERY)
         for side in measures if number % 2 == 0 else reversed(measures):
-            found[side].append(_measured(partial(measures[side], case), f"{number + 1}/{bench.rounds} {side}"))
-    goal = f"{OURS}, killed and resumed"
-    if None in found[OURS]:
-        return [Verdict(Outcome.MISSED, goal, f"{found[OURS].count(None)} of {bench.rounds} failed")]
-    ours = [one for one in found[OURS] if one]
-    seconds = [one.seconds for one in ours]
-    verdicts = [verdict.without_gap(OURS, ours)]
-    for side, some in found.items():
-        if side != OURS and (theirs := [one.seconds for one in some if one]):
-            words = f"{goal}: next new step no later than {side}"
-            verdicts.append(at_most(words, seconds, statistics.median(theirs)))
+            recoveries[side].append(_measured(partial(measures[side], case), f"{number + 1}/{bench.rounds} {side}"))
+    goal = f"{TANDEM}, killed and resumed"
+    if None in recoveries[TANDEM]:
+        return [Verdict(Outcome.MISSED, goal, f"{recoveries[TANDEM].count(None)} of {bench.rounds} failed")]
+    own = [resumed for resumed in recoveries[TANDEM] if resumed]
+    seconds = [resumed.seconds for resumed in own]
+    verdicts = [verdict.without_gap(TANDEM, own)]
+    for side, resumes in recoveries.items():
+        if side != TANDEM and (other_seconds := [resumed.seconds for resumed in resumes if resumed]):
+            title = f"{goal}: next new step no later than {side}"
+            verdicts.append(judge_median(title, seconds, statistics.median(other_seconds)))
     return verdicts
 
 
 def _in_turns(
     bench: Bench, measures: Mapping[str, Callable[[Case], Run]], case: Callable[[int], Case]
 ) -> tuple[dict[str, list[Run | None]], list[Verdict]]:
-    """The runs of each side, round after round; and why they may not be compared."""
+    """Measure the runs of each side, round after round; returns them, and reasons why they must not be compared."""
     runs: dict[str, list[Run | None]] = {side: [] for side in measures}
     problems: list[str] = []
     largest = 0.0
     for number in range(bench.rounds):
-        one = case(number)
-        found = in_turns(
+        current = case(number)
+        by_side = in_turns(
             {
-                side: partial(_measured, partial(measure, one), f"{number + 1}/{bench.rounds} {side}")
+                side: partial(_measured, partial(measure, current), f"{number + 1}/{bench.rounds} {side}")
                 for side, measure in measures.items()
             },
             number,
         )
-        for side, run in found.items():
+        for side, run in by_side.items():
             runs[side].append(run)
-        steps = {side: run.steps for side, some in runs.items() if (run := some[-1])}
-        problems += [f"round {number + 1}: {words}" for words in verdict.admitted(one.plan, steps)]
-        if OURS in steps:
-            largest = max(largest, *(verdict.largest_difference(steps[OURS], some)[0] for some in steps.values()))
-    for side, some in runs.items():
-        good = [run for run in some if run]
-        print(f"  {side}: failed {some.count(None)} of {len(some)}", end="")
+        steps = {side: run.steps for side, side_runs in runs.items() if (run := side_runs[-1])}
+        problems += [f"round {number + 1}: {problem}" for problem in verdict.admitted(current.plan, steps)]
+        if TANDEM in steps:
+            largest = max(
+                largest, *(verdict.largest_difference(steps[TANDEM], side_steps)[0] for side_steps in steps.values())
+            )
+    for side, side_runs in runs.items():
+        good = [run for run in side_runs if run]
+        print(f"  {side}: failed {side_runs.count(None)} of {len(side_runs)}", end="")
         if good:
             print(
                 f"; tokens/s {_spread([run.measurement.throughput for run in good])}, processor ms a step "
@@ -179,20 +185,20 @@ def _in_turns(
                 end="",
             )
         print(flush=True)
-    print(f"  first {verdict.STEPS} losses: they differ by {largest:.1e} of {OURS}'s at the most", flush=True)
+    print(f"  first {verdict.STEPS} losses: they differ by {largest:.1e} of {TANDEM}'s at the most", flush=True)
     goal = f"the same documents, and the first {verdict.STEPS} losses within {verdict.TOLERANCE:g}"
     return runs, [Verdict(Outcome.MISSED, goal, "; ".join(problems))] if problems else []
 
 
-def _measured(measure: Callable[[], T], what: str) -> T | None:
-    """What came out; None where it failed. Either is printed."""
+def _measured(measure: Callable[[], T], label: str) -> T | None:
+    """Measure; None if that failed. Prints the result."""
     try:
-        found = measure()
+        result = measure()
     except Failure as failure:
-        print(f"  {what}: FAILED: {failure}", flush=True)
+        print(f"  {label}: FAILED: {failure}", flush=True)
         return None
-    print(f"  {what}: {found}", flush=True)
-    return found
+    print(f"  {label}: {result}", flush=True)
+    return result
 
 
 def _spread(values: Sequence[float]) -> str:

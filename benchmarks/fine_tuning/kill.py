@@ -1,13 +1,13 @@
-"""One of two ranks is killed, and the run goes on with one: what is lost of the data, and how long it takes.
+"""One of two ranks is killed, and the run continues with one: the lost data, and the time.
 
-All sides save every SAVE_EVERY steps. Once step KILL_AFTER is complete, a rank is ended with SIGKILL. What follows is
-what each side is made for:
+All sides save every SAVE_EVERY steps. Once step KILL_AFTER is complete, a rank is killed with SIGKILL. Then each side
+does what it is made for:
 
-- Tandem: with its rank its agent dies, as with a lost node. The worker that is left goes on by itself.
-- TRL: all that is left of the run is ended in the same moment, and it is started again at once with one rank. So it
-  need not wait for its launcher to find out, nor for a person.
+- Tandem: the agent dies with its rank, as with a lost node. The remaining worker continues by itself.
+- TRL: everything that remains of the run is killed in the same moment, and it is started again at once with one rank.
+  So it needs to wait neither for its launcher to notice, nor for a person.
 
-Documents are counted that the model has learned from in the end (`verdict.gap`).
+The counted documents are those that the final model has learned from (`verdict.gap`).
 """
 
 import os
@@ -27,7 +27,7 @@ from benchmarks.fine_tuning.sides import OFFLINE, WITH_TRL, Case, log_steps, tan
 from benchmarks.fine_tuning.verdict import gap
 from benchmarks.fine_tuning.work import BATCH
 from benchmarks.throughput.sides import Failure
-from tandem.job import Elasticity
+from tandem.job.resource import Elasticity
 from tests.support.elastic import Elastic
 from tests.support.lines import read_lines
 from tests.support.zygote import Forked
@@ -40,43 +40,43 @@ WORKERS = "worker-0", "worker-1"
 
 
 def tandem(case: Case) -> Resumed:
-    """Two workers, one of which is lost. The coordinator and the agents are started without `tandem run`, which would
-    start another worker before the group has formed again.
+    """Run two workers, one of which is lost. The coordinator and the agents are started without `tandem run`, which
+    would start another worker before the group has formed again.
 
     Raises:
-        Failure: it did not go on with one rank, to its end.
+        Failure: the run did not continue with one rank to its end.
     """
     with tempfile.TemporaryDirectory() as name:
         spec = tandem_spec(case, evaluators={"replicas": 0}, workers={"replicas": 2, "minReplicas": 1})
-        # As they come, and not as tests set them.
+        # The default settings instead of those of tests.
         job = Elastic(Path(name), elasticity=Elasticity().dump(), **spec)
         job.extra |= OFFLINE
 
         def phases() -> list[list[Step]]:
-            # One of each generation.
+            # One phase for each generation.
             return [log_steps(path, case.plan) for path in sorted(job.rundir.log.glob("train-g*.jsonl"))]
 
         with job:
             job.start(*WORKERS)
             output = Path(name, f"{WORKERS[0]}.txt")
             _await_step(job.agents[WORKERS[0]], output, phases)
-            at = job.kill_agent(WORKERS[1])
+            killed_at = job.kill_agent(WORKERS[1])
             _await_end(job.agents[WORKERS[0]], output)
         starts = [line for line in read_lines(job.rundir.log / "train-g000002.jsonl")[0] if line["kind"] == "start"]
         if not starts or starts[0]["worldSize"] != 1:
             raise Failure(f"went on otherwise than with one rank: {starts}")
-        return _resumed(case, phases(), at)
+        return _resumed(case, phases(), killed_at)
 
 
 def trl(case: Case, keep_batch: bool) -> Resumed:
-    """SFTTrainer under torchrun with two ranks, then `resume_from_checkpoint` with one.
+    """Run SFTTrainer under torchrun with two ranks, then `resume_from_checkpoint` with one.
 
     Args:
-        keep_batch: twice as many micro-batches make a step of the one rank, as its user has to remember. Otherwise
-            the command is the same, and a step has half of the rows.
+        keep_batch: a step of the one rank has twice as many micro-batches, as its user has to remember. Otherwise the
+            command is the same, and a step has half of the rows.
 
     Raises:
-        Failure: it did not go on to its end.
+        Failure: the run did not continue to its end.
     """
     with tempfile.TemporaryDirectory() as name:
         output_file, output = Path(name, "output.txt"), Path(name, "output")
@@ -86,20 +86,20 @@ def trl(case: Case, keep_batch: bool) -> Resumed:
         doubled = ["--accumulate", "2"] if keep_batch else []
 
         def steps(paths: Iterable[Path]) -> list[Step]:
-            return [one for path in paths for one in read(path)[0]]
+            return [step for path in paths for step in read(path)[0]]
 
         with _running(output_file, [*TORCHRUN, "--nproc-per-node=2", *shared]) as process:
             _await_step(process, output_file, lambda: [steps(output.glob("record-*.jsonl"))])
-            at = _kill([*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)])
+            killed_at = _kill([*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)])
         before = set(output.glob("record-*.jsonl"))
         with _running(output_file, [*TORCHRUN, "--nproc-per-node=1", *shared, "--resume", *doubled]) as process:
             _await_end(process, output_file)
-        return _resumed(case, [steps(before), steps(set(output.glob("record-*.jsonl")) - before)], at)
+        return _resumed(case, [steps(before), steps(set(output.glob("record-*.jsonl")) - before)], killed_at)
 
 
 @contextmanager
 def _running(output_file: Path, command: Sequence[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    """A run, of which nothing is left afterwards."""
+    """Run a command, and kill everything that remains of it afterwards."""
     variables = {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(output_file.with_name("cache"))}
     with output_file.open("ab") as output:
         process = subprocess.Popen(
@@ -119,7 +119,7 @@ def _running(output_file: Path, command: Sequence[str]) -> "Iterator[subprocess.
 
 def _await_step(process: Process, output: Path, phases: Callable[[], list[list[Step]]]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while max((one.step for phase in phases() for one in phase), default=0) < KILL_AFTER:
+    while max((step.step for phase in phases() for step in phase), default=0) < KILL_AFTER:
         if process.poll() is not None or time.monotonic() > deadline:
             raise Failure(f"ended before it was killed:\n{output.read_text()[-2000:]}")
         time.sleep(BETWEEN_LOOKS)
@@ -135,19 +135,19 @@ def _await_end(process: Process, output: Path) -> None:
 
 
 def _kill(processes: Sequence[psutil.Process]) -> float:
-    """End them all with SIGKILL; when that was, seconds since the epoch."""
-    at = time.time()
-    for one in processes:
+    """Kill processes with SIGKILL; returns the time, in seconds since the epoch."""
+    killed_at = time.time()
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            one.send_signal(signal.SIGKILL)
-    return at
+            process.send_signal(signal.SIGKILL)
+    return killed_at
 
 
-def _resumed(case: Case, phases: Sequence[Sequence[Step]], at: float) -> Resumed:
+def _resumed(case: Case, phases: Sequence[Sequence[Step]], killed_at: float) -> Resumed:
     before, *after = phases
-    most = max(one.step for one in before)
-    again = [one.at for phase in after for one in phase]
-    new = [one.at for phase in after for one in phase if one.step > most]
+    last = max(step.step for step in before)
+    repeated = [step.at for phase in after for step in phase]
+    new = [step.at for phase in after for step in phase if step.step > last]
     if not new:
-        raise Failure(f"took no step after step {most}")
-    return Resumed(*gap(case.plan, phases), min(again) - at, min(new) - at)
+        raise Failure(f"took no step after step {last}")
+    return Resumed(*gap(case.plan, phases), min(repeated) - killed_at, min(new) - killed_at)

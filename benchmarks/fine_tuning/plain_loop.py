@@ -20,16 +20,16 @@ from benchmarks.fine_tuning.work import BATCH, CLIP_NORM, LEARNING_RATE, LENGTH,
 
 
 def documents(folder: Path, tokenizer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and labels of each, [tokens]."""
-    found = []
+    """Tokens and labels of each document, [tokens]."""
+    pairs = []
     for line in (folder / TRAIN).read_text().splitlines():
         sample = json.loads(line)
         prompt = tokenizer(sample["prompt"])["input_ids"]
         tokens = torch.tensor([*prompt, *tokenizer(sample["completion"])["input_ids"], tokenizer.eos_token_id])
         labels = tokens.clone()
         labels[: len(prompt)] = -100
-        found.append((tokens[:LENGTH], labels[:LENGTH]))
-    return found
+        pairs.append((tokens[:LENGTH], labels[:LENGTH]))
+    return pairs
 
 
 def collate(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ def collate(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     tokens, labels = zip(*samples, strict=True)
     return {
         "input_ids": pad_sequence(tokens, batch_first=True),
-        "attention_mask": pad_sequence([torch.ones_like(one) for one in tokens], batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True),
         "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
     }
 
@@ -57,13 +57,13 @@ def main() -> None:
     divisor = torch.tensor(BATCH * plan.targets)
     loader = DataLoader(rows, batch_size=BATCH, sampler=plan.order, collate_fn=collate)
     for step, batch in enumerate(loader, start=1):
-        seen = split(batch["input_ids"], batch["attention_mask"], None)
+        digests = split(batch["input_ids"], batch["attention_mask"], None)
         loss = model(**batch, use_cache=False, num_items_in_batch=divisor).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        record.saw(seen, batch["input_ids"].numel(), loss.item())
+        record.saw(digests, batch["input_ids"].numel(), loss.item())
         record.stepped(step)
     record.close()
     model.save_pretrained(options.output / "final")

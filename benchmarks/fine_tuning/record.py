@@ -1,4 +1,5 @@
-"""What a side has trained on, a line a step, as all but Tandem write it. Tandem's training log says the same."""
+"""The training record of a side, a line for each step, as all sides but Tandem write it; Tandem's training log has
+the same data."""
 
 import json
 from collections.abc import Sequence
@@ -10,52 +11,52 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One rank's part of a step."""
+    """Part of a step that one rank took."""
 
     step: int
-    """Steps completed with it, from 1."""
+    """Number of the step, from 1."""
     at: float
-    """When it was complete, seconds since the epoch."""
+    """End of the step, in seconds since the epoch."""
     loss: float
-    """Of all micro-batches together."""
+    """Loss of all micro-batches together."""
     documents: list[str]
-    """Digests of what it was trained on."""
+    """Digests of the documents that it was trained on."""
     width: int
     """Tokens of its batches, with padding."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """An evaluation on what is held out."""
+    """Evaluation on the held-out documents."""
 
     step: int
     at: float
-    """When it was known."""
+    """Time of the result."""
     loss: float
     """Nats for each token."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a kill cost."""
+    """Cost of a kill."""
 
     lost: int
     """Documents that the model never learned from."""
     repeated: int
-    again: int
-    """Steps that were computed again, since the last state that was saved."""
+    recomputed: int
+    """Steps that were computed again, since the last saved state."""
     first: float
     """Seconds from the kill to the end of the first step after it."""
     seconds: float
-    """From the kill to the end of the first step that had not been taken before."""
+    """Seconds from the kill to the end of the first step that had not been taken before."""
 
     def __str__(self) -> str:
-        data = f"{self.lost} documents lost, {self.repeated} repeated, {self.again} steps computed again"
+        data = f"{self.lost} documents lost, {self.repeated} repeated, {self.recomputed} steps computed again"
         return f"{data}, {self.first:.1f} s to the next step, {self.seconds:.1f} s to the next new one"
 
 
 class Record:
-    """Writes lines. Each is in the file before the next step begins, for a rank that is killed writes no more."""
+    """Writes lines, each before the next step starts, as a rank that is killed writes no more."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
@@ -63,18 +64,18 @@ class Record:
         self._width, self._loss = 0, 0.0
 
     def saw(self, documents: Sequence[str], width: int, loss: float) -> None:
-        """A micro-batch was learned from."""
+        """Record a micro-batch."""
         self._documents += documents
         self._width += width
         self._loss += loss
 
     def stepped(self, step: int) -> None:
-        """The optimizer has taken its step."""
+        """Record the end of a step."""
         self._write(step=step, at=time(), loss=self._loss, documents=self._documents, width=self._width)
         self._documents, self._width, self._loss = [], 0, 0.0
 
     def scored(self, step: int, loss: float) -> None:
-        """The held-out documents were evaluated."""
+        """Record an evaluation."""
         self._write(kind="score", step=step, at=time(), loss=loss)
 
     def close(self) -> None:
@@ -86,7 +87,7 @@ class Record:
 
 
 def read(path: Path) -> tuple[list[Step], list[Score]]:
-    """What was written so far; a line that is being written is left out."""
+    """Read the lines so far, without one that is incomplete."""
     text = path.read_text() if path.exists() else ""
     steps, scores = [], []
     for line in text[: text.rfind("\n") + 1].splitlines():

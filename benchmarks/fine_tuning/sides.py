@@ -1,4 +1,4 @@
-"""One measurement of a side: fresh processes with one rank of one thread, and what they wrote down."""
+"""Measurement of one side: fresh processes with one rank of one thread, and their record."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.fine_tuning.record import Score, Step, read
 from benchmarks.fine_tuning.work import MODEL, Plan, held_out_loss, loop, parameters
 from benchmarks.throughput.sides import Course, Failure, Measurement, watched
-from tandem.launch import RUN_DIR
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
@@ -26,7 +26,7 @@ from tests.support.lines import read_lines
 from tests.support.processes import TANDEM
 
 SKIP = 10
-"""First steps that do not count: memory and caches warm up."""
+"""First steps that are excluded: memory and caches warm up."""
 NEVER = 1_000_000
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
 WITH_TRL, PLAIN = "benchmarks.fine_tuning.with_trl", "benchmarks.fine_tuning.plain_loop"
@@ -34,45 +34,45 @@ WITH_TRL, PLAIN = "benchmarks.fine_tuning.with_trl", "benchmarks.fine_tuning.pla
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be measured."""
+    """Case to measure."""
 
     work: Path
-    """The folder of `work.prepare`."""
+    """Folder of `work.prepare`."""
     packing: bool
     seed: int
     plan: Plan
     plan_file: Path
     every: int = 0
-    """Steps between two evaluations; 0: none."""
+    """Steps between two evaluations; 0 for none."""
     save_every: int = 0
-    """Steps between two states that are saved; 0: only the last one is. Tandem evaluates those that are saved."""
+    """Steps between two saved states; 0 for the last one only. Tandem evaluates saved states."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run showed."""
+    """Result of one run."""
 
     measurement: Measurement
-    """Its throughput is tokens a second, without padding."""
+    """Speed; the throughput is tokens a second, without padding."""
     steps: list[Step]
     padding: float
-    """Share of the tokens of its batches."""
+    """Share of padding in the tokens of its batches."""
     peak: float
-    """Resident memory of the rank at the most, MB of 10^6 bytes."""
+    """Peak resident memory of the rank, MB of 10^6 bytes."""
     held_out: float
-    """Loss of its last weights, nats for each token that is held out."""
+    """Loss of its last weights, nats for each held-out token."""
     scores: list[Score]
-    """Of its own evaluations."""
+    """Its own evaluations."""
 
     @property
     def evaluated_seconds(self) -> float:
-        """From the end of the first step until the last evaluation, or the last step, whichever is later."""
+        """Seconds from the end of the first step until the last evaluation, or the last step if that is later."""
         return max(self.steps[-1].at, *(score.at for score in self.scores), 0.0) - self.steps[0].at
 
     def known_loss(self, seconds: float) -> float:
-        """The last score that was known so long after the end of the first step; infinite where there was none."""
-        known = [score for score in self.scores if score.at - self.steps[0].at <= seconds]
-        return max(known, key=lambda score: score.step).loss if known else math.inf
+        """The last score known this long after the end of the first step; infinite without one."""
+        earlier = [score for score in self.scores if score.at - self.steps[0].at <= seconds]
+        return max(earlier, key=lambda score: score.step).loss if earlier else math.inf
 
     def __str__(self) -> str:
         use = self.measurement.use
@@ -84,10 +84,10 @@ class Run:
 
 
 def tandem(case: Case) -> Run:
-    """Tandem's trainer, started by torchrun, with its log and the last checkpoint.
+    """Run Tandem's trainer, started by torchrun, with its log and the last checkpoint.
 
     Raises:
-        Failure: it did not do its work.
+        Failure: the run failed.
     """
     with tempfile.TemporaryDirectory() as name:
         job = manifests.job("bench", **tandem_spec(case))
@@ -100,10 +100,10 @@ def tandem(case: Case) -> Run:
 
 
 def tandem_with_evaluators(case: Case) -> Run:
-    """`tandem run`, the rank on one core, and an evaluator process on the other, which evaluates every checkpoint.
+    """Run `tandem run`, the rank on one core, and an evaluator process on the other, which evaluates every checkpoint.
 
     Raises:
-        Failure: it did not do its work, or a checkpoint was not evaluated.
+        Failure: the run failed, or a checkpoint was not evaluated.
     """
     with tempfile.TemporaryDirectory() as name:
         manifest, run_dir = Path(name, "job.yaml"), RunDir(Path(name, "run"))
@@ -112,9 +112,9 @@ def tandem_with_evaluators(case: Case) -> Run:
         command = [TANDEM, "run", str(manifest), "--run-dir", str(run_dir.path), "--pin"]
         course = watched(command, Path(name), _is_forked, case.plan.steps, OFFLINE)
         scores = [
-            Score(found["step"], found["finishedAt"], math.log(found["metrics"]["perplexity"]))
+            Score(result["step"], result["finishedAt"], math.log(result["metrics"]["perplexity"]))
             for path in sorted(run_dir.evaluations.glob("step-*/g000001.json"))
-            for found in [json.loads(path.read_text())]
+            for result in [json.loads(path.read_text())]
         ]
         run = _of_tandem(case, run_dir, course, scores)
     if len(scores) < case.plan.steps // case.every:
@@ -123,38 +123,38 @@ def tandem_with_evaluators(case: Case) -> Run:
 
 
 def trl(case: Case) -> Run:
-    """TRL's SFTTrainer, in one process without a launcher, which evaluates in between where that is asked.
+    """Run TRL's SFTTrainer in one process without a launcher, which evaluates in between if specified.
 
     Raises:
-        Failure: it did not do its work.
+        Failure: the run failed.
     """
     options = ["--packing"] if case.packing else []
     return _recorded(case, WITH_TRL, [*options, *(["--evaluate-every", str(case.every)] if case.every else [])])
 
 
 def plain(case: Case) -> Run:
-    """The plain loop, which packs nothing.
+    """Run the plain loop, which packs nothing.
 
     Raises:
-        Failure: it did not do its work.
+        Failure: the run failed.
     """
     return _recorded(case, PLAIN, [])
 
 
 def sides(packing: bool) -> dict[str, Callable[[Case], Run]]:
-    """Those that can do it, in the order of their turns."""
+    """Sides that support the packing, in the order of their turns."""
     return {"Tandem": tandem, "TRL": trl} | ({} if packing else {"plain loop": plain})
 
 
 def log_steps(path: Path, plan: Plan) -> list[Step]:
-    """What one of Tandem's training logs says. Steps of other rows than the plan's have no documents."""
-    found = []
+    """Read the steps of one of Tandem's training logs. Steps with other rows than the plan's have no documents."""
+    steps = []
     for line in read_lines(path)[0]:
         if line["kind"] == "step":
             index = line["step"] - 1
             documents = plan.documents[index] if line.get("ids") == plan.ids[index] else []
-            found.append(Step(line["step"], line["time"], line["loss"], documents, plan.widths[index]))
-    return found
+            steps.append(Step(line["step"], line["time"], line["loss"], documents, plan.widths[index]))
+    return steps
 
 
 def tandem_spec(case: Case, **more: Any) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def tandem_spec(case: Case, **more: Any) -> dict[str, Any]:
 
 
 def _of_tandem(case: Case, run_dir: RunDir, course: Course, scores: Sequence[Score] = ()) -> Run:
-    steps = [one for path in sorted(run_dir.log.glob("train-g*.jsonl")) for one in log_steps(path, case.plan)]
+    steps = [step for path in sorted(run_dir.log.glob("train-g*.jsonl")) for step in log_steps(path, case.plan)]
     committed = run_dir.committed()
     if not committed or committed[0].step != case.plan.steps:
         raise Failure("the last step was not saved")
@@ -197,29 +197,29 @@ def _run(
     scores: Sequence[Score],
 ) -> Run:
     plan = case.plan
-    if [one.step for one in steps] != list(range(1, plan.steps + 1)):
+    if [entry.step for entry in steps] != list(range(1, plan.steps + 1)):
         raise Failure(f"{len(steps)} steps, and not each of {plan.steps} once")
-    ends = [one.at for one in steps]
-    own = [replace(one, at=course.running(one.at)) for one in steps]
+    ends = [entry.at for entry in steps]
+    own = [replace(entry, at=course.running(entry.at)) for entry in steps]
     tokens = sum(plan.tokens[SKIP:]) / (own[-1].at - own[SKIP - 1].at)
     model = AutoModelForCausalLM.from_pretrained(case.work / MODEL).eval()
     # The last layer is tied to the first.
-    lacking = model.load_state_dict(dict(weights), strict=False)
-    if lacking.unexpected_keys or set(lacking.missing_keys) - {"lm_head.weight"}:
-        raise Failure(f"other weights than the model's: {lacking}")
+    differing = model.load_state_dict(dict(weights), strict=False)
+    if differing.unexpected_keys or set(differing.missing_keys) - {"lm_head.weight"}:
+        raise Failure(f"other weights than the model's: {differing}")
     return Run(
-        measurement=Measurement(tokens, course.use(ends, SKIP), own[0].at - course.began),
+        measurement=Measurement(tokens, course.use(ends, SKIP), own[0].at - course.started),
         steps=own,
-        padding=1 - sum(plan.tokens) / sum(one.width for one in steps),
-        peak=max(look.peak for look in course.looks),
+        padding=1 - sum(plan.tokens) / sum(entry.width for entry in steps),
+        peak=max(sample.peak for sample in course.samples),
         held_out=held_out_loss(case.work, model),
-        scores=[replace(one, at=course.running(one.at)) for one in scores],
+        scores=[replace(entry, at=course.running(entry.at)) for entry in scores],
     )
 
 
 def _is_tandem(process: psutil.Process) -> bool:
-    words = process.cmdline()
-    return "tandem_trainer" in words and "torch.distributed.run" not in words
+    args = process.cmdline()
+    return "tandem_trainer" in args and "torch.distributed.run" not in args
 
 
 def _is_forked(process: psutil.Process) -> bool:

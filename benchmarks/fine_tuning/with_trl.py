@@ -1,9 +1,9 @@
 """Fine-tunes with TRL's SFTTrainer, as its documentation has it, on prompts with completions.
 
-What is set differs from its defaults only where the other sides would do something else: float32 instead of bfloat16,
-no checkpointing of activations, a constant learning rate, AdamW that decays all weights, and no report but its log.
+Settings differ from its defaults only where the other sides would differ: float32 instead of bfloat16, no checkpointing
+of activations, a constant learning rate, AdamW that decays all weights, and no report but its log.
 
-The subclass gives it the order of the plan and the plan's divisor of losses, and writes down what it trained on.
+The subclass uses the order of the plan and the plan's divisor of losses, and records what it trained on.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from benchmarks.fine_tuning.work import (
 )
 
 
-class Given(Sampler[int]):
-    """An order that was decided before."""
+class FixedOrder(Sampler[int]):
+    """Sampler with a fixed order."""
 
     def __init__(self, order: list[int]) -> None:
         self._order = order
@@ -50,13 +50,13 @@ class Given(Sampler[int]):
 class Recorded(SFTTrainer):
     """SFTTrainer in the order of a plan."""
 
-    def __init__(self, plan: Plan, record: Record, **given: Any) -> None:
+    def __init__(self, plan: Plan, record: Record, **arguments: Any) -> None:
         self.plan, self.record = plan, record
         self.evaluated: list[tuple[float, int]] = []
-        super().__init__(**given)
+        super().__init__(**arguments)
 
-    def _get_train_sampler(self, train_dataset: Sized | None = None) -> Given:
-        return Given(self.plan.order)
+    def _get_train_sampler(self, train_dataset: Sized | None = None) -> FixedOrder:
+        return FixedOrder(self.plan.order)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         tokens = inputs["input_ids"]
@@ -76,13 +76,13 @@ class Recorded(SFTTrainer):
         self.evaluated.append((loss.item(), count))
         return loss
 
-    def evaluate(self, *given: Any, **named: Any) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.evaluated = []
-        found = super().evaluate(*given, **named)
-        # Its own is a mean over batches, in which a token of a short batch counts for more.
-        nats, count = sum(loss * tokens for loss, tokens in self.evaluated), sum(some for _, some in self.evaluated)
+        metrics = super().evaluate(*args, **kwargs)
+        # Its own score is a mean over batches, in which a token of a short batch counts for more.
+        nats, count = sum(loss * tokens for loss, tokens in self.evaluated), sum(tokens for _, tokens in self.evaluated)
         self.record.scored(self.state.global_step, nats / count)
-        return found
+        return metrics
 
 
 class Steps(TrainerCallback):
@@ -91,7 +91,7 @@ class Steps(TrainerCallback):
     def __init__(self, record: Record) -> None:
         self._record = record
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record.stepped(state.global_step)
 
 

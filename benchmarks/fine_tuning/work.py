@@ -1,10 +1,11 @@
-"""What is fine-tuned, the same on every side: a model, documents, and the steps in which they are taken.
+"""The fine-tuning job, the same on every side: a model, documents, and the steps in which they are taken.
 
 A folder holds all of it: a Qwen2 with random weights, a tokenizer trained on the same English, prompts with completions
-to train on and to hold out, and for each seed a plan. A plan says which documents make up each step. It is Tandem's
-order, since the others can be given any: TRL by a sampler, the plain loop by a list.
+to train on and to hold out, and a plan for each seed. A plan lists the documents of each step. It has Tandem's order,
+since the others accept any: TRL by a sampler, the plain loop by a list.
 
-Documents are known by digests of their tokens, so what a side has trained on is compared with the plan token by token.
+Documents are identified by digests of their tokens, so the documents of a side are compared with the plan token by
+token.
 """
 
 import hashlib
@@ -21,44 +22,44 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from examples.small_qwen2 import trained_tokenizer
 from tandem_trainer.data.order import Batches, Order, digest
-from tandem_trainer.language.fine_tuning import Config, FineTuning, Rows
+from tandem_trainer.language.fine_tuning import DocumentRows, FineTuning, FineTuningConfig
 
 LENGTH = 256
-"""Tokens of a row. Longer documents are cut off at their end."""
+"""Tokens of a row. Longer documents are truncated."""
 BATCH = 8
 """Rows of a step, over all ranks."""
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 5e-4, 0.01, 1.0
-"""Of AdamW, with a constant rate; all else as torch has it."""
+"""Settings of AdamW, with a constant rate; others are torch's defaults."""
 VOCABULARY = 2048
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
 """5.2 million parameters."""
 MAX_DOCUMENTS = 1000
-"""To train on: TRL packs that many at a time."""
+"""Documents to train on: TRL packs that many at a time."""
 HELD_OUT = 100
 MODEL, TRAIN, TEST = "model", "train.jsonl", "test.jsonl"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a run."""
+    """Steps of a run."""
 
     order: list[int]
     """Numbers of the rows, step after step, BATCH each."""
     ids: list[str]
-    """For each step the digest of its rows' numbers, as Tandem's training log has it."""
+    """Digest of the rows' numbers of each step, as in Tandem's training log."""
     documents: list[list[str]]
-    """For each step the digests of its documents."""
+    """Digests of the documents of each step."""
     tokens: list[int]
-    """Of each step, without padding."""
+    """Tokens of each step, without padding."""
     widths: list[int]
-    """Of each step, with the padding that Tandem's model is given."""
+    """Tokens of each step, with the padding of Tandem's batches."""
     targets: float
-    """Tokens that are learned of a row, on average over the data. Every side divides by BATCH times this: it is
-    Tandem's loss (docs/decisions/0041-packing.md); by default TRL divides by the tokens of the batch."""
+    """Learned tokens of a row, on average over the data. Every side divides by BATCH times this: it is Tandem's loss
+    (docs/decisions/0041-packing.md); by default TRL divides by the tokens of the batch."""
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """Number of steps."""
         return len(self.tokens)
 
     @property
@@ -67,30 +68,30 @@ class Plan:
         return 1 - sum(self.tokens) / sum(self.widths)
 
     def write(self, path: Path) -> None:
-        """For the processes that are measured."""
+        """Write the plan for the measured processes."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """What `write` has written."""
+        """Read a plan."""
         return cls(**json.loads(path.read_text()))
 
 
 def document_digest(tokens: Sequence[int]) -> str:
-    """Sixteen hex digits that tell two documents apart."""
+    """Sixteen hex digits that identify a document."""
     return hashlib.blake2b(torch.tensor(tokens, dtype=torch.int32).numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def split(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[str]:
-    """The documents of a batch.
+    """Digests of the documents of a batch.
 
     Args:
         tokens: [rows, tokens].
-        mask: the same, 0 for padding; a row is a document.
-        positions: in place of a mask, [1, tokens], each token's place in its document.
+        mask: [rows, tokens], 0 for padding; a row is a document.
+        positions: without a mask: [1, tokens], the position of each token in its document.
     """
     if mask is not None:
-        return [document_digest(row[there.bool()].tolist()) for row, there in zip(tokens, mask, strict=True)]
+        return [document_digest(row[present.bool()].tolist()) for row, present in zip(tokens, mask, strict=True)]
     assert positions is not None
     begins = (positions[0] == 0).nonzero().flatten().tolist()
     ends = [*begins[1:], tokens.shape[1]]
@@ -98,30 +99,30 @@ def split(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> list
 
 
 def samples() -> list[dict[str, str]]:
-    """Prompts with completions: paragraphs of the English that ships inside Python, in their order."""
-    found = []
+    """Prompts with completions: paragraphs of the English that ships with Python, in their order."""
+    pairs = []
     for name in sorted(topics):
         for number, paragraph in enumerate(filter(None, map(str.strip, topics[name].split("\n\n"))), start=1):
-            # The prompt ends, and the completion begins, at the end of a token: all tokenize both alike.
-            found.append({"prompt": f"{name}, paragraph {number}\n", "completion": paragraph})
-    return found
+            # The boundary of prompt and completion is one of tokens, so all sides tokenize them alike.
+            pairs.append({"prompt": f"{name}, paragraph {number}\n", "completion": paragraph})
+    return pairs
 
 
-def prepare(folder: Path, most: int = MAX_DOCUMENTS, held_out: int = HELD_OUT, **shape: Any) -> None:
+def prepare(folder: Path, count: int = MAX_DOCUMENTS, held_out: int = HELD_OUT, **shape: Any) -> None:
     """Write the model and the documents.
 
     Args:
-        most: documents to train on.
-        shape: of the model, where it is not SHAPE.
+        count: documents to train on.
+        shape: shape of the model, if it is not SHAPE.
     """
     everything = samples()
     # Spread over all of it.
-    chosen = [everything[number * len(everything) // (most + held_out)] for number in range(most + held_out)]
-    every = (most + held_out) // held_out
-    tests = [one for number, one in enumerate(chosen) if number % every == every - 1][:held_out]
-    trains = [one for one in chosen if one not in tests][:most]
-    for name, some in ((TRAIN, trains), (TEST, tests)):
-        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
+    chosen = [everything[number * len(everything) // (count + held_out)] for number in range(count + held_out)]
+    every = (count + held_out) // held_out
+    tests = [sample for number, sample in enumerate(chosen) if number % every == every - 1][:held_out]
+    trains = [sample for sample in chosen if sample not in tests][:count]
+    for name, samples_of in ((TRAIN, trains), (TEST, tests)):
+        (folder / name).write_text("".join(json.dumps(sample) + "\n" for sample in samples_of))
     trained_tokenizer(VOCABULARY).save_pretrained(folder / MODEL)
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -155,40 +156,40 @@ def loop(seed: int, steps: int) -> dict[str, Any]:
 
 
 def plan(folder: Path, packing: bool, seed: int, steps: int) -> Plan:
-    """The steps that Tandem takes with a seed."""
-    task = FineTuning(Config.model_validate(parameters(folder, packing)))
+    """Plan the steps that Tandem takes with a seed."""
+    task = FineTuning(FineTuningConfig.model_validate(parameters(folder, packing)))
     rows, model = task.data("train"), task.model()
     targets = task.learned_per_sample()
     assert targets is not None
     batches = Batches(Order(len(rows), BATCH, seed, drop_last=True))
     numbers = [batches.ids(step) for step in range(steps)]
-    documents = [[one for row in ids.tolist() for one in _documents(rows, row)] for ids in numbers]
+    documents = [[document for row in ids.tolist() for document in _documents(rows, row)] for ids in numbers]
     return Plan(
         order=torch.cat(numbers).tolist(),
         ids=[digest(ids) for ids in numbers],
-        documents=[[document_digest(one) for one in some] for some in documents],
-        tokens=[sum(map(len, some)) for some in documents],
+        documents=[[document_digest(document) for document in documents_of] for documents_of in documents],
+        tokens=[sum(map(len, documents_of)) for documents_of in documents],
         widths=[_width(task, model, task.collate([rows[row] for row in ids.tolist()])) for ids in numbers],
         targets=targets,
     )
 
 
 def _width(task: FineTuning, model: torch.nn.Module, batch: dict[str, Tensor]) -> int:
-    """Tokens with which a model is called."""
+    """Tokens of a call of the model."""
     inputs = task.layout(model, batch["documents"]).inputs(batch["tokens"])
-    found: Tensor = inputs["input_ids"]
-    return found.numel()
+    tokens: Tensor = inputs["input_ids"]
+    return tokens.numel()
 
 
-def _documents(rows: Rows, number: int) -> Iterator[list[int]]:
+def _documents(rows: DocumentRows, number: int) -> Iterator[list[int]]:
     tokens, _, owners = rows[number]
     for owner in range(1, int(owners.max()) + 1):
         yield tokens[owners == owner].tolist()
 
 
 def held_out_loss(folder: Path, model: torch.nn.Module) -> float:
-    """Nats for each token of the held-out completions."""
-    task = FineTuning(Config.model_validate(parameters(folder, packing=False)))
+    """Compute the loss in nats for each token of the held-out completions."""
+    task = FineTuning(FineTuningConfig.model_validate(parameters(folder, packing=False)))
     rows = task.data("test")
     nats, count = 0.0, 0
     with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""What the operator costs, and how fast it is, on a real Kubernetes: `make bench-operator`, or
+"""Cost and speed of the operator, on a real Kubernetes: `make bench-operator`, or
 
     python -m benchmarks.operators [--only scale|pods|nodes] [--jobs 1000] [--seconds 60] [--rounds 20]
     python -m benchmarks.operators --only scale --operators tandem kubeflow kubeflow=250   beside another operator
-    python -m benchmarks.operators --table FILE…       tables of results that are there
+    python -m benchmarks.operators --table FILE…       tables of earlier results
 
 KUBECONFIG names the cluster (docs/development/testing.md says how to start one). Each part works in a namespace of its
 own, and deletes it. Results go to runs/operator/, one record a line, with the load of the machine.
@@ -35,14 +35,14 @@ SUBJECTS = {"tandem": ours.TANDEM, "kubeflow": kubeflow.DEFAULT, "kubeflow-raise
 
 
 def main() -> None:
-    """Measure, or show what was measured."""
+    """Measure, or show earlier results."""
     options = _options()
     if options.table:
         _show([json.loads(line) for path in options.table for line in path.read_text().splitlines()])
         return
     if "KUBECONFIG" not in os.environ:
         sys.exit("set KUBECONFIG to a cluster: `make cluster` starts one (docs/development/testing.md)")
-    # As Ctrl-C does: the operator and the proxy are ended, and the namespace is deleted.
+    # Like Ctrl-C: the operator and the proxy are ended, and the namespace is deleted.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(parents=True)
@@ -75,19 +75,19 @@ def _measure(options: argparse.Namespace, folder: Path, keep: Callable[[Record],
 
 
 def turns(operators: Sequence[str], jobs: Sequence[int]) -> list[tuple[Subject, int]]:
-    """Whose operator is measured with how many jobs, in this order.
+    """List the operators to measure and their numbers of jobs, in order.
 
     Raises:
-        ValueError: there is no such operator, or what follows `=` is no number of jobs.
+        ValueError: there is no such operator, or the text after `=` is not a number of jobs.
     """
-    found = []
+    subjects = []
     for count in jobs:
-        for words in operators:
-            name, given, own = words.partition("=")
-            if name not in SUBJECTS or (given and not own.isdecimal()):
-                raise ValueError(f"{words!r} is none of {', '.join(SUBJECTS)}, nor one of them with =JOBS")
-            found.append((SUBJECTS[name], int(own) if given else count))
-    return found
+        for text in operators:
+            name, equals, own = text.partition("=")
+            if name not in SUBJECTS or (equals and not own.isdecimal()):
+                raise ValueError(f"{text!r} is none of {', '.join(SUBJECTS)}, nor one of them with =JOBS")
+            subjects.append((SUBJECTS[name], int(own) if equals else count))
+    return subjects
 
 
 def _surroundings() -> Record:

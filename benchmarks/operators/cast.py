@@ -1,63 +1,63 @@
-"""Who takes part in the simulated jobs: what their coordinators would know, kept by those who play the kubelets."""
+"""The simulated jobs: the state that their coordinators would have, maintained by the simulated kubelets."""
 
 import time
 from dataclasses import dataclass, field
 
-from tandem.status import CheckpointRef, GenerationView, Members, MemberView, Progress, RankView, Snapshot, Status
+from tandem.wire.status import CheckpointRef, GenerationView, Members, MemberView, Progress, RankView, Snapshot, Status
 
 STEPS_PER_SECOND = 10.0
 TOTAL_STEPS = 10_000_000
 
 
 @dataclass
-class Part:
-    """One job."""
+class SimulatedJob:
+    """State of one job."""
 
     name: str
     workers: set[str] = field(default_factory=set)
-    """Pods that run."""
+    """Running pods."""
     opened: float = 0.0
-    """When its group was complete, seconds since the epoch."""
+    """Time at which its group was complete, in seconds since the epoch."""
 
 
 @dataclass
 class Cast:
-    """All jobs.
+    """All simulated jobs.
 
-    Their step follows from the time alone, so that a status tells how old it is.
+    Their step follows from the time alone, so that a status reveals its age.
     """
 
     replicas: int
-    """Workers of each."""
-    began: float = field(default_factory=time.time)
-    over: bool = False
-    """Training is complete."""
-    parts: dict[str, Part] = field(default_factory=dict)
-    """By name."""
+    """Workers of each job."""
+    started: float = field(default_factory=time.time)
+    is_complete: bool = False
+    """Whether training is complete."""
+    parts: dict[str, SimulatedJob] = field(default_factory=dict)
+    """Jobs by name."""
     tokens: dict[str, str] = field(default_factory=dict)
-    """The job of each token: all coordinators have one address, and this is how they are told apart."""
+    """Job of each token: all coordinators have one address, and are distinguished by the token."""
 
-    def part(self, job: str) -> Part:
-        """A job's."""
-        return self.parts.setdefault(job, Part(job))
+    def part(self, job: str) -> SimulatedJob:
+        """State of a job."""
+        return self.parts.setdefault(job, SimulatedJob(job))
 
     def step(self, now: float) -> int:
-        """Of every job that trains."""
-        return int((now - self.began) * STEPS_PER_SECOND) + 1
+        """Step of every job that trains."""
+        return int((now - self.started) * STEPS_PER_SECOND) + 1
 
     def age(self, step: int, now: float) -> float:
         """Seconds since a job was at a step."""
-        return now - self.began - (step - 1) / STEPS_PER_SECOND
+        return now - self.started - (step - 1) / STEPS_PER_SECOND
 
     def snapshot(self, token: str) -> Snapshot | None:
-        """What a job's coordinator says, None if nobody has this token."""
+        """Snapshot of a job's coordinator; None for an unknown token."""
         name = self.tokens.get(token)
         if name is None:
             return None
         part, now = self.part(name), time.time()
         step = self.step(now)
         members = Members(desired=self.replicas, ready=len(part.workers), min=1, max=self.replicas)
-        if self.over:
+        if self.is_complete:
             status = Status(phase="Succeeded", workers=members, progress=Progress(step=step, total_steps=step))
             return Snapshot(job=name, time=now, status=status)
         if len(part.workers) < self.replicas:

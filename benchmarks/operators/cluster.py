@@ -1,4 +1,4 @@
-"""Requests of the benchmark itself to the API server, many at once: as kubectl would, without a process for each."""
+"""The benchmark's own requests to the API server, many at the same time: like kubectl, without a process for each."""
 
 import asyncio
 import json
@@ -16,27 +16,27 @@ Object = dict[str, Any]
 MERGE = "application/merge-patch+json"
 WATCH_SECONDS = 600
 RETRY_SECONDS = 0.5
-MAX_SIZE = 1 << 24
-"""Bytes of one line of a watch."""
+MAX_LINE_BYTES = 1 << 24
+"""Maximum length of a line of a watch, in bytes."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the API server is, and how one gets in."""
+    """Address and credentials of the API server."""
 
     host: str
     authorities: str | None
-    """The file with the server's certificate authority; None for those that the machine knows."""
+    """File with the server's certificate authority; None for the machine's own."""
     certificate: tuple[str, str] | None
-    """Files with the certificate that one shows, and its key."""
+    """Files with the client's certificate and its key."""
     headers: dict[str, str]
 
     @classmethod
     async def of_kubeconfig(cls) -> Self:
-        """What KUBECONFIG says.
+        """Load KUBECONFIG.
 
         Raises:
-            kubernetes.aio.config.ConfigException: it says nothing.
+            kubernetes.aio.config.ConfigException: there is no valid configuration.
         """
         settings = client.Configuration()
         await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
@@ -47,19 +47,19 @@ class Access:
         return cls(str(settings.host), settings.ssl_ca_cert, certificate, headers)
 
     def tls(self, anonymous: bool = False) -> ssl.SSLContext:
-        """How to speak to the server; anonymously, if whoever asks brings a token."""
-        found = ssl.create_default_context(cafile=self.authorities)
+        """TLS settings for the server; anonymous if each request has a token."""
+        context = ssl.create_default_context(cafile=self.authorities)
         if self.certificate is not None and not anonymous:
-            found.load_cert_chain(*self.certificate)
-        return found
+            context.load_cert_chain(*self.certificate)
+        return context
 
     @property
     def own_address(self) -> str:
-        """This machine's address on the way to the API server: where pods of this cluster could reach it."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((urlsplit(self.host).hostname, 9))
-            found: str = way.getsockname()[0]
-            return found
+        """This machine's address on the route to the API server, which pods of the cluster could reach."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((urlsplit(self.host).hostname, 9))
+            address: str = probe.getsockname()[0]
+            return address
 
 
 class Cluster:
@@ -72,7 +72,7 @@ class Cluster:
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(ssl=self._access.tls(), limit=48)
         self._session = aiohttp.ClientSession(
-            self._access.host, connector=connector, headers=self._access.headers, read_bufsize=MAX_SIZE
+            self._access.host, connector=connector, headers=self._access.headers, read_bufsize=MAX_LINE_BYTES
         )
         return self
 
@@ -83,10 +83,10 @@ class Cluster:
     async def request(
         self, method: str, path: str, body: Object | None = None, kind: str = "application/json", **query: str
     ) -> Object:
-        """One request; what it answers. 404 is an answer as well, with `kind: Status`.
+        """Send one request; returns the response. 404 is a response as well, with `kind: Status`.
 
         Raises:
-            RuntimeError: the API server refuses.
+            RuntimeError: the API server refuses it.
         """
         assert self._session is not None
         headers, data = {"Content-Type": kind}, None if body is None else json.dumps(body)
@@ -97,14 +97,14 @@ class Cluster:
             text = await answer.text()
             if answer.status >= 400 and answer.status != 404:
                 raise RuntimeError(f"{method} {path}: {answer.status} {text[:500]}")
-            found: Object = json.loads(text)
-            return found
+            response: Object = json.loads(text)
+            return response
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, Object]]:
-        """ADDED, MODIFIED and DELETED objects from now on, until cancelled.
+        """Yield ADDED, MODIFIED and DELETED objects from now on, until cancelled.
 
         Raises:
-            RuntimeError: the watch has ended: the benchmark would miss something.
+            RuntimeError: the watch has ended: the benchmark would miss events.
         """
         assert self._session is not None
         version = (await self.request("GET", path, limit="1"))["metadata"]["resourceVersion"]
@@ -113,7 +113,7 @@ class Cluster:
         while True:
             async with self._session.get(path, params=query, timeout=timeout) as answer:
                 if answer.status == 429 or answer.status >= 500:
-                    # An API server with more to do than it can; what happens meanwhile, the next try tells.
+                    # The API server is overloaded; the next attempt gets the events meanwhile.
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 if answer.status != 200:

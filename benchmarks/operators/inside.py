@@ -1,7 +1,7 @@
-"""Runs in a coordinator's pod, and prints what the run directory says of each generation.
+"""Runs in a coordinator's pod, and prints the state of the run directory for each generation.
 
-It reads what the first rank of each generation wrote, with its clock: exact to milliseconds, and no question of who
-looked when. A plain script leaves no records of generations; its first line says how many ranks there are.
+It reads the log of the first rank of each generation, with its clock: exact to milliseconds, and independent of the
+time of reading. A plain script leaves no records of generations; its first line has the number of ranks.
 """
 
 import json
@@ -27,15 +27,15 @@ def main() -> None:
 
 
 def first_and_last(path: Path) -> list[dict[str, Any]]:
-    """The first and the last step of a log, none if it has none."""
+    """Read the first and the last step of a log; empty if it has none."""
     lines = path.read_text().splitlines() if path.exists() else []
-    # The last line may be half written.
+    # The last line may be incomplete.
     steps = [line for line in lines if '"kind": "step"' in line and line.endswith("}")]
     return [json.loads(line) for line in (steps[0], steps[-1])] if steps else []
 
 
 def about(number: int, world_size: int, started_at: float, ends: list[dict[str, Any]]) -> dict[str, Any]:
-    """A generation, and where its steps begin and end."""
+    """Describe a generation, and its first and last step."""
     return {
         "generation": number,
         "worldSize": world_size,

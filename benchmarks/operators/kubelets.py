@@ -1,7 +1,7 @@
-"""Plays the kubelets: says of each pod that it runs, a moment after it was made, and later that it has ended well.
+"""Simulates the kubelets: reports that each pod runs, a moment after it was created, and later that it has succeeded.
 
 The pods ask for a scheduler that does not exist, so no real node takes them. They get a status all the same, which the
-API server allows, and no node: then a deleted pod is gone at once, and nobody has to confirm that.
+API server allows, and no node: then a deleted pod disappears at once, without a kubelet's confirmation.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from benchmarks.operators.cluster import MERGE, Cluster, Object
 from benchmarks.operators.subject import Subject
 from tandem_operator import names
 
-AT_ONCE = 32
+MAX_REQUESTS = 32
 
 
 class Kubelets:
-    """All of them.
+    """All simulated kubelets.
 
     Args:
-        address: every pod's; there the coordinators' answers come from.
-        seconds: between a pod's making and its start.
+        address: address of every pod; the coordinators listen there.
+        seconds: time between a pod's creation and its start.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class Kubelets:
         self._cluster, self._subject, self._cast = cluster, subject, cast
         self._path = f"/api/v1/namespaces/{namespace}"
         self._address, self._seconds = address, seconds
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._gate = asyncio.Semaphore(MAX_REQUESTS)
         self.pods: dict[str, Object] = {}
-        """Those there are, by name."""
+        """Existing pods, by name."""
         self.ready: set[str] = set()
-        """Names of those that run."""
+        """Names of running pods."""
         self.newest: dict[str, float] = {}
-        """When the newest pod of each role was made, of the monotonic clock."""
+        """Creation time of the newest pod of each role, by the monotonic clock."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as starts:
-            async for what, pod in self._cluster.watch(f"{self._path}/pods"):
+            async for change, pod in self._cluster.watch(f"{self._path}/pods"):
                 name = pod["metadata"]["name"]
-                if what == "DELETED":
+                if change == "DELETED":
                     self.pods.pop(name, None)
                     self._ended(name, pod["metadata"])
                 elif name not in self.pods:
@@ -54,8 +54,8 @@ class Kubelets:
                     starts.create_task(self._start(name, pod))
 
     async def end_all(self) -> None:
-        """The pods that end with the training end well."""
-        self._cast.over = True
+        """Complete the training: the pods that end with it succeed."""
+        self._cast.is_complete = True
         ending = [name for name, metadata in self.pods.items() if self._role(metadata) in self._subject.ending]
         await asyncio.gather(*(self._end(name) for name in ending))
 

@@ -1,7 +1,7 @@
-"""What happens when a node is lost: how soon the rest makes a step, and how soon all are there again.
+"""The loss of a node: time until the remaining group trains, and until the group is complete again.
 
-Only on the cluster of this machine, whose nodes can be switched off. A worker is on the node that is lost, and in every
-second round the coordinator, too: then the group waits until another one is started elsewhere.
+Only on the cluster of this machine, whose nodes can be switched off. A worker is on the lost node, and in every second
+round the coordinator, too: then the group waits until another one is started elsewhere.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.operators.cluster import Access, Cluster
-from benchmarks.operators.pods import Record, Scene, Trouble, job, said
+from benchmarks.operators.pods import Record, Scene, Trouble, described, job
 from benchmarks.operators.verdict import first_step, two_groups
 from tandem_operator import kinds, names
 from tests.support.cluster.images import provide
@@ -25,15 +25,15 @@ ALONE, WITH_COORDINATOR = "node", "node and coordinator"
 
 
 async def measure(rounds: int, folder: Path, keep: Callable[[Record], None]) -> None:
-    """All rounds; each record is kept as it comes."""
+    """Play all rounds, and pass on each record."""
     images = await asyncio.to_thread(provide)
     access = await Access.of_kubeconfig()
     with restricted() as namespace:
         async with Cluster(access) as cluster:
             with operated(namespace, images, folder) as operator:
                 scene = Scene(cluster, namespace, operator, images.trainer)
-                whole = job(NAME, workers={"replicas": 2, "minReplicas": 1, "template": APART})
-                await cluster.request("POST", kinds.JOB.path(namespace.name), whole)
+                manifest = job(NAME, workers={"replicas": 2, "minReplicas": 1, "template": APART})
+                await cluster.request("POST", kinds.JOB.path(namespace.name), manifest)
                 for number in range(rounds):
                     for fault in (ALONE, WITH_COORDINATOR):
                         keep(await _round(scene, fault, number))
@@ -45,29 +45,30 @@ async def _round(scene: Scene, fault: str, number: int) -> Record:
         home, workers = await _spread(scene)
         await scene.rests(NAME)
         lost = next(node for node in workers if (node == home) == (fault == WITH_COORDINATOR))
-        (kept,) = workers.keys() - {lost}
+        (remaining,) = workers.keys() - {lost}
         node = Node(lost)
-        began = time.time()
+        started = time.time()
         await asyncio.to_thread(node.kill)
         try:
-            record |= await _recovery(scene, workers[kept], began)
+            record |= await _recovery(scene, workers[remaining], started)
         finally:
             await asyncio.to_thread(node.start, build())
         await asyncio.to_thread(node.wait_until_ready, Kubectl(build()))
-        found = await scene.inside(NAME)
-        record |= {"twoGroups": two_groups(found["generations"]), "damaged": found["damaged"]}
+        state = await scene.inside(NAME)
+        record |= {"twoGroups": two_groups(state["generations"]), "damaged": state["damaged"]}
     except (Trouble, AssertionError) as problem:
         record["problem"] = str(problem) or "it did not come back"
-    print(f"  {fault} {number}: {said(record)}", flush=True)
+    print(f"  {fault} {number}: {described(record)}", flush=True)
     return record
 
 
 async def _spread(scene: Scene) -> tuple[str, dict[str, str]]:
-    """Wait until it trains with a worker on each node. Returns the coordinator's node, and the worker of each node."""
+    """Wait until the job trains with a worker on each node. Returns the coordinator's node, and the worker of each
+    node."""
 
-    async def apart() -> tuple[str, dict[str, str]] | None:
-        places = {one["metadata"]["name"]: one["spec"].get("nodeName") for one in await scene.pods(NAME, names.WORKER)}
-        homes = {one["spec"].get("nodeName") for one in await scene.pods(NAME, names.COORDINATOR)}
+    async def spread_nodes() -> tuple[str, dict[str, str]] | None:
+        places = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in await scene.pods(NAME, names.WORKER)}
+        homes = {pod["spec"].get("nodeName") for pod in await scene.pods(NAME, names.COORDINATOR)}
         if len(set(places.values())) == 2 and len(homes) == 1:
             return homes.pop(), {node: worker for worker, node in places.items()}
         if len(places) == 2 and all(places.values()):
@@ -76,18 +77,18 @@ async def _spread(scene: Scene) -> tuple[str, dict[str, str]]:
         return None
 
     await scene.trains(NAME)
-    found: tuple[str, dict[str, str]] = await scene.until(apart, "a worker on each node", pause=1.0)
+    placement: tuple[str, dict[str, str]] = await scene.until(spread_nodes, "a worker on each node", pause=1.0)
     await scene.trains(NAME, beyond=(await scene.status(NAME))["progress"]["step"])
-    return found
+    return placement
 
 
-async def _recovery(scene: Scene, kept: str, began: float) -> Record:
+async def _recovery(scene: Scene, worker: str, started: float) -> Record:
     async def steps_again() -> float | None:
-        return first_step((await scene.inside(NAME, kept))["generations"], began)
+        return first_step((await scene.inside(NAME, worker))["generations"], started)
 
     async def steps_at_full_size() -> float | None:
-        return first_step((await scene.inside(NAME, kept))["generations"], began, 2)
+        return first_step((await scene.inside(NAME, worker))["generations"], started, 2)
 
-    rest: float = await scene.until(steps_again, "a step of the rest", pause=0.5)
+    first: float = await scene.until(steps_again, "a step of the rest", pause=0.5)
     full: float = await scene.until(steps_at_full_size, "a step at full size", pause=0.5)
-    return {"any": rest - began, "full": full - began, "began": began}
+    return {"any": first - started, "full": full - started, "began": started}

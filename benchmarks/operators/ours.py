@@ -1,4 +1,4 @@
-"""Tandem's operator as it is measured: a process of this machine with the rights of its service account."""
+"""Tandem's operator for the measurement: a process of this machine with the rights of its service account."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def _running(namespace: Namespace, folder: Path, proxy: int) -> Iterator[Running
 
 
 def _manifest(index: int) -> Object:
-    """Its volume is never provided: nobody would write to it."""
+    """Manifest of a job. Its volume is never provided: nothing would be written to it."""
     task = {"task": "image-classification", "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100}}
     return {
         "apiVersion": kinds.JOB.api,
@@ -45,8 +45,8 @@ def _phase(status: Object) -> str:
 
 
 def _step(status: Object) -> int | None:
-    found: int | None = (status.get("progress") or {}).get("step")
-    return found
+    step: int | None = (status.get("progress") or {}).get("step")
+    return step
 
 
 TANDEM = Subject(

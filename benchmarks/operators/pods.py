@@ -1,10 +1,10 @@
-"""What the operator does on a cluster with kubelets: from `apply` to the first step, and when pods die.
+"""The operator on a cluster with kubelets: from `apply` to the first step, and the loss of pods.
 
-Times are taken from the run directory where it has them (`inside`). Beside each there is what a pod needs to start on
-this cluster, measured in the same round with a plain pod of the trainer's image: nobody can be faster than that.
+Times are taken from the run directory if possible (`inside`). Beside each there is the start time of a plain pod of the
+trainer's image on this cluster, measured in the same round: no operator can be faster.
 
-All jobs have the default times. A worker is taken from a group that has last changed longer ago than the default of
-`growCooldownSeconds`: groups grow once in that time.
+All jobs have the default times. A worker is only taken from a group that has last changed longer ago than the default
+of `growCooldownSeconds`: groups grow once in that time.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.operators.cluster import Access, Cluster, Object
 from benchmarks.operators.verdict import first_step, two_groups
-from tandem.job import Elasticity
+from tandem.job.resource import Elasticity
 from tandem_operator import kinds, names
 from tests.support.cluster.images import provide
 from tests.support.cluster.operated import Operator, manifest, operated
@@ -36,7 +36,7 @@ optimizer.step()
 print(time.time())
 """
 CRASH = "import os; os.kill(-1, 9)"
-"""Ends everything in the pod but its first process, which then ends as well."""
+"""Kills everything in the pod except its first process, which then ends as well."""
 INSIDE, SCRIPT = ((Path(__file__).parent / f"{name}.py").read_text() for name in ("inside", "script"))
 LOOK_SECONDS = 0.1
 LIMIT_SECONDS = 120.0
@@ -47,7 +47,7 @@ Record = dict[str, Any]
 
 
 class Trouble(Exception):  # noqa: N818 - it is what the table counts
-    """Something did not come in time."""
+    """An expected state was not reached in time."""
 
 
 class Scene:
@@ -57,85 +57,86 @@ class Scene:
         self.cluster, self.namespace, self.operator, self.image = cluster, namespace, operator, image
 
     async def pods(self, job: str, role: str = "") -> list[Object]:
-        """A job's, but for those that are about to go."""
+        """Pods of a job that are not being deleted."""
         selector = f"{names.JOB}={job}" + (f",{names.ROLE}={role}" if role else "")
         page = await self.cluster.request("GET", kinds.POD.path(self.namespace.name), labelSelector=selector)
-        return [one for one in page["items"] if "deletionTimestamp" not in one["metadata"]]
+        return [pod for pod in page["items"] if "deletionTimestamp" not in pod["metadata"]]
 
     async def live(self, job: str, role: str) -> set[str]:
         """Names of pods of a role that are ready."""
-        return {one["metadata"]["name"] for one in await self.pods(job, role) if _is_ready(one)}
+        return {pod["metadata"]["name"] for pod in await self.pods(job, role) if _is_ready(pod)}
 
     async def status(self, job: str) -> Object:
-        """A job's status."""
-        found = await self.cluster.request("GET", kinds.JOB.path(self.namespace.name, job))
-        return dict(found.get("status") or {})
+        """Status of a job."""
+        response = await self.cluster.request("GET", kinds.JOB.path(self.namespace.name, job))
+        return dict(response.get("status") or {})
 
     async def inside(self, job: str, pod: str = "") -> Object:
-        """What the run directory says, seen from the coordinator, or from another pod."""
-        where = pod or f"svc/{names.coordinator(job)}"
-        text = await asyncio.to_thread(self.namespace, "exec", "-i", where, "--", "python", "-", stdin=INSIDE)
-        found: Object = json.loads(text)
-        return found
+        """State of the run directory, read in the coordinator's pod, or in another one."""
+        target = pod or f"svc/{names.coordinator(job)}"
+        text = await asyncio.to_thread(self.namespace, "exec", "-i", target, "--", "python", "-", stdin=INSIDE)
+        state: Object = json.loads(text)
+        return state
 
-    async def until(self, look: Callable[[], Awaitable[Any]], what: str, pause: float = LOOK_SECONDS) -> Any:
-        """What a look finds, as soon as it finds something.
+    async def until(self, poll: Callable[[], Awaitable[Any]], title: str, pause: float = LOOK_SECONDS) -> Any:
+        """Poll until the result is true; returns it.
 
         Raises:
-            Trouble: it did not in time.
+            Trouble: that took too long.
         """
         deadline = time.monotonic() + LIMIT_SECONDS
-        while not (found := await look()):
+        while not (result := await poll()):
             if time.monotonic() > deadline:
-                raise Trouble(f"{what}: not within {LIMIT_SECONDS:g} s")
+                raise Trouble(f"{title}: not within {LIMIT_SECONDS:g} s")
             await asyncio.sleep(pause)
-        return found
+        return result
 
     async def trains(self, job: str, beyond: int | None = 0) -> Object:
-        """Wait until it trains at full size, with more steps than that; its status. None: it tells no steps."""
+        """Wait until a job trains at full size, beyond a step; returns its status. None for a job that reports no
+        steps."""
 
-        async def look() -> Object | None:
+        async def full_size() -> Object | None:
             status = await self.status(job)
             step = (status.get("progress") or {}).get("step", 0)
             full = status.get("phase") == "Running" and status.get("worldSize") == WORKERS
             return status if full and (beyond is None or step > beyond) else None
 
-        found: Object = await self.until(look, f"{job} at full size, beyond step {beyond}")
-        return found
+        status: Object = await self.until(full_size, f"{job} at full size, beyond step {beyond}")
+        return status
 
     async def rests(self, job: str) -> None:
-        """Wait until its group may grow at once again."""
+        """Wait until a job's group may grow again at once."""
 
         async def generations() -> list[Object]:
-            found: list[Object] = (await self.inside(job))["generations"]
-            return found
+            result: list[Object] = (await self.inside(job))["generations"]
+            return result
 
-        # A script's group trains, as far as anybody knows, from the moment that it is formed; its record follows.
+        # A script's group counts as training from the moment it is formed; its record follows.
         newest = (await self.until(generations, f"a generation of {job}"))[-1]
         await asyncio.sleep(max(0.0, newest["startedAt"] + COOLDOWN_SECONDS - time.time()))
 
     async def plain_start(self, name: str) -> Record:
-        """Seconds from the making of a plain pod to its first line of Python, until torch is imported, and until it has
-        made a step of DistributedDataParallel by itself."""
+        """Measure the seconds from the creation of a plain pod to its first line of Python, until torch is imported,
+        and until it has taken a step of DistributedDataParallel by itself."""
         spec = pod([container("plain", self.image, "python", "-c", STARTING)])
-        began = time.time()
+        started = time.time()
         path = kinds.POD.path(self.namespace.name)
         await self.cluster.request("POST", path, named("Pod", name, spec=spec))
-        code, said = await asyncio.to_thread(self.namespace.result, name)
+        code, output = await asyncio.to_thread(self.namespace.result, name)
         if code != 0:
-            raise Trouble(f"the plain pod has ended with {code}: {said[-300:]}")
+            raise Trouble(f"the plain pod has ended with {code}: {output[-300:]}")
         await self.delete(name)
-        moments = [float(line) - began for line in said.splitlines() if line.replace(".", "").isdigit()]
+        moments = [float(line) - started for line in output.splitlines() if line.replace(".", "").isdigit()]
         return dict(zip(("plain", "plainTorch", "plainStep"), moments, strict=True))
 
     async def delete(self, name: str) -> None:
-        """A pod, by force."""
+        """Delete a pod by force."""
         path = kinds.POD.path(self.namespace.name, name)
         await self.cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
 
 
 async def measure(rounds: int, faults: tuple[str, ...], folder: Path, keep: Callable[[Record], None]) -> None:
-    """All rounds; each record is kept as it comes."""
+    """Play all rounds, and pass on each record."""
     images = await asyncio.to_thread(provide)
     access = await Access.of_kubeconfig()
     with restricted() as namespace:
@@ -158,29 +159,29 @@ async def _creation(scene: Scene, name: str, number: int) -> Record:
     record: Record = {"kind": "pods", "fault": "created", "round": number, "problem": ""}
     try:
         record |= await scene.plain_start(f"plain-{name}")
-        began = time.time()
+        started = time.time()
         await scene.cluster.request("POST", kinds.JOB.path(scene.namespace.name), job(name))
 
         async def all_exist() -> bool:
             return len(await scene.pods(name)) == WORKERS + 2
 
         await scene.until(all_exist, "all pods", pause=0.05)
-        record["pods"] = time.time() - began
+        record["pods"] = time.time() - started
         await scene.trains(name)
 
         async def full_size() -> float | None:
-            return first_step((await scene.inside(name))["generations"], began, WORKERS)
+            return first_step((await scene.inside(name))["generations"], started, WORKERS)
 
-        # The heartbeat may tell of a step before the log has it.
+        # A heartbeat may report a step before the log has it.
         full: float = await scene.until(full_size, "a step in the run directory", pause=0.5)
-        found = (await scene.inside(name))["generations"]
-        first = first_step(found, began)
+        generations = (await scene.inside(name))["generations"]
+        first = first_step(generations, started)
         assert first is not None
-        record |= {"any": first - began, "full": full - began, "twoGroups": two_groups(found)}
+        record |= {"any": first - started, "full": full - started, "twoGroups": two_groups(generations)}
     except (Trouble, AssertionError) as problem:
         record["problem"] = str(problem) or "no step of any group"
     await scene.cluster.request("DELETE", kinds.JOB.path(scene.namespace.name, name))
-    print(f"  created {number}: {said(record)}", flush=True)
+    print(f"  created {number}: {described(record)}", flush=True)
     return record
 
 
@@ -199,17 +200,17 @@ async def _round(scene: Scene, fault: str, number: int) -> Record:
             after = await scene.trains("long", beyond=before["progress"]["step"])
             unharmed = after["generation"] == before["generation"] and workers == await scene.live("long", names.WORKER)
             record["problem"] = "" if unharmed else "training was disturbed"
-        found = await scene.inside(name)
-        record |= {"twoGroups": two_groups(found["generations"]), "damaged": found["damaged"]}
+        state = await scene.inside(name)
+        record |= {"twoGroups": two_groups(state["generations"]), "damaged": state["damaged"]}
     except (Trouble, AssertionError) as problem:
         record["problem"] = str(problem) or "it did not come back"
-    print(f"  {fault} {number}: {said(record)}", flush=True)
+    print(f"  {fault} {number}: {described(record)}", flush=True)
     return record
 
 
 async def _kill_worker(scene: Scene, name: str, crash: bool) -> Record:
     victim = min(await scene.live(name, names.WORKER))
-    began = time.time()
+    started = time.time()
     if crash:
         await asyncio.to_thread(scene.namespace, "exec", victim, "--", "python", "-c", CRASH, check=False)
     else:
@@ -219,24 +220,24 @@ async def _kill_worker(scene: Scene, name: str, crash: bool) -> Record:
         status = await scene.status(name)
         if status.get("phase") != "Running" or status.get("worldSize") != WORKERS:
             return None
-        return first_step((await scene.inside(name))["generations"], began, WORKERS)
+        return first_step((await scene.inside(name))["generations"], started, WORKERS)
 
     full: float = await scene.until(steps_again, "a step at full size", pause=0.5)
-    found = (await scene.inside(name))["generations"]
-    first = first_step(found, began)
+    generations = (await scene.inside(name))["generations"]
+    first = first_step(generations, started)
     assert first is not None
-    # With the times of all later generations, for who wants to know where the time went.
-    later = [one for one in found if one["startedAt"] > began]
-    return {"full": full - began, "any": first - began, "began": began, "generations": later}
+    # The times of all later generations show where the time went.
+    later_generations = [generation for generation in generations if generation["startedAt"] > started]
+    return {"full": full - started, "any": first - started, "began": started, "generations": later_generations}
 
 
 async def _kill_other(scene: Scene, fault: str) -> float:
-    """Seconds until another one is there."""
-    began = time.time()
+    """Kill a pod other than a worker; returns the seconds until its replacement is ready."""
+    started = time.time()
     if fault == "operator":
         scene.operator.kill()
         await asyncio.to_thread(scene.operator.start)
-        return time.time() - began
+        return time.time() - started
     before = await scene.live("long", fault)
     for name in before:
         await scene.delete(name)
@@ -245,11 +246,11 @@ async def _kill_other(scene: Scene, fault: str) -> float:
         return bool(await scene.live("long", fault) - before)
 
     await scene.until(another, f"another {fault}")
-    return time.time() - began
+    return time.time() - started
 
 
 def job(name: str, **spec: Any) -> Object:
-    """A job that trains for longer than all rounds, and forgives as many failures as there are."""
+    """Manifest of a job that trains for longer than all rounds, and allows any number of failures."""
     data = {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64}
     return manifest(
         name,
@@ -261,7 +262,7 @@ def job(name: str, **spec: Any) -> Object:
 
 
 def script(name: str) -> Object:
-    """A job of a plain script that runs for longer than all rounds."""
+    """Manifest of a job of a plain script that runs for longer than all rounds."""
     return manifest(
         name,
         trainer={"command": ["python", "-c", SCRIPT]},
@@ -271,14 +272,14 @@ def script(name: str) -> Object:
     )
 
 
-def _is_ready(one: Object) -> bool:
-    conditions: Iterator[Object] = iter(one["status"].get("conditions") or [])
+def _is_ready(pod_object: Object) -> bool:
+    conditions: Iterator[Object] = iter(pod_object["status"].get("conditions") or [])
     return any(state["type"] == "Ready" and state["status"] == "True" for state in conditions)
 
 
-def said(record: Record) -> str:
-    """A round in a line."""
+def described(record: Record) -> str:
+    """Describe a round in a line."""
     if record["problem"]:
         return f"FAILED {record['problem']}"
-    told = {"pods": "pods", "any": "a step", "full": "full size", "plain": "a plain pod's start"}
-    return ", ".join(f"{words} {record[name]:.1f} s" for name, words in told.items() if name in record)
+    labels = {"pods": "pods", "any": "a step", "full": "full size", "plain": "a plain pod's start"}
+    return ", ".join(f"{label} {record[name]:.1f} s" for name, label in labels.items() if name in record)

@@ -1,9 +1,9 @@
-"""Stands between operator and API server, passes everything on, and counts: `python -m benchmarks.operators.proxy`.
+"""A counting proxy between operator and API server: `python -m benchmarks.operators.proxy`.
 
-It prints its port, and answers GET /counts with how many requests of each kind it has passed on. Who asks is passed on
-as well (the service account's token), so that rights are checked as ever. Go's client shows its token only where it
-speaks TLS; for such a one, PUT /token says whose token those who show none have. It is a process of its own, so that
-it delays nobody when the benchmark is busy.
+It prints its port, and answers GET /counts with the number of forwarded requests of each kind. The caller's identity is
+forwarded as well (the service account's token), so that rights are checked as usual. Go's client only sends its token
+over TLS; for such a client, PUT /token sets the token of requests without one. It is a process of its own, so that it
+delays no requests when the benchmark is busy.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ WRITES = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 def name_of(method: str, path: str, watch: bool) -> str:
-    """What a request does, as `verb resource` in the words of RBAC; `patch jobs/status` for a subresource."""
+    """Name a request in the words of RBAC, as `verb resource`; `patch jobs/status` for a subresource."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
     if parts[:1] == ["namespaces"] and len(parts) > 2:
@@ -34,11 +34,11 @@ def name_of(method: str, path: str, watch: bool) -> str:
 
 
 async def serve() -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     access = await Access.of_kubeconfig()
     counts: Counter[str] = Counter()
     anybody: dict[str, str] = {}
-    # Without the administrator's certificate, or everything would be allowed.
+    # Without the administrator's certificate, which would allow everything.
     connector = aiohttp.TCPConnector(ssl=access.tls(anonymous=True), limit=0)
 
     async def count(_: web.Request) -> web.Response:
@@ -51,18 +51,18 @@ async def serve() -> None:
     async def pass_on(request: web.Request) -> web.StreamResponse:
         counts[name_of(request.method, request.path, "watch" in request.query)] += 1
         headers = anybody | {name: request.headers[name] for name in PASSED if name in request.headers}
-        # An empty body is still one, and would be given a type.
+        # An empty body would still be sent with a content type.
         body = await request.read() or None
         async with session.request(
             request.method, access.host + request.raw_path, data=body, headers=headers
         ) as answer:
-            told = web.StreamResponse(status=answer.status)
-            told.headers["Content-Type"] = answer.headers.get("Content-Type", "application/json")
-            await told.prepare(request)
+            response = web.StreamResponse(status=answer.status)
+            response.headers["Content-Type"] = answer.headers.get("Content-Type", "application/json")
+            await response.prepare(request)
             async for chunk in answer.content.iter_any():
-                await told.write(chunk)
-            await told.write_eof()
-            return told
+                await response.write(chunk)
+            await response.write_eof()
+            return response
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=True) as session:

@@ -1,8 +1,8 @@
-"""Many jobs at once, on a real API server with its real controllers, and without kubelets.
+"""Many jobs at the same time, on a real API server with its real controllers, and without kubelets.
 
-The operator is the real process, with the rights of its service account. The controller manager is real, too;
-kubelets and coordinators are played by this process. What the operator asks the API server for goes through a proxy
-that counts. Whose operator it is, a Subject says.
+The operator is the real process, with the rights of its service account. The controller manager is real, too; kubelets
+and coordinators are simulated by this process. The operator's requests to the API server go through a counting proxy. A
+Subject describes the operator.
 """
 
 import asyncio
@@ -27,34 +27,34 @@ from benchmarks.operators.subject import Running, Subject
 from benchmarks.scale import Process
 from tests.support.cluster.pods import Namespace, restricted
 
-AT_ONCE = 32
+MAX_REQUESTS = 32
 LOOK_SECONDS = 0.1
 Record = dict[str, Any]
 
 
 class Statuses:
-    """What somebody who watches the jobs reads, and how old it is."""
+    """Statuses as a watcher of the jobs sees them, and their age."""
 
     def __init__(self, cluster: Cluster, namespace: str, subject: Subject, cast: Cast) -> None:
         self._cluster, self._subject, self._cast = cluster, subject, cast
         self._path = subject.kind.path(namespace)
         self.phases: dict[str, str] = {}
         self.right: set[str] = set()
-        """Jobs whose status says that all their pods run, and whatever else is true then."""
+        """Jobs whose status reports correctly that all their pods run."""
         self._steps: dict[str, int] = {}
         self.ages: list[float] | None = None
-        """While this is a list: how old each status was in the end, just before the next."""
+        """Age of each status just before the next one, in seconds; None while it is not recorded."""
 
     def now(self) -> list[float]:
-        """How old every status is now."""
+        """Current age of every status, in seconds."""
         now = time.time()
         return [self._cast.age(step, now) for step in self._steps.values()]
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async for what, job in self._cluster.watch(self._path):
+        """Run until cancelled."""
+        async for change, job in self._cluster.watch(self._path):
             name, status = job["metadata"]["name"], job.get("status") or {}
-            if what == "DELETED":
+            if change == "DELETED":
                 self.phases.pop(name, None)
                 self.right.discard(name)
                 continue
@@ -68,18 +68,18 @@ class Statuses:
 
 
 async def measure(subject: Subject, jobs: int, seconds: float, start: float, limit: float, folder: Path) -> Record:
-    """One run; what was found.
+    """Measure one run.
 
     Args:
-        subject: whose operator.
-        seconds: how long to watch while all train.
-        start: between a pod's making and its start.
-        limit: of seconds for each stage.
-        folder: for logs, and for this run alone.
+        subject: the operator.
+        seconds: duration of the measurement while all train.
+        start: seconds between a pod's creation and its start.
+        limit: seconds for each stage.
+        folder: folder for logs of this run alone.
 
     Raises:
         TimeoutError: a stage took longer.
-        RuntimeError: the API server refuses something, or the operator has ended.
+        RuntimeError: the API server refuses a request, or the operator has ended.
     """
     access = await Access.of_kubeconfig()
     cast = Cast(WORKERS)
@@ -91,7 +91,7 @@ async def measure(subject: Subject, jobs: int, seconds: float, start: float, lim
 
 
 class Watched:
-    """The operator's process, and what it has asked for."""
+    """The operator's process, and its requests."""
 
     def __init__(self, operator: Running, proxy: int, subject: Subject) -> None:
         self._operator, self._proxy, self._failed_look = operator, proxy, subject.failed_look
@@ -99,31 +99,31 @@ class Watched:
 
     @property
     def cpu(self) -> float:
-        """Seconds."""
+        """Processor seconds."""
         return self._process.cpu_seconds()
 
     @property
     def memory(self) -> float:
-        """Most so far, MiB."""
+        """Peak memory, MiB."""
         return self._process.memory("VmHWM")
 
     @property
     def resident(self) -> float:
-        """Memory now, MiB."""
+        """Current memory, MiB."""
         return self._process.memory("VmRSS")
 
     def counts(self) -> Counter[str]:
-        """Requests, by what they do."""
+        """Requests by kind."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._proxy}/counts", timeout=30) as answer:
             return Counter(json.load(answer))
 
     def complaints(self) -> int:
-        """Looks at jobs that did not succeed, as its log tells."""
+        """Reconciliations that failed, from its log."""
         return sum(self._failed_look in line for line in self._operator.log().splitlines())
 
 
 class Stage:
-    """Where the jobs are played."""
+    """Simulation of the jobs."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class Stage:
 
     @asynccontextmanager
     async def played(self) -> AsyncIterator[None]:
-        """Kubelets are there, and somebody watches."""
-        self._tasks = [asyncio.create_task(one.run()) for one in (self.kubelets, self.statuses)]
-        # The watches have to be open before the first job.
+        """Run the kubelets and the watch."""
+        self._tasks = [asyncio.create_task(actor.run()) for actor in (self.kubelets, self.statuses)]
+        # The watches must be open before the first job.
         await asyncio.sleep(1.0)
         try:
             yield
@@ -154,58 +154,58 @@ class Stage:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def until(self, holds: Callable[[], bool], what: str, limit: float) -> float:
-        """Wait; how long that took."""
-        began = time.monotonic()
+    async def until(self, holds: Callable[[], bool], title: str, limit: float) -> float:
+        """Wait until a condition holds; returns the seconds."""
+        started = time.monotonic()
         while not holds():
             for task in self._tasks:
                 if task.done():
                     task.result()
             if self._operator.has_ended:
                 raise RuntimeError(f"the operator has ended:\n{self._operator.log()[-2000:]}")
-            if time.monotonic() - began > limit:
+            if time.monotonic() - started > limit:
                 raise TimeoutError(
-                    f"{what}: not within {limit:g} s; phases {dict(Counter(self.statuses.phases.values()))}"
+                    f"{title}: not within {limit:g} s; phases {dict(Counter(self.statuses.phases.values()))}"
                 )
             await asyncio.sleep(LOOK_SECONDS)
-        return time.monotonic() - began
+        return time.monotonic() - started
 
     async def apply(self, count: int) -> None:
-        """Make all jobs, as fast as they are taken."""
-        gate = asyncio.Semaphore(AT_ONCE)
+        """Create all jobs, as fast as they are accepted."""
+        gate = asyncio.Semaphore(MAX_REQUESTS)
 
-        async def one(index: int) -> None:
+        async def create(index: int) -> None:
             async with gate:
                 await self.cluster.request("POST", self.path, self.subject.manifest(index))
 
-        await asyncio.gather(*(one(index) for index in range(count)))
+        await asyncio.gather(*(create(index) for index in range(count)))
 
-    async def left(self) -> dict[str, int]:
-        """What there still is of any job."""
-        found = {}
+    async def remaining(self) -> dict[str, int]:
+        """Count the remaining objects of all jobs, by kind."""
+        counts = {}
         for kind in (self.subject.kind, *self.subject.belongings):
             selector = "" if kind is self.subject.kind else self.subject.job
             page = await self.cluster.request("GET", kind.path(self.namespace), limit="1", labelSelector=selector)
             if page["items"]:
-                found[kind.name] = len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
-        return found
+                counts[kind.name] = len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
+        return counts
 
 
 async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, limit: float) -> Record:
     kubelets, statuses, pods = stage.kubelets, stage.statuses, stage.subject.pods * jobs
     idle = watched.counts()
-    began, cpu = time.monotonic(), watched.cpu
+    started, cpu = time.monotonic(), watched.cpu
     await stage.apply(jobs)
-    applied = time.monotonic() - began
+    applied = time.monotonic() - started
     await stage.until(lambda: len(kubelets.pods) >= pods, "all pods exist", limit)
-    made = time.monotonic() - began
-    by_role = {role: at - began for role, at in kubelets.newest.items()}
+    created = time.monotonic() - started
+    by_role = {role: created_at - started for role, created_at in kubelets.newest.items()}
     await stage.until(lambda: len(kubelets.ready) >= pods, "all pods run", limit)
-    running = time.monotonic() - began
+    running = time.monotonic() - started
     await stage.until(lambda: len(statuses.right) >= jobs, "all statuses are right", limit)
-    right = time.monotonic() - began
+    right = time.monotonic() - started
     start_cpu, start_counts = watched.cpu - cpu, watched.counts() - idle
-    print(f"  {stage.subject.title}, {jobs} jobs: pods after {made:.1f} s, statuses after {right:.1f} s", flush=True)
+    print(f"  {stage.subject.title}, {jobs} jobs: pods after {created:.1f} s, statuses after {right:.1f} s", flush=True)
 
     cpu, since, before = watched.cpu, time.monotonic(), watched.counts()
     statuses.ages = []
@@ -219,25 +219,27 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
 
     since = time.monotonic()
     await kubelets.end_all()
-    await stage.until(lambda: sum(one == "Succeeded" for one in statuses.phases.values()) >= jobs, "all ended", limit)
+    await stage.until(
+        lambda: sum(phase == "Succeeded" for phase in statuses.phases.values()) >= jobs, "all ended", limit
+    )
     ended = time.monotonic() - since
     since = time.monotonic()
     life = watched.counts() - idle
     await stage.cluster.request("DELETE", stage.path)
-    left = await _emptied(stage, limit)
+    remaining = await _emptied(stage, limit)
     return {
         "kind": "scale",
         "operator": stage.subject.title,
         "jobs": jobs,
         "pods": pods,
         "appliedSeconds": applied,
-        "madeSeconds": made,
+        "madeSeconds": created,
         "madeSecondsByRole": by_role,
         "runningSeconds": running,
         "rightSeconds": right,
         "endedSeconds": ended,
         "deletedSeconds": time.monotonic() - since,
-        "left": left,
+        "left": remaining,
         "ages": _ages(ages),
         "startCpuSeconds": start_cpu,
         "steadyCores": cores,
@@ -254,23 +256,23 @@ async def _figures(stage: Stage, watched: Watched, jobs: int, seconds: float, li
 
 
 def _ages(ages: list[float]) -> Record | None:
-    """Of statuses, sorted; None where statuses tell no step."""
+    """Summarize the sorted ages of statuses; None if statuses have no step."""
     if not ages:
         return None
     return {"median": ages[len(ages) // 2], "p99": ages[int(len(ages) * 0.99)], "oldest": ages[-1]}
 
 
 async def _emptied(stage: Stage, limit: float) -> dict[str, int]:
-    """Wait until nothing is left of the jobs; what is left if that does not come."""
+    """Wait until nothing remains of the jobs; returns what remains after the limit."""
     until = time.monotonic() + limit
-    while (left := await stage.left()) and time.monotonic() < until:  # noqa: ASYNC110 - nothing tells of an end
+    while (remaining := await stage.remaining()) and time.monotonic() < until:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.5)
-    return left
+    return remaining
 
 
 @contextmanager
 def counting(folder: Path) -> Iterator[int]:
-    """A proxy that counts; its port."""
+    """Run a counting proxy; yields its port."""
     with (folder / "proxy.log").open("ab") as log:
         proxy = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.operators.proxy"],

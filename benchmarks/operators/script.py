@@ -1,4 +1,4 @@
-"""A plain script, as the jobs of `pods` run it: handed to `python -c`, it knows of Tandem only where it may write.
+"""A plain script for the jobs of `pods`: passed to `python -c`, it only uses Tandem's variables for its folder.
 
 Ranks add up a number over gloo, a step every 20 ms; the first of them writes a line per step, in the form that `inside`
 reads, and every 25 steps a checkpoint beside the old one, which it then replaces.
@@ -23,14 +23,14 @@ log = None
 if dist.get_rank() == 0:
     log = (FOLDER / f"script-g{int(os.environ['TANDEM_GENERATION']):06d}.jsonl").open("a", buffering=1)
 while True:
-    began = time.perf_counter()
+    started = time.perf_counter()
     dist.all_reduce(torch.ones(1))
     step += 1
     if log is not None:
-        said = {"kind": "step", "time": time.time(), "step": int(step), "world": dist.get_world_size()}
-        print(json.dumps(said), file=log)
+        record = {"kind": "step", "time": time.time(), "step": int(step), "world": dist.get_world_size()}
+        print(json.dumps(record), file=log)
         if int(step) % SAVE_EVERY == 0:
-            beside = SAVED.with_suffix(".new")
-            torch.save({"step": int(step)}, beside)
-            beside.replace(SAVED)
-    time.sleep(max(0.0, STEP_SECONDS - (time.perf_counter() - began)))
+            temporary = SAVED.with_suffix(".new")
+            torch.save({"step": int(step)}, temporary)
+            temporary.replace(SAVED)
+    time.sleep(max(0.0, STEP_SECONDS - (time.perf_counter() - started)))

@@ -1,4 +1,5 @@
-"""Whose operator is measured: what the simulation has to know of one, so that all are measured by the same code."""
+"""An operator to be measured: everything that the simulation needs to know, so that the same code measures all of
+them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,22 +12,22 @@ from tests.support.cluster.pods import Namespace
 
 Object = dict[str, Any]
 NOBODY = "tandem-bench-nobody"
-"""The scheduler that the pods ask for: there is none, so that no node takes them."""
+"""Scheduler that the pods ask for: it does not exist, so that no node takes them."""
 
 
 class Running(Protocol):
-    """An operator's process, ready."""
+    """Running operator that is ready."""
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of its process."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not there any more."""
+        """Whether it has ended."""
 
     def log(self) -> str:
-        """What it has said."""
+        """Its log so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,31 +35,30 @@ class Subject:
     """An operator and its kind of job."""
 
     title: str
-    """For tables."""
+    """Name in tables."""
     kind: Kind
-    """Of its jobs."""
+    """Kind of its jobs."""
     running: Callable[[Namespace, Path, int], AbstractContextManager[Running]]
-    """The operator, ready, for a while: in a namespace, with a folder for its log and the port of the API server's
-    proxy."""
+    """Runs the operator in a namespace, with a folder for its log and the port of the API server's proxy."""
     manifest: Callable[[int], Object]
-    """One of the jobs."""
+    """Manifest of one of the jobs."""
     pods: int
-    """Of each job."""
+    """Pods of each job."""
     job: str
-    """The label with which its pods tell their job."""
+    """Label of pods with the name of their job."""
     role: str
-    """The label with which its pods tell what they are for."""
+    """Label of pods with their role."""
     ending: frozenset[str]
     """Roles of pods that end with the training."""
     container: Callable[[str], str]
-    """What the container of a role's pods is called."""
+    """Name of the container of a role's pods."""
     phase: Callable[[Object], str]
-    """In one word, of a status."""
+    """Phase of a status, in one word."""
     right: Callable[[Object], bool]
-    """Whether a status says what is true once all pods of a job run."""
+    """Whether a status is correct once all pods of a job run."""
     step: Callable[[Object], int | None]
-    """The step that a status tells, None if it tells none."""
+    """Step of a status; None if it has none."""
     belongings: tuple[Kind, ...]
-    """What is made for jobs, and has to be gone after them. All of it has the label of the job."""
+    """Kinds of objects that are created for jobs and must be deleted with them, all with the label of the job."""
     failed_look: str
-    """Is in each line of the log that tells of a look at a job that did not succeed."""
+    """Text in each log line of a reconciliation that failed."""

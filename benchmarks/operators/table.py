@@ -1,4 +1,4 @@
-"""Results as markdown tables, and what became of the goals. Pure: records in, text and verdicts out."""
+"""Results as Markdown tables, and verdicts on the goals. Pure: records in, text and verdicts out."""
 
 import math
 import statistics
@@ -7,110 +7,117 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.goals import Outcome, Verdict, at_most
+from benchmarks.goals import Outcome, Verdict, judge_median
 
 Record = dict[str, Any]
 GOALS = {"age": 30.0, "memory": 300.0, "writes": 12.0, "cpu": 20.0}
-"""Seconds, MB, writes per job over its life apart from the status, milliseconds of a processor per job until all
-statuses are right."""
-OVER = {
+"""Goals: seconds, MB, writes per job over its life apart from the status, milliseconds of a processor per job until
+all statuses are correct."""
+OVERHEADS = {
     "over a pod's start": "plain",
     "over a pod that imports torch": "plainTorch",
     "over one that makes a step": "plainStep",
 }
-OURS = "Tandem"
+TANDEM = "Tandem"
 READS = ("get", "list", "watch")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A goal for the median of what was done to pods so many times."""
+    """Goal for the median of a figure of many rounds."""
 
     fault: str
-    what: str
+    figure: str
     seconds: float
     value: Callable[[Record], float]
 
 
 BOUNDS = (
-    Bound("created", "all pods exist", 0.3, lambda one: one["pods"]),
-    Bound("created", "first step over a pod that imports torch", 1.0, lambda one: one["any"] - one["plainTorch"]),
+    Bound("created", "all pods exist", 0.3, lambda record: record["pods"]),
     Bound(
-        "worker deleted", "full size over a pod that imports torch", 2.0, lambda one: one["full"] - one["plainTorch"]
+        "created", "first step over a pod that imports torch", 1.0, lambda record: record["any"] - record["plainTorch"]
+    ),
+    Bound(
+        "worker deleted",
+        "full size over a pod that imports torch",
+        2.0,
+        lambda record: record["full"] - record["plainTorch"],
     ),
     Bound(
         "script's worker deleted",
         "full size over a pod that imports torch",
         2.0,
-        lambda one: one["full"] - one["plainTorch"],
+        lambda record: record["full"] - record["plainTorch"],
     ),
-    Bound("node", "the rest steps again", 2.5, lambda one: one["any"]),
-    Bound("node and coordinator", "the rest steps again", 6.0, lambda one: one["any"]),
+    Bound("node", "the rest steps again", 2.5, lambda record: record["any"]),
+    Bound("node and coordinator", "the rest steps again", 6.0, lambda record: record["any"]),
 )
 
 
 def judge(records: Sequence[Record]) -> list[Verdict]:
-    """What became of the goals of all that was measured. A round that failed counts as longer than anything."""
-    found = [Verdict(Outcome.MISSED, _about(record), words) for record in records for words in missed(record)]
+    """Judge the goals of all records. A round that failed counts as longer than anything."""
+    verdicts = [Verdict(Outcome.MISSED, _about(record), reason) for record in records for reason in missed(record)]
     for bound in BOUNDS:
-        done = [one for one in records if one["kind"] == "pods" and one["fault"] == bound.fault]
+        done = [record for record in records if record["kind"] == "pods" and record["fault"] == bound.fault]
         if done:
-            values = [math.inf if one["problem"] else bound.value(one) for one in done]
-            found.append(at_most(f"{bound.fault}: {bound.what}: at most {bound.seconds:g} s", values, bound.seconds))
-    return found + list(_beside_others(records))
+            values = [math.inf if record["problem"] else bound.value(record) for record in done]
+            verdicts.append(
+                judge_median(f"{bound.fault}: {bound.figure}: at most {bound.seconds:g} s", values, bound.seconds)
+            )
+    return verdicts + list(_against_others(records))
 
 
 def _about(record: Record) -> str:
     return "pods" if record["kind"] == "pods" else f"{operator(record)}, {record['jobs']} jobs"
 
 
-def _beside_others(records: Sequence[Record]) -> Iterator[Verdict]:
-    """Statuses are right no later than another operator's of the same run, for as many objects."""
+def _against_others(records: Sequence[Record]) -> Iterator[Verdict]:
+    """Judge that statuses are correct no later than with another operator of the same run, for as many objects."""
     runs = [record for record in records if record["kind"] == "scale"]
     goal = "seconds an object until all statuses are right: no more than"
-    for ours in (run for run in runs if operator(run) == OURS):
-        for other in (run for run in runs if operator(run) != OURS):
-            own, theirs = _seconds_an_object(ours), _seconds_an_object(other)
-            outcome = Outcome.MET if own <= theirs else Outcome.MISSED
-            yield Verdict(outcome, f"{goal} {_about(other)}", f"{own * 1000:.1f} and {theirs * 1000:.1f} ms")
+    for own_run in (run for run in runs if operator(run) == TANDEM):
+        for other in (run for run in runs if operator(run) != TANDEM):
+            own, other_seconds = _seconds_an_object(own_run), _seconds_an_object(other)
+            outcome = Outcome.MET if own <= other_seconds else Outcome.MISSED
+            yield Verdict(outcome, f"{goal} {_about(other)}", f"{own * 1000:.1f} and {other_seconds * 1000:.1f} ms")
 
 
 def _seconds_an_object(run: Record) -> float:
     counts: Mapping[str, int] = run["startCounts"]
-    made = sum(count for name, count in counts.items() if name.startswith("create ") and name != "create events")
-    return float(run["rightSeconds"]) / max(1, made)
+    created = sum(count for name, count in counts.items() if name.startswith("create ") and name != "create events")
+    return float(run["rightSeconds"]) / max(1, created)
 
 
 def writes(counts: Mapping[str, int]) -> Counter[str]:
-    """Writes in three classes: of objects, of statuses, of Events."""
-    found: Counter[str] = Counter()
+    """Count writes in three classes: of objects, of statuses, of Events."""
+    by_class: Counter[str] = Counter()
     for name, count in counts.items():
         verb, _, resource = name.partition(" ")
         if verb in READS:
             continue
         kind = "events" if resource == "events" else "statuses" if resource.endswith("/status") else "objects"
-        found[kind] += count
-    return found
+        by_class[kind] += count
+    return by_class
 
 
 def megabytes(mebibytes: float) -> float:
-    """10^6 bytes."""
+    """Convert MiB to MB of 10^6 bytes."""
     return mebibytes * 2**20 / 1e6
 
 
 def missed(record: Record) -> Iterator[str]:
-    """Goals that a record does not reach, in words."""
+    """Generate the goals that a record misses, in words."""
     if record["kind"] == "pods":
-        yield from (f"{record['fault']} {record['round']}: {words}" for words in _troubles(record))
+        yield from (f"{record['fault']} {record['round']}: {trouble}" for trouble in _troubles(record))
         return
-    if operator(record) == OURS:
-        found = {
+    if operator(record) == TANDEM:
+        figures = {
             "age": record["ages"]["oldest"],
             "memory": megabytes(record["peakMiB"]),
             "writes": writes(record["lifeCounts"])["objects"] / record["jobs"],
             "cpu": record["startCpuSeconds"] * 1000 / record["jobs"],
         }
-        for name, value in found.items():
+        for name, value in figures.items():
             if value > GOALS[name]:
                 yield f"{name} {value:.1f}, more than {GOALS[name]:g}"
     if record["left"]:
@@ -118,18 +125,18 @@ def missed(record: Record) -> Iterator[str]:
 
 
 def operator(record: Record) -> str:
-    """Whose operator a record with many jobs is about. Those from before there was a second one do not say."""
-    return str(record.get("operator", OURS))
+    """Name of the operator of a record with many jobs; old records without one are Tandem's."""
+    return str(record.get("operator", TANDEM))
 
 
 def scale(records: Sequence[Record]) -> str:
-    """A column for each run with many jobs."""
+    """Format a column for each run with many jobs."""
     runs = [record for record in records if record["kind"] == "scale"]
     if not runs:
         return ""
     rows = [list(_lines(run)) for run in runs]
-    others = any(operator(run) != OURS for run in runs)
-    head = ["what", *(f"{operator(run)}, {run['jobs']} jobs" if others else f"{run['jobs']} jobs" for run in runs)]
+    has_others = any(operator(run) != TANDEM for run in runs)
+    head = ["what", *(f"{operator(run)}, {run['jobs']} jobs" if has_others else f"{run['jobs']} jobs" for run in runs)]
     body = [[rows[0][index][0], *(row[index][1] for row in rows)] for index in range(len(rows[0]))]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
 
@@ -166,38 +173,42 @@ def _lines(run: Record) -> Iterator[tuple[str, str]]:
 
 
 def pods(records: Sequence[Record]) -> str:
-    """A row for each thing that was done to pods."""
+    """Format a row for each fault of pods."""
     done = [record for record in records if record["kind"] == "pods"]
     if not done:
         return ""
-    head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", *OVER]
-    body = [_row(fault, [one for one in done if one["fault"] == fault]) for fault in dict.fromkeys(_faults(done))]
-    plain, imported, stepped = (_spread([one[name] for one in done if name in one]) for name in OVER.values())
+    head = ["what", "rounds", "failures", "two groups", "first step again", "back at full size", *OVERHEADS]
+    body = [
+        _row(fault, [record for record in done if record["fault"] == fault]) for fault in dict.fromkeys(_faults(done))
+    ]
+    plain, imported, stepped = (
+        _spread([record[name] for record in done if name in record]) for name in OVERHEADS.values()
+    )
     lines = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
-    made = _spread([one["pods"] for one in done if "pods" in one])
-    loads = [load for one in done for load in one["load"]]
+    created = _spread([record["pods"] for record in done if "pods" in record])
+    loads = [load for record in done for load in record["load"]]
     return (
-        f"{lines}\n\nMedian (least to most), in seconds. After creation all pods exist after {made}. A plain pod of "
+        f"{lines}\n\nMedian (least to most), in seconds. After creation all pods exist after {created}. A plain pod of "
         f"the trainer's image runs its first line after {plain}, has imported torch after {imported}, and made a step "
         f"by itself after {stepped}. Load average {min(loads):.1f} to {max(loads):.1f}."
     )
 
 
 def _faults(done: Sequence[Record]) -> Iterator[str]:
-    return (one["fault"] for one in done)
+    return (record["fault"] for record in done)
 
 
 def _row(fault: str, done: Sequence[Record]) -> list[str]:
-    good = [one for one in done if not one["problem"]]
-    over = [[one["full"] - one[floor] for one in good if floor in one] for floor in OVER.values()]
+    good = [record for record in done if not record["problem"]]
+    overheads = [[record["full"] - record[floor] for record in good if floor in record] for floor in OVERHEADS.values()]
     return [
         fault,
         str(len(done)),
         str(len(done) - len(good)),
-        str(sum(bool(one.get("twoGroups")) for one in done)),
-        _spread([one["any"] for one in good if "any" in one]),
-        _spread([one["full"] for one in good]),
-        *(_spread(values) for values in over),
+        str(sum(bool(record.get("twoGroups")) for record in done)),
+        _spread([record["any"] for record in good if "any" in record]),
+        _spread([record["full"] for record in good]),
+        *(_spread(values) for values in overheads),
     ]
 
 
@@ -205,7 +216,7 @@ def _troubles(record: Record) -> Iterator[str]:
     if record["problem"]:
         yield record["problem"]
     yield from record.get("twoGroups", [])
-    yield from (f"{name}: {why}" for name, why in record.get("damaged", {}).items())
+    yield from (f"{name}: {reason}" for name, reason in record.get("damaged", {}).items())
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -1,25 +1,27 @@
-"""What the run directory says of a fault. Pure."""
+"""Evaluation of the generations of a run directory after a fault. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Generation = Mapping[str, Any]
-"""Number, world size, and time and step of the first and the last step; None if it made none."""
+"""Number, world size, and time and step of the first and the last step; None without steps."""
 
 
 def first_step(generations: Sequence[Generation], after: float, world_size: int = 1) -> float | None:
-    """When a group of at least this size that was formed after a time made its first step; None if none has."""
-    found = [
-        one["first"]
-        for one in generations
-        if one["first"] is not None and one["first"] > after and one["worldSize"] >= world_size
+    """Time of the first step of a group of at least this size that was formed after a time; None if there is none."""
+    times = [
+        generation["first"]
+        for generation in generations
+        if generation["first"] is not None and generation["first"] > after and generation["worldSize"] >= world_size
     ]
-    return min(found, default=None)
+    return min(times, default=None)
 
 
 def two_groups(generations: Sequence[Generation]) -> list[str]:
-    """Generations that made steps while a later one already did."""
-    trained = sorted((one for one in generations if one["first"] is not None), key=lambda one: int(one["generation"]))
+    """List generations that took steps while a later one already did."""
+    trained = sorted(
+        (item for item in generations if item["first"] is not None), key=lambda item: int(item["generation"])
+    )
     return [
         f"generation {before['generation']} made steps until {before['last']:.3f}, "
         f"{after['generation']} from {after['first']:.3f} on"

@@ -1,1 +1,4 @@
-"""Recovery from faults, Tandem beside plain torchrun, in network namespaces of one machine. See docs/recovery.md."""
+"""Recovery from faults, Tandem beside plain torchrun, in network namespaces of one machine.
+
+See docs/development/benchmarks.md.
+"""

@@ -1,13 +1,13 @@
 """Recovery from faults, Tandem beside plain torchrun: `make bench-recovery`, or
 
     python -m benchmarks.recovery [--rounds 3] [--shots 4 [--reference-shots 1]] [--only FAULT …] [--sides tandem,c10d]
-    python -m benchmarks.recovery --table FILE…      a table and a picture of results that are there
+    python -m benchmarks.recovery --table FILE…      a table and a picture of earlier results
 
-The sides take turns (A B C A B C), because the speed of a shared machine drifts; in each turn a job is started afresh
-and hit some times. A recovery that takes longer than the limit is a failure and is counted; the job is then started
-afresh. Results go to runs/recovery/, one record a line, as they come.
+The sides take turns (A B C A B C), because the speed of a shared machine drifts; in each turn a new job is started
+and disturbed several times. A recovery that takes longer than the limit is a failure and is counted; then a new job is
+started. Results go to runs/recovery/, one record a line, as they come.
 
-Sides whose name ends in `-best` have the best settings found, Tandem's as well as c10d's; the others are as they come.
+Sides whose name ends in `-best` have the best settings found, Tandem's as well as c10d's; the others have the defaults.
 
 Exit codes: 0 where all goals of `verdict` are met; 1 where one is missed; 3 where one could not be judged, because the
 faults were too few, and none is missed.
@@ -43,7 +43,7 @@ DEFAULT = ["worker-kill", "node-loss", "coordinator-kill", "stall-member-kill"]
 
 
 def main() -> None:
-    """Measure, or show what was measured."""
+    """Measure, or show earlier results."""
     options = _options()
     if options.table:
         _show(options.table, options.output)
@@ -84,7 +84,7 @@ def _plays(side: str, fault: str, limit: float) -> bool:
 
 
 def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
-    """One side's turn, its records as they come. After a failure the job is started afresh."""
+    """Play one side's turn; yields its records. After a failure a new job is started."""
     shot, shots = 0, options.shots if side.startswith("tandem") else options.reference_shots or options.shots
     while shot < shots:
         folder = Path(tempfile.mkdtemp(prefix="tandem-recovery-"))
@@ -99,26 +99,26 @@ def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> Ge
                     record |= {"kind": "shot", "round": number, "shot": shot}
                     shot += 1
                     sound = record["whole"]
-                    print(f"  {number + 1}/{options.rounds} {fault} {side}: {_said(record)}", flush=True)
+                    print(f"  {number + 1}/{options.rounds} {fault} {side}: {_described(record)}", flush=True)
                     yield record
             except TimeoutError as error:
-                # The side's own failure: it counts for the shot that could not be fired.
+                # A failure of the side: it counts for the shot that could not be played.
                 print(f"  {number + 1}/{options.rounds} {fault} {side}: {error}", flush=True)
                 sound = False
                 shot += 1
                 yield {"kind": "stuck", "side": side, "fault": fault, "round": number, "why": str(error)}
             finally:
-                left = turn.close()
-        yield {"kind": "end", "side": side, "fault": fault, "round": number, "left": left}
-        if left:
-            print(f"  {number + 1}/{options.rounds} {fault} {side}: left behind: {'; '.join(left)}", flush=True)
+                leftovers = turn.close()
+        yield {"kind": "end", "side": side, "fault": fault, "round": number, "left": leftovers}
+        if leftovers:
+            print(f"  {number + 1}/{options.rounds} {fault} {side}: left behind: {'; '.join(leftovers)}", flush=True)
         if options.keep or not sound:
             print(f"    kept: {folder}")
         else:
             shutil.rmtree(folder)
 
 
-def _said(record: dict[str, Any]) -> str:
+def _described(record: dict[str, Any]) -> str:
     stages = [
         f"{stage['name']} {'FAILED' if stage['seconds'] is None else format(stage['seconds'], '.2f') + ' s'}"
         for stage in record["stages"]
@@ -138,7 +138,7 @@ def _said(record: dict[str, Any]) -> str:
 
 
 def _show(paths: list[Path], output: Path | None) -> list[Verdict]:
-    """Print the tables and the verdicts; these."""
+    """Print the tables and the verdicts; returns the verdicts."""
     records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     print(written(records, list(SIDES)) + "\n")
     verdicts = judge(records)

@@ -1,6 +1,6 @@
-"""What the per-step writer logs say: when a group was whole again, whether there were two, what was done twice.
+"""Evaluation of the writers' logs of steps: when a group was complete again, whether there were two, what was repeated.
 
-Pure: lines in, findings out. The *writer* of a group is its rank 0. All times are seconds since the epoch, of one
+Pure: lines in, results out. The *writer* of a group is its rank 0. All times are in seconds since the epoch, of one
 machine's clock.
 """
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 GAP_SECONDS = 1.0
-"""Steps further apart than this are not a group that is training; a step takes 0.02 s."""
+"""Distance of steps above which a group is not training; a step takes 0.02 s."""
 
 
 @dataclass(frozen=True)
 class Line:
     """One event of one rank."""
 
-    at: float
+    time: float
     event: str
     """`born`, `imported`, `joined`, `restored`, `step`, `saved`, or `tripped-…`."""
     group: str
-    """A word that no two groups share; `-` before the rank has joined one."""
+    """Word that is unique to a group; `-` before the rank has joined one."""
     world: int
     rank: int
     step: int
@@ -37,7 +37,7 @@ class Stretch:
     start: float
     end: float
     first: int
-    """The first step in it, as counted after it was taken."""
+    """Its first step, as counted after it was taken."""
     last: int
 
 
@@ -52,44 +52,45 @@ class Overlap:
     end: float
     """The older group's last step or save."""
     older_saved: bool
-    """The older group committed a checkpoint in it."""
+    """Whether the older group committed a checkpoint in it."""
 
     @property
     def seconds(self) -> float:
-        """How long both were active."""
+        """Time that both were active."""
         return self.end - self.start
 
 
 def parse(text: str, replica: str, pid: int) -> list[Line]:
-    """The lines of one rank's log. A last line that is still being written is passed over."""
-    found = []
+    """Parse the lines of one rank's log. A last line that is incomplete is skipped."""
+    lines = []
     for line in text.splitlines(keepends=True):
-        words = line.split()
-        if line.endswith("\n") and len(words) == 6:
-            at, event, group, world, rank, step = words
-            found.append(Line(float(at), event, group, int(world), int(rank), int(step), replica, pid))
-    return found
+        columns = line.split()
+        if line.endswith("\n") and len(columns) == 6:
+            time, event, group, world, rank, step = columns
+            lines.append(Line(float(time), event, group, int(world), int(rank), int(step), replica, pid))
+    return lines
 
 
 def stretches(lines: Iterable[Line]) -> list[Stretch]:
-    """What each group's writer did without a gap, in the order of time."""
-    found: list[Stretch] = []
+    """Find the stretches without a gap of each group's writer, in order of time."""
+    ordered: list[Stretch] = []
     newest: dict[str, int] = {}
-    for line in sorted((line for line in lines if line.event == "step" and line.rank == 0), key=lambda line: line.at):
+    for line in sorted((line for line in lines if line.event == "step" and line.rank == 0), key=lambda line: line.time):
         index = newest.get(line.group)
-        if index is not None and line.at - found[index].end <= GAP_SECONDS:
-            before = found[index]
-            found[index] = Stretch(line.group, line.world, before.start, line.at, before.first, line.step)
+        if index is not None and line.time - ordered[index].end <= GAP_SECONDS:
+            before = ordered[index]
+            ordered[index] = Stretch(line.group, line.world, before.start, line.time, before.first, line.step)
         else:
-            newest[line.group] = len(found)
-            found.append(Stretch(line.group, line.world, line.at, line.at, line.step, line.step))
-    return found
+            newest[line.group] = len(ordered)
+            ordered.append(Stretch(line.group, line.world, line.time, line.time, line.step, line.step))
+    return ordered
 
 
 def steady(lines: Iterable[Line], since: float, world: int, seconds: float) -> Stretch | None:
-    """The group of so many ranks that went on for so long after a moment, without a gap.
+    """Find the group of this world size that trained for this long after a time, without a gap.
 
-    Returns: its stretch, which may have begun before `since` if the group was not disturbed; None as long as none has.
+    Returns:
+        Its stretch, which may have started before `since` if the group was not disturbed; None while there is none.
     """
     for stretch in reversed(stretches(lines)):
         if stretch.world == world and stretch.end - max(stretch.start, since) >= seconds:
@@ -98,56 +99,56 @@ def steady(lines: Iterable[Line], since: float, world: int, seconds: float) -> S
 
 
 def overlaps(lines: Sequence[Line]) -> list[Overlap]:
-    """Pairs of groups that were active at the same time. There should be none."""
+    """Find pairs of groups that were active at the same time. There should be none."""
     stepped = {line.group for line in lines if line.event == "step"}
     active: dict[str, list[Line]] = {}
     for line in lines:
         if line.rank == 0 and line.event in ("step", "saved") and line.group in stepped:
             active.setdefault(line.group, []).append(line)
-    ordered = sorted(active.items(), key=lambda item: min(line.at for line in item[1] if line.event == "step"))
-    found = []
+    ordered = sorted(active.items(), key=lambda item: min(line.time for line in item[1] if line.event == "step"))
+    pairs = []
     for index, (older, done) in enumerate(ordered):
         for newer, work in ordered[index + 1 :]:
-            start, end = min(line.at for line in work if line.event == "step"), max(line.at for line in done)
+            start, end = min(line.time for line in work if line.event == "step"), max(line.time for line in done)
             if end > start:
-                saved = any(line.event == "saved" and line.at > start for line in done)
-                found.append(Overlap(older, newer, start, end, saved))
-    return found
+                saved = any(line.event == "saved" and line.time > start for line in done)
+                pairs.append(Overlap(older, newer, start, end, saved))
+    return pairs
 
 
 def repeated_steps(lines: Iterable[Line], since: float) -> int:
-    """Steps that were taken again by groups that began after a moment: the work that the faults undid."""
+    """Count the steps that were repeated by groups that started after a time: the work that the faults undid."""
     return sum(max(0, before - first + 1) for before, first in _beginnings(lines, since, "step"))
 
 
 def lost_steps(lines: Iterable[Line], since: float) -> int:
-    """Steps behind a committed checkpoint that were taken again all the same: what should never happen."""
+    """Count the steps before a committed checkpoint that were repeated all the same, which should never happen."""
     return sum(max(0, before - first + 1) for before, first in _beginnings(lines, since, "saved"))
 
 
 def longest_pause(lines: Iterable[Line], start: float, end: float) -> float:
-    """The longest time without a step of any writer, between two moments."""
-    steps = sorted(line.at for line in lines if line.event == "step" and line.rank == 0 and start <= line.at <= end)
+    """Longest time without a step of any writer, between two times."""
+    steps = sorted(line.time for line in lines if line.event == "step" and line.rank == 0 and start <= line.time <= end)
     return max(later - earlier for earlier, later in pairwise([start, *steps, end]))
 
 
 PHASES = ("detect and rendezvous", "start and import", "join", "restore", "first step")
-"""Where recovery time goes, for a script: up to its start, torch's import, the process group, the checkpoint."""
+"""Phases of a recovery, for a script: up to its start, torch's import, the process group, the checkpoint."""
 
 
 def phases(lines: Iterable[Line], fault: float, stretch: Stretch) -> dict[str, float]:
-    """Seconds of each phase of the recovery that ended in this stretch, as its slowest rank saw them; {} if the group
-    was not formed for it."""
+    """Seconds of each phase of the recovery that ended in this stretch, of its slowest rank; {} if the group was not
+    formed for it."""
     lines = list(lines)
     ends = [fault]
     for event in ("joined", "restored"):
-        times = [line.at for line in lines if line.group == stretch.group and line.event == event]
+        times = [line.time for line in lines if line.group == stretch.group and line.event == event]
         if not times or min(times) < fault:
             return {}
         ends.append(max(times))
     pids = {line.pid for line in lines if line.group == stretch.group}
     early = [
-        max((line.at for line in lines if line.pid in pids and line.event == event), default=fault)
+        max((line.time for line in lines if line.pid in pids and line.event == event), default=fault)
         for event in ("born", "imported")
     ]
     marks = [fault, *early, ends[1], ends[2], stretch.start]
@@ -155,23 +156,23 @@ def phases(lines: Iterable[Line], fault: float, stretch: Stretch) -> dict[str, f
 
 
 def _beginnings(lines: Iterable[Line], since: float, event: str) -> list[tuple[int, int]]:
-    """For each group that began after a moment: the highest step with this event before its beginning, and its first
-    step."""
+    """Find the highest step with this event before the start of each group that started after a time, and the
+    group's first step."""
     lines = [line for line in lines if line.rank == 0]
     first: dict[str, Line] = {}
     restored: dict[str, float] = {}
-    for line in sorted(lines, key=lambda line: line.at):
+    for line in sorted(lines, key=lambda line: line.time):
         if line.event == "step":
             first.setdefault(line.group, line)
         if line.event == "joined":
-            restored.setdefault(line.group, line.at)
-    found = []
+            restored.setdefault(line.group, line.time)
+    pairs = []
     for group, line in first.items():
-        if line.at < since:
+        if line.time < since:
             continue
-        # A checkpoint that was committed while the new group was already reading counts for the next one.
-        until = restored.get(group, line.at) if event == "saved" else line.at
-        before = [other.step for other in lines if other.event == event and other.group != group and other.at < until]
+        # A checkpoint that was committed while the new group was already reading counts for the next group.
+        until = restored.get(group, line.time) if event == "saved" else line.time
+        before = [other.step for other in lines if other.event == event and other.group != group and other.time < until]
         if before:
-            found.append((max(before), line.step))
-    return found
+            pairs.append((max(before), line.step))
+    return pairs

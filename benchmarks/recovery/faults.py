@@ -1,8 +1,8 @@
-"""The faults, each told as a story: do something to the job, then wait for it to be whole again.
+"""The faults, each as a generator: it disturbs the job, then waits for it to be complete again.
 
-A fault is a generator. It yields a `Wait` for each recovery to be measured, and goes on when that has happened or the
-time for it is over. Whatever is random comes from the scene's generator, which is seeded by fault, round and shot, so
-that all sides get the same stalls and the same victims.
+A fault yields a `Wait` for each recovery to be measured, and continues when that has happened or timed out. Random
+values come from the scene's generator, which is seeded by fault, round and shot, so that all sides get the same stalls
+and the same victims.
 """
 
 import signal
@@ -17,55 +17,55 @@ from benchmarks.recovery.surroundings import kill
 
 MIN_STALL, MAX_STALL = 1.0, 30.0
 SUPERVISOR_SECONDS = 1.0
-"""How long a supervisor (Kubernetes, systemd) takes to start again what has died."""
+"""Time in which a supervisor (Kubernetes, systemd) restarts a dead process."""
 KILLED, STALLED, ORPHANED = 1.0, 5.0, 10.0
-"""For so long a group must go on to count as recovered. After a stall, what follows from it may come seconds later; a
-rank whose agent is dead may train on until the new agent disturbs its group."""
+"""Seconds that a group must train to count as recovered. After a stall, consequences may come seconds later; a rank
+whose agent is dead may train on until the new agent disturbs its group."""
 MOMENT_SECONDS = 30.0
-"""For the moment to come that a fault waits for."""
+"""Timeout for the moment that a fault waits for."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A recovery to be measured."""
+    """Recovery to be measured."""
 
     name: str
     since: float
-    """Recovery time counts from here; seconds since the epoch."""
+    """Start of the recovery time, in seconds since the epoch."""
     world: int
     steady: float = KILLED
 
 
 @dataclass
 class Scene:
-    """What a fault plays in."""
+    """Side, random values and record of a fault."""
 
     side: Side
     random: Random
     shot: int
     longest_stall: float = MAX_STALL
     facts: dict[str, float | str] = field(default_factory=dict)
-    """What was done, for the record."""
+    """Details of the fault, for the record."""
 
     def victim(self) -> str:
-        """The replicas take turns."""
+        """The victim; the replicas take turns."""
         return self.side.replicas[self.shot % len(self.side.replicas)]
 
     def other(self) -> str:
-        """One that is not the victim."""
+        """A replica that is not the victim."""
         return self.side.replicas[(self.shot + 1) % len(self.side.replicas)]
 
     def kill_worker(self, replica: str, number: int = signal.SIGKILL) -> float:
-        """Signal a replica's first rank; returns when."""
+        """Signal a replica's first rank; returns the time."""
         ranks = self.side.ranks(replica)
-        at = time.time()
-        self.facts[f"{signal.Signals(number).name} {replica}"] = round(at, 3)
+        fault_at = time.time()
+        self.facts[f"{signal.Signals(number).name} {replica}"] = round(fault_at, 3)
         for rank in ranks[:1]:
             kill(rank, number)
-        return at
+        return fault_at
 
     def stall(self) -> float:
-        """Length of a stall in seconds: short ones are as likely as long ones."""
+        """Choose the length of a stall in seconds: short ones are as likely as long ones."""
         length: float = MIN_STALL * (self.longest_stall / MIN_STALL) ** self.random.random()
         self.facts["stallSeconds"] = round(length, 2)
         return length
@@ -81,48 +81,48 @@ def worker_kill(scene: Scene) -> Story:
 
 def agent_kill(scene: Scene) -> Story:
     """An agent dies, its training process does not; a supervisor starts another agent."""
-    victim, at = scene.victim(), time.time()
+    victim, fault_at = scene.victim(), time.time()
     scene.side.kill_agent(victim)
     time.sleep(SUPERVISOR_SECONDS)
     scene.side.start_replica(victim)
-    yield Wait("recovery", at, scene.side.full, ORPHANED)
+    yield Wait("recovery", fault_at, scene.side.full, ORPHANED)
 
 
 def node_loss(scene: Scene) -> Story:
     """A node vanishes and returns."""
-    victim, at = scene.victim(), time.time()
+    victim, fault_at = scene.victim(), time.time()
     scene.side.kill_node(victim)
-    yield Wait("the rest goes on", at, scene.side.full - 1)
+    yield Wait("the rest goes on", fault_at, scene.side.full - 1)
     time.sleep(scene.random.random())
-    at = time.time()
+    fault_at = time.time()
     scene.side.start_replica(victim)
-    yield Wait("full size after return", at, scene.side.full)
+    yield Wait("full size after return", fault_at, scene.side.full)
 
 
 def preemption(scene: Scene) -> Story:
     """A replica is asked to leave, by SIGTERM as Kubernetes does it, and returns."""
-    victim, at = scene.victim(), time.time()
+    victim, fault_at = scene.victim(), time.time()
     agent = scene.side.agents.pop(victim)
     agent.terminate()
-    yield Wait("the rest goes on", at, scene.side.full - 1)
+    yield Wait("the rest goes on", fault_at, scene.side.full - 1)
     try:
         scene.facts["exitCode"] = agent.wait(LEAVE_SECONDS)
     except subprocess.TimeoutExpired:
         scene.facts["exitCode"] = "did not leave"
         agent.kill()
         agent.wait()
-    at = time.time()
+    fault_at = time.time()
     scene.side.start_replica(victim)
-    yield Wait("full size after return", at, scene.side.full)
+    yield Wait("full size after return", fault_at, scene.side.full)
 
 
 def coordinator_kill(scene: Scene) -> Story:
-    """What decides about membership dies; a supervisor starts it again."""
-    at = time.time()
+    """The authority on membership dies; a supervisor restarts it."""
+    fault_at = time.time()
     scene.side.kill_authority()
     time.sleep(SUPERVISOR_SECONDS)
     scene.side.replace_authority()
-    yield Wait("recovery", at, scene.side.full, STALLED)
+    yield Wait("recovery", fault_at, scene.side.full, STALLED)
 
 
 def stop(scene: Scene) -> Story:
@@ -136,31 +136,31 @@ def stall_member(scene: Scene) -> Story:
 
 
 def stall_coordinator(scene: Scene) -> Story:
-    """The network drops all packets of what decides about membership for some seconds."""
+    """The network drops all packets of the authority on membership for some seconds."""
     return _stall(scene, scene.side.authority_place)
 
 
 def stall_member_kill(scene: Scene) -> Story:
-    """The same for a member, and a training process of the other member dies meanwhile."""
+    """The network drops all packets of one member, and a training process of the other member dies meanwhile."""
     return _stall(scene, scene.victim(), scene.other())
 
 
 def stall_coordinator_kill(scene: Scene) -> Story:
-    """The same for what decides about membership, and a training process dies meanwhile."""
+    """The network drops all packets of the authority on membership, and a training process dies meanwhile."""
     return _stall(scene, scene.side.authority_place, scene.side.replicas[-1 - scene.shot % len(scene.side.replicas)])
 
 
 def _stall(scene: Scene, place: str, killed: str | None = None) -> Story:
     length = scene.stall()
     before = length * scene.random.random()
-    at = time.time()
+    fault_at = time.time()
     scene.side.network.cut(place)
     if killed is None:
         time.sleep(length)
     else:
         time.sleep(before)
         scene.kill_worker(killed)
-        time.sleep(max(0.0, at + length - time.time()))
+        time.sleep(max(0.0, fault_at + length - time.time()))
     scene.side.network.heal(place)
     yield Wait("after the network heals", time.time(), scene.side.full, STALLED)
 
@@ -181,17 +181,17 @@ def kill_in_rendezvous(scene: Scene) -> Story:
     scene.facts["pauseSeconds"] = round(pause, 2)
     first = scene.kill_worker(scene.victim())
     time.sleep(max(0.0, first + pause - time.time()))
-    at = time.time()
+    fault_at = time.time()
     scene.side.kill_node(scene.other())
-    time.sleep(max(0.0, at + SUPERVISOR_SECONDS - time.time()))
+    time.sleep(max(0.0, fault_at + SUPERVISOR_SECONDS - time.time()))
     scene.side.start_replica(scene.other())
-    yield Wait("recovery", at, scene.side.full)
+    yield Wait("recovery", fault_at, scene.side.full)
 
 
 def kill_in_save(scene: Scene) -> Story:
     """The writer dies in the middle of a checkpoint."""
-    at = _tripped(scene, "save")
-    yield Wait("recovery", at, scene.side.full)
+    fault_at = _tripped(scene, "save")
+    yield Wait("recovery", fault_at, scene.side.full)
 
 
 def kill_in_restore(scene: Scene) -> Story:
@@ -202,20 +202,21 @@ def kill_in_restore(scene: Scene) -> Story:
     yield Wait("recovery", _awaited(scene, "tripped-restore", time.time() - 1.0), scene.side.full)
 
 
-def _tripped(scene: Scene, where: str) -> float:
+def _tripped(scene: Scene, moment: str) -> float:
     assert isinstance(scene.side, Scripted)
-    at = time.time()
-    scene.side.trip(where)
-    return _awaited(scene, f"tripped-{where}", at)
+    fault_at = time.time()
+    scene.side.trip(moment)
+    return _awaited(scene, f"tripped-{moment}", fault_at)
 
 
 def _awaited(scene: Scene, event: str, since: float) -> float:
-    """When the event came; if it does not come, the fault did not happen, and the recovery before it is waited for."""
+    """Wait for an event; returns its time. If it does not come, the fault did not happen, and the recovery before it
+    is awaited."""
     deadline = time.monotonic() + MOMENT_SECONDS
     while time.monotonic() < deadline:
-        found = [line.at for line in scene.side.lines() if line.event == event and line.at >= since]
-        if found:
-            return found[-1]
+        times = [line.time for line in scene.side.lines() if line.event == event and line.time >= since]
+        if times:
+            return times[-1]
         time.sleep(0.05)
     scene.facts["missed"] = event
     return since
@@ -227,18 +228,18 @@ class Fault:
 
     story: Callable[[Scene], Story]
     scripted: bool = False
-    """Only for sides that run the script: it needs a trip wire."""
+    """Whether it needs a trip wire, and so a side that runs the script."""
     hangs: bool = False
-    """Noticed after the side's `hang_seconds` only."""
+    """Whether it is only noticed after the side's `hang_seconds`."""
 
     @property
     def name(self) -> str:
-        """As written on the command line."""
+        """Name on the command line."""
         return self.story.__name__.replace("_", "-")
 
     @property
     def what(self) -> str:
-        """One sentence."""
+        """Description, one sentence."""
         return (self.story.__doc__ or "").strip()
 
 

@@ -1,4 +1,4 @@
-"""One shot: a fault is played, the recoveries are waited for, the log is read, a record is written."""
+"""One shot: a fault is played, the recoveries are awaited, the log is read, a record is returned."""
 
 import subprocess
 import time
@@ -25,18 +25,18 @@ from benchmarks.recovery.sides import Side
 from benchmarks.recovery.surroundings import Network, end
 
 LOOK_SECONDS = 0.1
-"""Between two looks at the log; times come from the log itself."""
+"""Seconds between two reads of the log; times come from the log itself."""
 START_SECONDS = 120.0
 ORPHAN_SECONDS = 10.0
-"""What a process may take to end after its agent."""
+"""Time in which a process may end after its agent."""
 BEFORE_SECONDS = 10.0
-"""So much of the log before a fault is kept in view."""
+"""Length of the log before a fault that is evaluated."""
 
 Record = dict[str, Any]
 
 
 class Turn:
-    """One side's job, and what is done to it. Leaving the `with` block ends it and says what is left of it.
+    """One side's job, and the faults played on it. `close` ends it and returns what remains of it.
 
     Args:
         limit: seconds for a recovery; longer is a failure.
@@ -54,35 +54,35 @@ class Turn:
         """Start the job and wait until it trains.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: the job does not train.
         """
-        at = time.time()
+        started = time.time()
         self.side.start()
-        if self._wait(Wait("start", at, self.side.full), START_SECONDS) is None:
-            raise TimeoutError(f"{self.side.name} does not begin to train; see {self.side.folder}")
+        if self._wait(Wait("start", started, self.side.full), START_SECONDS) is None:
+            raise TimeoutError(f"{self.side.name} does not start to train; see {self.side.folder}")
 
     def play(self, fault: Fault, random: Random, shot: int) -> Record:
-        """Play a fault; the record of it."""
+        """Play a fault; returns its record."""
         self._settle(random)
         scene = Scene(self.side, random, shot, self._longest_stall)
         self._gave_up = 0
-        began = time.time()
+        started = time.time()
         stages = list(self._stages(fault.story(scene)))
         ended = time.time()
         lines = self.side.lines()
-        found = [overlap for overlap in overlaps(lines) if overlap.end > began]
+        after_fault = [overlap for overlap in overlaps(lines) if overlap.end > started]
         orphans = self._orphans()
         record: Record = {
             "side": self.side.name,
             "fault": fault.name,
-            "at": round(began, 3),
+            "at": round(started, 3),
             "stages": stages,
             "facts": scene.facts,
-            "pauseSeconds": round(longest_pause(lines, began, ended), 3),
-            "repeatedSteps": repeated_steps(lines, began),
-            "lostSteps": lost_steps(lines, began),
-            "overlaps": [asdict(overlap) | {"seconds": overlap.seconds} for overlap in found],
-            "split": any(overlap.older_saved for overlap in found),
+            "pauseSeconds": round(longest_pause(lines, started, ended), 3),
+            "repeatedSteps": repeated_steps(lines, started),
+            "lostSteps": lost_steps(lines, started),
+            "overlaps": [asdict(overlap) | {"seconds": overlap.seconds} for overlap in after_fault],
+            "split": any(overlap.older_saved for overlap in after_fault),
             "orphans": [" ".join(process.cmdline())[:120] for process in orphans],
             "gaveUp": self._gave_up,
             "whole": all(stage["seconds"] is not None for stage in stages),
@@ -92,7 +92,7 @@ class Turn:
         return record
 
     def close(self) -> list[str]:
-        """End the job; what is left of it."""
+        """End the job; returns what remains of it."""
         return self.side.close()
 
     def _stages(self, story: Iterator[Wait]) -> Iterator[Record]:
@@ -107,25 +107,25 @@ class Turn:
     def _phases(self, wait: Wait, stretch: Stretch) -> dict[str, float]:
         if stretch.start < wait.since:
             return {}
-        found = phases(self.side.lines(), wait.since, stretch)
-        inside = [(at, kind) for at, kind in self.side.marks() if wait.since <= at <= stretch.start]
+        seconds_by_phase = phases(self.side.lines(), wait.since, stretch)
+        inside = [(time_of, kind) for time_of, kind in self.side.marks() if wait.since <= time_of <= stretch.start]
         for kind, name in (("closed", "closed"), ("generation", "opened")):
-            times = [at for at, what in inside if what == kind]
+            times = [time_of for time_of, mark in inside if mark == kind]
             if times:
-                found[name] = times[-1] - wait.since
-        return {name: round(seconds, 3) for name, seconds in found.items()}
+                seconds_by_phase[name] = times[-1] - wait.since
+        return {name: round(seconds, 3) for name, seconds in seconds_by_phase.items()}
 
     def _orphans(self) -> list[psutil.Process]:
-        """Processes without an agent that do not end by themselves: a writer may still be finishing its file."""
+        """Find processes without an agent that do not end by themselves: a writer may still be finishing its file."""
         deadline = time.monotonic() + ORPHAN_SECONDS
-        while (found := self.side.orphans()) and time.monotonic() < deadline:
+        while (orphans := self.side.orphans()) and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
-        return found
+        return orphans
 
     def _settle(self, random: Random) -> None:
         """Let the job train undisturbed for a moment, so that faults fall anywhere between two checkpoints."""
-        at = time.time()
-        if self._wait(Wait("settled", at, self.side.full, 1.0 + random.random()), START_SECONDS) is None:
+        started = time.time()
+        if self._wait(Wait("settled", started, self.side.full, 1.0 + random.random()), START_SECONDS) is None:
             raise TimeoutError(f"{self.side.name} does not train on before the next fault; see {self.side.folder}")
 
     def _wait(self, wait: Wait, limit: float) -> Stretch | None:
@@ -138,11 +138,11 @@ class Turn:
             time.sleep(LOOK_SECONDS)
         return None
 
-    def _since(self, at: float) -> list[Line]:
-        return [line for line in self.side.lines() if line.at >= at]
+    def _since(self, time: float) -> list[Line]:
+        return [line for line in self.side.lines() if line.time >= time]
 
     def _supervise(self) -> None:
-        """Start agents again that have ended by themselves, as Kubernetes or systemd would, on every side."""
+        """Restart agents that have ended by themselves, as Kubernetes or systemd would, on every side."""
         now = time.monotonic()
         for replica in self.side.ended():
             if now - self._down.setdefault(replica, now) >= SUPERVISOR_SECONDS:

@@ -1,8 +1,8 @@
-"""The contestants: how each one's job is started, where its authority on membership sits, what its log says.
+"""The contestants: how each one's job is started, where its authority on membership is, and how its log is read.
 
-All have two replicas of one gloo rank each, the same machine, the same network. The *authority* is what decides who is
-in the group: Tandem's coordinator at a place of its own; for c10d with the best settings a store at a place of its own;
-for c10d as it comes, the store inside the first replica's agent.
+All have two replicas of one gloo rank each, the same machine, the same network. The *authority* decides who is in the
+group: Tandem's coordinator at a place of its own; for c10d with the best settings a store at a place of its own; for
+c10d with the defaults, the store inside the first replica's agent.
 """
 
 import signal
@@ -18,8 +18,8 @@ import psutil
 
 from benchmarks.recovery.analysis import Line, parse
 from benchmarks.recovery.surroundings import Network, end, kill, marked, spawn
-from tandem import launch
-from tandem.job import Elasticity
+from tandem.job.resource import Elasticity
+from tandem.processes import launch
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.lines import read_lines
@@ -30,20 +30,20 @@ PORT = 29400
 TOKEN = "the-token-of-this-bench"
 FOREVER = 1_000_000
 LEAVE_SECONDS = 45.0
-"""For a job to end after SIGTERM; torchrun gives ranks 30 s by default."""
+"""Timeout for a job to end after SIGTERM; torchrun gives ranks 30 s by default."""
 TEARDOWN_SECONDS = 2.0
-"""For the memory of processes that are dead already."""
+"""Time in which the kernel frees the memory of dead processes."""
 
 
 class Side(ABC):
-    """One job of one contestant, in a folder and a network of its own."""
+    """Job of one contestant, in a folder and a network of its own."""
 
     name = ""
-    what = ""
-    """One line for the table's legend."""
+    summary = ""
+    """Description for the table's legend, one line."""
     full = 2
     hang_seconds = 0.0
-    """A rank that is stopped is noticed after so long; 0 where nothing says so."""
+    """Seconds after which a stopped rank is noticed; 0 if unspecified."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.network = folder, network
@@ -65,19 +65,19 @@ class Side(ABC):
 
     @property
     def authority_place(self) -> str:
-        """Where the authority is reached."""
+        """Place of the authority."""
         return AUTHORITY
 
     @abstractmethod
     def start_authority(self) -> None:
-        """Start what decides about membership."""
+        """Start the authority on membership."""
 
     @abstractmethod
     def kill_authority(self) -> None:
-        """Kill it, with SIGKILL."""
+        """Kill the authority with SIGKILL."""
 
     def replace_authority(self) -> None:
-        """Start it again where it was, as a supervisor does."""
+        """Restart the authority at its place, as a supervisor does."""
         self.start_authority()
 
     @abstractmethod
@@ -86,11 +86,11 @@ class Side(ABC):
 
     @abstractmethod
     def lines(self) -> list[Line]:
-        """The log of all ranks so far, in the order of time."""
+        """Read the log of all ranks so far, in order of time."""
 
     @abstractmethod
     def marks(self) -> list[tuple[float, str]]:
-        """Further moments, for the breakdown: when a generation was closed and opened."""
+        """Read further times for the breakdown: when a generation was closed and opened."""
 
     def start_replica(self, replica: str) -> None:
         """Start one replica's agent."""
@@ -98,7 +98,7 @@ class Side(ABC):
         self.agents[replica] = spawn(self.network, replica, command, variables, self.folder / f"{replica}.txt")
 
     def kill_agent(self, replica: str) -> None:
-        """Kill an agent alone; its ranks are left to themselves."""
+        """Kill an agent alone; its ranks continue."""
         agent = self.agents.pop(replica)
         agent.kill()
         agent.wait()
@@ -122,34 +122,34 @@ class Side(ABC):
     def orphans(self) -> list[psutil.Process]:
         """Processes whose agent is dead."""
         living = {pid for agent in self.agents.values() for pid in [agent.pid, *self._descendants(agent.pid)]}
-        own = living | {process.pid for process in self.others()}
+        own = living | {process.pid for process in self.other_processes()}
         return [process for process in marked(self.network.mark) if process.pid not in own]
 
-    def others(self) -> list[subprocess.Popen[bytes]]:
-        """Processes that are no agents."""
+    def other_processes(self) -> list[subprocess.Popen[bytes]]:
+        """Processes that are not agents."""
         return []
 
     def close(self) -> list[str]:
-        """End the job as a user does, with SIGTERM; returns what is left of it, and removes that."""
+        """End the job like a user, with SIGTERM; returns what remains of it, and removes that."""
         self.network.heal_all()
-        for process in [*self.agents.values(), *self.others()]:
+        for process in [*self.agents.values(), *self.other_processes()]:
             self._resume(process.pid)
             process.terminate()
         deadline = time.monotonic() + LEAVE_SECONDS
-        for process in [*self.agents.values(), *self.others()]:
+        for process in [*self.agents.values(), *self.other_processes()]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-        # The kernel takes its time to end what an agent takes along.
+        # The kernel needs a moment to end the processes that die with an agent.
         deadline = time.monotonic() + TEARDOWN_SECONDS
-        while (left := marked(self.network.mark)) and time.monotonic() < deadline:
+        while (remaining := marked(self.network.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        found = [f"process {_described(process)}" for process in left]
-        end(left)
-        found += [f"port {port} at {place}" for place, ports in self.network.listeners().items() for port in ports]
-        return found + [f"folder {path}" for path in sorted(self.shared) if Path(path).exists()]
+        leftovers = [f"process {_described(process)}" for process in remaining]
+        end(remaining)
+        leftovers += [f"port {port} at {place}" for place, ports in self.network.listeners().items() for port in ports]
+        return leftovers + [f"folder {path}" for path in sorted(self.shared) if Path(path).exists()]
 
     def remember(self) -> None:
-        """Note the shared folders that its processes use, so that `close` can look whether they are gone."""
+        """Note the shared folders of its processes, so that `close` can check that they are gone."""
         for process in marked(self.network.mark):
             with suppress(psutil.Error, OSError):
                 if path := process.environ().get(launch.PULSE):
@@ -166,8 +166,8 @@ class Side(ABC):
         """Whether a process trains."""
 
     def _resume(self, pid: int) -> None:
-        for one in [pid, *self._descendants(pid)]:
-            kill(one, signal.SIGCONT)
+        for process_id in [pid, *self._descendants(pid)]:
+            kill(process_id, signal.SIGCONT)
 
 
 class Scripted(Side):
@@ -178,42 +178,42 @@ class Scripted(Side):
         self._read: dict[Path, tuple[int, list[Line]]] = {}
 
     def variables(self, replica: str) -> dict[str, str]:
-        """What the script needs to know."""
+        """Variables of the script."""
         return {"RECOVERY_FOLDER": str(self.folder), "RECOVERY_REPLICA": replica}
 
     def lines(self) -> list[Line]:
         for path in self.folder.glob("writer-*.txt"):
             replica, _, pid = path.stem.removeprefix("writer-").rpartition("-")
-            offset, known = self._read.get(path, (0, []))
+            offset, parsed = self._read.get(path, (0, []))
             with path.open("rb") as file:
                 file.seek(offset)
-                whole = file.read()
-            whole = whole[: whole.rfind(b"\n") + 1]
-            if whole:
-                known = known + parse(whole.decode(), replica, int(pid))
-                self._read[path] = (offset + len(whole), known)
-        return sorted((line for _, known in self._read.values() for line in known), key=lambda line: line.at)
+                content = file.read()
+            content = content[: content.rfind(b"\n") + 1]
+            if content:
+                parsed = parsed + parse(content.decode(), replica, int(pid))
+                self._read[path] = (offset + len(content), parsed)
+        return sorted((line for _, parsed in self._read.values() for line in parsed), key=lambda line: line.time)
 
     def _is_rank(self, pid: int) -> bool:
         return any(self.folder.glob(f"writer-*-{pid}.txt"))
 
-    def trip(self, where: str) -> None:
+    def trip(self, moment: str) -> None:
         """Have the next rank that saves or restores killed in the middle of it."""
-        (self.folder / f"trip-{where}").touch()
+        (self.folder / f"trip-{moment}").touch()
 
 
 class Torchrun(Scripted):
     """`torchrun --rdzv-backend=c10d` with its default settings; the store is in the first replica's agent."""
 
     name = "c10d"
-    what = "torchrun --rdzv-backend=c10d as it comes (with a high --max-restarts)"
+    summary = "torchrun --rdzv-backend=c10d as it comes (with a high --max-restarts)"
 
     @property
     def authority_place(self) -> str:
         return self.first
 
     def start_authority(self) -> None:
-        """Nothing: it comes with the first replica."""
+        """Do nothing: the store starts with the first replica."""
 
     def kill_authority(self) -> None:
         self.kill_node(self.first)
@@ -222,7 +222,7 @@ class Torchrun(Scripted):
         self.start_replica(self.first)
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
-        # torchrun finds out by host name whether it hosts the store; here all share the machine's name.
+        # torchrun decides by host name whether it hosts the store; here all share the machine's name.
         host = f"is_host={'true' if replica == self.first else 'false'}"
         return self._torchrun(replica, self.first, host), self.variables(replica)
 
@@ -252,7 +252,7 @@ class BestTorchrun(Torchrun):
     """c10d with the best settings found: quick timeouts, no shared store, the rendezvous store outside of the group."""
 
     name = "c10d-best"
-    what = "the same with the best settings found, and its store at a place of its own"
+    summary = "the same with the best settings found, and its store at a place of its own"
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
@@ -274,7 +274,7 @@ class BestTorchrun(Torchrun):
     def replace_authority(self) -> None:
         self.start_authority()
 
-    def others(self) -> list[subprocess.Popen[bytes]]:
+    def other_processes(self) -> list[subprocess.Popen[bytes]]:
         return [self._store] if self._store else []
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
@@ -287,12 +287,11 @@ class BestTorchrun(Torchrun):
 
 
 BEST = {"heartbeatSeconds": 0.5, "growCooldownSeconds": 1.0, "hangSeconds": 5.0}
-"""The settings of Tandem's that recover soonest here, as c10d-best has its own."""
+"""Settings of Tandem with the fastest recovery here, like those of c10d-best."""
 
 
 class Coordinated(Side):
-    """What all Tandem sides share: the job, the coordinator. With the default settings, but that any number of failures
-    is forgiven."""
+    """Job and coordinator of all Tandem sides: default settings, except that any number of failures is allowed."""
 
     trainer: dict[str, Any] = {}
     evaluators: dict[str, Any] = {"replicas": 0}
@@ -316,7 +315,7 @@ class Coordinated(Side):
 
     @property
     def endpoint(self) -> str:
-        """Where the coordinator is reached."""
+        """Address of the coordinator."""
         return f"{self.network.address(AUTHORITY)}:{PORT}"
 
     def start_authority(self) -> None:
@@ -329,7 +328,7 @@ class Coordinated(Side):
         self._coordinator.kill()
         self._coordinator.wait()
 
-    def others(self) -> list[subprocess.Popen[bytes]]:
+    def other_processes(self) -> list[subprocess.Popen[bytes]]:
         return [self._coordinator] if self._coordinator else []
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
@@ -342,10 +341,10 @@ class Coordinated(Side):
 
 
 class Tandem(Coordinated, Scripted):
-    """Tandem as it comes, with the same ordinary script."""
+    """Tandem with default settings and the same ordinary script."""
 
     name = "tandem"
-    what = "Tandem as it comes, with the same script (and a high maxRestarts)"
+    summary = "Tandem as it comes, with the same script (and a high maxRestarts)"
     trainer = {"command": [str(SCRIPT)]}
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
@@ -357,25 +356,25 @@ class BestTandem(Tandem):
     """Tandem with the best settings found."""
 
     name = "tandem-best"
-    what = "the same with the best settings found"
-    # The script cannot be asked to save, so with the defaults the group grows after a minute only.
+    summary = "the same with the best settings found"
+    # The script cannot save on request, so with the defaults the group only grows after a minute.
     elasticity = BEST | {"growAfterSeconds": 0.5}
     hang_seconds = BEST["hangSeconds"]
 
 
 class BestColdTandem(BestTandem):
-    """The same without warm starts."""
+    """Tandem with the best settings found, without warm starts."""
 
     name = "tandem-cold-best"
-    what = "tandem-best without warm starts"
+    summary = "tandem-best without warm starts"
     elasticity = BestTandem.elasticity | {"warmStart": False}
 
 
 class TandemTrainer(Coordinated):
-    """Tandem as it comes, with its built-in trainer: ranks that beat, checkpoints that are fenced."""
+    """Tandem with default settings and its built-in trainer: ranks with heartbeats, checkpoints with fencing."""
 
     name = "tandem-trainer"
-    what = "Tandem as it comes, with its built-in trainer (and a high maxRestarts)"
+    summary = "Tandem as it comes, with its built-in trainer (and a high maxRestarts)"
     trainer = {
         "task": "image-classification",
         "config": {
@@ -398,7 +397,7 @@ class TandemTrainer(Coordinated):
             group = path.stem.removeprefix("train-")
             for record in records:
                 self._lines += self._translated(group, record)
-        self._lines.sort(key=lambda line: line.at)
+        self._lines.sort(key=lambda line: line.time)
         return list(self._lines)
 
     def _translated(self, group: str, record: dict[str, Any]) -> list[Line]:
@@ -424,7 +423,7 @@ class BestTandemTrainer(TandemTrainer):
     """The built-in trainer with the best settings found."""
 
     name = "tandem-trainer-best"
-    what = "the same with the best settings found"
+    summary = "the same with the best settings found"
     elasticity = BEST
     hang_seconds = BEST["hangSeconds"]
 
@@ -433,14 +432,14 @@ SIDES: dict[str, type[Side]] = {
     side.name: side
     for side in (Tandem, BestTandem, BestColdTandem, TandemTrainer, BestTandemTrainer, Torchrun, BestTorchrun)
 }
-"""In the order in which they take turns and are shown. Names of those with the best settings found end in `-best`; the
-others are as they come."""
+"""Sides in the order of their turns and of the table. Names of those with the best settings found end in `-best`;
+the others have the defaults."""
 
 
 def _stands_in(process: psutil.Process) -> bool:
-    """Whether it is an agent, a fork server, or the stub of a rank that was forked."""
-    words = process.cmdline()
-    return "tandem_trainer.agent" in words or any(word.endswith("stub.py") for word in words)
+    """Whether it is an agent, a fork server, or the stub of a forked rank."""
+    args = process.cmdline()
+    return "tandem_trainer.agent" in args or any(word.endswith("stub.py") for word in args)
 
 
 def _described(process: psutil.Process) -> str:

@@ -1,12 +1,12 @@
-"""The world in which a job is disturbed: network namespaces on one bridge, and the processes started in them.
+"""The surroundings of a disturbed job: network namespaces on one bridge, and the processes started in them.
 
-Each place (a replica's node, the coordinator's node) is a namespace with one address. The bridge lives in a namespace
-of its own, the hub, so that nothing appears in the machine's own network and none of its filters apply. To cut a place
-off, its port is taken off the bridge: packets vanish without a word, as they do when a switch or an overlay network
-stalls; the place's own interface stays up. To heal, the port is put back.
+Each place (a replica's node, the coordinator's node) is a namespace with one address. The bridge is in a namespace of
+its own, the hub, so that nothing appears in the machine's own network and none of its filters apply. To cut off a
+place, its port is removed from the bridge: packets are dropped silently, as when a switch or an overlay network stalls;
+the place's own interface stays up. To heal, the port is attached again.
 
-All names carry this process's number, so two runs do not meet, and a run that was killed itself is swept up by the
-next one. All processes carry a mark in their environment, by which those that should have ended are found.
+All names contain this process's number, so two runs do not interfere, and the next run removes the remains of one that
+was killed. All processes have a mark in their environment, by which those that should have ended are found.
 """
 
 import os
@@ -27,8 +27,8 @@ PREFIX = "tandem-recovery"
 MARK = "TANDEM_RECOVERY_MARK"
 INTERFACE = "eth0"
 BYTECODE = Path(__file__).parents[2] / "runs" / "recovery" / "bytecode"
-"""Compiled Python of all that is started, as an image has it: without, importing torch takes twice as long, or more.
-Kept apart, because not every machine writes it beside the sources."""
+"""Compiled Python of all started processes, as an image has it: without it, importing torch takes twice as long, or
+more. Kept separately, because not every machine writes it beside the sources."""
 _NAME = re.compile(rf"^{PREFIX}-(\d+)-")
 
 
@@ -36,7 +36,7 @@ class Network:
     """Places with an address each, that can be cut off. Leaving the `with` block removes everything.
 
     Raises:
-        PermissionError: this process may not make network namespaces; run it as root.
+        PermissionError: this process may not create network namespaces; run it as root.
     """
 
     def __init__(self, places: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class Network:
         return f"198.18.0.{self.places.index(place) + 10}"
 
     def entering(self, place: str) -> list[str]:
-        """Words before a command that run it at a place. The command takes over the process."""
+        """Prefix of a command that runs it at a place. The command takes over the process."""
         return ["nsenter", f"--net=/var/run/netns/{self.mark}-{place}", "--"]
 
     def cut(self, place: str) -> None:
@@ -75,7 +75,7 @@ class Network:
         self._cut.add(place)
 
     def heal(self, place: str) -> None:
-        """Connect it again."""
+        """Connect a place again."""
         _ip("-n", self._hub, "link", "set", "dev", self._port(place), "master", "bridge")
         self._cut.discard(place)
 
@@ -85,8 +85,8 @@ class Network:
             self.heal(place)
 
     def listeners(self) -> dict[str, list[int]]:
-        """Ports that somebody still listens on, by place."""
-        found = {}
+        """Ports on which a process still listens, by place."""
+        by_place = {}
         for place in self.places:
             table = subprocess.run(
                 [*self.entering(place), "cat", "/proc/net/tcp", "/proc/net/tcp6"], capture_output=True, text=True
@@ -94,11 +94,11 @@ class Network:
             rows = [line.split() for line in table.splitlines()]
             ports = sorted({int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == "0A"})
             if ports:
-                found[place] = ports
-        return found
+                by_place[place] = ports
+        return by_place
 
     def remove(self) -> None:
-        """End what still runs in it and take it down."""
+        """End the remaining processes and remove the network."""
         end(marked(self.mark))
         for name in _namespaces():
             if name.startswith(f"{self.mark}-"):
@@ -124,7 +124,7 @@ class Network:
 def spawn(
     network: Network, place: str, command: Sequence[str], variables: Mapping[str, str], output: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a process at a place; what it prints is appended to a file."""
+    """Start a process at a place; its output is appended to a file."""
     own = {
         MARK: network.mark,
         "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -145,8 +145,8 @@ def spawn(
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All living processes with this mark, but this one."""
-    found = []
+    """Find all living processes with this mark, except this one."""
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if (
@@ -154,12 +154,12 @@ def marked(mark: str) -> list[psutil.Process]:
                 and process.environ().get(MARK) == mark
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
-    """Kill these, wherever they hang."""
+    """Kill processes, even if they hang."""
     for process in processes:
         with suppress(psutil.Error):
             process.kill()
@@ -176,7 +176,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def sweep() -> None:
-    """Remove what runs that were killed have left behind."""
+    """Remove the remains of runs that were killed."""
     for mark in {match[0][:-1] for name in _namespaces() if (match := _NAME.match(name))}:
         if not psutil.pid_exists(int(mark.rpartition("-")[2])):
             end(marked(mark))
@@ -186,16 +186,16 @@ def sweep() -> None:
 
 
 def _namespaces() -> list[str]:
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return [line.split()[0] for line in listed.splitlines() if line.strip()]
+    output = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in output.splitlines() if line.strip()]
 
 
-def _ip(*words: str, check: bool = True) -> None:
+def _ip(*args: str, check: bool = True) -> None:
     for attempt in range(5):
-        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        done = subprocess.run(["ip", *args], capture_output=True, text=True)
         if done.returncode == 0:
             return
         # A namespace that was just deleted keeps its devices for a moment.
         time.sleep(0.1 * attempt)
     if check:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"ip {' '.join(args)}: {done.stderr.strip()}")

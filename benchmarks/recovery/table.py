@@ -1,4 +1,4 @@
-"""Results as a markdown table. Pure: records in, text out. A failure stays in every count."""
+"""Results as a Markdown table. Pure: records in, text out. A failure is counted everywhere."""
 
 import math
 import statistics
@@ -11,45 +11,45 @@ from benchmarks.recovery.analysis import PHASES
 
 @dataclass(frozen=True)
 class Cell:
-    """One side's results for one stage of one fault."""
+    """Results of one side for one stage of one fault."""
 
     seconds: list[float]
-    """Recovery times of those that recovered, in order."""
+    """Recovery times of the shots that recovered, ascending."""
     failures: int
     splits: int
     """Shots after which two groups trained and both wrote the checkpoint."""
     doubles: int
-    """Shots with two groups at once, for however short a time."""
+    """Shots with two groups at the same time, however briefly."""
     pause: float
     """Median of the longest time without any step, from the fault to the recovery, in seconds."""
     repeated: list[int]
-    """Steps taken again, of each shot."""
+    """Repeated steps of each shot."""
     lost: int
     """Shots that went back behind a committed checkpoint."""
     orphans: int
     """Shots that left processes without an agent."""
     gave_up: int
-    """Agents that ended by themselves and were started again by the supervisor."""
+    """Agents that ended by themselves and were restarted by the supervisor."""
 
     @property
     def shots(self) -> int:
-        """All of them."""
+        """Number of shots."""
         return len(self.seconds) + self.failures
 
     @property
     def median(self) -> float | None:
-        """Over all shots, a failure counting as longer than anything; None if the median shot failed."""
+        """Median over all shots, a failure counting as longer than anything; None if the median shot failed."""
         return quantile(self.seconds, self.failures, 0.5)
 
     @property
     def p95(self) -> float | None:
-        """In the same way."""
+        """95th percentile over all shots; None if that shot failed."""
         return quantile(self.seconds, self.failures, 0.95)
 
 
 Row = tuple[str, str]
-WHOLE = "recovery"
-"""The stage of a fault that has one only."""
+SINGLE_STAGE = "recovery"
+"""Stage of a fault that has only one."""
 
 
 def quantile(seconds: Sequence[float], failures: int, part: float) -> float | None:
@@ -65,13 +65,13 @@ def quantile(seconds: Sequence[float], failures: int, part: float) -> float | No
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[Row]:
-    """Fault and stage, in the order of their first appearance."""
-    found = {(record["fault"], stage["name"]): None for record in _shots(records) for stage in record["stages"]}
-    return list(found)
+    """List fault and stage, in the order of their first appearance."""
+    keys = {(record["fault"], stage["name"]): None for record in _shots(records) for stage in record["stages"]}
+    return list(keys)
 
 
 def cell(records: Sequence[dict[str, Any]], row: Row, side: str) -> Cell | None:
-    """What one side has for a row; None if it was not measured."""
+    """Results of one side for a row; None if it was not measured."""
     fault, name = row
     shots = [record for record in _shots(records) if record["fault"] == fault and record["side"] == side]
     stages = [stage for record in shots for stage in record["stages"] if stage["name"] == name]
@@ -95,17 +95,20 @@ def cell(records: Sequence[dict[str, Any]], row: Row, side: str) -> Cell | None:
 
 
 def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
-    """The tables of times and of damages."""
+    """Format the tables of times and of damage."""
     present = [side for side in sides if any(record.get("side") == side for record in records)]
-    found = {(row, side): cell(records, row, side) for row in rows(records) for side in present}
-    times = _table(present, {row: [_times(found[row, side]) for side in present] for row in rows(records)})
-    # What a fault cost is counted once, not for each of its stages.
+    cells = {(row, side): cell(records, row, side) for row in rows(records) for side in present}
+    times = _table(present, {row: [_times(cells[row, side]) for side in present] for row in rows(records)})
+    # The cost of a fault is counted once, not for each of its stages.
     first = {fault: (fault, stage) for fault, stage in reversed(rows(records))}
     damages = _table(
         present,
-        {(fault, WHOLE): [_damages(found[first[fault], side]) for side in present] for fault in dict(rows(records))},
+        {
+            (fault, SINGLE_STAGE): [_damages(cells[first[fault], side]) for side in present]
+            for fault in dict(rows(records))
+        },
     )
-    left = [record for record in records if record["kind"] == "end" and record["left"]]
+    leftovers = [record for record in records if record["kind"] == "end" and record["left"]]
     lines = [
         "Recovered of all; seconds: median, p95, range of those that recovered.",
         "",
@@ -119,21 +122,21 @@ def written(records: Sequence[dict[str, Any]], sides: Sequence[str]) -> str:
         "",
         breakdown(records, present),
         "",
-        f"After the end of a job something was left behind {len(left)} times"
+        f"After the end of a job something was left behind {len(leftovers)} times"
         f" in {sum(record['kind'] == 'end' for record in records)} jobs.",
     ]
-    lines += [f"- {record['side']}, {record['fault']}: {'; '.join(record['left'])}" for record in left]
+    lines += [f"- {record['side']}, {record['fault']}: {'; '.join(record['left'])}" for record in leftovers]
     return "\n".join(lines)
 
 
 def breakdown(records: Sequence[dict[str, Any]], sides: Sequence[str], fault: str = "worker-kill") -> str:
-    """Where the time of one fault's recovery goes: medians of the phases, for the sides that tell them."""
+    """Phases of one fault's recovery: medians, for the sides that report them."""
     lines = ["| " + " | ".join(["side", *PHASES]) + " |", "|---" * (len(PHASES) + 1) + "|"]
     for side in sides:
         shots = [record for record in _shots(records) if record["fault"] == fault and record["side"] == side]
-        told = [stage["phases"] for record in shots for stage in record["stages"] if PHASES[0] in stage["phases"]]
-        if told:
-            medians = [f"{statistics.median(phases[name] for phases in told):.2f}" for name in PHASES]
+        reported = [stage["phases"] for record in shots for stage in record["stages"] if PHASES[0] in stage["phases"]]
+        if reported:
+            medians = [f"{statistics.median(phases[name] for phases in reported):.2f}" for name in PHASES]
             lines.append(f"| {side} | " + " | ".join(medians) + " |")
     return "\n".join(lines)
 
@@ -145,18 +148,18 @@ def _shots(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _table(sides: Sequence[str], body: dict[Row, list[str]]) -> str:
     lines = ["| fault | " + " | ".join(sides) + " |", "|---" * (len(sides) + 1) + "|"]
     for (fault, stage), cells in body.items():
-        name = fault if stage == WHOLE else f"{fault}: {stage}"
+        name = fault if stage == SINGLE_STAGE else f"{fault}: {stage}"
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _times(found: Cell | None) -> str:
-    if found is None:
+def _times(result: Cell | None) -> str:
+    if result is None:
         return "–"
-    text = f"{len(found.seconds)} of {found.shots}"
-    if found.seconds:
-        median, p95 = _seconds(found.median), _seconds(found.p95)
-        text += f"; {median}, {p95}; {_seconds(found.seconds[0])} to {_seconds(found.seconds[-1])}"
+    text = f"{len(result.seconds)} of {result.shots}"
+    if result.seconds:
+        median, p95 = _seconds(result.median), _seconds(result.p95)
+        text += f"; {median}, {p95}; {_seconds(result.seconds[0])} to {_seconds(result.seconds[-1])}"
     return text
 
 
@@ -164,17 +167,17 @@ def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _damages(found: Cell | None) -> str:
-    if found is None:
+def _damages(result: Cell | None) -> str:
+    if result is None:
         return "–"
     parts = []
-    if found.repeated:
-        parts = [f"{found.pause:.1f} s; {found.repeated[len(found.repeated) // 2]}, {found.repeated[-1]}"]
-    named = {
-        "SPLIT, both wrote": found.splits,
-        "two groups at once": found.doubles - found.splits,
-        "went behind a checkpoint": found.lost,
-        "orphans": found.orphans,
-        "agents gave up": found.gave_up,
+    if result.repeated:
+        parts = [f"{result.pause:.1f} s; {result.repeated[len(result.repeated) // 2]}, {result.repeated[-1]}"]
+    damages = {
+        "SPLIT, both wrote": result.splits,
+        "two groups at once": result.doubles - result.splits,
+        "went behind a checkpoint": result.lost,
+        "orphans": result.orphans,
+        "agents gave up": result.gave_up,
     }
-    return "; ".join(parts + [f"{name}: {count}" for name, count in named.items() if count])
+    return "; ".join(parts + [f"{name}: {count}" for name, count in damages.items() if count])

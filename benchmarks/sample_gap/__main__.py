@@ -1,10 +1,10 @@
-"""`python -m benchmarks.sample_gap`: which samples an epoch repeats and skips when its ranks become 2, 1, and 3.
+"""Samples that an epoch repeats and skips when its ranks become 2, 1, and 3: `python -m benchmarks.sample_gap`.
 
-Trainer and accelerate alone are asked to save and end, and resume as their documentation says. With the adapter the
-same script is a job that `tandem run` starts with 2, 1 and 3 workers, killed twice with SIGKILL, all of it at once. It
-is compared with a run that nobody kills, too: by the digests of samples, step by step.
+Trainer and accelerate alone save and end on request, and resume as their documentation says. With the adapter the same
+script is a job that `tandem run` starts with 2, 1 and 3 workers, killed twice with SIGKILL, all of it at the same time.
+It is also compared with an undisturbed run: by the digests of samples, step by step.
 
-Fails where the adapter repeats or skips a sample, or a digest differs.
+Fails if the adapter repeats or skips a sample, or a digest differs.
 """
 
 import json
@@ -29,20 +29,20 @@ WORLDS, STOPS = (2, 1, 3), (8, 18, None)
 BETWEEN_LOOKS, PATIENCE = 0.1, 180.0
 
 
-def seen(folder: Path, phases: int) -> tuple[Counter[int], list[int]]:
-    """How often the model saw each sample, and the step at which each phase began. What a phase did and its successor
-    did again, from an earlier checkpoint, was lost: it does not count."""
+def seen_samples(folder: Path, phases: int) -> tuple[Counter[int], list[int]]:
+    """Count how often the model saw each sample, and find the step at which each phase started. Steps that a later
+    phase repeated from an earlier checkpoint were lost: they do not count."""
     lines = [
         [json.loads(line) for path in folder.glob(f"seen-{phase}-*.jsonl") for line in path.read_text().splitlines()]
         for phase in range(phases)
     ]
-    began = [min(line["step"] for line in phase) for phase in lines]
+    start_steps = [min(line["step"] for line in phase) for phase in lines]
     counts: Counter[int] = Counter()
-    for phase, end in zip(lines, [*began[1:], sys.maxsize], strict=True):
+    for phase, end in zip(lines, [*start_steps[1:], sys.maxsize], strict=True):
         for line in phase:
             if line["step"] < end:
                 counts.update(line["samples"])
-    return counts, began
+    return counts, start_steps
 
 
 def alone(library: str, folder: Path) -> tuple[Counter[int], list[int]]:
@@ -53,25 +53,25 @@ def alone(library: str, folder: Path) -> tuple[Counter[int], list[int]]:
         command += ["--stop-at", str(stop)] if stop else []
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(command, env=environment, check=True, capture_output=True)
-    return seen(folder, len(WORLDS))
+    return seen_samples(folder, len(WORLDS))
 
 
 def digests(run: Path) -> dict[int, str]:
-    """Digest of the samples of each step, as the training log has it; a later generation overrides."""
+    """Read the digest of the samples of each step from the training log; a later generation overrides."""
     lines = [line for path in sorted((run / "log").glob("train-g*.jsonl")) for line in path.read_text().splitlines()]
     steps = [record for record in map(json.loads, filter(None, lines)) if record["kind"] == "step"]
     return {record["step"]: record["ids"] for record in steps}
 
 
 def start(library: str, folder: Path, run: Path, phase: int, ranks: int, pause: float) -> subprocess.Popen[bytes]:
-    """One `tandem run` of the job."""
-    words = [library, "--adapter", "--folder", str(folder), "--phase", str(phase), "--pause", str(pause)]
+    """Start a `tandem run` of the job."""
+    args = [library, "--adapter", "--folder", str(folder), "--phase", str(phase), "--pause", str(pause)]
     job = {
         "apiVersion": "tandem.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
         "metadata": {"name": "sample-gap"},
         "spec": {
-            "trainer": {"command": ["python", str(SCRIPT)], "args": words},
+            "trainer": {"command": ["python", str(SCRIPT)], "args": args},
             "workers": {"replicas": ranks},
             "evaluators": {"replicas": 0},
             "checkpoint": {"everySteps": 2},
@@ -85,13 +85,14 @@ def start(library: str, folder: Path, run: Path, phase: int, ranks: int, pause: 
 
 
 def finish(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for a run that is to be complete."""
+    """Wait for a run to complete."""
     if process.wait(PATIENCE):
         raise SystemExit(f"a run failed: {(folder / 'output-0.txt').parent}: {process.returncode}")
 
 
 def with_adapter(library: str, folder: Path) -> tuple[Counter[int], list[int], bool]:
-    """Killed twice and resumed by other numbers of ranks; and whether its digests are those of the undisturbed run."""
+    """Run a job that is killed twice and resumed with other numbers of ranks; returns also whether its digests equal
+    those of the undisturbed run."""
     undisturbed = folder / "undisturbed"
     undisturbed.mkdir()
     finish(start(library, undisturbed, folder / "run-undisturbed", 0, WORLDS[0], 0), undisturbed)
@@ -106,15 +107,15 @@ def with_adapter(library: str, folder: Path) -> tuple[Counter[int], list[int], b
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"phase {phase} ended early:\n{(folder / f'output-{phase}.txt').read_text()}")
             time.sleep(BETWEEN_LOOKS)
-        # Its guardian ends what it leaves behind.
+        # The run's guardian ends its remaining processes.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    counts, began = seen(folder, len(WORLDS))
-    return counts, began, digests(run) == digests(folder / "run-undisturbed")
+    counts, start_steps = seen_samples(folder, len(WORLDS))
+    return counts, start_steps, digests(run) == digests(folder / "run-undisturbed")
 
 
 def main() -> int:
-    """Measure, print a table, and tell whether the adapter leaves a gap."""
+    """Measure, print a table; returns whether the adapter leaves a gap."""
     print(
         f"{'one epoch of ' + str(SAMPLES) + ' samples, on 2, 1, 3 ranks':<50}{'repeated':>9}{'skipped':>9}  resumed at"
     )
@@ -124,15 +125,15 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as name:
                 same = True
                 if adapted:
-                    counts, began, same = with_adapter(library, Path(name))
+                    counts, start_steps, same = with_adapter(library, Path(name))
                 else:
-                    counts, began = alone(library, Path(name))
+                    counts, start_steps = alone(library, Path(name))
             repeated = sum(count > 1 for count in counts.values())
             skipped = SAMPLES - len(counts)
-            what = f"{library} {'with the adapter, killed' if adapted else 'alone, saved'} and resumed"
-            told = "" if not adapted else "; digests as undisturbed" if same else "; digests differ"
-            print(f"{what:<50}{repeated:>9}{skipped:>9}  steps {began[1]}, {began[2]}{told}", flush=True)
-            moves = all(before < after for before, after in pairwise(began))
+            label = f"{library} {'with the adapter, killed' if adapted else 'alone, saved'} and resumed"
+            suffix = "" if not adapted else "; digests as undisturbed" if same else "; digests differ"
+            print(f"{label:<50}{repeated:>9}{skipped:>9}  steps {start_steps[1]}, {start_steps[2]}{suffix}", flush=True)
+            moves = all(before < after for before, after in pairwise(start_steps))
             failed = failed or (adapted and bool(repeated or skipped or not same or not moves))
     return int(failed)
 

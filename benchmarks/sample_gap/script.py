@@ -1,6 +1,6 @@
-"""One epoch of a model that writes down the samples it is given, with Trainer or accelerate, alone or with the adapter.
+"""One epoch of a model that records its samples, with Trainer or accelerate, alone or with the adapter.
 
-What counts is what the model sees: a line for each forward pass, with the steps completed before it and the samples.
+The record is what the model sees: a line for each forward pass, with the steps completed before it and the samples.
 """
 
 import argparse
@@ -18,7 +18,7 @@ SAMPLES, BATCH = 240, 4
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Samples that know their number."""
+    """Samples that carry their number."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -28,7 +28,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 class Model(nn.Module):
-    """Writes down what it sees."""
+    """Records the samples that it sees."""
 
     def __init__(self, record: Path) -> None:
         super().__init__()
@@ -46,10 +46,10 @@ def with_trainer(options: argparse.Namespace, model: Model, folder: Path) -> Non
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Steps(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             model.step = state.global_step
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             time.sleep(options.pause)
             if state.global_step == options.stop_at:
                 control.should_save = control.should_training_stop = True

@@ -1,1 +1,1 @@
-"""Strategies beside each other, and beside the same written by hand and with accelerate."""
+"""Strategies compared with each other, and with the same written by hand and with accelerate."""

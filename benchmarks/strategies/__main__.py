@@ -1,11 +1,11 @@
-"""What the strategies cost in memory and time: `make bench-strategies`, or
+"""Cost of the strategies in memory and time: `make bench-strategies`, or
 
     python -m benchmarks.strategies [--only memory overhead save bubble] [--strategies ddp fsdp] [--rounds 9]
                                     [--steps 60]
 
 Two ranks of one thread each, over gloo, all of them started by torchrun; every measurement is in fresh processes.
 
-  memory    peak memory of a rank under fsdp over that under ddp, 60 million parameters; `memory` says what is measured.
+  memory    peak memory of a rank under fsdp over that under ddp, 60 million parameters; see `memory`.
   overhead  Tandem's loop (`-m tandem_trainer` with its log, without a save before the end) beside the same with torch
             alone and with accelerate; the sides of a round take turns of seconds (benchmarks.turns). Judged as
             `benchmarks.throughput` does.
@@ -33,23 +33,23 @@ from benchmarks.strategies.bubble import bubble
 from benchmarks.strategies.launch import NEVER, TORCHRUN, in_time, run_directory
 from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES
 from benchmarks.throughput.sides import Failure, Measurement, attempted, measured, watched
-from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, shown
+from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, summary
 from benchmarks.turns import in_turns
-from tandem.launch import RUN_DIR
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tests.support.lines import read_lines
 
 PARTS = ("memory", "overhead", "save", "bubble")
 MIN_SAVING = 0.6
-"""Peak memory of a rank under fsdp over that under ddp, at two ranks."""
+"""Goal for the peak memory of a rank under fsdp over that under ddp, at two ranks."""
 MEMORY_STEPS, MEMORY_SECONDS = 4, 300.0
 SKIP = 10
-"""First steps that do not count."""
+"""First steps that are excluded."""
 SAVES, SAVE_EVERY = 4, 10
 
 
 def main() -> None:
-    """Measure, print what came out, and end with the code of the verdicts."""
+    """Measure, print the results, and end with the code of the verdicts."""
     options = _options()
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores", flush=True)
     verdicts: list[Verdict] = []
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def memory() -> list[Verdict]:
-    """The peak of the rank that has most, of each strategy."""
+    """Measure the peak of the rank that has most, under each strategy."""
     print(f"\nmemory of a rank: {LARGE}, MB above what it had before the model", flush=True)
     goal = f"peak memory of a rank under fsdp ≤ {MIN_SAVING:g} of ddp's"
     peaks: dict[str, float] = {}
@@ -79,14 +79,14 @@ def memory() -> list[Verdict]:
             ranks = _memory(strategy)
         except Failure as failure:
             return [Verdict(Outcome.MISSED, goal, f"{strategy} failed: {failure}")]
-        most = max(ranks, key=lambda rank: float(rank["peak"]))
-        peaks[strategy] = most["peak"]
-        state = {name: f"{size:,}" for name, size in most["state"].items()}
-        seconds = statistics.median(most["processorSeconds"][1:])
+        rank = max(ranks, key=lambda member: float(member["peak"]))
+        peaks[strategy] = rank["peak"]
+        state = {name: f"{size:,}" for name, size in rank["state"].items()}
+        seconds = statistics.median(rank["processorSeconds"][1:])
         print(
-            f"  {strategy}: peak {most['peak']:.0f}, at the start {most['start']:.0f}, after the split "
-            f"{most['afterSplit']:.0f}; {seconds:.2f} processor s a step; {most['parameters']:,} parameters; bytes "
-            f"of state {state}, together {sum(most['state'].values()):,}",
+            f"  {strategy}: peak {rank['peak']:.0f}, at the start {rank['start']:.0f}, after the split "
+            f"{rank['afterSplit']:.0f}; {seconds:.2f} processor s a step; {rank['parameters']:,} parameters; bytes "
+            f"of state {state}, together {sum(rank['state'].values()):,}",
             flush=True,
         )
     ratio = peaks["fsdp"] / peaks["ddp"]
@@ -95,10 +95,10 @@ def memory() -> list[Verdict]:
 
 
 def _memory(strategy: str) -> list[dict[str, Any]]:
-    """What each rank found.
+    """Measure the memory of each rank.
 
     Raises:
-        Failure: they did not end well.
+        Failure: the ranks failed.
     """
     with tempfile.TemporaryDirectory() as name:
         command = [*TORCHRUN, "-m", "benchmarks.strategies.memory", "--strategy", strategy, "--output", name]
@@ -110,7 +110,7 @@ def _memory(strategy: str) -> list[dict[str, Any]]:
 
 
 def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
-    """Tandem's loop with a strategy beside its references, in turns."""
+    """Measure Tandem's loop with a strategy beside its references, in turns."""
     print(f"\n{strategy}: {SMALL}, {steps} steps", flush=True)
     sides: dict[str, Callable[[], Measurement]] = {
         "Tandem": lambda: _tandem(strategy, steps),
@@ -125,23 +125,27 @@ def overhead(strategy: str, rounds: int, steps: int) -> list[Verdict]:
     runs: dict[str, list[Measurement | None]] = {side: [] for side in sides}
     for number in range(rounds):
         measures = {side: partial(attempted, measure) for side, measure in sides.items()}
-        for side, (found, problem) in in_turns(measures, number).items():
-            runs[side].append(found)
-            print(f"  {number + 1}/{rounds} {side}: {found or f'FAILED: {problem}'}", flush=True)
+        for side, (measurement, problem) in in_turns(measures, number).items():
+            runs[side].append(measurement)
+            print(f"  {number + 1}/{rounds} {side}: {measurement or f'FAILED: {problem}'}", flush=True)
     verdicts = []
-    for reference, least in goals.items():
-        ours, theirs = runs["Tandem"], runs[reference]
-        print(f"  Tandem / {reference}: by the clock {shown(clock_ratios(ours, theirs))}")
-        print(f"    processor seconds {shown(processor_ratios(ours, theirs, lambda use: use.ranks))}", flush=True)
-        goal = Goal(f"{strategy} in Tandem's loop ≥ {least:g} of {reference}", least, lambda use: use.ranks)
-        verdicts += judge(goal, ours, theirs)
+    for reference, minimum in goals.items():
+        own_runs, reference_runs = runs["Tandem"], runs[reference]
+        print(f"  Tandem / {reference}: by the clock {summary(clock_ratios(own_runs, reference_runs))}")
+        print(
+            f"    processor seconds {summary(processor_ratios(own_runs, reference_runs, lambda use: use.ranks))}",
+            flush=True,
+        )
+        goal = Goal(f"{strategy} in Tandem's loop ≥ {minimum:g} of {reference}", minimum, lambda use: use.ranks)
+        verdicts += judge(goal, own_runs, reference_runs)
     return verdicts
 
 
 def _tandem(strategy: str, steps: int) -> Measurement:
-    """
+    """Measure Tandem's loop.
+
     Raises:
-        Failure: it did not do its work.
+        Failure: the run failed.
     """
     with tempfile.TemporaryDirectory() as name:
         run_dir = run_directory(Path(name, "run"), SMALL, strategy, steps, NEVER)
@@ -152,9 +156,10 @@ def _tandem(strategy: str, steps: int) -> Measurement:
 
 
 def _reference(strategy: str, steps: int, *options: str) -> Measurement:
-    """
+    """Measure a reference.
+
     Raises:
-        Failure: it did not do its work.
+        Failure: the run failed.
     """
     with tempfile.TemporaryDirectory() as name:
         times = Path(name, "times.json")
@@ -165,7 +170,7 @@ def _reference(strategy: str, steps: int, *options: str) -> Measurement:
 
 
 def save(strategy: str) -> list[Verdict]:
-    """Report how long training stood still for each save, on rank 0."""
+    """Report the stall of training for each save, on rank 0."""
     print(f"\nsaves under {strategy}: {LARGE}", flush=True)
     steps = SAVES * SAVE_EVERY + 1
     with tempfile.TemporaryDirectory() as name:
@@ -174,13 +179,13 @@ def save(strategy: str) -> list[Verdict]:
             watched([*TORCHRUN, "-m", "tandem_trainer"], Path(name), _is_rank, steps, {RUN_DIR: str(run_dir.path)})
         except Failure as failure:
             return [Verdict(Outcome.MISSED, f"saves under {strategy}", str(failure))]
-        saved, left_out = _records(run_dir, "checkpoint"), len(_records(run_dir, "skipped"))
+        saved, skipped = _records(run_dir, "checkpoint"), len(_records(run_dir, "skipped"))
     if not saved:
         return [Verdict(Outcome.MISSED, f"saves under {strategy}", "no save was committed")]
     stalls = [record["stallSeconds"] for record in saved]
     print(
         f"  {len(saved)} of {saved[0]['bytes'] / 1e6:.0f} MB: stall median {statistics.median(stalls):.3f} s, range "
-        f"{min(stalls):.3f} to {max(stalls):.3f}; {left_out} left out because the one before was being written",
+        f"{min(stalls):.3f} to {max(stalls):.3f}; {skipped} left out because the one before was being written",
         flush=True,
     )
     return []
@@ -191,9 +196,9 @@ def _records(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    words = process.cmdline()
-    mine = {"tandem_trainer", "benchmarks.strategies.by_hand"} & set(words)
-    return bool(mine) and "torch.distributed.run" not in words
+    args = process.cmdline()
+    modules = {"tandem_trainer", "benchmarks.strategies.by_hand"} & set(args)
+    return bool(modules) and "torch.distributed.run" not in args
 
 
 def _options() -> argparse.Namespace:

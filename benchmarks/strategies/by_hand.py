@@ -1,9 +1,9 @@
 """The reference: the loop that one writes with torch alone, or with accelerate. Started by torchrun.
 
-Model, passages, seeds, optimizer, clipping and threads are those of the run it is compared with, so that what differs
-is the loop and the wrapping of the model: no log, no checkpoint, no restart. `--accelerate` is written as accelerate's
-documentation has it: a DataLoader over the passages, and everything through `prepare`. In the end rank 0 writes down
-when each step ended.
+Model, passages, seeds, optimizer, clipping and threads are those of the run it is compared with, so that only the loop
+and the wrapping of the model differ: no log, no checkpoint, no restart. `--accelerate` follows accelerate's
+documentation: a DataLoader over the passages, and everything through `prepare`. At the end rank 0 writes the end time
+of each step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.strategies.work import CLIP_NORM, LEARNING_RATE, SMALL, STRATEGI
 
 
 def batches(passages: Tensor, rank: int, world_size: int) -> Iterator[Tensor]:
-    """This rank's share of shuffled batches, without end: [its samples, length + 1], uint8."""
+    """Generate this rank's share of shuffled batches, without end: [its samples, length + 1], uint8."""
     generator = torch.Generator().manual_seed(0)
     while True:
         order = torch.randperm(len(passages), generator=generator)
@@ -35,36 +35,36 @@ def batches(passages: Tensor, rank: int, world_size: int) -> Iterator[Tensor]:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """The same on every side."""
+    """The optimizer, equal on every side."""
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
 
 
 def loss_of(model: nn.Module, passages: Tensor) -> Tensor:
-    """Mean over all tokens, a scalar."""
+    """Mean loss over all tokens, a scalar."""
     tokens = passages.long()
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def by_hand(strategy: str, steps: int) -> list[float]:
-    """Train with torch alone; when each step ended, seconds since the epoch."""
+    """Train with torch alone; returns the end time of each step, in seconds since the epoch."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     task = SMALL.task
     passages = task.data("train").tensors[0]
-    whole = task.model().train()
-    model: nn.Module = whole
+    network = task.model().train()
+    model: nn.Module = network
     if strategy == "fsdp":
         mesh = init_device_mesh("cpu", (world_size,))
-        for block in whole.blocks:
+        for block in network.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = adamw(model)
     ends = []
-    for _, mine in zip(range(steps), batches(passages, rank, world_size), strict=False):
-        loss_of(model, mine).backward()
+    for _, share in zip(range(steps), batches(passages, rank, world_size), strict=False):
+        loss_of(model, share).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -74,12 +74,11 @@ def by_hand(strategy: str, steps: int) -> list[float]:
 
 
 def with_accelerate(steps: int) -> list[float]:
-    """Train with accelerate and DistributedDataParallel; when each step ended, seconds since the epoch.
+    """Train with accelerate and DistributedDataParallel; returns the end time of each step, in seconds since the epoch.
 
-    Not with its plugin for fully_shard: on CPUs accelerate 1.15 passes over it without a word, and makes a
-    DistributedDataParallel.
+    Not with its plugin for fully_shard: on CPUs accelerate 1.15 ignores it silently, and uses DistributedDataParallel.
     """
-    # Only here: the loop by hand does without it.
+    # Only here: the loop by hand needs no accelerate.
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -91,8 +90,8 @@ def with_accelerate(steps: int) -> list[float]:
     model, optimizer, loader = accelerator.prepare(model, adamw(model), loader)
     ends: list[float] = []
     while len(ends) < steps:
-        for (mine,) in loader:
-            accelerator.backward(loss_of(model, mine))
+        for (share,) in loader:
+            accelerator.backward(loss_of(model, share))
             accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
             optimizer.zero_grad()

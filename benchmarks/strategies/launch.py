@@ -16,14 +16,14 @@ from tests.support import ROOT, manifests
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
 NEVER = 1_000_000
-"""Steps after which a checkpoint would be saved."""
+"""Steps between checkpoints: none is saved."""
 
 
 def in_time(command: list[str], environment: Mapping[str, str], seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Run torchrun to its end. If that takes longer, its ranks are ended with it.
+    """Run torchrun to its end, and kill it with its ranks if that takes longer.
 
     Raises:
-        Failure: it took longer.
+        Failure: the run took longer.
     """
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -31,17 +31,17 @@ def in_time(command: list[str], environment: Mapping[str, str], seconds: float) 
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as error:
-        # Each rank is in a session of its own: killing torchrun's would not reach them.
-        for one in (*psutil.Process(process.pid).children(recursive=True), process):
+        # Each rank has a session of its own: killing torchrun's would not reach them.
+        for member in (*psutil.Process(process.pid).children(recursive=True), process):
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                one.kill()
+                member.kill()
         process.communicate()
         raise Failure("took too long") from error
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def run_directory(path: Path, work: Work, strategy: str, steps: int, every: int, **loop: Any) -> RunDir:
-    """A run directory with a job that trains so many steps and saves after each `every`."""
+    """Create a run directory with a job that trains this many steps and saves after each `every`."""
     trainer = {
         "task": "tandem_trainer.causal_lm:CausalLM",
         "parameters": work.parameters,

@@ -1,12 +1,13 @@
-"""One rank, whose memory is measured while it trains. Started by torchrun; each rank writes down what it found.
+"""One rank, whose memory is measured during training. Started by torchrun; each rank writes its figures.
 
 It does what tandem_trainer.train does, without a run directory and without saves: a save needs shared memory for a
-rank's part of the state, under every strategy alike (docs/checkpoint-cost.md).
+rank's part of the state, under every strategy alike (docs/development/benchmarks.md).
 
-All is resident memory (VmHWM of /proc/self/status, MB of 10^6 bytes) above what the process had just before it made
-the model: with torch, the data, the process group and what torch loads late in place. The kernel keeps the peak, so
-none is missed between two looks; writing 5 to /proc/self/clear_refs sets it back to what is resident. That is done once
-the model is split, because each rank makes the whole one first, and the peak until then is reported beside it.
+Figures are resident memory (VmHWM of /proc/self/status, MB of 10^6 bytes) above that of the process just before it
+created the model: with torch, the data, the process group and torch's lazily loaded parts in place. The kernel records
+the peak, so none is missed between two samples; writing 5 to /proc/self/clear_refs resets it to the current size. That
+is done once the model is split, because each rank creates the whole model first; the peak until then is reported beside
+it.
 """
 
 import argparse
@@ -20,8 +21,8 @@ import torch
 from torch import nn
 
 from benchmarks.strategies.work import LARGE, RANKS
-from tandem.tasks import TaskLoop
-from tandem_trainer.checkpoint.sharding import here
+from tandem.job.tasks import TaskLoop
+from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Order
 from tandem_trainer.malloc import keep_freed_memory
@@ -32,7 +33,7 @@ from tandem_trainer.train import Stepper, examples_of, supply_of
 
 
 def resident(name: str) -> float:
-    """MB: VmRSS, what is resident now, or VmHWM, the most since the peak was set back."""
+    """Memory in MB: VmRSS, the current size, or VmHWM, the peak since it was reset."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -40,7 +41,7 @@ def resident(name: str) -> float:
 
 
 def set_peak_back() -> None:
-    """From here on the peak is that of what follows (proc_pid_clear_refs(5))."""
+    """Reset the peak to the current size (proc_pid_clear_refs(5))."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     loop = TaskLoop.parse(LARGE.loop(options.strategy, options.steps))
     dataset = task.data("train")
     order = Order(len(dataset), loop.global_batch_size, loop.seed, drop_last=True)
-    # What torch loads late is no part of the state: a step of a model of 64 weights loads it.
+    # Parts that torch loads lazily are no part of the state: a step of a model of 64 weights loads them.
     first = strategy_of(loop, group, 1)
     tiny: nn.Module = nn.Linear(8, 8, bias=False)
     examples = partial(examples_of, task, dataset, 0, len(dataset))
@@ -65,7 +66,7 @@ def main() -> None:
     tiny_optimizer.step()
     del tiny, tiny_optimizer
 
-    # Another one, as a process has that trains this model alone: what becomes of freed memory depends on its size.
+    # A new strategy, as in a process that trains this model alone: the reuse of freed memory depends on its size.
     strategy = strategy_of(loop, group, 1)
     before = resident("VmRSS")
     set_peak_back()
@@ -87,9 +88,12 @@ def main() -> None:
         stepper.take(step, supply.read(step), [loop.optimizer.learning_rate])
         peaks.append(resident("VmHWM") - before)
         took.append(time.process_time())
-    weights = sum(here(parameter).nbytes for parameter in model.parameters())
+    weights = sum(to_local(parameter).nbytes for parameter in model.parameters())
     moments = sum(
-        here(value).nbytes for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        to_local(value).nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
     )
     record = {
         "strategy": options.strategy,

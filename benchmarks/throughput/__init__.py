@@ -1,1 +1,1 @@
-"""Throughput of our loop beside a bare one, and of training with evaluators beside training without."""
+"""Throughput of Tandem's loop beside a bare one, and of training with evaluators beside training without."""

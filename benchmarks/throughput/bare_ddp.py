@@ -1,8 +1,8 @@
 """The reference: a DistributedDataParallel loop with nothing around it. Started by torchrun.
 
 It has the same model, data, seeds and threads as the run it is compared with, and the same tuned optimizer and gradient
-buckets, so that what differs is the loop alone: no log, no checkpoint, no restart, no progress. In the end rank 0
-writes down when each step ended.
+buckets, so that only the loop differs: no log, no checkpoint, no restart, no progress. At the end rank 0 writes the end
+time of each step.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem.tasks import Data
+from tandem.job.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.models import build

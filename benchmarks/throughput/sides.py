@@ -1,4 +1,4 @@
-"""One measurement of a side: a fresh `tandem run` or `torchrun`, its throughput and the processor seconds of a step."""
+"""Measurement of one side: a fresh `tandem run` or `torchrun`, its throughput and the processor seconds of a step."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.throughput.processors import IsRank, Sample, Use, look, per_step
+from benchmarks.throughput.processors import IsRank, Sample, Use, per_step, sample
 from benchmarks.turns import Pauses, Turn
 from tandem.rundir.layout import RunDir
 from tandem_cli.local.placement import usable_cores
@@ -21,21 +21,21 @@ from tests.support.lines import read_lines
 from tests.support.processes import TANDEM
 
 SKIP = 100
-"""First steps that do not count: memory and caches warm up."""
-LOOK_SECONDS = 0.5
-"""A look takes 4 ms of one core, on every side."""
+"""First steps that are excluded: memory and caches warm up."""
+SAMPLE_SECONDS = 0.5
+"""Seconds between samples; a sample takes 4 ms of one core, on every side."""
 START_SECONDS, STEP_SECONDS = 120.0, 5.0
-"""A run that takes longer than a start and so much for each of its steps has failed."""
+"""Timeout of a run: for its start, and for each of its steps."""
 LEAVE_SECONDS = 30.0
 SCRIPT = Path(__file__).with_name("bare_ddp.py")
 TRAINER_EVERY, TRAINER_BATCH = 50, 8
-"""Steps between two states that it saves, and samples of one."""
+"""Steps between two saved states, and samples of a step."""
 TRAINER, TRAINER_LOSS = Path(__file__).with_name("trainer.py"), Path(__file__).with_name("trainer_loss.py")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, the same on every side."""
+    """Training job, the same on every side."""
 
     model: str
     steps: int
@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run showed."""
+    """Result of one run."""
 
     throughput: float
     """Samples a second, by the clock."""
@@ -71,37 +71,37 @@ Measure = Callable[[], Measurement]
 
 @dataclass(frozen=True)
 class Course:
-    """What was seen of a run from outside."""
+    """Samples of a run, taken from outside."""
 
-    began: float
-    """Seconds since the epoch."""
-    looks: Sequence[Sample]
+    started: float
+    """Start, in seconds since the epoch."""
+    samples: Sequence[Sample]
     pauses: Pauses
-    """In which it was stopped, for another's turn."""
+    """Periods in which it was stopped for other sides' turns."""
 
-    def running(self, at: float) -> float:
-        """A moment, seconds since the epoch, in the run's own time."""
-        return self.pauses.running(at)
+    def running(self, time: float) -> float:
+        """Convert a time, in seconds since the epoch, to the run's own time."""
+        return self.pauses.running(time)
 
     def use(self, ends: Sequence[float], skip: int) -> Use:
-        """Processor seconds of a step.
+        """Compute the processor seconds of a step.
 
         Args:
-            ends: when each step ended, seconds since the epoch.
-            skip: first steps that do not count.
+            ends: end times of the steps, in seconds since the epoch.
+            skip: first steps that are excluded.
 
         Raises:
-            Failure: it was too short.
+            Failure: the run was too short.
         """
-        looks = [replace(one, at=self.running(one.at)) for one in self.looks]
-        use = per_step(looks, [self.running(end) for end in ends], skip)
+        samples = [replace(sample, time=self.running(sample.time)) for sample in self.samples]
+        use = per_step(samples, [self.running(end) for end in ends], skip)
         if use is None:
-            raise Failure(f"too short to be looked at twice after step {skip}: raise --steps")
+            raise Failure(f"too short for two samples after step {skip}: raise --steps")
         return use
 
 
 def attempted(measure: Measure) -> tuple[Measurement | None, str]:
-    """What a measurement found, or why it failed."""
+    """Measure, and return the measurement, or the reason of its failure."""
     try:
         return measure(), ""
     except Failure as failure:
@@ -109,10 +109,10 @@ def attempted(measure: Measure) -> tuple[Measurement | None, str]:
 
 
 def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
-    """A whole `tandem run` with its log, its coordinator and a checkpoint every 50 steps.
+    """Run a whole `tandem run` with its log, its coordinator and a checkpoint every 50 steps.
 
     Raises:
-        Failure: it ended early, or not well, or had to start again.
+        Failure: the run ended early, failed, or was restarted.
     """
     manifest = {
         "apiVersion": "tandem.dev/v1alpha1",
@@ -139,7 +139,7 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
         for override in overrides:
             command += ["--set", f"spec.{override}"]
-        course = watched(command, folder, _is_our_rank, work.steps, aside=pin)
+        course = watched(command, folder, _is_our_rank, work.steps, is_pinned=pin)
         logs = sorted(run_dir.log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
@@ -148,10 +148,10 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
 
 
 def script(work: Work) -> Measurement:
-    """The bare loop as the script of a `tandem run`, with two ranks; nothing in it knows of Tandem.
+    """Run the bare loop as the script of a `tandem run`, with two ranks; the script does not know Tandem.
 
     Raises:
-        Failure: it ended early, or not well.
+        Failure: the run ended early or failed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,15 +169,15 @@ def script(work: Work) -> Measurement:
     return measured(course, ends, work.steps, work.batch_size)
 
 
-def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measurement:
-    """Hugging Face's Trainer as the script of a `tandem run`, one rank with a core of its own.
+def trainer(work: Work, inline: bool = False, with_evaluator: bool = False) -> Measurement:
+    """Run Hugging Face's Trainer as the script of a `tandem run`, one rank with a core of its own.
 
     Args:
-        inline: it evaluates what it saves itself.
-        beside: an evaluator process does, on the other core.
+        inline: the Trainer evaluates its states itself.
+        with_evaluator: an evaluator process does, on the other core.
 
     Raises:
-        Failure: it ended early, or not well, or not every state was evaluated.
+        Failure: the run ended early or failed, or a state was not evaluated.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,7 +185,7 @@ def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measureme
         command = ["python", str(TRAINER), "--steps", str(work.steps), "--batch-size", str(work.batch_size)]
         command += ["--every", str(TRAINER_EVERY), "--times", str(times)]
         spec: dict[str, object] = {"trainer": {"command": command + (["--inline"] if inline else [])}}
-        if beside:
+        if with_evaluator:
             program = ["python", str(TRAINER_LOSS)]
             spec["evaluators"] = {"command": program, "watch": "checkpoint-*", "metric": "loss", "policy": "Every"}
         manifest = {
@@ -196,21 +196,21 @@ def trainer(work: Work, inline: bool = False, beside: bool = False) -> Measureme
         }
         (folder / "job.yaml").write_text(json.dumps(manifest))
         run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
-        course = watched(run, folder, _is_our_rank, work.steps, aside=True)
+        course = watched(run, folder, _is_our_rank, work.steps, is_pinned=True)
         ends = json.loads(times.read_text())
-        if beside and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
+        if with_evaluator and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
             raise Failure("not every state was evaluated")
     return measured(course, ends, work.steps, work.batch_size)
 
 
 def bare(work: Work, keep: bool = False) -> Measurement:
-    """The bare loop under `torchrun`, with two ranks.
+    """Run the bare loop under `torchrun`, with two ranks.
 
     Args:
         keep: with Tandem's setting of the allocator.
 
     Raises:
-        Failure: it ended early, or not well.
+        Failure: the run ended early or failed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -234,8 +234,8 @@ def _is_our_rank(process: psutil.Process) -> bool:
 
 
 def _is_bare_rank(process: psutil.Process) -> bool:
-    words = process.cmdline()
-    return str(SCRIPT) in words and "torch.distributed.run" not in words
+    args = process.cmdline()
+    return str(SCRIPT) in args and "torch.distributed.run" not in args
 
 
 def watched(
@@ -244,23 +244,23 @@ def watched(
     is_rank: IsRank,
     steps: int,
     variables: Mapping[str, str] | None = None,
-    aside: bool = False,
+    is_pinned: bool = False,
 ) -> Course:
-    """Run a command to its end, in turns with others where the caller does (`in_turns`).
+    """Run a command to its end, in turns with others if the caller is `in_turns`.
 
     Args:
-        folder: for what it prints.
-        steps: that it takes, which say how long that may last.
-        variables: of its environment, besides our own.
-        aside: of a run with `--pin`: what looks at it, 4 ms each time, keeps to the last core, which no rank has.
-            It would take a part of that from the rank on the side alone whose other core is busy.
+        folder: folder for its output.
+        steps: number of its steps, which limit its duration.
+        variables: variables of its environment, in addition to this process's.
+        is_pinned: for a run with `--pin`: the sampling, 4 ms each time, is restricted to the last core, which no rank
+            has. Otherwise it would take a part of the rank's core on the side alone whose other core is busy.
 
     Raises:
-        Failure: it ended early, or not well.
+        Failure: the run ended early or failed.
     """
     output = folder / "output.txt"
-    looks = []
-    began = time.time()
+    samples = []
+    started = time.time()
     with output.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -269,24 +269,24 @@ def watched(
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-        if aside:
+        if is_pinned:
             os.sched_setaffinity(0, usable_cores()[-1:])  # Of this thread; a round has threads of its own.
         try:
             root, limit = psutil.Process(process.pid), START_SECONDS + steps * STEP_SECONDS
             turn = Turn(root)
-            while process.poll() is None and turn.pauses.running(time.time()) < began + limit:
-                looks.append(look(root, is_rank))
+            while process.poll() is None and turn.pauses.running(time.time()) < started + limit:
+                samples.append(sample(root, is_rank))
                 if turn.is_over:
                     turn.pass_on()
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_SECONDS)
+                    process.wait(SAMPLE_SECONDS)
         finally:
             early = process.poll() is None
             _end(process)
     if early or process.returncode != 0:
-        why = "took too long" if early else f"ended with {process.returncode}"
-        raise Failure(f"{why}:\n{output.read_text(errors='replace')[-2000:]}")
-    return Course(began, looks, turn.pauses)
+        reason = "took too long" if early else f"ended with {process.returncode}"
+        raise Failure(f"{reason}:\n{output.read_text(errors='replace')[-2000:]}")
+    return Course(started, samples, turn.pauses)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -300,18 +300,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measured(course: Course, ends: Sequence[float], steps: int, batch_size: int, skip: int = SKIP) -> Measurement:
-    """What a run showed, in its own running time.
+    """Evaluate a run in its own running time.
 
     Args:
-        ends: when each step ended, seconds since the epoch.
+        ends: end times of the steps, in seconds since the epoch.
         batch_size: samples of a step, over all ranks.
-        skip: first steps that do not count.
+        skip: first steps that are excluded.
 
     Raises:
-        Failure: it took other steps, or too few.
+        Failure: the number of steps is wrong.
     """
     if len(ends) != steps:
         raise Failure(f"{len(ends)} of {steps} steps")
     own = [course.running(end) for end in ends]
     throughput = (steps - skip) * batch_size / (own[-1] - own[skip - 1])
-    return Measurement(throughput, course.use(ends, skip), own[0] - course.began)
+    return Measurement(throughput, course.use(ends, skip), own[0] - course.started)

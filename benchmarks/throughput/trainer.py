@@ -1,8 +1,8 @@
-"""A small language model of English, trained by Hugging Face's Trainer, which saves now and then. Nothing of Tandem.
+"""A small language model of English, trained by Hugging Face's Trainer, which saves at intervals. Nothing of Tandem.
 
-    --inline   it evaluates each state itself, on text that was held out, and training waits for that
+--inline the Trainer evaluates each state itself, on held-out text, and training waits for that
 
-In the end it writes down when each step ended.
+At the end it writes the end time of each step.
 """
 
 import argparse
@@ -18,19 +18,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 LENGTH = 64
 PASSAGES = 512
-"""Held out, and evaluated each time."""
+"""Held-out passages, which are evaluated each time."""
 
 
 def passages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Passages of bytes to train on, and others to evaluate on."""
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     rows = torch.tensor(list(text[: len(text) // LENGTH * LENGTH])).view(-1, LENGTH)
-    made = [{"input_ids": row, "labels": row} for row in rows]
-    return made[PASSAGES:], made[:PASSAGES]
+    samples = [{"input_ids": row, "labels": row} for row in rows]
+    return samples[PASSAGES:], samples[:PASSAGES]
 
 
 class Clock(TrainerCallback):
-    """When each step ended, seconds since the epoch."""
+    """Records the end time of each step, in seconds since the epoch."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []

@@ -1,4 +1,4 @@
-"""The options and the argument that all cluster commands share."""
+"""Options and arguments that the cluster commands share."""
 
 import re
 import shlex
@@ -21,16 +21,16 @@ ProfileOption = Annotated[
 JobArgument = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.", show_default=False)]
 
 INTERRUPTED = 130
-"""Ctrl-C is how one leaves what goes on for ever; nothing is lost by it."""
+"""Exit code after Ctrl-C, the normal way to leave a command that runs forever."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-def named(name: str) -> str:
-    """A job's name, which kubectl must not take for anything else.
+def validate_job_name(name: str) -> str:
+    """Check a job's name, so that kubectl cannot take it for an option; return it.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a valid name.
     """
     if _NAME.fullmatch(name):
         return name

@@ -1,7 +1,7 @@
-"""Strategies as commands name them: one, or several that are combined, as `fsdp+tensor` or `pipeline+fsdp`.
+"""Names of strategies in commands: single ones and combinations, such as `fsdp+tensor` or `pipeline+fsdp`.
 
-`tensor` stands for the `tensorParallel` of the job, `fsdp` behind `pipeline` for copies of a pipeline that split the
-state of their stages.
+`tensor` means the job's `tensorParallel`; `fsdp` after `pipeline` means replicas of a pipeline that shard the state of
+their stages.
 """
 
 from collections.abc import Iterator
@@ -10,50 +10,50 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from tandem.errors import UserError
+from tandem.job.tasks import Loop, StrategyName, TaskLoop
 from tandem.model import RuleBroken
-from tandem.tasks import Loop, StrategyName, TaskLoop
 
 TENSOR = "tensor"
 COMBINED = ("fsdp+tensor", "pipeline+fsdp", "pipeline+tensor", "pipeline+fsdp+tensor")
 
-_MEANT = {"single": " (one rank alone is any of them with --workers 1)", TENSOR: " (tensorParallel needs one of these)"}
+_HINTS = {"single": " (one rank alone is any of them with --workers 1)", TENSOR: " (tensorParallel needs one of these)"}
 
 
-def own(loop: Loop) -> str:
-    """What a job has."""
+def strategy_of(loop: Loop) -> str:
+    """Return the job's strategy, for example `fsdp+tensor`."""
     parts: list[str] = [loop.strategy]
     parts += ["fsdp"] if loop.strategy == "pipeline" and loop.fsdp is not None else []
     parts += [TENSOR] if _splits_matrices(loop) else []
     return "+".join(parts)
 
 
-def named(text: str, loop: Loop) -> Iterator[str]:
-    """The names in a list such as `ddp,fsdp+tensor`, each once.
+def parse_names(text: str, loop: Loop) -> Iterator[str]:
+    """Yield the distinct names in a list such as `ddp,fsdp+tensor`.
 
     Args:
-        loop: of the job.
+        loop: the job's training loop.
 
     Raises:
-        UserError: one of them is none, or needs something that the job does not say.
+        UserError: a name is unknown, or needs a setting that the job lacks.
     """
-    known = (*get_args(StrategyName), *COMBINED)
+    names = (*get_args(StrategyName), *COMBINED)
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
-        if name not in known:
+        if name not in names:
             raise UserError(
-                f"--strategies: {name!r} is no strategy; write some of {', '.join(known)}{_MEANT.get(name, '')}"
+                f"--strategies: {name!r} is not a strategy; choose from {', '.join(names)}{_HINTS.get(name, '')}"
             )
         if TENSOR in name.split("+") and not isinstance(loop, TaskLoop):
-            raise UserError(f"--strategies: for {name} the task has to say how matrices are split; this one does not")
+            raise UserError(f"--strategies: {name} needs a task that defines how matrices are split; this one does not")
         if TENSOR in name.split("+") and not _splits_matrices(loop):
             raise UserError(
-                f"--strategies: for {name} the job has to say between how many: set tensorParallel, with strategy fsdp "
-                "or pipeline, and as many processes in a worker"
+                f"--strategies: {name} needs tensorParallel: set it, with strategy fsdp or pipeline, and as "
+                "many processes in a worker"
             )
         yield name
 
 
 def choose(loop: dict[str, Any], name: str) -> None:
-    """Have the loop of a manifest use these strategies and no others."""
+    """Change the loop of a manifest to these strategies only."""
     first, *more = name.split("+")
     for other in get_args(StrategyName):
         if other not in (first, *more):
@@ -65,8 +65,8 @@ def choose(loop: dict[str, Any], name: str) -> None:
     loop["strategy"] = first
 
 
-def first_of(error: ValidationError) -> str:
-    """The first mistake, in a sentence: why a job cannot take a strategy."""
+def first_error(error: ValidationError) -> str:
+    """Return the first validation error as a sentence."""
     detail = error.errors(include_url=False)[0]
     broken = detail.get("ctx", {}).get("error")
     if isinstance(broken, RuleBroken):

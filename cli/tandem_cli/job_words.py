@@ -1,21 +1,21 @@
-"""What commands say of a job before it runs: what it does, in one line, and what is probably not meant."""
+"""Descriptions of a job before it runs: a summary in one line, and warnings."""
 
-from tandem.job import DistributedTrainingJob, Workers
-from tandem.manifest.fields import dotted
-from tandem.pod_template import doubts
-from tandem.secrecy import hidden, secrets
+from tandem.job.manifest.fields import dotted
+from tandem.job.pod_template import template_warnings
+from tandem.job.resource import DistributedTrainingJob, Workers
+from tandem.job.secrecy import hide_secrets, secret_paths
 
 
 def summary(job: DistributedTrainingJob) -> str:
-    """What a job does, in one line."""
+    """Summarize a job in one line."""
     spec = job.spec
     if spec.trainer.command:
-        what = " ".join(hidden([*spec.trainer.command, *spec.trainer.args]))
+        training = " ".join(hide_secrets([*spec.trainer.command, *spec.trainer.args]))
     else:
         loop, settings = spec.trainer.settings_of_loop, spec.trainer.settings
-        much = f"{loop.max_steps:,} steps" if loop.max_steps else _count(loop.epochs, "epoch")
-        what = f"{spec.trainer.task}, " + (
-            f"{settings.model} on {settings.data.name}, {much}" if spec.trainer.is_built_in else much
+        duration = f"{loop.max_steps:,} steps" if loop.max_steps else _count(loop.epochs, "epoch")
+        training = f"{spec.trainer.task}, " + (
+            f"{settings.model} on {settings.data.name}, {duration}" if spec.trainer.is_built_in else duration
         )
     workers = _count(spec.workers.replicas, "worker")
     if spec.workers.min_replicas != spec.workers.replicas or spec.workers.most != spec.workers.replicas:
@@ -24,11 +24,11 @@ def summary(job: DistributedTrainingJob) -> str:
         workers += f" × {spec.workers.processes} processes"
     evaluation = spec.evaluation
     evaluators = _count(evaluation.processes, "evaluator process", "es") if evaluation.processes else "no evaluators"
-    return f"{job.metadata.name}: {what}; {workers}; {evaluators}"
+    return f"{job.metadata.name}: {training}; {workers}; {evaluators}"
 
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
-    """What is allowed and probably not meant."""
+    """Return warnings about settings that are valid but probably a mistake."""
     return [*_secrets(job), *_claims(job.spec.workers), *_templates(job)]
 
 
@@ -40,24 +40,24 @@ def _templates(job: DistributedTrainingJob) -> list[str]:
         "coordinator": spec.coordinator.template,
     }
     return [
-        f"spec.{part}.template.{where}: {why}"
+        f"spec.{part}.template.{field}: {reason}"
         for part, template in templates.items()
-        for where, why in doubts(template, part.removesuffix("s"))
+        for field, reason in template_warnings(template, part.removesuffix("s"))
     ]
 
 
 def _secrets(job: DistributedTrainingJob) -> list[str]:
-    """Values that stand in the run directory, and in the job's object, as they are."""
-    variables = {(*path, "value"): one.name for path, one in job.spec.variables}
+    """Warn of secrets that would be stored in plain text, in the run directory and in the job's object."""
+    variables = {(*path, "value"): variable.name for path, variable in job.spec.variables}
     return [
-        f"{dotted(path)}: {variables.get(path, 'this')} looks like a secret, and this value is written into the run "
+        f"{dotted(path)}: {variables.get(path, 'this')} looks like a secret, and its value is written into the run "
         "directory; keep it in a Secret and refer to it in valueFrom.secretKeyRef"
-        for path in (("spec", *one) for one in secrets(job.spec.dump_brief()))
+        for path in (("spec", *field) for field in secret_paths(job.spec.dump_brief()))
     ]
 
 
 def _claims(workers: Workers) -> list[str]:
-    """GPUs of Dynamic Resource Allocation stand in another object, which may not even be there yet."""
+    """Warn of GPUs from Dynamic Resource Allocation: another object defines their number, and it may not exist yet."""
     spec = workers.template.get("spec")
     claims = spec.get("resourceClaims") if isinstance(spec, dict) else None
     if not claims or workers.processes_per_replica is not None or workers.gpus:
@@ -68,5 +68,5 @@ def _claims(workers: Workers) -> list[str]:
     ]
 
 
-def _count(number: int, thing: str, plural: str = "s") -> str:
-    return f"{number} {thing}{plural if number != 1 else ''}"
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"

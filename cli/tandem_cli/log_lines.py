@@ -1,4 +1,4 @@
-"""The logs of a run as one stream: a line of it, whose logs are wanted, and what a terminal shows of a line."""
+"""Data of log streams: lines, the selection of logs, and the printable form of a line."""
 
 import re
 from collections.abc import Callable
@@ -6,44 +6,46 @@ from dataclasses import dataclass
 
 from tandem.formatting import one_line
 
-MAX_COUNT = 2**16
-"""Bytes of a line that are kept: what is longer is no line for people."""
-MAX_LENGTH = 2**20
-"""Bytes of a line that are read at once. A program that never ends its line may print gigabytes of it."""
+MAX_LINE_BYTES = 2**16
+"""Bytes after which a line is truncated."""
+MAX_READ_BYTES = 2**20
+"""Bytes that are read of a line at once. A program that prints no line breaks may print gigabytes."""
 _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""What programs write to colour their text, or to name the window."""
+"""Escape sequences that colour text or set the title of the window."""
 
-Tell = Callable[[str], None]
-"""Says something about the logs that is none of their lines."""
+Notify = Callable[[str], None]
+"""Reports a message about the logs that is not a line of them."""
 
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """One line of one container."""
+    """One line of one process."""
 
-    at: int
+    timestamp: int
     """Nanoseconds since the epoch, by the clock of its node."""
-    who: str
-    """worker-0, evaluator-1, coordinator."""
+    process: str
+    """Name of the process, for example `worker-0`, `evaluator-1`, `coordinator`."""
     text: str
-    """Without control characters."""
+    """The text, without control characters."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Whose logs are wanted."""
+class LogSelection:
+    """Selects logs."""
 
     role: str = ""
-    """Pods of one role; empty: of all."""
+    """Role of the processes; empty: all roles."""
     names: tuple[str, ...] = ()
-    """These alone: worker-0, evaluator-1, coordinator; empty: all."""
+    """Names of the processes, for example `worker-0`; empty: all."""
     tail: int | None = None
-    """Lines of each to begin with; None: all."""
+    """Number of last lines of each log to start with; None: all."""
 
 
-def shown(text: str) -> str:
-    """What a terminal would show of a line in the end: without colours, of a progress bar only its last state; and
-    nothing that could steer the terminal."""
+def printable_line(text: str) -> str:
+    """Return the text that a terminal would finally show: no colours, only the last state of a progress bar.
+
+    The result contains no control characters.
+    """
     plain = _COLOURS.sub("", text).rstrip("\r\n")
-    last = next((part for part in reversed(plain.split("\r")) if part), "")
-    return one_line(last.expandtabs())
+    last_state = next((part for part in reversed(plain.split("\r")) if part), "")
+    return one_line(last_state.expandtabs())

@@ -1,9 +1,9 @@
 """The `tandem` command. Each subcommand is a function of its own name in a module of its own name, in
 `commands/`, or, where it has subcommands itself, a typer application of that name.
 
-A module is imported when its command is called, and at no other time: `tandem validate` in an editor's save hook must
-not wait for numpy. So the help of the others is the sentence below, not their docstring. Rejected: a lazy subclass
-of typer's group, which breaks whenever typer changes what is under it.
+A module is imported only when its command is called: `tandem validate` in an editor's save hook must not wait for
+numpy. So `tandem --help` shows the sentences below, not the docstrings. Rejected: a lazy subclass of typer's group,
+which breaks whenever typer changes its internals.
 """
 
 import importlib
@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from tandem.distribution import install
 from tandem.errors import UserError
+from tandem.processes.distribution import install_command
 
 try:
     import typer
     import typer.main
 except ModuleNotFoundError as error:
-    raise SystemExit(f"tandem: there is no {error.name}; install it with: {install('cli')}") from error
+    raise SystemExit(f"tandem: there is no {error.name}; install it with: {install_command('cli')}") from error
 
 GROUPS = {
     "On this machine": {
         "init": "Write the manifest of a script, from the line that starts it.",
         "run": "Train and evaluate a job, or a script, on this machine.",
         "validate": "Check manifests; report what is wrong, and where.",
-        "plan": "Say which strategy fits on which devices: memory, time and costs.",
+        "plan": "Estimate which strategy fits on which devices: memory, time and costs.",
         "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
         "ls": "List the runs on this machine.",
         "mv": "Move or rename a run on this machine.",
@@ -40,9 +40,9 @@ GROUPS = {
         "logs": "Print the logs of all processes of a run or pods of a job, in order of time.",
         "events": "Show what happened to a run, or to a job and its pods.",
         "open": "Open the live page of a run or a job.",
-        "debug": "Print where the ranks of a run or job are in their code now, or attach a debugger.",
-        "shell": "Open a shell beside a process of a run, or in a pod of a job.",
-        "stop": "Have a run or a job save and stop.",
+        "debug": "Print the current stacks of the ranks of a run or job, or attach a debugger.",
+        "shell": "Open a shell with the environment of a run's process, or in a pod of a job.",
+        "stop": "Save and stop a run or a job.",
     },
     "On a cluster": {
         "submit": "Submit jobs to a cluster, or change existing ones.",
@@ -56,18 +56,19 @@ GROUPS = {
         "report": "Write an HTML report about a run.",
         "compare": "Compare runs: their jobs, scores and times.",
         "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
+        "evaluate": "Evaluate checkpoints of a run once more, also with another program.",
         "verify": "Check in the logs of a run that each sample was taken once in each epoch.",
         "export": "Export the numbers of a run as CSV, or for TensorBoard.",
         "ui": "Open the MLflow server that tracks a run.",
-        "track": "Send to MLflow what it lacks of a run.",
+        "track": "Send the missing data of a run to MLflow.",
     },
 }
 """Every command with its one-line help, in the groups of `tandem --help`. To add one: a line here, and
 `commands/NAME.py` with a function or a typer.Typer called NAME."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 HELP = ["-h", "--help"]
-WORDS_FOLLOW = {"init"}
-"""Commands whose options stand before their arguments: what follows the first argument may have options of its own."""
+OPTIONS_FIRST = {"init"}
+"""Commands whose options must precede their arguments, because the arguments may contain options."""
 
 EXTRAS = {
     "mlflow": "mlflow",
@@ -79,14 +80,14 @@ EXTRAS = {
     "torch": "trainer",
     "torchvision": "trainer",
 }
-"""Which extra of the distribution brings a module that a command may lack."""
+"""Extra of the distribution that installs a module."""
 
 
-READER_GONE = 128 + signal.SIGPIPE
-"""How a command ends whose output nobody reads any more, as in `tandem checkpoints verify RUN | head -1`: quietly, with
-the 141 that a shell shows for its own tools, which SIGPIPE kills. Not with 0: a `verify` that was cut short has not
-found all to be sound. Not with 1, which says that it has found damage. Rejected: to let SIGPIPE kill us, too. It also
-comes when the other end of a connection is closed, or the input of a child, and would leave what is half done."""
+BROKEN_PIPE = 128 + signal.SIGPIPE
+"""Exit code of a command whose output is no longer read, as in `tandem checkpoints verify RUN | head -1`: 141 without a
+message, as a shell shows for tools that SIGPIPE kills. Not 0: an interrupted `verify` has not verified everything. Not
+1, which means damage. Rejected: to let SIGPIPE kill the process. The signal also arrives when the other end of a
+connection or the input of a child is closed, and would leave work half done."""
 
 
 def main() -> None:
@@ -94,58 +95,58 @@ def main() -> None:
     try:
         _call()
     except SystemExit as end:
-        if type(end.__context__).__name__ == "NoSuchOption" and (typed := _as_script(sys.argv[1:])):
+        if type(end.__context__).__name__ == "NoSuchOption" and (typed := _with_separator(sys.argv[1:])):
             typer.echo(f"Arguments of a script follow --: {typed}", err=True)
-        # rich and typer make an exit with 1 of a broken pipe, which is known by what they were handling then.
+        # rich and typer turn a broken pipe into exit code 1; the context of the exception tells it apart.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        # What is still buffered would be written at the end of the interpreter, and fail again.
+        # The interpreter flushes its buffers at exit, which would fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
-        sys.exit(READER_GONE)
+        sys.exit(BROKEN_PIPE)
 
 
 def _call() -> None:
     try:
-        command(_words())(prog_name="tandem")
+        command(_typed_argv())(prog_name="tandem")
     except UserError as error:
-        from tandem_cli.output import tell  # rich takes a tenth of a second, and most calls go well
+        from tandem_cli.output import print_error  # rich takes a tenth of a second, and most calls go well
 
-        tell(error)
+        print_error(error)
         sys.exit(2)
 
 
-def _as_script(words: Sequence[str]) -> str:
-    """A call of `tandem run SCRIPT` with -- after the script; empty if it is none, or has it."""
-    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
-    if words[:1] != ["run"] or script is None or "--" in words:
+def _with_separator(argv: Sequence[str]) -> str:
+    """Return a `tandem run SCRIPT` call with `--` after the script; empty for other calls."""
+    script = next((index for index, word in enumerate(argv) if word.endswith(".py")), None)
+    if argv[:1] != ["run"] or script is None or "--" in argv:
         return ""
-    return shlex.join(["tandem", *words[: script + 1], "--", *words[script + 1 :]])
+    return shlex.join(["tandem", *argv[: script + 1], "--", *argv[script + 1 :]])
 
 
-def _words() -> Sequence[str]:
-    """The command line; while a shell completes it, what is typed so far."""
+def _typed_argv() -> Sequence[str]:
+    """Return the arguments; during shell completion, those typed so far."""
     typed = os.environ.get("_TYPER_COMPLETE_ARGS")
     return sys.argv[1:] if typed is None else typed.split()[1:]
 
 
-def command(words: Sequence[str]) -> Any:
-    """The same as a command of click, in whose help a flag stands without a type: it takes no value."""
-    found: Any = typer.main.get_command(application(words))
-    left = [found]
-    while left:
-        one = left.pop()
-        left += getattr(one, "commands", {}).values()
-        for parameter in (*one.params, one.get_help_option(typer.Context(one, help_option_names=HELP))):
+def command(argv: Sequence[str]) -> Any:
+    """Build the click command, without types of flags in its help: a flag takes no value."""
+    root: Any = typer.main.get_command(application(argv))
+    pending = [root]
+    while pending:
+        current = pending.pop()
+        pending += getattr(current, "commands", {}).values()
+        for parameter in (*current.params, current.get_help_option(typer.Context(current, help_option_names=HELP))):
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
-    return found
+    return root
 
 
-def application(words: Sequence[str]) -> typer.Typer:
-    """The typer application with the one command loaded that `words`, the command line, names."""
-    wanted = next((word for word in words if not word.startswith("-")), None)
+def application(argv: Sequence[str]) -> typer.Typer:
+    """Build the typer application; only the command that the arguments name is loaded."""
+    called = next((word for word in argv if not word.startswith("-")), None)
     app = typer.Typer(
         help="Train PyTorch models and, in tandem, evaluate their checkpoints on CPUs that would otherwise idle.",
         no_args_is_help=True,
@@ -157,18 +158,18 @@ def application(words: Sequence[str]) -> typer.Typer:
     app.callback()(_options)
     for group, commands in GROUPS.items():
         for name, summary in commands.items():
-            command = _load(name) if name == wanted else _placeholder
+            command = _load(name) if name == called else _placeholder
             if isinstance(command, typer.Typer):
                 app.add_typer(command, name=name, short_help=summary, rich_help_panel=group)
                 continue
-            settings = {"allow_interspersed_args": False} if name in WORDS_FOLLOW else None
+            settings = {"allow_interspersed_args": False} if name in OPTIONS_FIRST else None
             app.command(name, short_help=summary, rich_help_panel=group, context_settings=settings)(command)
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from tandem.distribution import version
+def _print_version(is_set: bool) -> None:
+    if is_set:
+        from tandem.processes.distribution import version
 
         typer.echo(f"tandem {version()}")
         raise typer.Exit
@@ -176,7 +177,7 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Options of `tandem` itself."""
@@ -196,16 +197,16 @@ def _load(name: str) -> Callable[..., Any] | typer.Typer:
 
 @contextmanager
 def needing(name: str) -> Iterator[None]:
-    """Imports inside it belong to a command, which may lack a module of an extra.
+    """Explain a failed import of a command, which may need a module of an extra.
 
     Raises:
-        UserError: it does; says which extra brings it.
+        UserError: the module is missing; the message names the extra that installs it.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        lacking = (error.name or "").partition(".")[0]
-        if extra := EXTRAS.get(lacking):
-            message = f"tandem {name} needs {lacking}; install it with: {install(extra)}"
+        missing = (error.name or "").partition(".")[0]
+        if extra := EXTRAS.get(missing):
+            message = f"tandem {name} needs {missing}; install it with: {install_command(extra)}"
             raise UserError(message) from error
         raise

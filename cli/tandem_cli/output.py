@@ -1,4 +1,4 @@
-"""Output of commands: results in the format of `-o`, and errors with their position; safe for any terminal."""
+"""Output of commands: results in the format of `-o`, and errors with their position, safe for any terminal."""
 
 import json
 import sys
@@ -15,27 +15,27 @@ from tandem.formatting import printable
 from tandem_cli.terminal.canvas import PrintableConsole
 
 T = TypeVar("T")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def echo(text: str, *, mark: str = "", colour: str = "", err: bool = False) -> None:
     """Print a text.
 
     Args:
-        mark: coloured, before it.
-        colour: a name that `typer.style` knows; empty for none.
-        err: to standard error.
+        mark: coloured prefix.
+        colour: colour of `typer.style`; empty: none.
+        err: print to standard error.
     """
     typer.echo(typer.style(printable(mark), fg=colour or None) + printable(text), err=err)
 
 
 def echo_json(value: Any) -> None:
-    """Print JSON for programs."""
+    """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2))
 
 
 class Output(StrEnum):
-    """The form of the output."""
+    """Output format."""
 
     TEXT = "text"
     WIDE = "wide"
@@ -44,7 +44,7 @@ class Output(StrEnum):
 
     @property
     def is_data(self) -> bool:
-        """Whether it is for programs."""
+        """Whether it is a data format for programs."""
         return self in (Output.JSON, Output.YAML)
 
 
@@ -59,15 +59,15 @@ OutputOption = Annotated[
 
 
 def emit(value: Any, output: Output) -> None:
-    """Print data for programs."""
+    """Print a value as YAML or JSON."""
     if output is Output.YAML:
         echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip("\n"))
     else:
         echo_json(value)
 
 
-def tell(error: UserError) -> None:
-    """Write a mistake to standard error."""
+def print_error(error: UserError) -> None:
+    """Print an error to standard error."""
     console = PrintableConsole(stderr=True, soft_wrap=True, highlight=False)
     if sys.stdout is not None:  # None if the command was started without an output (`>&-`)
         sys.stdout.flush()
@@ -77,31 +77,31 @@ def tell(error: UserError) -> None:
     for index, problem in enumerate(error.problems):
         if index:
             console.print()
-        console.print(drawn(problem))
+        console.print(format_problem(problem))
 
 
-def each_checked(check: Callable[[T], Found], things: Iterable[T]) -> list[Found]:
-    """What a check finds in each. Where some are wrong, the end of the command, with everything that is wrong.
+def check_all(check: Callable[[T], Result], items: Iterable[T]) -> list[Result]:
+    """Apply a check to each item and return the results; print all errors, and exit if there are any.
 
     Raises:
-        Exit: with the exit code 2.
+        Exit: with exit code 2.
     """
-    found: list[Found] = []
-    wrong: list[UserError] = []
-    for thing in things:
+    results: list[Result] = []
+    errors: list[UserError] = []
+    for item in items:
         try:
-            found.append(check(thing))
+            results.append(check(item))
         except UserError as error:
-            wrong.append(error)
-    for mistake in wrong:
-        tell(mistake)
-    if wrong:
+            errors.append(error)
+    for failure in errors:
+        print_error(failure)
+    if errors:
         raise typer.Exit(2)
-    return found
+    return results
 
 
-def drawn(problem: Problem) -> Text:
-    """One problem in the manner of a compiler."""
+def format_problem(problem: Problem) -> Text:
+    """Format a problem like a compiler's error."""
     message = printable(problem.message)
     text = Text.assemble((printable(problem.place), "bold"), ": ", ("error: ", "bold red"), (message, "bold"))
     gutter = " " * len(str(problem.line))
@@ -119,7 +119,7 @@ def drawn(problem: Problem) -> Text:
 
 
 def _cut(problem: Problem) -> tuple[str, str]:
-    """The line before the mark and from the mark on, shortened where it is long, without control characters."""
+    """Split a line at the marked column; shorten long parts and remove control characters."""
     line = "".join(character if character.isprintable() else " " for character in problem.excerpt)
     before, marked = line[: problem.column - 1], line[problem.column - 1 :]
     if len(before) > 60:

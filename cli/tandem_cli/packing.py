@@ -1,11 +1,11 @@
 """Packs a folder for a job: `tandem run --code DIR`, `tandem submit --code DIR`.
 
-The pack is a compressed tar that depends on names, contents, links and the right to execute alone: not on times, owners
-or the order in which a disk lists files. So the same folder has the same digest, and is not sent twice.
+The pack is a compressed tar that depends only on names, contents, links and execute permissions, not on times, owners
+or the order of a directory listing. So the same folder has the same digest, and is not sent twice.
 
-What is left out: what `.gitignore` files name (also those above the folder, up to the one with `.git`), folders of
-version control, bytecode, virtual environments, and run directories. What is in it is chosen by names and sizes before
-a single file is read: a folder that is too large is refused in the time that a listing takes.
+Excluded: files that `.gitignore` files match (including those above the folder, up to the one with `.git`), folders of
+version control, bytecode, virtual environments, and run directories. Files are selected by name and size before the
+first one is read, so a folder that is too large is refused in the time of a listing.
 """
 
 import gzip
@@ -24,10 +24,10 @@ from typing import Annotated
 import typer
 from pathspec import GitIgnoreSpec
 
-from tandem.code import MAX_BYTES, MAX_FILES, MAX_PACKED_BYTES, digest_of
-from tandem.errors import Unmet, UserError
-from tandem.formatting import number, several, size
-from tandem.job import DistributedTrainingJob
+from tandem.errors import UnmetRequirement, UserError
+from tandem.formatting import count_noun, number, size
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.code import MAX_BYTES, MAX_FILES, MAX_PACKED_BYTES, digest_of
 
 CodeOption = Annotated[
     Path | None,
@@ -37,12 +37,12 @@ CodeOption = Annotated[
 ]
 IGNORE = ".gitignore"
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
-MAX_SIZE = 5
-"""Number of files that the refusal of a folder names."""
+MAX_LISTED = 5
+"""Number of files that the refusal of a folder lists."""
 MORE_SECONDS = 2.0
-"""How long the largest files are looked for in a folder that is known to be too large."""
+"""Time limit of the search for the largest files in a folder that is too large, in seconds."""
 MODIFIED_AT = 315_619_200
-"""Of every file: 1980, before which zip archives, and so wheels, have no time."""
+"""Modification time of every file: 1980, the earliest time in zip archives, and so in wheels."""
 MAX_IGNORE_BYTES = 2**20
 
 
@@ -52,39 +52,41 @@ class Pack:
 
     digest: str
     file: Path
-    """The pack itself."""
+    """The archive."""
     folder: Path
-    """What was packed."""
+    """The packed folder."""
     names: frozenset[str]
-    """Files and links in it, relative to the folder."""
+    """Packed files and links, relative to the folder."""
     unpacked: int
-    """Bytes."""
+    """Size of the content, in bytes."""
     packed: int
-    """Bytes."""
+    """Size of the archive, in bytes."""
 
     def __str__(self) -> str:
-        """For people."""
-        return f"{self.digest}, {several(len(self.names), 'file')}, {size(self.unpacked)}, {size(self.packed)} packed"
+        """Describe the pack for users."""
+        return (
+            f"{self.digest}, {count_noun(len(self.names), 'file')}, {size(self.unpacked)}, {size(self.packed)} packed"
+        )
 
-    def left_out(self, job: DistributedTrainingJob) -> Iterator[Unmet]:
-        """Scripts that the job starts and that are not in the pack, where the manifest shows that they have to be."""
+    def missing_scripts(self, job: DistributedTrainingJob) -> Iterator[UnmetRequirement]:
+        """Yield scripts that the job starts and the pack lacks, as far as the manifest names them."""
         evaluators = job.spec.evaluation
         parts = {
             "trainer": [*(job.spec.trainer.command or []), *job.spec.trainer.args],
             "evaluators": [*(evaluators.command or []), *evaluators.args] if evaluators.processes else [],
         }
-        for part, words in parts.items():
-            place = 1 if words[:1] in (["python"], ["python3"]) else 0
-            script = words[place] if len(words) > place else ""
+        for part, argv in parts.items():
+            index = 1 if argv[:1] in (["python"], ["python3"]) else 0
+            script = argv[index] if len(argv) > index else ""
             command = (job.spec.trainer if part == "trainer" else evaluators).command or []
             if not script.endswith(".py") or Path(script).is_absolute() or os.path.normpath(script) in self.names:
                 continue
-            there = (self.folder / script).exists()
-            why = f"is left out by {IGNORE}, or lies outside" if there else "does not exist"
-            inner = ("command", place) if place < len(command) else ("args", place - len(command))
-            yield Unmet(
+            exists = (self.folder / script).exists()
+            reason = f"is excluded by {IGNORE}, or lies outside" if exists else "does not exist"
+            inner = ("command", index) if index < len(command) else ("args", index - len(command))
+            yield UnmetRequirement(
                 ("spec", part, *inner),
-                f"{script} {why}: the job gets the folder {self.folder} (--code), and works in it",
+                f"{script} {reason}: the job gets only the folder {self.folder} (--code)",
             )
 
 
@@ -95,17 +97,17 @@ class _Entry:
     size: int
     is_executable: bool
     target: str | None
-    """Where a link leads; None: it is a file."""
+    """Target of a link; None: it is a file."""
 
 
 def with_code(overrides: Sequence[str], pack: Pack | None) -> tuple[str, ...]:
-    """Settings of a job that works in a pack."""
+    """Return the overrides of a job that runs in a pack."""
     return tuple(overrides) if pack is None else (*overrides, f"spec.trainer.code={pack.digest}")
 
 
 @contextmanager
 def packed_if_given(folder: Path | None) -> Iterator[Pack | None]:
-    """See `packed`; None where no folder was given."""
+    """Pack a folder (see `packed`); yield None without a folder."""
     if folder is None:
         yield None
         return
@@ -115,16 +117,16 @@ def packed_if_given(folder: Path | None) -> Iterator[Pack | None]:
 
 @contextmanager
 def packed(folder: Path) -> Iterator[Pack]:
-    """A folder's pack, until the end of the `with` block.
+    """Pack a folder; the pack exists until the end of the `with` block.
 
     Raises:
-        UserError: it is too large, or holds what cannot be packed.
+        UserError: it is too large, or contains something that cannot be packed.
     """
     if not folder.is_dir():
         raise UserError(f"--code takes a folder, and {folder} is {'a file' if folder.exists() else 'not there'}")
-    entries = sorted(_chosen(folder), key=lambda entry: entry.name)
+    entries = sorted(_select(folder), key=lambda entry: entry.name)
     if not any(entry.target is None for entry in entries):
-        raise UserError(f"{folder} holds no file that --code could pack: all are left out by {IGNORE}, or it is empty")
+        raise UserError(f"{folder} has no files for --code: {IGNORE} excludes all, or it is empty")
     with tempfile.TemporaryDirectory(prefix="tandem-pack-") as scratch:
         file = Path(scratch, "code.tar.gz")
         try:
@@ -139,32 +141,32 @@ def packed(folder: Path) -> Iterator[Pack]:
         yield Pack(digest, file, folder, names, sum(entry.size for entry in entries), length)
 
 
-def _chosen(folder: Path) -> list[_Entry]:
-    """What is packed.
+def _select(folder: Path) -> list[_Entry]:
+    """Select the files to pack.
 
     Raises:
         UserError: see `packed`.
     """
-    found: list[_Entry] = []
+    entries: list[_Entry] = []
     sizes: list[tuple[int, str]] = []
     total, top, deadline = 0, folder.resolve(), None
     for entry in _walk(folder, "", _above(top), top):
         total += entry.size
         sizes.append((entry.size, entry.name))
-        found.append(entry)
-        if total > MAX_BYTES or len(found) > MAX_FILES:
+        entries.append(entry)
+        if total > MAX_BYTES or len(entries) > MAX_FILES:
             deadline = deadline or time.monotonic() + MORE_SECONDS
             if time.monotonic() > deadline:
                 break
     if deadline is not None:
-        raise _too_large(folder, f"{size(total)} in {several(len(found), 'file')} or more", sizes)
-    return found
+        raise _too_large(folder, f"{size(total)} in {count_noun(len(entries), 'file')} or more", sizes)
+    return entries
 
 
-def _too_large(folder: Path, what: str, sizes: list[tuple[int, str]]) -> UserError:
-    largest = ", ".join(f"{name} ({size(count)})" for count, name in heapq.nlargest(MAX_SIZE, sizes))
+def _too_large(folder: Path, measured: str, sizes: list[tuple[int, str]]) -> UserError:
+    largest = ", ".join(f"{name} ({size(count)})" for count, name in heapq.nlargest(MAX_LISTED, sizes))
     return UserError(
-        f"{folder} is too large for --code: {what}, and the most are {size(MAX_PACKED_BYTES)} packed, "
+        f"{folder} is too large for --code: {measured}, and the limits are {size(MAX_PACKED_BYTES)} packed, "
         f"{size(MAX_BYTES)} unpacked and {number(MAX_FILES)} files. The largest files: {largest}. List what the job "
         f"does not need in {IGNORE}; data belongs on a volume"
     )
@@ -208,7 +210,7 @@ def _entry(child: "os.DirEntry[str]", name: str, top: Path) -> _Entry:
 
 
 def _target(path: Path, name: str, top: Path) -> str:
-    """Where a link leads, relative to its own folder."""
+    """Return the target of a link, relative to the link's folder."""
     try:
         goal = path.resolve()
     except (OSError, RuntimeError) as error:  # a loop
@@ -228,22 +230,24 @@ def _rules(file: Path) -> GitIgnoreSpec:
 
 
 def _above(top: Path) -> Ignores:
-    """The rules of the folders above, where the folder is a part of a git repository."""
-    repository = next((one for one in (top, *top.parents) if (one / ".git").exists()), None)
+    """Return the ignore rules of the folders above, if the folder is part of a git repository."""
+    repository = next((folder for folder in (top, *top.parents) if (folder / ".git").exists()), None)
     if repository is None or repository == top:
         return ()
-    between = [one for one in reversed(top.parents) if one.is_relative_to(repository)]
+    between = [folder for folder in reversed(top.parents) if folder.is_relative_to(repository)]
     return tuple(
-        (f"//{top.relative_to(one).as_posix()}/", _rules(one / IGNORE)) for one in between if (one / IGNORE).is_file()
+        (f"//{top.relative_to(folder).as_posix()}/", _rules(folder / IGNORE))
+        for folder in between
+        if (folder / IGNORE).is_file()
     )
 
 
 def _is_ignored(name: str, ignores: Ignores) -> bool:
-    """Of the rules that say something of a name, the nearest counts, as git has it."""
+    """Whether the nearest rules that match a name exclude it, as in git."""
     for place, rules in reversed(ignores):
-        seen = place[2:] + name if place.startswith("//") else name.removeprefix(place)
-        if (said := rules.check_file(seen).include) is not None:
-            return said
+        relative = place[2:] + name if place.startswith("//") else name.removeprefix(place)
+        if (decision := rules.check_file(relative).include) is not None:
+            return decision
     return False
 
 
@@ -260,7 +264,7 @@ def _write(entries: list[_Entry], file: Path) -> None:
                 info.type, info.linkname = tarfile.SYMTYPE, entry.target
                 tar.addfile(info)
                 continue
-            # It may have become a link, or shorter, since it was listed.
+            # Since the listing the file may have become a link, or shorter.
             descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as content:
                 info.size = entry.size

@@ -1,13 +1,12 @@
-"""What commands ask of a run, on whatever platform it is. A platform is a package with one class for each of the two
-interfaces here:
+"""The interfaces of platforms. A platform is a package with one class for each of the two interfaces:
 
     package     Run             Cluster
-    local       OnThisMachine   none: `tandem run` is itself the run
+    local       OnThisMachine   none: `tandem run` itself runs the job
     slurm       OnSlurm         Slurm
     kubernetes  OnKubernetes    Kubernetes
 
-`runs.found` decides which run a name means. A further platform is such a package, a case there, and the options of
-`tandem submit` that are its own.
+`runs.find_run` decides which run a name refers to. A new platform needs such a package, a case in `find_run`, and
+its own options of `tandem submit`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,103 +14,102 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.source import Source
-from tandem.stacks import Attachment, Inspection, RankStacks
-from tandem_cli.log_lines import Choice, Line, Tell
+from tandem.job.manifest.source import Source
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.stacks import Attachment, Inspection, RankStacks
+from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.packing import Pack
 from tandem_cli.view import JobEvent, JobView
 
 
 class PlatformError(UserError):
-    """The platform does not answer, or refuses. Somebody who watches tries again."""
+    """The platform does not answer, or refuses. Commands that watch try again."""
 
 
-class Gone(PlatformError):  # noqa: N818 - reads as the sentence it is
-    """What was asked for is not there, or not any more."""
+class RunNotFoundError(PlatformError):
+    """The run or job does not exist, or does not exist any more."""
 
 
 ShowPage = Callable[[str, str, bool], None]
-"""Shows a live page: is given host and port of its coordinator, the token, and whether a browser of this machine can
-open it."""
+"""Shows a live page. Arguments: host and port of the coordinator, the token, and whether a browser of this machine can
+open the page."""
 ShowAttachment = Callable[[Attachment], None]
-"""Says how a debugger attaches.
+"""Prints how to attach a debugger.
 
 Raises:
-    UserError: it cannot.
+    UserError: no debugger can attach.
 """
 
 
 class Run(ABC):
-    """One run, or one job on a cluster. Every method may raise UserError where the platform cannot do it now."""
+    """A run, or a job on a cluster. Every method raises UserError if the platform cannot do it now."""
 
-    on_leaving = "Ctrl-C leaves; the run goes on"
-    """What Ctrl-C does while it is followed."""
+    on_leaving = "Ctrl-C leaves; the run continues"
+    """Effect of Ctrl-C on a command that follows the run."""
     forgets = ""
-    """Why nothing may be told of it, as the end of a sentence."""
+    """Reason why there may be no events, as the end of a sentence."""
 
     @abstractmethod
-    def look(self, known: tuple[JobEvent, ...] | None = None) -> JobView:
-        """Everything about it.
+    def view(self, events: tuple[JobEvent, ...] | None = None) -> JobView:
+        """Fetch the status, the processes and the events.
 
         Args:
-            known: what happened, if that is not to be asked again.
+            events: known events, which are then not fetched again.
 
         Raises:
-            Gone: it is not there.
-            PlatformError: nobody answers.
+            RunNotFoundError: the run does not exist.
+            PlatformError: the platform does not answer.
         """
 
     @abstractmethod
-    def is_over(self, seen: JobView) -> bool:
-        """Whether nothing more will happen, by the last look."""
+    def is_over(self, view: JobView) -> bool:
+        """Whether the run has ended, according to its last view."""
 
     @abstractmethod
-    def log(self, choice: Choice, follow: bool, tell: Tell) -> Iterator[Line]:
-        """What its processes have printed, in the order of time; with `follow` also what they will, until the end."""
+    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+        """Yield the lines of its processes in order of time; with `follow` also new lines, until the end."""
 
     @abstractmethod
     def page(self, port: int, show: ShowPage) -> int:
-        """Have its live page shown, and keep the way to it open for as long as that is needed; returns the exit code.
+        """Show its live page, and keep the connection to it open while it is needed; return the exit code.
 
         Args:
-            port: of this machine, where the way begins here; 0 takes a free one.
+            port: local port of the connection, if it needs one; 0: a free port.
         """
 
     @abstractmethod
     def inspect(self, rank: int | None) -> Inspection:
-        """Where its ranks are in their code, or one of them."""
+        """Inspect the stacks of all ranks, or of one."""
 
     @abstractmethod
-    def attach(self, one: RankStacks, show: ShowAttachment) -> int:
-        """Let a debugger attach to a rank, and keep the way to it open for as long as that is needed; returns the exit
-        code."""
+    def attach(self, stacks: RankStacks, show: ShowAttachment) -> int:
+        """Let a debugger attach to a rank, and keep the connection open while it is needed; return the exit code."""
 
     @abstractmethod
-    def shell(self, who: str) -> int:
-        """A shell beside one of its processes, on this terminal; returns its exit code."""
+    def shell(self, process: str) -> int:
+        """Open a shell with the environment of one of its processes on this terminal; return its exit code."""
 
     @abstractmethod
     def scale(self, replicas: int) -> str:
-        """Change its number of workers while it runs; returns a sentence on what was requested."""
+        """Change the target number of workers while it runs; return a sentence for the user."""
 
     @abstractmethod
-    def stop(self, at_once: bool) -> str:
-        """Have it save and leave, or end it at once; returns what became of it, once it has."""
+    def stop(self, immediately: bool) -> str:
+        """Save and stop, or stop without saving; return a sentence for the user once the run has ended."""
 
 
 Checked = tuple[DistributedTrainingJob, dict[str, Any], Source]
-"""A job, its manifest with what was set on the command line, and where that came from."""
+"""A validated job, its manifest with the overrides of the command line, and the source of the manifest."""
 
 
 class Cluster(ABC):
-    """Takes jobs."""
+    """A cluster to which jobs are submitted."""
 
     @abstractmethod
     def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
-        """Check all of them as far as this machine can, then give them to the cluster, and say so.
+        """Validate all jobs as far as this machine can, then submit them, and print the result.
 
         Raises:
             UserError: the cluster refuses, or does not answer.
-            Exit: some are wrong, and it was said how.
+            Exit: some jobs are invalid; the errors were printed.
         """

@@ -1,11 +1,11 @@
-"""Finds the run that a command names, by folder or name, and suggests similar names if there is none.
+"""Finds the run that a command names, by folder or name, and suggests other names if there is none.
 
-Commands that are for runs of this machine and for jobs of a cluster decide so:
+The argument of commands for local runs and for jobs of a cluster is resolved in this order:
 
     --namespace or --context is given   a job on that cluster
     a folder, or a word with a slash    the run in that folder
-    the name of a run of this machine   that run: in `runs/` here, or wherever `tandem run` has begun it
-    any other name                      a job on the cluster that kubectl is set up for
+    the name of a run of this machine   that run, in `runs/` here or wherever `tandem run` has started it
+    any other name                      a job on the cluster of kubectl's current context
 """
 
 import shlex
@@ -17,29 +17,29 @@ import typer
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
-from tandem_cli.cluster import named as job_named
+from tandem_cli.cluster import validate_job_name
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.platform import OnKubernetes
-from tandem_cli.local.known import MAX_NAMED, job_name, known, named, other_runs
+from tandem_cli.local.known import MAX_SUGGESTIONS, find_runs, job_name, list_runs, other_runs
 from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.local.run_output import log_names
 from tandem_cli.platforms import Run
 from tandem_cli.report.folder import NoRun, expect_run
-from tandem_cli.slurm.jobs import of as submitted
+from tandem_cli.slurm.jobs import submission_of
 from tandem_cli.slurm.platform import OnSlurm
 
 
 def completed(incomplete: str) -> list[str]:
-    """Runs that a shell may complete a word to: by name where it is one run's, and by folder."""
-    found = known()
-    names = [name for path in found if len(named(name := job_name(path) or path.name)) == 1]
-    return [word for word in [*names, *map(str, found)] if word.startswith(incomplete)]
+    """Complete a word to runs: by name if it is unique, and by folder."""
+    paths = list_runs()
+    names = [name for path in paths if len(find_runs(name := job_name(path) or path.name)) == 1]
+    return [word for word in [*names, *map(str, paths)] if word.startswith(incomplete)]
 
 
 def completed_processes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Processes of the run of this machine that is named before: those that have a log."""
-    found = named(str(ctx.params.get("name") or ""))
-    return [name for name in (log_names(found[0]) if len(found) == 1 else []) if name.startswith(incomplete)]
+    """Complete a word to the logged processes of the local run in the argument before."""
+    matches = find_runs(str(ctx.params.get("name") or ""))
+    return [name for name in (log_names(matches[0]) if len(matches) == 1 else []) if name.startswith(incomplete)]
 
 
 RunArgument = Annotated[
@@ -62,13 +62,13 @@ TargetArgument = Annotated[
 ]
 
 
-def opened(run: Path) -> RunDir:
-    """The run directory at a path, or of a name.
+def open_run(run: Path) -> RunDir:
+    """Return the run directory at a path or of a name.
 
     Raises:
-        UserError: there is none; names those that may have been meant.
+        UserError: there is none; the message lists other runs.
     """
-    path = run if run.exists() or not (found := named(str(run))) else _only(str(run), found)
+    path = run if run.exists() or not (matches := find_runs(str(run))) else _only(str(run), matches)
     rundir = RunDir(path)
     try:
         expect_run(rundir)
@@ -77,52 +77,53 @@ def opened(run: Path) -> RunDir:
     return rundir
 
 
-def opened_or_copied(run: Path, namespace: str, context: str) -> RunDir:
-    """The run directory at a path or of a name; where a cluster is named, a new copy of that of its job, without
-    checkpoints, in `runs/` here.
+def open_or_copy(run: Path, namespace: str, context: str) -> RunDir:
+    """Return the run directory at a path or of a name; with a cluster, copy that of its job to `runs/` first.
+
+    The copy has no checkpoints.
 
     Raises:
         UserError: there is none, or it cannot be copied.
     """
     if not (namespace or context):
-        return opened(run)
-    from tandem_cli.kubernetes.copying import copy  # what most calls do not need takes a tenth of a second
+        return open_run(run)
+    from tandem_cli.kubernetes.copying import copy  # takes a tenth of a second, and most calls do not need it
 
-    name = job_named(str(run))
+    name = validate_job_name(str(run))
     folder = Path("runs", name)
     copy(Kubectl(namespace, context), name, folder, ["none"], "", lambda count, total: None)
     return RunDir(folder)
 
 
-def found(word: str, namespace: str = "", context: str = "") -> Run:
-    """The run or job that is meant.
+def find_run(word: str, namespace: str = "", context: str = "") -> Run:
+    """Return the run or job that the word refers to.
 
     Raises:
-        UserError: it is a folder without a run, or a name that several runs have; or no run has it, and there is no
-            kubectl to ask for a job.
+        UserError: it is a folder without a run, or the name of several runs; or it is no run, and kubectl is not
+            installed to look for a job.
     """
     if namespace or context:
-        return OnKubernetes(job_named(word), Kubectl(namespace, context), by_name=True)
-    # A folder of that name that is no run, such as `digits`, does not hide a job.
+        return OnKubernetes(validate_job_name(word), Kubectl(namespace, context), by_name=True)
+    # A folder of this name without a run, such as `digits`, must not hide a job.
     if "/" in word or (Path(word) / "job.json").is_file():
-        return in_folder(opened(Path(word)).path)
-    if runs := named(word):
+        return in_folder(open_run(Path(word)).path)
+    if runs := find_runs(word):
         return in_folder(_only(word, runs))
     if shutil.which("kubectl") is None:
         raise UserError(
             f"no run of this machine is called {word}, and kubectl was not found to ask a cluster for a job"
             f"{other_runs()}"
         )
-    return OnKubernetes(job_named(word), Kubectl(), by_name=False)
+    return OnKubernetes(validate_job_name(word), Kubectl(), by_name=False)
 
 
 def in_folder(path: Path) -> Run:
-    """The run in a run directory that is there."""
-    return OnThisMachine(path) if submitted(path) is None else OnSlurm(path)
+    """Return the run in an existing run directory."""
+    return OnThisMachine(path) if submission_of(path) is None else OnSlurm(path)
 
 
-def _only(name: str, found: list[Path]) -> Path:
-    if len(found) > 1:
-        some = ", ".join(shlex.quote(str(path)) for path in found[:MAX_NAMED])
-        raise UserError(f"{name} is the name of several runs: {some}. Give the folder of one")
-    return found[0]
+def _only(name: str, matches: list[Path]) -> Path:
+    if len(matches) > 1:
+        folders = ", ".join(shlex.quote(str(path)) for path in matches[:MAX_SUGGESTIONS])
+        raise UserError(f"{name} is the name of several runs: {folders}. Give the folder of one")
+    return matches[0]

@@ -1,97 +1,97 @@
-"""A job at one moment, on whatever platform: its status, its processes and what happened. Shown by terminal/tables."""
+"""A view of a job on any platform: its status, processes and events. tandem_cli.terminal.tables displays it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.status import Status
+from tandem.wire.status import Status
 
 State = Literal["waiting", "starting", "running", "not ready", "leaving", "done", "failed"]
 ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pod:
-    """One pod."""
+class PodView:
+    """A process of a run, or a pod of a job."""
 
     name: str
-    """What it is in the job: worker-0, evaluator-1, coordinator."""
+    """Name within the job, for example `worker-0`, `evaluator-1`, `coordinator`."""
     pod: str
-    """Its name on the cluster."""
+    """Name of the pod on the cluster; empty for a process."""
     uid: str
     role: str
     index: int
-    """Its place in the group; 0 for the coordinator."""
+    """Index among the pods of its role; 0 for the coordinator."""
     node: str
-    """Empty while it has none."""
+    """Name of the node; empty while it has none."""
     state: State
     why: str
-    """What keeps it from running, or how it ended; empty where nothing needs to be said."""
+    """Reason why it does not run, or how it ended; empty if there is none."""
     restarts: int
-    """How often its container was started again in place."""
+    """Number of restarts of its container."""
     since: float | None
-    """When it came into its state, seconds since the epoch."""
+    """Start time of its state, in seconds since the epoch."""
     container: str
-    """The container whose logs count."""
+    """Container with Tandem's log."""
     has_logs: bool
-    """Whether its container has been started; one that waits to be started again still has the log of the last time."""
+    """Whether its container has a log: it has started; while it waits for a restart, the previous log counts."""
     busy: str = ""
-    """How much its ranks use of processors, where that is known."""
+    """CPU and GPU use of its ranks; empty if it is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvent:
-    """Something that happened, once or more."""
+    """An event that occurred once or more."""
 
     at: float
-    """When for the last time, seconds since the epoch."""
+    """Time of the last occurrence, in seconds since the epoch."""
     first: float
-    """When for the first time."""
+    """Time of the first occurrence."""
     who: str
-    """What it happened to: worker-0, coordinator, checkpoints; empty for the job itself."""
+    """Object of the event, for example `worker-0`, `coordinator`, `checkpoints`; empty: the job itself."""
     reason: str
-    """One CamelCase word."""
+    """Reason in CamelCase."""
     text: str
-    """A sentence."""
+    """Message, a sentence."""
     count: int
     warning: bool
     revision: int = 0
-    """The order of what happened within one second."""
+    """Resource version, which sorts events within one second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """One job."""
+    """A job without its processes and events."""
 
     name: str
     namespace: str
     uid: str
     made: float
-    """Seconds since the epoch."""
+    """Creation time, in seconds since the epoch."""
     status: Status
     taken_up: bool
-    """Whether the operator has written a status."""
+    """Whether the operator has set a status."""
     leaving: bool
     """Whether it is being deleted."""
     missed: tuple[str, ...] = ()
-    """Warnings about a local run that ended well without doing all it promised, a sentence each."""
+    """Warnings about a local run that succeeded without all requested work, a sentence each."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the job has succeeded or failed."""
         return self.status.phase in ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One job and all that belongs to it."""
+    """A job with its processes and events."""
 
     job: JobSummary
-    pods: tuple[Pod, ...] = ()
+    pods: tuple[PodView, ...] = ()
     job_events: tuple[JobEvent, ...] = ()
 
 
-def news(before: Iterable[JobEvent], now: Iterable[JobEvent]) -> list[JobEvent]:
-    """What has happened since, again or for the first time."""
-    counts = {(one.who, one.reason, one.text): one.count for one in before}
-    return [one for one in now if one.count > counts.get((one.who, one.reason, one.text), 0)]
+def new_events(before: Iterable[JobEvent], now: Iterable[JobEvent]) -> list[JobEvent]:
+    """Return the events that occurred since, again or for the first time."""
+    counts = {(event.who, event.reason, event.text): event.count for event in before}
+    return [event for event in now if event.count > counts.get((event.who, event.reason, event.text), 0)]

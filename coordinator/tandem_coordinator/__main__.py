@@ -19,16 +19,34 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.errors import UserError
-from tandem.exitcode import ExitCode
-from tandem.http_server import BACKLOG, HttpServer
-from tandem.job import DistributedTrainingJob, OnExisting
-from tandem.launch import EVERYWHERE, INCARNATION, JOB, POD, RUN_DIR, TOKEN, TOKEN_DIGEST, listen, weakness
-from tandem.manifest.fields import dotted
-from tandem.manifest.reading import read_job
-from tandem.reasons import CONFIGURATION_ERROR
-from tandem.rundir.durable import lacks, temporary_beside
+from tandem.job.manifest.fields import dotted
+from tandem.job.manifest.reading import read_job
+from tandem.job.resource import DistributedTrainingJob, OnExisting
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import (
+    ALL_ADDRESSES,
+    JOB,
+    POD,
+    RUN_DIR,
+    TOKEN,
+    TOKEN_DIGEST,
+    UID_ANNOTATION,
+    listen,
+    token_weakness,
+)
+from tandem.rundir.durable import temporary_beside, unsupported_operation
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ownership import Finding, Occupied, Unreadable, complete_moves, look, recorded, settle
+from tandem.rundir.ownership import (
+    JobFileUnreadable,
+    OwnershipDecision,
+    RunDirOccupied,
+    apply_decision,
+    complete_moves,
+    decide_ownership,
+    job_to_record,
+)
+from tandem.wire.http_server import BACKLOG, HttpServer
+from tandem.wire.reasons import CONFIGURATION_ERROR
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.prerequisites import pod, unmet
 from tandem_coordinator.server import application, metrics_application
@@ -36,29 +54,30 @@ from tandem_coordinator.state_store import StateStore, TakenOver
 from tandem_coordinator.tracking.tracker import Tracker
 
 GRACE_SECONDS = 1.0
-"""For requests that are being answered when the coordinator is told to stop; held ones are answered at once."""
+"""Time to finish requests that are being answered at SIGTERM, in seconds; held ones are answered at once."""
 
-COLLECT_AFTER = (50_000, 20, 100)
-"""Thresholds of the garbage collector. With the usual ones it walks through the objects of thousands of connections
-again and again: with 10,000 agents half of the processor's time was its."""
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Thresholds of the garbage collector. With the default ones it walks through the objects of thousands of connections
+again and again: with 10,000 agents that took half of the processor's time."""
 
-SUBMIT = "tandem submit FILE --set spec.checkpoint.onExisting"
-"""What the user types, up to the value."""
+SUBMIT_OPTION = "tandem submit FILE --set spec.checkpoint.onExisting"
+"""Command with which the user sets onExisting, up to its value."""
 MAX_DIFFERENCES = 3
-"""More differences between two jobs are counted, not listed: of a container's last words 500 characters are kept."""
+"""Maximum number of differences between two jobs that are listed; more are counted. The last 500 characters of a
+container's output are kept."""
 
 log = logging.getLogger("tandem.coordinator")
 
 
 class CannotStart(Exception):  # noqa: N818 - reads as the sentence it is
-    """What the user has to put right first."""
+    """The coordinator cannot start before the user corrects something."""
 
 
 def main() -> None:
     """Coordinate one job until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m tandem_coordinator", description="Coordinate one training job.")
-    parser.add_argument("--host", default=EVERYWHERE, help="address to listen on (default: all)")
+    parser.add_argument("--host", default=ALL_ADDRESSES, help="address to listen on (default: all)")
     parser.add_argument("--port", type=int, default=7070, help="port to listen on; 0 takes a free one")
     parser.add_argument(
         "--metrics-port",
@@ -71,14 +90,15 @@ def main() -> None:
         type=Path,
         default=os.environ.get(JOB) or None,
         metavar="FILE",
-        help=f"manifest of the job, to be recorded in the run directory (default: what {JOB} names; else it is there)",
+        help=f"manifest of the job, to be recorded in the run directory (default: the file named by {JOB}; "
+        "else the recorded job is used)",
     )
     args = parser.parse_args()
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
-    # A connection for each agent: the usual limit of 1,024 is there for programs that use select.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.set_threshold(*GC_THRESHOLDS)
+    # Each agent has a connection: the usual limit of 1,024 is meant for programs that use select.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     try:
         code = asyncio.run(_serve(args.host, args.port, args.metrics_port, args.port_file, args.job))
     except CannotStart as error:
@@ -99,28 +119,28 @@ async def _serve(
     token = os.environ.get(TOKEN, "")
     if not token:
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
-    if weak := weakness(token):
+    if weak := token_weakness(token):
         raise CannotStart(weak)
     rundir = _rundir()
-    job = _job(rundir) if manifest is None else _given_job(manifest)
+    job = _job(rundir) if manifest is None else _read_manifest(manifest)
     state_store = StateStore(rundir, os.environ.get(POD) or None)
     try:
-        is_new = manifest is not None and _take(rundir, job)
+        is_new = manifest is not None and _claim_rundir(rundir, job)
         rundir.create()
-        changed = ""
+        changed_settings = ""
         if manifest is not None:
-            changed = "" if is_new else _changed(rundir, job)
-            job = recorded(rundir, job)
-        # Written down before the job is: with that, nobody could tell any more that anything has changed.
-        remembered = state_store.claim(job.spec.workers.replicas, changed)
+            changed_settings = "" if is_new else _changed_settings(rundir, job)
+            job = job_to_record(rundir, job)
+        # Recorded before the job is: afterwards the change could not be seen any more.
+        recorded_state = state_store.claim(job.spec.workers.replicas, changed_settings)
         if manifest is not None:
             rundir.write_job(job)
         if is_new:
-            _refuse_what_cannot_run(rundir, job)
+            _check_prerequisites(rundir, job)
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
-    coordinator = Coordinator(job, rundir, state_store, remembered)
+    coordinator = Coordinator(job, rundir, state_store, recorded_state)
     servers = [
         HttpServer(
             application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),
@@ -128,23 +148,27 @@ async def _serve(
             shutdown_timeout=GRACE_SECONDS,
         )
     ]
-    bound = await _start(servers[0], host, port)
+    bound_port = await _start(servers[0], host, port)
     if metrics_port is not None:
         servers.append(HttpServer(metrics_application(coordinator), shutdown_timeout=GRACE_SECONDS))
         metrics_port = await _start(servers[1], host, metrics_port)
         log.info("event=metrics host=%s port=%d", host, metrics_port)
     log.info(
-        "event=listening job=%s host=%s port=%d generation=%d", job.metadata.name, host, bound, remembered.generation
+        "event=listening job=%s host=%s port=%d generation=%d",
+        job.metadata.name,
+        host,
+        bound_port,
+        recorded_state.generation,
     )
 
     running = asyncio.create_task(coordinator.run())
-    tracker = None if job.spec.tracking.mlflow is None else Tracker(job, rundir, coordinator.tracking)
+    tracker = None if job.spec.tracking.mlflow is None else Tracker(job, rundir, coordinator.report_tracking)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
     # Who reads it may end us.
     if port_file is not None:
-        _write_ports(port_file, [bound, *([] if metrics_port is None else [metrics_port])])
+        _write_ports(port_file, [bound_port, *([] if metrics_port is None else [metrics_port])])
     try:
         with suppress(asyncio.CancelledError):
             await running
@@ -175,56 +199,62 @@ def _job(rundir: RunDir) -> DistributedTrainingJob:
         raise CannotStart(f"{rundir.job_file} is not a job: {str(error).splitlines()[0]}") from None
 
 
-def _given_job(manifest: Path) -> DistributedTrainingJob:
+def _read_manifest(manifest: Path) -> DistributedTrainingJob:
     try:
         return read_job(manifest)
     except UserError as error:
         raise CannotStart(str(error)) from None
 
 
-def _refuse_what_cannot_run(rundir: RunDir, job: DistributedTrainingJob) -> None:
-    """End a job that lacks something on its volume, before its workers find that out one after the other."""
+def _check_prerequisites(rundir: RunDir, job: DistributedTrainingJob) -> None:
+    """Fail a job whose volume lacks something, before its workers discover that one after the other."""
     if rundir.ended():
         return
-    found = unmet(job, pod(rundir, job))
-    for one in found:
-        log.warning("field=%s %s", dotted(one.field) or "-", one.message)
-    if wrong := [f"{dotted(one.field)}: {one.message}" if one.field else one.message for one in found if one.fails]:
-        rundir.mark_failed(CONFIGURATION_ERROR, "; ".join(wrong), ExitCode.CONFIGURATION)
+    findings = unmet(job, pod(rundir, job))
+    for finding in findings:
+        log.warning("field=%s %s", dotted(finding.field) or "-", finding.message)
+    if errors := [
+        f"{dotted(finding.field)}: {finding.message}" if finding.field else finding.message
+        for finding in findings
+        if finding.fails
+    ]:
+        rundir.mark_failed(CONFIGURATION_ERROR, "; ".join(errors), ExitCode.CONFIGURATION)
 
 
-def _take(rundir: RunDir, job: DistributedTrainingJob) -> bool:
-    """Make the run directory this job's, unless that was done for this very object already, and this try of it.
+def _claim_rundir(rundir: RunDir, job: DistributedTrainingJob) -> bool:
+    """Claim the run directory for this try of this job, unless that was done already.
 
     Returns:
         Whether it is a new try.
 
     Raises:
-        CannotStart: it holds what the job cannot, or is not to, go on with, or its disk lacks something.
+        CannotStart: it holds a run that the job cannot, or must not, resume, or its disk lacks a feature.
         OSError: it cannot be written.
     """
     rundir.path.mkdir(parents=True, exist_ok=True)
     complete_moves(rundir)
-    mine = job.metadata.annotations.get(INCARNATION, "")
-    there = _incarnation(rundir)
-    # A retry has a number behind the object's uid, and goes on with what the object has saved.
-    same_object = there is not None and there.partition(".")[0] == mine.partition(".")[0]
-    found = _look(rundir, job, "Resume" if same_object else job.spec.checkpoint.on_existing)
-    if there == mine:
+    incarnation = job.metadata.annotations.get(UID_ANNOTATION, "")
+    recorded_incarnation = _incarnation(rundir)
+    # A retry has a number after the object's uid, and resumes from what the object has saved.
+    same_object = (
+        recorded_incarnation is not None and recorded_incarnation.partition(".")[0] == incarnation.partition(".")[0]
+    )
+    finding = _inspect(rundir, job, "Resume" if same_object else job.spec.checkpoint.on_existing)
+    if recorded_incarnation == incarnation:
         return False
-    if missing := lacks(rundir.path):
-        # Also the end of a job is recorded by hard link, so it could not even be said to have failed.
+    if missing := unsupported_operation(rundir.path):
+        # The end of a job is recorded by hard link, too, so its failure could not even be recorded.
         raise CannotStart(missing)
     if same_object:
-        found = Finding(tries_again=rundir.failed() is not None)
-    if found.aside is not None:
-        log.info("event=moved-aside folder=%s", rundir.path / found.aside)
-    settle(rundir, found)
+        finding = OwnershipDecision(tries_again=rundir.failed() is not None)
+    if finding.aside is not None:
+        log.info("event=moved-aside folder=%s", rundir.path / finding.aside)
+    apply_decision(rundir, finding)
     return True
 
 
-def _changed(rundir: RunDir, job: DistributedTrainingJob) -> str:
-    """What of the job's settings of checkpoints has changed, in a sentence: ranks read them at their start alone."""
+def _changed_settings(rundir: RunDir, job: DistributedTrainingJob) -> str:
+    """The checkpoint settings that have changed in the job, as a sentence: ranks read them only at their start."""
     try:
         before = rundir.read_job().spec.checkpoint.dump()
     except (FileNotFoundError, ValueError):
@@ -236,41 +266,41 @@ def _changed(rundir: RunDir, job: DistributedTrainingJob) -> str:
 
 
 def _incarnation(rundir: RunDir) -> str | None:
-    """Which try of which object the recorded job is; None if there is none that can be read."""
+    """The object and try of the recorded job; None if no job can be read."""
     try:
-        return rundir.read_job().metadata.annotations.get(INCARNATION, "")
+        return rundir.read_job().metadata.annotations.get(UID_ANNOTATION, "")
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _look(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) -> Finding:
-    begin_anew = (
-        f"set spec.checkpoint.onExisting to Fresh to begin anew ({SUBMIT}=Fresh; what is there is kept in its folder "
-        "previous)"
+def _inspect(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExisting) -> OwnershipDecision:
+    fresh_advice = (
+        f"set spec.checkpoint.onExisting to Fresh to start over ({SUBMIT_OPTION}=Fresh; the earlier run is kept in its "
+        "folder previous)"
     )
     try:
-        return look(rundir, job, on_existing)
-    except Unreadable:
+        return decide_ownership(rundir, job, on_existing)
+    except JobFileUnreadable:
         raise CannotStart(
-            f"{rundir.job_file} is not a job, or of another version; {begin_anew}, or give the job another name"
+            f"{rundir.job_file} is not a job, or of another version; {fresh_advice}, or give the job another name"
         ) from None
-    except Occupied as found:
-        if not found.differs:
+    except RunDirOccupied as occupied:
+        if not occupied.differs:
             raise CannotStart(
-                f"{rundir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse; "
-                f"set it to Resume to go on with that ({SUBMIT}=Resume), or {begin_anew}"
+                f"{rundir.path} holds {occupied.saved}, and spec.checkpoint.onExisting is Refuse; "
+                f"set it to Resume to go on with that ({SUBMIT_OPTION}=Resume), or {fresh_advice}"
             ) from None
-        differs = "; ".join(found.differs[:MAX_DIFFERENCES])
-        if len(found.differs) > MAX_DIFFERENCES:
-            differs += f"; and {len(found.differs) - MAX_DIFFERENCES} more"
+        differs = "; ".join(occupied.differs[:MAX_DIFFERENCES])
+        if len(occupied.differs) > MAX_DIFFERENCES:
+            differs += f"; and {len(occupied.differs) - MAX_DIFFERENCES} more"
         raise CannotStart(
-            f"{rundir.path} holds {found.saved}, which this job cannot go on with ({differs}); "
-            f"undo that, or {begin_anew}, or give the job another name"
+            f"{rundir.path} holds {occupied.saved}, which this job cannot go on with ({differs}); "
+            f"undo that, or {fresh_advice}, or give the job another name"
         ) from None
 
 
 async def _start(server: HttpServer, host: str, port: int) -> int:
-    """Returns the port that it listens on."""
+    """Start a server; returns the port that it listens on."""
     try:
         sock = listen(host, port, BACKLOG)
     except OSError as error:
@@ -284,9 +314,9 @@ async def _start(server: HttpServer, host: str, port: int) -> int:
 
 
 def _write_ports(path: Path, ports: Sequence[int]) -> None:
-    aside = temporary_beside(path)
-    aside.write_text("".join(f"{port}\n" for port in ports))
-    aside.replace(path)
+    temporary = temporary_beside(path)
+    temporary.write_text("".join(f"{port}\n" for port in ports))
+    temporary.replace(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Takes the job's code from `tandem submit --code` and puts it into the run directory.
+"""Receives the job's code from `tandem submit --code` and stores it in the run directory.
 
     GET /v1/code/DIGEST     {"present": true | false}
     PUT /v1/code/DIGEST     the pack's bytes
@@ -19,44 +19,44 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from tandem.code import MAX_PACKED_BYTES
 from tandem.formatting import duration, size
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.code import MAX_PACKED_BYTES
 from tandem.rundir.durable import commit_file, temporary_beside
 from tandem.rundir.layout import RunDir
 
 log = logging.getLogger("tandem.coordinator")
 
-SILENT_SECONDS = 30.0
-"""A sender that says nothing for so long is gone; another one may be waiting."""
-PIECE = 2**20
-"""Bytes for one write: a shared disk is slow with small ones."""
+READ_TIMEOUT_SECONDS = 30.0
+"""Time without data after which a sender is assumed to be gone, in seconds; another one may be waiting."""
+CHUNK_BYTES = 2**20
+"""Size of one write, in bytes: a shared disk is slow with small ones."""
 
 
 class CodeIntake:
     """The code of one job. All methods belong to the event loop.
 
     Args:
-        arrived: called once the code is there, with a sentence.
+        arrived: called once the code has arrived, with a sentence.
     """
 
     def __init__(self, job: DistributedTrainingJob, rundir: RunDir, arrived: Callable[[str], None]) -> None:
         self._digest, self._rundir, self._arrived = job.spec.trainer.code, rundir, arrived
         self._turn = asyncio.Lock()
 
-    async def look(self, request: web.Request) -> web.Response:
-        """Whether the code is there."""
+    async def get(self, request: web.Request) -> web.Response:
+        """Answer whether the code is present."""
         return web.json_response({"present": await asyncio.to_thread(self._pack(request).exists)})
 
-    async def take(self, request: web.Request) -> web.Response:
-        """Take it in."""
+    async def put(self, request: web.Request) -> web.Response:
+        """Receive the code."""
         pack = self._pack(request)
         if (request.content_length or 0) > MAX_PACKED_BYTES:
             raise _too_large()
         async with self._turn:
             if await asyncio.to_thread(pack.exists):
                 return web.json_response({"present": True})
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 length = await self._write(request, pack)
             except OSError as error:
@@ -66,63 +66,63 @@ class CodeIntake:
                 raise web.HTTPInsufficientStorage(
                     text=f"the code cannot be written to the volume: {error.strerror or error}"
                 ) from error
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
         self._arrived(f"its code has arrived: {self._digest}, {size(length)} packed, in {duration(seconds)}")
         return web.json_response({"present": True})
 
     def _pack(self, request: web.Request) -> Path:
-        given = request.match_info["digest"]
+        digest = request.match_info["digest"]
         if self._digest is None:
             raise web.HTTPBadRequest(text="this job has no code (spec.trainer.code), so none is taken")
-        if given != self._digest:
+        if digest != self._digest:
             raise web.HTTPBadRequest(text=f"this job's code is {self._digest}, and no other is taken")
         return self._rundir.pack(self._digest)
 
     async def _write(self, request: web.Request, pack: Path) -> int:
-        """Returns the number of bytes."""
-        aside, digest, length = temporary_beside(pack), hashlib.sha256(), 0
-        file = await asyncio.to_thread(_opened, aside)
+        """Write the upload to the pack; returns its size in bytes."""
+        temporary, digest, length = temporary_beside(pack), hashlib.sha256(), 0
+        file = await asyncio.to_thread(_open, temporary)
         try:
-            piece = bytearray()
+            chunk = bytearray()
             while content := await _next(request):
                 length += len(content)
                 if length > MAX_PACKED_BYTES:
                     raise _too_large()
-                piece += content
-                if len(piece) >= PIECE:
-                    await asyncio.to_thread(_append, file, digest.update, bytes(piece))
-                    piece.clear()
-            await asyncio.to_thread(_append, file, digest.update, bytes(piece))
+                chunk += content
+                if len(chunk) >= CHUNK_BYTES:
+                    await asyncio.to_thread(_append, file, digest.update, bytes(chunk))
+                    chunk.clear()
+            await asyncio.to_thread(_append, file, digest.update, bytes(chunk))
             await asyncio.to_thread(file.close)
             if f"sha256:{digest.hexdigest()}" != self._digest:
                 raise web.HTTPBadRequest(
                     text=f"the {length} bytes that arrived have the digest sha256:{digest.hexdigest()}; send it again"
                 )
-            await asyncio.to_thread(commit_file, aside, pack)
+            await asyncio.to_thread(commit_file, temporary, pack)
         finally:
             file.close()
             with suppress(FileNotFoundError):
-                await asyncio.to_thread(aside.unlink)
+                await asyncio.to_thread(temporary.unlink)
         return length
 
 
 async def _next(request: web.Request) -> bytes:
-    """What comes next; empty at the end."""
+    """Read the next bytes; empty at the end."""
     try:
-        async with asyncio.timeout(SILENT_SECONDS):
+        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
             return await request.content.readany()
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"nothing came for {SILENT_SECONDS:g} s; send it again") from None
+        raise web.HTTPRequestTimeout(text=f"no data for {READ_TIMEOUT_SECONDS:g} s; send it again") from None
 
 
-def _opened(aside: Path) -> BinaryIO:
-    aside.parent.mkdir(exist_ok=True)
-    return aside.open("xb")
+def _open(temporary: Path) -> BinaryIO:
+    temporary.parent.mkdir(exist_ok=True)
+    return temporary.open("xb")
 
 
-def _append(file: BinaryIO, update: Callable[[bytes], None], piece: bytes) -> None:
-    update(piece)
-    file.write(piece)
+def _append(file: BinaryIO, update: Callable[[bytes], None], chunk: bytes) -> None:
+    update(chunk)
+    file.write(chunk)
 
 
 def _too_large() -> web.HTTPBadRequest:

@@ -1,4 +1,4 @@
-"""The coordinator of one job: feeds events to the membership state machine and carries out its actions.
+"""The coordinator of one job: passes events to the membership state machine and carries out its actions.
 
 Everything here runs on one event loop, so nothing needs a lock. What may block (the run directory) runs on threads: the
 state store's, the run watcher's, the log's.
@@ -11,231 +11,239 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from tandem.exitcode import ExitCode
 from tandem.formatting import number
-from tandem.job import DistributedTrainingJob
-from tandem.protocol import FIRST, PROTOCOL, Answer, Membership, Sync
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
-from tandem.status import Snapshot, Status, Troubles, explained
+from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, Sync
+from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import group_state, membership
 from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.goodput import Goodput
 from tandem_coordinator.group_state import (
     Action,
+    Announce,
     Cause,
     Close,
-    Complaint,
     Complete,
     Disconnected,
     FailJob,
+    FailureReport,
     Hung,
+    JobEnded,
     Open,
-    Over,
     Retarget,
     Rules,
-    Say,
     State,
 )
 from tandem_coordinator.hang import HangWatch
 from tandem_coordinator.history import History, TroubleWatch
 from tandem_coordinator.history import now as log_time
-from tandem_coordinator.ledger import RunLedger, counted
+from tandem_coordinator.ledger import RunLedger, ledger_position
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
-from tandem_coordinator.snapshots import Instant, about, snapshot, status
+from tandem_coordinator.snapshots import Instant, activity, snapshot, status
 from tandem_coordinator.state_store import (
-    HISTORY,
+    MAX_HISTORY,
     CoordinatorState,
-    Remembered,
+    RecordedState,
     StateStore,
     TakenOver,
-    remembered_left_out,
+    exclusion_records,
 )
 from tandem_coordinator.straggler import StragglerWatch
 
 TICK_SECONDS = 0.05
-"""How often time is looked at; what agents say is acted on at once."""
-CALM_SECONDS = 0.5
-"""The same while time alone decides nothing. Each tick takes processor time from the ranks of this machine."""
-MIN_HOLD = 0.8
-"""A heartbeat is held for so much of the heartbeat time at least, by chance: thousands that were all answered at once
-would otherwise all be back at once."""
-TICK_PAUSE = 3.0
-"""After a tick this many times its duration is left to everything else."""
-SHORT_SECONDS = 0.002
-"""A tick that takes less, as that of a small group does, leaves enough by itself."""
+"""Interval of ticks, in seconds. Messages of agents are handled at once."""
+QUIET_TICK_SECONDS = 0.5
+"""Interval of ticks while no timeout is pending, in seconds. Each tick takes processor time from the ranks of this
+machine."""
+MIN_HOLD_SHARE = 0.8
+"""Minimum share of the heartbeat interval for which a heartbeat's answer is held; the share is random, because
+thousands that were all answered at once would otherwise all be back at once."""
+TICK_REST_FACTOR = 3.0
+"""Multiple of a tick's duration that is left to everything else after it."""
+SHORT_TICK_SECONDS = 0.002
+"""Duration below which a tick needs no rest, as that of a small group, in seconds."""
 RETRY_SECONDS = 1.0
-"""Between two tries to write to a disk that fails."""
+"""Time between two attempts to write to a disk that fails, in seconds."""
 RECORD_SECONDS = 2.0
-"""How long a request for another number of replicas, or the word of an agent whose ranks have finished, waits for the
-disk; less than the operator waits for an answer."""
-HUNG_UP_SECONDS = 0.2
-"""How often it is looked whether an agent that was told that its generation is over is still there."""
-LEAVING_SECONDS = 1.0
-"""How long it is asked, when an agent leaves, whether the job is complete."""
+"""Maximum time that a request for another number of replicas, or an agent whose ranks have finished, waits for the
+disk, in seconds; less than the operator waits for an answer."""
+HANGUP_POLL_SECONDS = 0.2
+"""Interval of checks whether an agent that was told that its generation is over is still connected, in seconds."""
+END_POLL_SECONDS = 1.0
+"""Maximum time to find out, when an agent leaves, whether the job is complete, in seconds."""
 SAMPLE_SECONDS = 1.0
-"""Between two samples in the log."""
-RANKS_IN_SAMPLES = 100
-"""Ranks whose processor use is logged each second, on average; larger groups are sampled less often."""
+"""Time between two samples in the log, in seconds."""
+RANKS_PER_SAMPLE = 100
+"""Number of ranks whose processor use is logged each second, on average; larger groups are sampled less often."""
 
-WAITS_FOR_CODE = "the job waits for its code; `tandem submit FILE --code DIR`, as it was given, sends it"
+WAITS_FOR_CODE = "the job waits for its code; run `tandem submit FILE --code DIR` again to send it"
 
 
 class Coordinator:
-    """One job's coordinator. Make it inside a running event loop."""
+    """The coordinator of one job. Create it inside a running event loop."""
 
     def __init__(
         self,
         job: DistributedTrainingJob,
         rundir: RunDir,
         state_store: StateStore,
-        remembered: Remembered,
+        recorded_state: RecordedState,
     ) -> None:
         self.job = job
-        self.state: State = membership.start(
-            Rules.of(job.spec),
-            remembered.target or job.spec.workers.replicas,
+        self.state: State = membership.initial_state(
+            Rules.from_spec(job.spec),
+            recorded_state.target or job.spec.workers.replicas,
             time.monotonic(),
-            number=remembered.generation,
-            first=remembered.first,
-            latest=remembered.membership,
-            failures=remembered.failures,
-            left_out=remembered.left_out,
-            finished=remembered.finished,
-            settings_changed=remembered.settings_changed,
+            recorded_state,
         )
         self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
-        self._ledger = RunLedger(job, clock, remembered.ledger, remembered.generation, remembered.in_pod)
+        self._ledger = RunLedger(job, clock, recorded_state.ledger, recorded_state.generation, recorded_state.in_pod)
         self._rundir, self._state_store = rundir, state_store
-        self._recorded = remembered.generation
+        self._recorded = recorded_state.generation
         self._recorded_target = self.state.target
         self._recorded_finished = self.state.finished
-        self._started_at = remembered.started_at
-        self._history = History(rundir, remembered.history, remembered.first, remembered.restarts)
+        self._started_at = recorded_state.started_at
+        self._history = History(rundir, recorded_state.history, recorded_state.first, recorded_state.restarts)
         self._reports = Reports()
         elasticity = job.spec.elasticity
         self._hangs = HangWatch(elasticity.hang_seconds, elasticity.hang_start_seconds, elasticity.heartbeat_seconds)
         self._stragglers = StragglerWatch()
-        self._troubles = TroubleWatch(self._history.say, elasticity.heartbeat_seconds)
-        self._asked_to_save: set[str] = set()
+        self._troubles = TroubleWatch(self._history.report, elasticity.heartbeat_seconds)
+        self._save_requested: set[str] = set()
         self._observed = Observed()
-        self._lacks_code = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
+        self._is_code_missing = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
         if code is not None:
-            self._history.say(f"code {code}{', which has not arrived yet' if self._lacks_code else ''}", "info")
-        self._not_finite_told = 0
-        """The generation of which it was said that its loss is not finite."""
-        self._heard: dict[str, float] = {}
+            self._history.report(f"code {code}{', which has not arrived yet' if self._is_code_missing else ''}", "info")
+        self._not_finite_reported = 0
+        """The generation whose non-finite loss was reported."""
+        self._heartbeats: dict[str, float] = {}
         self._requests: dict[str, object] = {}
         self._changed = asyncio.Event()
-        self._looked = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._polled = asyncio.Event()
+        self._tick_now = asyncio.Event()
         self._unrecorded = asyncio.Event()
-        self._page_written = asyncio.Event()
+        self._state_written = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="state-store")
         self._run_watcher = RunWatcher(
             RunDirectory(
                 rundir,
                 job.spec.evaluation,
-                own_script=job.spec.trainer.command is not None,
+                is_own_script=job.spec.trainer.command is not None,
                 has_base=job.spec.trainer.is_fine_tuning,
-                counted=counted(remembered.ledger),
+                ledger_position=ledger_position(recorded_state.ledger),
                 job=job,
             ),
             lambda observed: self._from_thread(self._observe, observed),
-            lambda complaint: self._from_thread(self._history.say, complaint, "warning"),
+            lambda complaint: self._from_thread(self._history.report, complaint, "warning"),
         )
         self._count_time()
 
-    # What is asked of it
+    # Requests
 
     async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False, protocol: int = PROTOCOL) -> Answer:
-        """Take in what an agent says, and answer when there is something to say, or after the heartbeat time.
+        """Take an agent's message, and answer when the answer matters, or after the heartbeat interval.
 
         Args:
             hung_up: whether the agent's connection is closed.
             protocol: what the agent reads.
         """
+        # An agent has one request at a time: a newer one replaces the older, whose answer it no longer reads.
         request = self._requests[sync.replica] = object()
         now = time.monotonic()
-        self._reports.take(sync.replica, sync.generation, sync.ranks, now)
+        self._reports.record(sync.replica, sync.generation, sync.ranks, now)
         if sync.generation == self._reports.generation:
-            self._troubles.take(sync.ranks)
-        self._hangs.take(sync.replica, sync.generation, sync.ranks, now)
-        if membership.says_nothing_new(self.state, sync):
-            self._heard[sync.replica] = now
+            self._troubles.record(sync.ranks)
+        self._hangs.record(sync.replica, sync.generation, sync.ranks, now)
+        # With thousands of agents, most messages only say that the sender lives: they wait for the next tick.
+        if membership.is_redundant(self.state, sync):
+            self._heartbeats[sync.replica] = now
         else:
-            if _may_be_the_end(sync) and self.state.end is None:
-                known = self.state.agents.get(sync.replica)
-                if known is not None and known.member.incarnation == sync.incarnation:
-                    # It has given up its heartbeat to say this, and must not be lost before it is taken in.
-                    self._heard[sync.replica] = now
-                    self._hurry.set()
-                await self._ask_whether_over()
-            self._apply(group_state.Synced(sync, preflights=protocol > FIRST))
-            self._hurry.set()
+            if _may_end_job(sync) and self.state.end is None:
+                agent = self.state.agents.get(sync.replica)
+                if agent is not None and agent.member.incarnation == sync.incarnation:
+                    # This message replaces its heartbeat: it must not be lost before the message is handled.
+                    self._heartbeats[sync.replica] = now
+                    self._tick_now.set()
+                await self._check_whether_ended()
+            self._apply(group_state.Synced(sync, supports_preflight=protocol > FIRST_PROTOCOL))
+            self._tick_now.set()
             if sync.finished:
-                await self._finish_recorded(sync.replica)
-        self._ledger.heard(sync, time.monotonic(), self.state)
+                await self._wait_until_recorded(sync.replica)
+        self._ledger.record_sync(sync, time.monotonic(), self.state)
         try:
-            hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(MIN_HOLD, 1.0)  # noqa: S311
-            told = await self._worth_saying(sync, request, now + hold)
+            # Held up to a heartbeat, so that news reaches the agent at once and no news costs little.
+            hold = self.job.spec.elasticity.heartbeat_seconds * random.uniform(MIN_HOLD_SHARE, 1.0)  # noqa: S311
+            answer = await self._hold_answer(sync, request, now + hold)
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.
             if self._requests.get(sync.replica) is request:
-                self._ledger.gone(sync.replica, time.monotonic())
+                self._ledger.remove_agent(sync.replica, time.monotonic())
                 self._apply(Disconnected(sync.replica, sync.incarnation))
-                self._hurry.set()
+                self._tick_now.set()
             raise
-        if told.order == "rejoin":
-            self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
-        return told
+        if answer.order == "rejoin":
+            self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
+        return answer
 
     async def retarget(self, replicas: int) -> int:
-        """Wish for another number of replicas; returns what was granted, once it is on the disk.
+        """Set the target number of replicas; returns the granted number, once it is on the disk.
 
         Raises:
-            TimeoutError: the disk does not take it. The wish counts until this process ends.
+            TimeoutError: the disk cannot be written. The target counts until this process ends.
         """
         self._apply(Retarget(replicas))
-        self._hurry.set()
+        self._tick_now.set()
         self._unrecorded.set()
         granted = self.state.target
         async with asyncio.timeout(RECORD_SECONDS):
             while self._recorded_target != self.state.target:
-                await self._page_written.wait()
+                await self._state_written.wait()
         return granted
 
-    def code_arrived(self, text: str) -> None:
-        """The job's code is in the run directory from now on; says so."""
-        self._lacks_code = False
-        self._history.say(text, "info")
+    def report_code(self, text: str) -> None:
+        """Note that the job's code is in the run directory, and report it."""
+        self._is_code_missing = False
+        self._history.report(text, "info")
 
-    def tracking(self, failing: str) -> None:
-        """Why the tracking server has not got everything; empty if it has."""
-        self._troubles.tracking_message = failing
+    def report_tracking(self, problem: str) -> None:
+        """Set the problem of the tracking server; empty if it has received everything."""
+        self._troubles.tracking_message = problem
 
-    def snapshot(self, observed: Observed | None = None, most: int | None = None) -> Snapshot:
-        """What is known of the job now.
+    def snapshot(self, observed: Observed | None = None, max_members: int | None = None) -> Snapshot:
+        """Create a snapshot of the job as it is now.
 
         Args:
-            observed: what stands in the run directory, if somebody knows it better.
-            most: how many members to list, those that need attention first; None: all.
+            observed: the state of the run directory, if the caller has a newer one.
+            max_members: how many members to list, those that need attention first; None: all.
         """
-        clock, seen, told = Instant(time.time(), time.monotonic()), observed or self._observed, self._history
-        now = self._status(clock, seen)
-        return snapshot(self.job, now, self.state, clock, self._reports, seen, told.generations, told.events, most=most)
+        clock, current, history = Instant(time.time(), time.monotonic()), observed or self._observed, self._history
+        now = self._status(clock, current)
+        return snapshot(
+            self.job,
+            now,
+            self.state,
+            clock,
+            self._reports,
+            current,
+            history.generations,
+            history.events,
+            max_members=max_members,
+        )
 
-    def glance(self, most: int, observed: Observed | None = None) -> tuple[Snapshot, int]:
-        """A snapshot with at most `most` members, and how many there are: for viewers that look every second, whatever
-        the size of the job."""
-        return self.snapshot(observed, most), len(self.state.agents)
+    def glance(self, max_members: int, observed: Observed | None = None) -> tuple[Snapshot, int]:
+        """A snapshot with at most `max_members` members, and their total number: for viewers that poll every second,
+        whatever the size of the job."""
+        return self.snapshot(observed, max_members), len(self.state.agents)
 
     def figures(self) -> Figures:
-        """What is counted and measured besides, for Prometheus."""
+        """Counters and measurements for Prometheus that are not part of a snapshot."""
         self._count_time()
         return Figures(
             checkpoints=self.job.spec.checkpoint,
@@ -243,7 +251,7 @@ class Coordinator:
             failures=self.state.failures,
             budget=self.job.spec.elasticity.max_restarts,
             seconds=self._goodput.seconds,
-            ledger=self._ledger.settled,
+            ledger=self._ledger.settled_ledger,
             stepped_at=self._reports.stepped_at,
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
             finishing=self._reports.finishing,
@@ -255,56 +263,64 @@ class Coordinator:
         )
 
     def _count_time(self) -> None:
-        now, doing = time.monotonic(), about(self.state, self._reports, self._observed)
-        self._goodput.look(now, doing, self._observed.training.seconds)
-        self._ledger.look(now, self.state, doing, self._reports.finishing, self._observed)
+        now, doing = time.monotonic(), activity(self.state, self._reports, self._observed)
+        self._goodput.update(now, doing, self._observed.training.seconds)
+        self._ledger.update(now, self.state, doing, self._reports.finishing, self._observed)
 
     def _status(self, clock: Instant, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers
-        found = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
-        more: dict[str, object] = {"message": WAITS_FOR_CODE} if self._lacks_code and found.message is None else {}
-        more |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
-        more["ledger"] = self._ledger.ledger
-        return found.model_copy(update=more)
+        computed = status(self.job, self.state, clock, self._reports, observed, self._started_at, stragglers)
+        updates: dict[str, object] = (
+            {"message": WAITS_FOR_CODE} if self._is_code_missing and computed.message is None else {}
+        )
+        updates |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
+        updates["ledger"] = self._ledger.ledger
+        return computed.model_copy(update=updates)
 
-    async def _finish_recorded(self, replica: str) -> None:
-        """Wait until the disk has it that the ranks of this replica have finished: its agent goes when it is answered,
-        and could not tell the next coordinator. A disk that fails does not keep it."""
+    async def _wait_until_recorded(self, replica: str) -> None:
+        """Wait until the disk records that the ranks of this replica have finished. Its agent leaves once it is
+        answered, and could not tell the next coordinator. A disk that fails does not keep it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RECORD_SECONDS):
                 while self.state.end is None and replica in self.state.finished - self._recorded_finished:
-                    await self._page_written.wait()
+                    await self._state_written.wait()
 
-    async def _ask_whether_over(self) -> None:
-        """An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
-        marker, and the rest would be called another generation for an instant. The second look has surely begun after
-        the marker was written."""
+    async def _check_whether_ended(self) -> None:
+        """Check whether the job has ended before an agent's departure is handled.
+
+        An agent that leaves because the job is over, or whose rank has ended it, may say so before we have seen the
+        marker, and the rest would be called another generation for an instant. The second poll has surely begun after
+        the marker was written.
+        """
         if self.state.end is None:
-            await self._next_looks(lambda: self.state.end is not None)
+            await self._next_polls(lambda: self.state.end is not None)
 
-    async def _next_looks(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the run watcher's next two looks: the second has surely begun after now."""
+    async def _next_polls(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the run watcher's next two polls: the second has surely begun after now."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVING_SECONDS):
+            async with asyncio.timeout(END_POLL_SECONDS):
                 for _ in range(2):
                     if enough():
                         return
-                    looked = self._looked
-                    self._run_watcher.look_again()
-                    await looked.wait()
+                    polled = self._polled
+                    self._run_watcher.poll_now()
+                    await polled.wait()
 
-    def _look_for(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
-        """Its ranks die before a killed agent does: their peers report that, and the agent's request is answered, while
-        its connection is about to close. Nothing is held then whose end would tell."""
+    def _check_connection(self, sync: Sync, request: object, hung_up: Callable[[], bool]) -> None:
+        """Check whether an agent that was told to rejoin is still connected.
+
+        The ranks of a killed agent die before it does: their peers report that, and the agent's request is answered,
+        while its connection is about to close. No request of it is held then whose end would show that.
+        """
         if self._requests.get(sync.replica) is not request:
             return
         if hung_up():
-            self._ledger.gone(sync.replica, time.monotonic())
+            self._ledger.remove_agent(sync.replica, time.monotonic())
             self._apply(Disconnected(sync.replica, sync.incarnation))
         else:
-            self._loop.call_later(HUNG_UP_SECONDS, self._look_for, sync, request, hung_up)
+            self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
 
-    # Its life
+    # Tasks
 
     async def run(self) -> None:
         """Coordinate until cancelled.
@@ -323,7 +339,7 @@ class Coordinator:
             taken_over = True
             raise error.exceptions[0] from None
         finally:
-            self._announce()
+            self._wake_requests()
             if not taken_over:
                 await self._close_ledger()
             self._run_watcher.stop()
@@ -331,25 +347,25 @@ class Coordinator:
             self._history.close()
 
     async def _close_ledger(self) -> None:
-        """The last record, with what processes that have just ended wrote last."""
-        await self._next_looks()
+        """Write the last record, with the last lines of processes that have just ended."""
+        await self._next_polls()
         self._count_time()
         self._ledger.close(time.monotonic())
         self._history.write(self._ledger.record(log_time()))
 
     async def _tick(self) -> None:
         while True:
-            began = time.monotonic()
-            self._hurry.clear()
-            heard, self._heard = self._heard, {}
+            started = time.monotonic()
+            self._tick_now.clear()
+            heartbeats, self._heartbeats = self._heartbeats, {}
             latest, foreign = self._observed.latest_checkpoint, self._observed.foreign
             self._apply(
                 group_state.Tick(
-                    heard,
+                    heartbeats,
                     None if latest is None and foreign is None else (None if latest is None else latest.step, foreign),
                     saved_step=None if latest is None else latest.step,
-                    own_file=self._observed.foreign_seen,
-                    own_file_at=self._observed.foreign_looked,
+                    script_checkpoint=self._observed.foreign_candidate,
+                    script_checkpoint_polled=self._observed.foreign_polled_at,
                     training=self._reports.stepped,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
                     scripted=self._reports.scripted,
@@ -359,59 +375,62 @@ class Coordinator:
                     finishing=self._reports.finishing,
                 )
             )
+            # After the tick, so that agents found to be lost are not blamed for a hang.
             if self.state.open and (hang := self._hangs.verdict()) is not None:
                 self._apply(Hung(self._hangs.generation, hang, self._hangs.culprit(), self._hangs.step))
                 continue
             if self.state.open and (idle := self._hangs.idle()) is not None:
-                self._history.say(idle, "warning")
+                self._history.report(idle, "warning")
             # A tick looks at every agent. When thousands arrive at once, one tick serves many of them.
-            if (took := time.monotonic() - began) > SHORT_SECONDS:
-                await asyncio.sleep(min(TICK_SECONDS, TICK_PAUSE * took))
-            calm = min(CALM_SECONDS, membership.calm_seconds(self.state, time.monotonic()))
+            if (duration := time.monotonic() - started) > SHORT_TICK_SECONDS:
+                await asyncio.sleep(min(TICK_SECONDS, TICK_REST_FACTOR * duration))
+            quiet = min(QUIET_TICK_SECONDS, membership.quiet_seconds(self.state, time.monotonic()))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(TICK_SECONDS, calm)):
-                    await self._hurry.wait()
+                async with asyncio.timeout(max(TICK_SECONDS, quiet)):
+                    await self._tick_now.wait()
 
     async def _record(self) -> None:
-        """Make generations durable, the newest only: one that was closed before it was recorded is never handed out."""
+        """Make generations durable, only the newest: one that was closed before it was recorded is never handed out."""
         while True:
             await self._unrecorded.wait()
             self._unrecorded.clear()
-            page = self._page()
+            recorded = self._recordable_state()
             try:
-                await self._loop.run_in_executor(self._disk, self._state_store.record, page)
+                await self._loop.run_in_executor(self._disk, self._state_store.record, recorded)
             except OSError as error:
-                what = "coordinator.json cannot be written, so no generation can start"
-                self._history.say(explained(what, str(error)), "error")
+                problem = "coordinator.json cannot be written, so no generation can start"
+                self._history.report(with_cause(problem, str(error)), "error")
                 await asyncio.sleep(RETRY_SECONDS)
                 self._unrecorded.set()
                 continue
-            self._recorded_target = page.target
-            self._recorded_finished = frozenset(page.finished or ())
-            self._page_written.set()
-            self._page_written = asyncio.Event()
-            if page.generation > self._recorded:
-                self._recorded = page.generation
-                self._announce()
+            self._recorded_target = recorded.target
+            self._recorded_finished = frozenset(recorded.finished or ())
+            self._state_written.set()
+            self._state_written = asyncio.Event()
+            # Only now may agents learn of the generation.
+            if recorded.generation > self._recorded:
+                self._recorded = recorded.generation
+                self._wake_requests()
 
     async def _sample(self) -> None:
         owed = 0
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            for told in self._stragglers.look(self._reports.everyone(), time.monotonic()):
-                self._history.say(told, "info")
-            if (bad := self._reports.not_finite) is not None and self._reports.generation != self._not_finite_told:
-                self._not_finite_told = self._reports.generation
-                self._history.say(f"the training loss is not finite at step {number(bad.step)}", "warning")
-            worse = self._troubles.look(self._observed, self._history.lines_lost, time.monotonic())
-            if worse and (found := self._troubles.troubles):
-                self._history.write(records.Troubled(time=log_time(), **found.model_dump()))
+            for message in self._stragglers.update(self._reports.all_reports(), time.monotonic()):
+                self._history.report(message, "info")
+            report = self._reports.not_finite
+            if report is not None and self._reports.generation != self._not_finite_reported:
+                self._not_finite_reported = self._reports.generation
+                self._history.report(f"the training loss is not finite at step {number(report.step)}", "warning")
+            has_changed = self._troubles.update(self._observed, self._history.lines_lost, time.monotonic())
+            if has_changed and (troubles := self._troubles.troubles):
+                self._history.write(records.TroublesRecord(time=log_time(), **troubles.model_dump()))
             clock, observed = Instant(time.time(), time.monotonic()), self._observed
             self._count_time()
-            if (accounted := self._ledger.due(clock)) is not None:
-                self._history.write(accounted)
-            now, evaluators = self._status(clock, observed), observed.evaluators
-            owed -= RANKS_IN_SAMPLES
+            if (record := self._ledger.due(clock)) is not None:
+                self._history.write(record)
+            job_status, evaluators = self._status(clock, observed), observed.evaluators
+            owed -= RANKS_PER_SAMPLE
             trainer_cpu = self._reports.trainer_cpu() if owed <= 0 else {}
             gpu = self._reports.trainer_gpu() if owed <= 0 else {}
             busy = self._reports.trainer_busy() if owed <= 0 else {}
@@ -422,12 +441,12 @@ class Coordinator:
             self._history.write(
                 records.Sample(
                     time=log_time(),
-                    generation=now.generation,
-                    world_size=now.world_size or 0,
-                    workers=0 if now.workers is None else now.workers.ready,
+                    generation=job_status.generation,
+                    world_size=job_status.world_size or 0,
+                    workers=0 if job_status.workers is None else job_status.workers.ready,
                     step=self._reports.step,
-                    loss=now.loss,
-                    throughput=self._reports.measured if now.throughput is not None else None,
+                    loss=job_status.loss,
+                    throughput=self._reports.measured if job_status.throughput is not None else None,
                     trainer_cpu=trainer_cpu,
                     used_before=used_before,
                     gpu=gpu,
@@ -437,60 +456,68 @@ class Coordinator:
                 )
             )
 
-    # Events and what follows from them
+    # Events and actions
 
-    async def _worth_saying(self, sync: Sync, request: object, deadline: float) -> Answer:
+    async def _hold_answer(self, sync: Sync, request: object, deadline: float) -> Answer:
         while True:
             changed = self._changed
-            told = membership.answer(self.state, sync, self._recorded)
-            patience = deadline - time.monotonic()
-            if patience <= 0 or self._is_news(sync, told) or self._requests.get(sync.replica) is not request:
-                idle = told.order == "run" and self._hangs.idle_told and sync.generation == self._hangs.generation
-                return told.model_copy(update={"stacks": True}) if idle else told
+            answer = membership.answer(self.state, sync, self._recorded)
+            remaining = deadline - time.monotonic()
+            if (
+                remaining <= 0
+                or self._is_worth_sending(sync, answer)
+                or self._requests.get(sync.replica) is not request
+            ):
+                idle = (
+                    answer.order == "run" and self._hangs.is_idle_reported and sync.generation == self._hangs.generation
+                )
+                return answer.model_copy(update={"stacks": True}) if idle else answer
             with suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(remaining):
                     await changed.wait()
 
-    def _is_news(self, sync: Sync, told: Answer) -> bool:
-        if sync.preflight is not None and told.order == "run" and not told.preflight:
+    def _is_worth_sending(self, sync: Sync, answer: Answer) -> bool:
+        if sync.preflight is not None and answer.order == "run" and not answer.preflight:
             return True
-        if told.order != "save":
-            return told.order != ("run" if sync.state == "running" else "wait")
-        # Saving takes a while, and an agent that was told has nothing to do but to wait for its ranks.
-        known = sync.replica in self._asked_to_save
-        self._asked_to_save.add(sync.replica)
-        return not known
+        if answer.order != "save":
+            return answer.order != ("run" if sync.state == "running" else "wait")
+        # Saving takes a while, and an agent that was told to save only waits for its ranks.
+        is_repeated = sync.replica in self._save_requested
+        self._save_requested.add(sync.replica)
+        return not is_repeated
 
     def _apply(self, event: group_state.Event) -> None:
         before = self.state
         self.state, actions = membership.step(before, event, time.monotonic())
         for action in actions:
-            self._act(action)
+            self._carry_out(action)
+        # Everything that is stored about an agent ends with it.
         # No event both adds and removes agents.
         if len(self.state.agents) < len(before.agents):
             for replica in before.agents.keys() - self.state.agents.keys():
                 self._reports.forget(replica)
                 self._hangs.forget(replica)
-                self._ledger.gone(replica, time.monotonic())
+                self._ledger.remove_agent(replica, time.monotonic())
                 self._requests.pop(replica, None)
         if self.state.finished != before.finished:
             self._unrecorded.set()
-        if _orders(before) != _orders(self.state):
+        # Held requests are woken only if their answers may have changed.
+        if _order_inputs(before) != _order_inputs(self.state):
             self._count_time()
-            self._announce()
+            self._wake_requests()
 
-    def _act(self, action: Action) -> None:
+    def _carry_out(self, action: Action) -> None:
         match action:
             case Open(opened, detail, adopted):
                 self._opened(opened, detail, adopted)
             case Close(generation, cause):
                 progressed = bool(self.state.progress)
                 self._history.closed(generation, cause, progressed, is_last=self.state.end is not None)
-            case Say(text, warning):
-                self._history.say(text, "warning" if warning else "info")
-            case FailJob(cause, replica, complaint):
-                self._history.say(cause.detail, "error")
-                self._loop.create_task(self._mark_failed(cause, replica, complaint))
+            case Announce(text, warning):
+                self._history.report(text, "warning" if warning else "info")
+            case FailJob(cause, replica, report):
+                self._history.report(cause.detail, "error")
+                self._loop.create_task(self._mark_failed(cause, replica, report))
             case Complete(cause):
                 self._loop.create_task(self._mark_complete(cause))
 
@@ -499,23 +526,23 @@ class Coordinator:
         self._hangs.begin(opened.generation)
         self._stragglers.begin()
         self._troubles.begin()
-        self._asked_to_save.clear()
+        self._save_requested.clear()
         self._unrecorded.set()
         self._started_at = self._started_at or time.time()
         self._history.opened(opened, detail, adopted)
 
-    async def _mark_failed(self, cause: Cause, replica: str, complaint: Complaint | None) -> None:
+    async def _mark_failed(self, cause: Cause, replica: str, report: FailureReport | None) -> None:
         if self.state.cause.reason == "Hung":
-            # The end aborts all ranks at once, and these stacks are what somebody will want to read.
+            # The end aborts all ranks at once, so their stacks have to be written first.
             await asyncio.sleep(STACKS_SECONDS)
         facts: dict[str, object] = {}
-        if complaint is not None:
-            facts = {"replica": replica, "rank": complaint.failure.rank, "traceback": complaint.failure.traceback}
+        if report is not None:
+            facts = {"replica": replica, "rank": report.failure.rank, "traceback": report.failure.traceback}
         code = int(ExitCode.FAILED)
         await self._end(cause, lambda: self._rundir.mark_failed(cause.reason, cause.detail, code, **facts))
 
     async def _mark_complete(self, cause: Cause) -> None:
-        self._history.say(cause.detail, "info")
+        self._history.report(cause.detail, "info")
         await self._end(cause, lambda: self._rundir.mark_done(None))
 
     async def _end(self, cause: Cause, mark: Callable[[], None]) -> None:
@@ -523,23 +550,23 @@ class Coordinator:
             try:
                 await self._loop.run_in_executor(self._disk, mark)
             except OSError as error:
-                self._history.say(f"the end of the job cannot be recorded: {error}", "error")
+                self._history.report(f"the end of the job cannot be recorded: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._apply(Over(cause))
+                self._apply(JobEnded(cause))
                 return
 
     def _observe(self, observed: Observed) -> None:
         self._observed = observed
         self._reports.samples_per_step = observed.training.samples_per_step
         self._count_time()
-        self._looked.set()
-        self._looked = asyncio.Event()
+        self._polled.set()
+        self._polled = asyncio.Event()
         if observed.ending is not None and self.state.end is None:
-            self._history.say(observed.ending.message, "error" if observed.ending.failed else "info")
-            self._apply(Over(Cause(observed.ending.reason, observed.ending.message)))
+            self._history.report(observed.ending.message, "error" if observed.ending.failed else "info")
+            self._apply(JobEnded(Cause(observed.ending.reason, observed.ending.message)))
 
-    def _page(self) -> CoordinatorState:
+    def _recordable_state(self) -> CoordinatorState:
         return CoordinatorState(
             owner=self._state_store.owner,
             generation=self.state.number,
@@ -548,15 +575,15 @@ class Coordinator:
             replicas=self.job.spec.workers.replicas,
             target=self.state.target,
             started_at=self._started_at,
-            left_out=remembered_left_out(self.state, time.monotonic()) or None,
+            left_out=exclusion_records(self.state, time.monotonic()) or None,
             restarts=self._history.all_restarts,
             finished=sorted(self.state.finished) or None,
             settings_changed=self.state.settings_changed or None,
-            history=list(self._history.generations)[-HISTORY:],
+            history=list(self._history.generations)[-MAX_HISTORY:],
         )
 
-    def _announce(self) -> None:
-        """Wake all requests that are held back."""
+    def _wake_requests(self) -> None:
+        """Wake all requests whose answers are held."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -566,12 +593,12 @@ class Coordinator:
             self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
 
 
-def _may_be_the_end(sync: Sync) -> bool:
+def _may_end_job(sync: Sync) -> bool:
     final = sync.failure is not None and sync.failure.code in (ExitCode.DIVERGED, ExitCode.CONFIGURATION)
     return sync.state == "leaving" or sync.leaving or bool(sync.finished) or final
 
 
-def _orders(state: State) -> tuple[object, ...]:
-    """What an agent's orders depend on."""
+def _order_inputs(state: State) -> tuple[object, ...]:
+    """The parts of a state that agents' orders depend on."""
     waits = state.saving is None, state.adopting_until is None, state.preflight is None
     return state.open, state.number, waits, state.end, state.retired

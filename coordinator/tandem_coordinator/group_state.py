@@ -1,52 +1,52 @@
 """The group of a job: the coordinator's state, events and actions.
 
-Values and simple questions about them; what follows from what is decided in `membership`, `forming` and `closing`.
+Values, and simple questions about them. The decisions are made in `membership`, `forming` and `closing`.
 """
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tandem.job import Spec
-from tandem.protocol import Failure, Member, Membership, PreflightReport, Sync
+from tandem.job.resource import Spec
+from tandem.wire.protocol import Failure, Member, Membership, PreflightReport, Sync
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the job says about its group."""
+    """The job's settings that govern its group."""
 
     minimum: int
-    """Fewest replicas to train with; a multiple of `apart`, as is `maximum`."""
+    """Minimum number of replicas to train with; like `maximum`, a multiple of `multiple`."""
     maximum: int
-    """Most replicas there may be."""
+    """Maximum number of replicas."""
     lost_after: float
-    """Seconds of silence after which an agent is lost."""
+    """Silence after which an agent is lost, in seconds."""
     grow_cooldown: float
-    """Seconds between two growths."""
+    """Minimum time between two growths of the group, in seconds."""
     grow_after: float
-    """Seconds that a newcomer waits for a moment at which growth loses nothing."""
+    """Maximum time that a newcomer waits for a checkpoint after which growth loses nothing, in seconds."""
     max_restarts: int
-    """Failures that are forgiven."""
+    """Number of failures after which the job still restarts."""
     restart_window: float
-    """Seconds without a failure that restore the budget."""
+    """Time without a failure that restores the restart budget, in seconds."""
     start_after: float = 3.0
-    """Seconds after the last arrival after which the first group starts without those that are missing."""
+    """Time after the last arrival after which the first group starts without missing replicas, in seconds."""
     heartbeat: float = 1.0
-    """Longest time in seconds between two signs of life."""
-    ends_with_zero: bool = False
-    """Whether the job is complete when all ranks of a generation have ended with exit code 0: a script of the user's
-    own has no other way to say so."""
+    """Maximum time between two heartbeats of an agent, in seconds."""
+    completes_on_exit: bool = False
+    """Whether the job is complete once all ranks of a generation have exited with code 0. A user's own script has no
+    other way to report it."""
     preflight: bool = False
-    """Whether members are tried out before ranks start."""
-    apart: int = 1
-    """A group has a multiple of so many replicas, because the ranks of a pipeline are spread over them."""
+    """Whether members pass a pre-flight before their ranks start."""
+    multiple: int = 1
+    """The size of a group is a multiple of this, because the ranks of a pipeline are spread over that many replicas."""
 
-    def usable(self, replicas: int) -> int:
-        """How many of so many replicas can train together."""
-        return replicas - replicas % self.apart
+    def largest_usable(self, replicas_text: int) -> int:
+        """The largest number of these replicas that can train together."""
+        return replicas_text - replicas_text % self.multiple
 
     @classmethod
-    def of(cls, spec: Spec) -> "Rules":
+    def from_spec(cls, spec: Spec) -> "Rules":
         """The rules of a job."""
         elasticity = spec.elasticity
         return cls(
@@ -59,93 +59,94 @@ class Rules:
             restart_window=elasticity.restart_window_seconds,
             start_after=elasticity.start_after_seconds,
             heartbeat=elasticity.heartbeat_seconds,
-            ends_with_zero=spec.trainer.command is not None,
+            completes_on_exit=spec.trainer.command is not None,
             preflight=elasticity.preflight,
-            apart=spec.workers_apart,
+            multiple=spec.workers_apart,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class AgentState:
     """One replica's living agent."""
 
     member: Member
-    """Its incarnation, and where it is reached."""
-    waits: bool
-    """Whether its ranks are stopped and it waits for a generation; otherwise it runs, or is stopping, `generation`."""
+    """Its incarnation and its address."""
+    is_waiting: bool
+    """Whether its ranks are stopped and it waits for a generation. Otherwise it runs `generation`, or is stopping
+    it."""
     generation: int
-    """The last generation it says it was given, 0 before the first."""
-    heard: float
-    """When it last gave a sign of life."""
+    """The last generation that it reports having received; 0 before the first."""
+    last_seen: float
+    """Time of its last heartbeat."""
     since: float
-    """When it began to wait or to run."""
-    leaves: bool = False
-    """Whether it runs, has to go, and wants its group to save first."""
+    """Time at which it began to wait or to run."""
+    is_leaving: bool = False
+    """Whether it received SIGTERM while running, so that its group should save first."""
     node: str = ""
-    """The node it runs on, where that is known."""
-    preflights: bool = False
-    """Whether it knows how to do a pre-flight."""
+    """The node it runs on; empty if unknown."""
+    supports_preflight: bool = False
+    """Whether its version supports pre-flights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The members of the open generation are tried out; their ranks have not started."""
+    """A pre-flight in progress: the members of the open generation are tested, and their ranks have not started."""
 
     since: float
-    """When it was asked for."""
+    """Time at which it was requested."""
     reports: Mapping[str, PreflightReport] = field(default_factory=dict)
-    """What it found, by replica, of those that have told."""
+    """The reports received so far, by replica."""
     broken_at: float | None = None
-    """When somebody first told that it does not reach another one."""
+    """Time of the first report that a member cannot reach another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A failure of the group, and the replica that it is due to."""
+    """A failure of the group, held against the replica that caused it."""
 
     replica: str
     node: str
-    """The node of that replica, empty where it is not known."""
-    why: str
-    """What it did, in a sentence."""
-    counted: bool
-    """Whether it was taken off the restart budget."""
+    """The node of that replica; empty if unknown."""
+    reason: str
+    """The failure, as a sentence."""
+    charged: bool
+    """Whether it was charged to the restart budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """What a replica says that its rank failed by."""
+class FailureReport:
+    """The failure of a rank, as its replica reported it."""
 
     failure: Failure
-    at: float
-    """When."""
+    failed_at: float
+    """Time of the failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A replica, or all replicas of a node, that the others go on without (see `blame`)."""
+class Exclusion:
+    """A replica, or a whole node, that the group goes on without (see `failures`)."""
 
     replica: str
-    """Empty: the whole node."""
+    """The excluded replica; empty if the whole node is excluded."""
     node: str
-    why: str
-    """The reason in a sentence."""
-    at: float
-    """When that was decided."""
+    reason: str
+    """Reason, as a sentence."""
+    since: float
+    """Time of the decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a generation was closed, and so why the next one is formed."""
+    """The reason why a generation was closed, and so why the next one is formed."""
 
     reason: str
-    """One CamelCase word."""
+    """Reason, one CamelCase word."""
     detail: str
-    """The reason in a sentence."""
+    """Reason, as a sentence."""
     culprit: str = ""
-    """The replica that it is due to, where one is known."""
-    explained: bool = False
-    """Of broken connections: whether it is settled what they count for."""
+    """The replica that caused it; empty if unknown."""
+    is_explained: bool = False
+    """Whether broken connections have been attributed to a cause (see `closing.explain_consequence`)."""
 
     @property
     def is_failure(self) -> bool:
@@ -154,139 +155,142 @@ class Cause:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether something else may be behind it that is not known yet."""
-        return self.reason in ("PeerLost", "StoreUnreachable") and not self.explained
+        """Whether it may be the consequence of another failure that is not known yet."""
+        return self.reason in ("PeerLost", "StoreUnreachable") and not self.is_explained
 
     @property
     def is_planned(self) -> bool:
-        """Whether somebody wanted it so."""
+        """Whether it was a requested change, and no failure."""
         return self.reason in ("Preempted", "MemberJoined", "TargetChanged", "SettingsChanged")
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """The members of the open generation were asked to save and to stop by themselves."""
+    """A pending close: the members of the open generation were asked to save and to stop by themselves."""
 
     cause: Cause
-    """Why."""
+    """Reason of the close."""
     since: float
-    """When they were asked; later by what they took for what takes as long as it takes."""
+    """Time of the request. It moves on while a rank writes its checkpoint or is in `Session.pausing()`."""
     leaving: frozenset[str] = frozenset()
-    """Replicas that will not come back."""
+    """Replicas that will not come back afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that decides about membership. Times are seconds of one monotonic clock."""
+    """The complete state that membership decisions depend on. Times are seconds of one monotonic clock."""
 
     rules: Rules
     target: int
-    """How many replicas are wished for."""
+    """Target number of replicas."""
     number: int = 0
-    """The highest generation number that was ever given out."""
+    """The highest generation number handed out so far."""
     first: int = 1
-    """The lowest one of this run: those before are of what was in the run directory earlier."""
+    """The first generation number of this run; lower ones belong to earlier contents of the run directory."""
     latest: Membership | None = None
-    """The generation with that number, where it is known."""
-    inside: Mapping[tuple[str, str], Member] = field(default_factory=dict)
+    """The generation with that number; None if unknown."""
+    members: Mapping[tuple[str, str], Member] = field(default_factory=dict)
     """The members of `latest` by replica and incarnation."""
     open: bool = False
     """Whether `latest` is open."""
     cause: Cause = Cause("Started", "the job starts")
-    """Why there is no open generation, or why the open one was formed."""
-    grown: float = float("-inf")
-    """When it was formed larger than before the last time."""
+    """The reason why no generation is open, or why the open one was formed."""
+    last_growth: float = float("-inf")
+    """Time of the last growth."""
     largest: int = 0
     """Largest number of members so far, at most the current target."""
-    changed: float = 0.0
-    """When a generation was last opened or closed."""
+    last_change: float = 0.0
+    """Time at which a generation was last opened or closed."""
     settings_changed: str = ""
-    """What of the job has changed that the ranks of the open generation have read at their start, in a sentence."""
+    """Job settings that have changed since the ranks of the open generation read them, as a sentence; empty if none."""
     adopting_until: float | None = None
-    """After a restart: until then the members of `latest` may report that they still run it. It begins to count when
-    the first agent is heard."""
-    agents: Mapping[str, Agent] = field(default_factory=dict)
+    """Deadline, after a restart, for the members of `latest` to report that they still run it. The wait begins when the
+    first agent is heard."""
+    agents: Mapping[str, AgentState] = field(default_factory=dict)
     """Agents that are alive, by replica."""
     finished: frozenset[str] = frozenset()
-    """Replicas of the open generation, or of the one about to be adopted, whose ranks have all exited with code 0.
-    Whether their agents are still there makes no difference any more."""
-    cut_off: frozenset[str] = frozenset()
+    """Replicas of the open generation, or of the one about to be adopted, whose ranks have all exited with code 0. It
+    does not matter whether their agents are still alive."""
+    store_unreachable: frozenset[str] = frozenset()
     """Replicas of the newest generation that could not reach the store of its first member."""
-    complaints: Mapping[str, Complaint] = field(default_factory=dict)
-    """What its members say that their ranks failed by, by replica (see `repetition`)."""
-    opened: float = 0.0
-    """When it was opened."""
+    failure_reports: Mapping[str, FailureReport] = field(default_factory=dict)
+    """Failures that its members reported, by replica (see `failures`)."""
+    opened_at: float = 0.0
+    """Time at which it was opened."""
     progress: str = ""
-    """How far it had got when it was closed (see `repetition`)."""
-    settled: bool = False
-    """Whether it is settled what it failed by."""
-    barren: int = 0
-    """Generations in a row that failed without that."""
+    """Its progress when it was closed: `failures.STEPS`, `failures.SAVED`, or empty."""
+    is_classified: bool = False
+    """Whether its failure has been classified (see `failures.classify`)."""
+    fruitless_generations: int = 0
+    """Number of generations in a row that failed without progress."""
     signature: Hashable = None
-    """What the last generation failed by, if another one would fail by it again."""
-    before: str = ""
-    """How far that one had got."""
+    """Signature of the last generation's failure; None if the failure may pass by itself."""
+    progress_before: str = ""
+    """Progress of the generation that failed with this signature."""
     hung_step: int | None = None
-    """The step at which a group hung last."""
+    """The step at which the last hang occurred."""
     hung_times: int = 0
-    """Groups in a row that hung at that step."""
+    """Number of generations in a row that hung at that step."""
     not_before: float = 0.0
-    """When the next generation may be formed."""
+    """Earliest time at which the next generation may be formed."""
     strikes: tuple[Strike, ...] = ()
-    """The last failures that are due to one replica, oldest first."""
-    left_out: tuple[LeftOut, ...] = ()
-    """What the others go on without."""
+    """The last failures that were held against one replica, oldest first."""
+    exclusions: tuple[Exclusion, ...] = ()
+    """Replicas and nodes that the group goes on without, oldest first."""
     retired: tuple[tuple[str, str], ...] = ()
-    """(replica, incarnation) of agents that were replaced: they must not come back."""
+    """(replica, incarnation) of agents that were replaced; they must not come back."""
     failures: int = 0
-    """Failures since the budget was last full."""
+    """Number of failures since the restart budget was last full."""
     failed_at: float = 0.0
-    """When the last failure was counted."""
-    ticked: float = 0.0
-    """When the last tick was."""
+    """Time at which the last failure was counted."""
+    last_tick: float = 0.0
+    """Time of the last tick."""
     blind: bool = False
-    """Whether no agent at all was heard of at the last tick."""
+    """Whether all agents were silent at the last tick."""
     saving: Saving | None = None
-    """Whether the open generation is about to be closed, as soon as it has saved."""
+    """The pending close of the open generation; None if none is requested."""
     preflight: Preflight | None = None
-    """The pre-flight of the open generation, while it goes on."""
-    passed: frozenset[tuple[str, str]] = frozenset()
-    """Agents that have passed one, by replica and incarnation."""
+    """The pre-flight of the open generation; None if none is in progress."""
+    preflight_passed: frozenset[tuple[str, str]] = frozenset()
+    """Agents that have passed a pre-flight, by replica and incarnation."""
     training: bool = False
-    """Whether the ranks of the open generation say that they make steps: they have something to lose."""
+    """Whether the ranks of the open generation report steps, and so have work to lose."""
     can_save: bool = False
-    """Whether they are known to save and leave when asked."""
+    """Whether the ranks are known to save and leave when asked."""
     scripted: bool = False
-    """Whether they are known not to: they are of a script of the user's own without a session."""
+    """Whether the ranks are known not to save when asked, because a user's own script runs without a session."""
     step_seconds: float = 0.0
-    """How long a step takes, lately."""
+    """Recent duration of a step, in seconds."""
     checkpoint: Hashable = None
-    """The newest checkpoint, of ours or of a kind that is recognised."""
+    """The newest checkpoint, Tandem's or of another recognised kind."""
     checkpoint_at: float | None = None
-    """When that was first seen."""
-    own_file: tuple[int, str] | None = None
-    """The newest checkpoint that a script has written in a way of its own, whole or not: when, and which."""
-    own_file_at: float = 0.0
-    """When that was looked for."""
-    own_file_before: tuple[int, str] | None = None
-    """Which one it was when the newest generation was opened."""
+    """Time at which that checkpoint was first seen."""
+    script_checkpoint: tuple[int, str] | None = None
+    """The newest checkpoint file that a user's own script wrote, complete or not: its modification time in nanoseconds,
+    and its path."""
+    script_checkpoint_polled: float = 0.0
+    """Time at which the run directory was last searched for such a file."""
+    script_checkpoint_before: tuple[int, str] | None = None
+    """The newest such file when the newest generation was opened."""
     checkpoint_every: float | None = None
-    """Seconds between it and the one before, if both are of the open generation."""
+    """Seconds between the newest checkpoint and the one before, if both are of the open generation."""
     completing: Cause | None = None
-    """Why the job is complete: nothing is formed any more, and `Over` follows once the run directory says so."""
+    """The reason why the job is complete. No generation is formed any more, and `JobEnded` follows once the run
+    directory records it."""
     failing: Cause | None = None
-    """Why the job has failed: nothing is formed any more, and `Over` follows once the run directory says so."""
+    """The reason why the job has failed. No generation is formed any more, and `JobEnded` follows once the run
+    directory records it."""
     end: Cause | None = None
-    """Why the job is over, once it is."""
+    """The reason why the job has ended; None while it has not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """An agent has spoken."""
+    """A message of an agent: a heartbeat, a request to join, or a notice that it leaves."""
 
     sync: Sync
-    preflights: bool = True
-    """Whether it knows how to do a pre-flight: older agents start their ranks whatever they are told."""
+    supports_preflight: bool = True
+    """Whether the agent supports pre-flights. Older agents start their ranks whatever they are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,67 +303,67 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Retarget:
-    """Another number of replicas is wished for."""
+    """A request for another target number of replicas."""
 
-    replicas: int
+    replicas_text: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: the only event that loses agents and forms generations."""
+    """The passage of time: the only event that removes silent agents and forms generations."""
 
-    heard: Mapping[str, float] = field(default_factory=dict)
-    """Replicas whose heartbeat said nothing new, and when (see `says_nothing_new`)."""
+    heartbeats: Mapping[str, float] = field(default_factory=dict)
+    """Times of heartbeats with no new content, by replica (see `membership.is_redundant`)."""
     checkpoint: Hashable = None
-    """The newest checkpoint: anything that tells it from the one before."""
+    """The newest checkpoint, as any value that differs from that of the one before."""
     saved_step: int | None = None
-    """Its step, where that is known."""
-    own_file: tuple[int, str] | None = None
-    """The newest one that a script has written in a way of its own, whole or not."""
-    own_file_at: float = float("inf")
-    """When that was looked for."""
+    """Its step; None if unknown."""
+    script_checkpoint: tuple[int, str] | None = None
+    """The newest checkpoint file of a user's own script, complete or not."""
+    script_checkpoint_polled: float = float("inf")
+    """Time at which the run directory was last searched for such a file."""
     training: bool = False
-    """Whether the ranks of the open generation say that they make steps."""
+    """Whether the ranks of the open generation report steps."""
     can_save: bool = False
-    """Whether they are known to save and leave when asked."""
+    """Whether the ranks are known to save and leave when asked."""
     scripted: bool = False
-    """Whether they are known not to: they are of a script of the user's own without a session."""
+    """Whether the ranks are known not to save when asked, because a user's own script runs without a session."""
     step_seconds: float = 0.0
-    """How long a step takes, lately."""
+    """Recent duration of a step, in seconds."""
     saving: bool = False
-    """Whether one of them says that it takes no more steps, and writes its last checkpoint."""
+    """Whether a rank reports that it takes no more steps and writes its last checkpoint."""
     pausing: bool = False
-    """Whether one of them says that it is at something that takes as long as it takes."""
+    """Whether a rank reports that it is in `Session.pausing()`."""
     finishing: bool = False
-    """Whether one of them says that all steps are taken, and the code after the loop runs."""
+    """Whether a rank reports that all steps are taken and the code after the loop runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """The ranks of a generation have not made a step for too long (see `hang`)."""
+    """A hang: the ranks of a generation have not made a step for too long (see `hang`)."""
 
     generation: int
     detail: str
-    """Which, where and for how long, in a sentence."""
+    """The ranks that hang, their step, and for how long, as a sentence."""
     culprit: str = ""
-    """The replica whose ranks alone seem to be stuck."""
+    """The replica whose ranks alone seem to be stuck; empty if unknown."""
     step: int | None = None
-    """The step that the ranks have come to, where that is known."""
+    """The step that the ranks have reached; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """The run directory says that the job is over."""
+class JobEnded:
+    """The end of the job, as recorded in the run directory."""
 
     cause: Cause
 
 
-Event = Synced | Disconnected | Retarget | Tick | Hung | Over
+Event = Synced | Disconnected | Retarget | Tick | Hung | JobEnded
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A generation was formed (or adopted). Make its number durable before anybody learns of it."""
+    """A generation was formed (or adopted). Its number must be durable before anybody learns of it."""
 
     membership: Membership
     detail: str
@@ -375,8 +379,8 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """Something a person following the job wants to read."""
+class Announce:
+    """A message for people who follow the job."""
 
     text: str
     warning: bool = False
@@ -384,55 +388,57 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """The job has failed for good. Say so in the run directory, so that agents find it there, and then `Over`."""
+    """The job has failed for good. Record it in the run directory, where agents find it, and then send `JobEnded`."""
 
     cause: Cause
     replica: str = ""
-    """Whose rank failed first, where that is known."""
-    complaint: Complaint | None = None
-    """By what."""
+    """The replica whose rank failed first; empty if unknown."""
+    report: FailureReport | None = None
+    """Its failure; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every rank of a generation has ended with exit code 0. Say so in the run directory, and then `Over`."""
+    """Every rank of a generation has exited with code 0. Record it in the run directory, and then send `JobEnded`."""
 
     cause: Cause
 
 
-Action = Open | Close | Say | FailJob | Complete
+Action = Open | Close | Announce | FailJob | Complete
 
-Next = tuple[State, tuple[Action, ...]]
-"""What follows from an event."""
-
-
-def is_inside(state: State, agent: Agent) -> bool:
-    """Whether this very process is a member of the newest generation."""
-    return (agent.member.replica, agent.member.incarnation) in state.inside
+Transition = tuple[State, tuple[Action, ...]]
+"""The new state, and the actions to carry out."""
 
 
-def waiting(state: State) -> list[Agent]:
-    """Agents that wait and are not in the open generation."""
-    return [agent for agent in state.agents.values() if agent.waits and not (state.open and is_inside(state, agent))]
+def is_member(state: State, agent: AgentState) -> bool:
+    """Whether this incarnation of the agent is a member of the newest generation."""
+    return (agent.member.replica, agent.member.incarnation) in state.members
 
 
-def without(state: State, gone: Iterable[str]) -> State:
-    """These replicas have no living agent any more."""
-    names = set(gone)
-    return replace(state, agents={name: agent for name, agent in state.agents.items() if name not in names})
+def waiting_agents(state: State) -> list[AgentState]:
+    """Agents that wait for a generation and are not in the open one."""
+    return [
+        agent for agent in state.agents.values() if agent.is_waiting and not (state.open and is_member(state, agent))
+    ]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts worker-2 before worker-10."""
+def without_agents(state: State, removed: Iterable[str]) -> State:
+    """Remove the agents of these replicas."""
+    removed_names = set(removed)
+    return replace(state, agents={name: agent for name, agent in state.agents.items() if name not in removed_names})
+
+
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts worker-2 before worker-10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names for a sentence, the first five of many."""
-    found = sorted(names, key=natural)
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+def join_names(names: Iterable[str]) -> str:
+    """Join names for a sentence; of many, the first five are named."""
+    ordered = sorted(names, key=natural_sort_key)
+    return ", ".join(ordered[:5]) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
-def replicas(count: int) -> str:
-    """1 replica, 2 replicas."""
+def replicas_text(count: int) -> str:
+    """Format a number of replicas: "1 replica", "2 replicas"."""
     return f"{count} replica" if count == 1 else f"{count} replicas"

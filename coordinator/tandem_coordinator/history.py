@@ -1,7 +1,8 @@
 """The history of a job: recent generations and events, in memory for status requests and in the run's log.
 
-Ranks say with each heartbeat how many saves have failed and how many lines of their log are lost, because a full disk
-takes no record of either. Each kind is said to people when it begins, and again whenever its number has doubled.
+Ranks report with each heartbeat how many saves have failed and how many lines of their log are lost, because a full
+disk takes no record of either. Each kind is reported to people when it begins, and again whenever its number has
+doubled.
 """
 
 import logging
@@ -9,12 +10,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from tandem.measures import is_restart
-from tandem.protocol import Membership, RankReport, Trouble
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem.status import (
+from tandem.wire.measures import is_restart
+from tandem.wire.protocol import Membership, RankReport, Trouble
+from tandem.wire.status import (
     EVALUATION_FAILED,
     HALVED,
     LINES_LOST,
@@ -27,16 +28,16 @@ from tandem.status import (
     Event,
     GenerationView,
     Troubles,
-    told,
+    trouble_messages,
 )
-from tandem_coordinator.group_state import Cause, replicas
+from tandem_coordinator.group_state import Cause, replicas_text
 from tandem_coordinator.run_watcher import Observed
 
 log = logging.getLogger("tandem.coordinator")
 
 MAX_GENERATIONS, MAX_EVENTS = 100, 200
-CLOSE_SECONDS = 2.0
-"""For what waits for the disk when the coordinator leaves."""
+CLOSE_TIMEOUT_SECONDS = 2.0
+"""Maximum wait for the disk when the coordinator leaves, in seconds."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -54,27 +55,27 @@ class History:
         self.generations = deque(generations, MAX_GENERATIONS)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.restarts: Counter[str] = Counter()
-        """How often a generation followed another in this process, by reason."""
+        """Number of generations that followed another in this process, by reason."""
         self._earlier = restarts
         self._first = first
         self._log = LogWriter(rundir.coordinator_log)
-        self._told = ""
-        """Why the last generation was closed, which was said then."""
+        self._reported = ""
+        """Reason for the last close, which was reported then."""
 
-    def say(self, text: str, kind: str) -> None:
-        """Tell people something: `info`, `warning` or `error`."""
+    def report(self, text: str, kind: str) -> None:
+        """Report a message to people: `info`, `warning` or `error`."""
         self.events.append(Event.parse({"at": time.time(), "kind": kind, "text": text}))
-        self.write(records.Told(time=now(), level=kind, text=text))
+        self.write(records.EventRecord(time=now(), level=kind, text=text))
         log.log(_LEVELS[kind], "%s", text)
 
     @property
     def all_restarts(self) -> int:
-        """How often a generation was formed because something had failed or was lost, over the whole run."""
+        """Number of generations formed because of a failure or a loss, over the whole run."""
         return self._earlier + sum(count for reason, count in self.restarts.items() if is_restart(reason))
 
     @property
     def lines_lost(self) -> int:
-        """Of the run's log, since this process began."""
+        """Lost lines of the run's log, since this process started."""
         return self._log.lost
 
     def write(self, record: records.CoordinatorRecord) -> None:
@@ -82,9 +83,9 @@ class History:
         self._log.append(record)
 
     def opened(self, opened: Membership, detail: str, adopted: bool) -> None:
-        """A generation has begun, or has been found going on by a coordinator that has just started."""
+        """Record that a generation has begun, or was adopted by a coordinator that has just started."""
         if adopted:
-            self.say(detail, "info")
+            self.report(detail, "info")
             if self.generations and self.generations[-1].generation == opened.generation:
                 return
         elif opened.generation > self._first:
@@ -109,15 +110,15 @@ class History:
                 detail=detail,
             )
         )
-        because = f", because {detail}" if detail != self._told else ""
-        self.say(f"generation {opened.generation} with {replicas(len(names))}{because}", "info")
+        because = f", because {detail}" if detail != self._reported else ""
+        self.report(f"generation {opened.generation} with {replicas_text(len(names))}{because}", "info")
 
     def closed(self, generation: int, cause: Cause, progressed: bool, is_last: bool) -> None:
-        """A generation is over.
+        """Record that a generation was closed.
 
         Args:
             progressed: its ranks have made a step or saved anything.
-            is_last: the job is, too, which has been said already.
+            is_last: the job has ended, too, which has been reported already.
         """
         if self.generations and self.generations[-1].generation == generation:
             self.generations[-1] = self.generations[-1].model_copy(
@@ -125,33 +126,33 @@ class History:
             )
         self.write(records.Closed(time=now(), generation=generation, reason=cause.reason, detail=cause.detail))
         if not is_last:
-            self._told = cause.detail
-            self.say(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
+            self._reported = cause.detail
+            self.report(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")
 
     def close(self) -> None:
-        """Write what waits, and that nothing follows."""
+        """Write pending records, and that nothing follows."""
         self.write(records.CoordinatorEnd(time=now()))
-        self._log.close(CLOSE_SECONDS)
+        self._log.close(CLOSE_TIMEOUT_SECONDS)
 
 
 def now() -> float:
-    """Seconds since the epoch, to a millisecond: a log of a line a second need not be longer."""
+    """Seconds since the epoch, rounded to a millisecond: a log of a line a second need not be longer."""
     return round(time.time(), 3)
 
 
-NOTHING = Troubles()
+NO_TROUBLES = Troubles()
 
 
 class TroubleWatch:
-    """Counts, and tells people.
+    """Counts troubles of a run, and reports them.
 
     Args:
-        say: called with a sentence and how much it matters: `info`, `warning` or `error`.
+        report: called with a sentence and its level: `info`, `warning` or `error`.
         heartbeat_seconds: longest time between two reports of an agent.
     """
 
-    def __init__(self, say: Callable[[str, str], None], heartbeat_seconds: float) -> None:
-        self._say, self._most_between = say, 2 * heartbeat_seconds
+    def __init__(self, report: Callable[[str, str], None], heartbeat_seconds: float) -> None:
+        self._report, self._max_interval = report, 2 * heartbeat_seconds
         self._ranks: dict[int, Trouble] = {}
         self._saves = self._lines = self._carried = 0
         self._logged = self._ahead = 0
@@ -159,17 +160,17 @@ class TroubleWatch:
         self._message = ""
         self._newest: CheckpointRef | None = None
         self.tracking_message = ""
-        """Why the tracking server has not got everything; empty if it has."""
-        self._told: dict[str, int] = {}
-        self._known: Troubles | None = None
+        """Problem of the tracking server; empty if it has received everything."""
+        self._reported: dict[str, int] = {}
+        self._troubles: Troubles | None = None
 
     def begin(self) -> None:
-        """A generation was formed: its processes count from 0 on."""
+        """Start over for a new generation, whose processes count from 0."""
         self._carried = self._in_a_row
         self._ranks.clear()
 
-    def take(self, reports: Iterable[RankReport]) -> None:
-        """What ranks of the present generation say."""
+    def record(self, reports: Iterable[RankReport]) -> None:
+        """Record the reports of ranks of the present generation."""
         for report in reports:
             if (now := report.trouble) is None:
                 continue
@@ -184,10 +185,10 @@ class TroubleWatch:
 
     @property
     def _in_a_row(self) -> int:
-        return self._carried + max((one.saves_failed_in_a_row for one in self._ranks.values()), default=0)
+        return self._carried + max((trouble.saves_failed_in_a_row for trouble in self._ranks.values()), default=0)
 
-    def look(self, observed: Observed, own_lines_lost: int, now: float) -> bool:
-        """Put together what is known, and say what is new. Whether it changed.
+    def update(self, observed: Observed, own_lines_lost: int, now: float) -> bool:
+        """Combine all counts, and report what is new; returns whether they changed.
 
         Args:
             own_lines_lost: of the coordinator's own log.
@@ -195,15 +196,15 @@ class TroubleWatch:
         """
         if observed.latest_checkpoint != self._newest:
             self._newest, self._carried = observed.latest_checkpoint, 0
-        row, failures = self._in_a_row, observed.evaluations
+        in_a_row, evaluations = self._in_a_row, observed.evaluations
         self._count_logged(observed.training.saves.get("failed", 0), now)
-        found = Troubles(
+        troubles = Troubles(
             saves_failed=max(self._saves, self._logged),
-            saves_failed_in_a_row=row,
-            save_message=self._message if row else "",
-            evaluations_failed=failures.failed,
-            evaluation_message=failures.failure,
-            evaluations_skipped=failures.skipped,
+            saves_failed_in_a_row=in_a_row,
+            save_message=self._message if in_a_row else "",
+            evaluations_failed=evaluations.failed,
+            evaluation_message=evaluations.failure,
+            evaluations_skipped=evaluations.skipped,
             lines_lost=self._lines + own_lines_lost + observed.lines_lost,
             rewinds=observed.rewinds,
             batches_left_out=observed.batches_left_out,
@@ -213,53 +214,55 @@ class TroubleWatch:
             base_message=observed.against_base.message,
             tracking_message=self.tracking_message,
         )
-        before, self._known = self._known, found
+        before, self._troubles = self._troubles, troubles
         if before is None:
-            # What was there before this process was said by the one before it.
-            self._told = {
-                REWOUND: found.rewinds,
-                HALVED: found.micro_batches_halved,
-                SKIPPED: found.evaluations_skipped,
-                WORSE_THAN_BASE: found.worse_than_base,
+            # What happened before this process was reported by the one before it.
+            self._reported = {
+                REWOUND: troubles.rewinds,
+                HALVED: troubles.micro_batches_halved,
+                SKIPPED: troubles.evaluations_skipped,
+                WORSE_THAN_BASE: troubles.worse_than_base,
             }
-        elif before.saves_failed_in_a_row and not row:
-            self._told.pop(SAVES_FAIL, None)
-            self._say("a save has gone well again", "info")
-        if before is not None and before.worse_than_base and not found.worse_than_base:
-            self._told.pop(WORSE_THAN_BASE, None)
-            self._say("the newest evaluated checkpoint is no worse than the base model", "info")
-        if before is not None and before.tracking_message and not found.tracking_message:
-            self._told.pop(NOT_TRACKED, None)
-            self._say("tracking: everything is sent again", "info")
+        elif before.saves_failed_in_a_row and not in_a_row:
+            self._reported.pop(SAVES_FAIL, None)
+            self._report("a save succeeded again", "info")
+        if before is not None and before.worse_than_base and not troubles.worse_than_base:
+            self._reported.pop(WORSE_THAN_BASE, None)
+            self._report("the newest evaluated checkpoint is no worse than the base model", "info")
+        if before is not None and before.tracking_message and not troubles.tracking_message:
+            self._reported.pop(NOT_TRACKED, None)
+            self._report("tracking: everything has been sent", "info")
         counts = {
-            SAVES_FAIL: row,
-            EVALUATION_FAILED: found.evaluations_failed,
-            LINES_LOST: found.lines_lost,
-            REWOUND: found.rewinds,
-            HALVED: found.micro_batches_halved,
-            SKIPPED: found.evaluations_skipped,
-            WORSE_THAN_BASE: found.worse_than_base,
-            NOT_TRACKED: int(bool(found.tracking_message)),
+            SAVES_FAIL: in_a_row,
+            EVALUATION_FAILED: troubles.evaluations_failed,
+            LINES_LOST: troubles.lines_lost,
+            REWOUND: troubles.rewinds,
+            HALVED: troubles.micro_batches_halved,
+            SKIPPED: troubles.evaluations_skipped,
+            WORSE_THAN_BASE: troubles.worse_than_base,
+            NOT_TRACKED: int(bool(troubles.tracking_message)),
         }
-        for one in told(found):
-            count, said = counts[one.reason], self._told.get(one.reason, 0)
-            if count > said and (count >= 2 * said or one.reason in (REWOUND, HALVED)):
-                self._told[one.reason] = count
-                self._say(one.text, one.level)
-        return found != (before or NOTHING)
+        for trouble in trouble_messages(troubles):
+            count, reported = counts[trouble.reason], self._reported.get(trouble.reason, 0)
+            if count > reported and (count >= 2 * reported or trouble.reason in (REWOUND, HALVED)):
+                self._reported[trouble.reason] = count
+                self._report(trouble.text, trouble.level)
+        return troubles != (before or NO_TROUBLES)
 
     def _count_logged(self, failed: int, now: float) -> None:
-        """The log counts what ranks of earlier coordinators have said. Of the same failure it may tell before a
-        heartbeat does, and does not tell whether it lasts: so what is new there is counted a little later.
+        """Count failed saves in the log, which include those of earlier coordinators' time.
+
+        The log may show a failure before a heartbeat does, and does not tell whether it persists: so what is new there
+        is counted a little later.
         """
-        if self._known is None:
+        if self._troubles is None:
             self._logged = self._ahead = failed
         if failed != self._ahead:
             self._ahead, self._ahead_since = failed, now
-        elif now - self._ahead_since > self._most_between:
+        elif now - self._ahead_since > self._max_interval:
             self._logged = failed
 
     @property
     def troubles(self) -> Troubles | None:
-        """All that went wrong; None if nothing did."""
-        return None if self._known in (None, NOTHING) else self._known
+        """All troubles; None if there are none."""
+        return None if self._troubles in (None, NO_TROUBLES) else self._troubles

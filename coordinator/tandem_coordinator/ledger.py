@@ -1,40 +1,41 @@
-"""The ledger of a run: the seconds of workers and evaluators, by what they were for (docs/decisions/0042-ledger.md).
+"""The ledger of a run: the seconds of workers and evaluators, by purpose (docs/decisions/0042-ledger.md).
 
 `WorkerSeconds` counts for how long workers exist, in units of one worker, and puts each second into exactly one of the
-purposes of tandem.ledger, or into what is unsettled: its group steps, and what it did stands in the training log a
-little later. So the parts and the unsettled rest add up to the whole, whatever events come. `RunLedger` adds
-evaluators, what earlier coordinators have counted, and the GPUs and CPUs of each.
+purposes of tandem.wire.ledger, or into the unsettled ones: their group steps, and the training log says a little later
+what it did. So the parts and the unsettled rest add up to the whole, whatever events come. `RunLedger` adds evaluators,
+what earlier coordinators have counted, and the GPUs and CPUs of each.
 """
 
 from collections.abc import Mapping, Set
 from math import inf
 
-from tandem.job import DistributedTrainingJob
-from tandem.ledger import PURPOSES, Ledger, Purpose, Spent, priced
-from tandem.pod_template import asked_in, cpus
-from tandem.protocol import Sync
+from tandem.job.pod_template import container_resources, cpus
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir import records
-from tandem_coordinator.goodput import OVER, SILENT, STEPPING
+from tandem.wire.ledger import PURPOSES, Ledger, Purpose, UsageByPurpose, priced_ledger
+from tandem.wire.protocol import Sync
+from tandem_coordinator.goodput import ENDED, SILENT, STEPPING
 from tandem_coordinator.group_state import State
-from tandem_coordinator.log_followers import Counted
+from tandem_coordinator.log_followers import LedgerPosition
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
 
 UNSETTLED = "unsettled"
-"""In place of a purpose, until the first rank of the group has logged what it did."""
+"""Placeholder for a purpose, until the first rank of the group has logged its work."""
 SETTLE_SECONDS = 3.0
-"""After the end of a group, its last lines are read within a second on a disk that answers."""
+"""Time after the end of a group at which its time is settled, in seconds: its last lines are read within a second on a
+disk that answers."""
 RECORD_SECONDS = 10.0
-"""Between two records."""
+"""Time between two records, in seconds."""
 MAX_GONE = 1_000
 """Maximum number of disconnected workers to remember, in case they reconnect."""
 
 Worker = tuple[str, str]
-"""Replica and incarnation."""
+"""A worker's replica and incarnation."""
 
 
 class WorkerSeconds:
-    """Counts worker-seconds.
+    """A counter of worker-seconds.
 
     Args:
         now: seconds of any steady clock, as everywhere here.
@@ -47,47 +48,47 @@ class WorkerSeconds:
         self._since, self._counted_until = now, counted_until
         self._workers: dict[str, str] = {}
         self._unaged: dict[Worker, float] = {}
-        """Workers that have not said how old they are, and since when they are known."""
-        self._gone: dict[Worker, float] = {}
+        """Workers that have not reported their age, and since when they are known."""
+        self._removed: dict[Worker, float] = {}
         self._members: Set[Worker] = frozenset()
         self._inside = 0
-        self._doing, self._generation, self._first = "waiting", generation, generation
-        self._spent: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
+        self._purpose, self._generation, self._first = "waiting", generation, generation
+        self._seconds: dict[Purpose, float] = dict.fromkeys(PURPOSES, 0.0)
         self._unsettled = {generation: unsettled} if unsettled > 0 else {}
         self._debt = max(0.0, -unsettled)
-        """Of groups that were seen to step too late, and counted as waiting until then."""
-        self._left: dict[int, float] = {}
-        """When groups stopped to step, while what they left is not settled."""
-        self._told: dict[int, Mapping[Purpose, float]] = {}
+        """Worker-seconds of groups that were seen to step too late, and counted as waiting until then."""
+        self._stopped_at: dict[int, float] = {}
+        """Times at which groups stopped stepping, by generation, until their time is settled."""
+        self._logged: dict[int, Mapping[Purpose, float]] = {}
 
-    def heard(self, replica: str, incarnation: str, now: float, age: float | None = None) -> None:
-        """A worker is there, now at the latest.
+    def add_worker(self, replica: str, incarnation: str, now: float, age: float | None = None) -> None:
+        """Add a worker, which exists now at the latest.
 
         Args:
-            age: for how long it has existed, if it says so.
+            age: its age in seconds, if it reports one.
         """
         worker = replica, incarnation
         # A member of the group that an earlier coordinator formed has worked since its last record.
-        adopted = self._counted_until > -inf and worker in self._members and self._generation == self._first
+        is_adopted = self._counted_until > -inf and worker in self._members and self._generation == self._first
         if self._workers.get(replica) != incarnation:
             self._count(now)
-            self.gone(replica, now)
-            if (left := self._gone.pop(worker, None)) is not None:
-                self._add(self._doing if worker in self._members else "waiting", now - left)
+            self.remove_worker(replica, now)
+            if (left_at := self._removed.pop(worker, None)) is not None:
+                self._add(self._purpose if worker in self._members else "waiting", now - left_at)
             else:
-                self._unaged[worker] = self._counted_until if adopted else now
+                self._unaged[worker] = self._counted_until if is_adopted else now
                 self._add(UNSETTLED, now - self._unaged[worker])
             self._workers[replica] = incarnation
             self._inside += worker in self._members
-        if age is not None and (known := self._unaged.pop(worker, None)) is not None:
+        if age is not None and (known_since := self._unaged.pop(worker, None)) is not None:
             since = max(now - age, self._counted_until)
-            if known == self._counted_until:
-                self._add(UNSETTLED, known - since)
+            if known_since == self._counted_until:
+                self._add(UNSETTLED, known_since - since)
             else:
-                self._add("waiting", max(0.0, known - since))
+                self._add("waiting", max(0.0, known_since - since))
 
-    def gone(self, replica: str, now: float) -> bool:
-        """A worker is not there any more; whether it was. If it comes back, it was there all the time."""
+    def remove_worker(self, replica: str, now: float) -> bool:
+        """Remove a worker; returns whether it existed. If it comes back, it counts as having existed all the time."""
         if (incarnation := self._workers.get(replica)) is None:
             return False
         self._count(now)
@@ -95,102 +96,102 @@ class WorkerSeconds:
         del self._workers[replica]
         self._unaged.pop(worker, None)
         self._inside -= worker in self._members
-        self._gone[worker] = now
-        if len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+        self._removed[worker] = now
+        if len(self._removed) > MAX_GONE:
+            del self._removed[next(iter(self._removed))]
         return True
 
-    def look(
+    def update(
         self,
         now: float,
-        doing: str,
+        purpose: str,
         generation: int,
         members: Set[Worker],
-        told: Mapping[int, Mapping[Purpose, float]],
+        logged: Mapping[int, Mapping[Purpose, float]],
         sizes: Mapping[int, int],
     ) -> None:
-        """What the group is doing from now on. All other workers wait.
+        """Set the purpose of the group's time from now on. All other workers wait.
 
         Args:
-            doing: a purpose, or UNSETTLED.
+            purpose: a purpose, or UNSETTLED.
             generation: the number of the group.
             members: its workers; none while there is no group.
-            told: seconds by generation and purpose that first ranks have written down so far.
+            logged: seconds by generation and purpose that first ranks have written down so far.
             sizes: the workers of each of these generations.
         """
         self._count(now)
-        for number, seconds in told.items():
-            before = self._told.get(number, {})
-            for purpose, total in seconds.items():
-                worked = (total - before.get(purpose, 0.0)) * sizes.get(number, max(1, self._inside))
-                self._spent[purpose] += worked
+        for number, seconds in logged.items():
+            before = self._logged.get(number, {})
+            for name, total in seconds.items():
+                worked = (total - before.get(name, 0.0)) * sizes.get(number, max(1, self._inside))
+                self._seconds[name] += worked
                 self._unsettled[number] = self._unsettled.get(number, 0.0) - worked
-        self._told = dict(told)
-        for number in self._unsettled.keys() - {generation if doing == UNSETTLED else None}:
-            self._left.setdefault(number, now)
-        if doing == UNSETTLED:
-            self._left.pop(generation, None)
-        for number, at in list(self._left.items()):
-            if now - at >= SETTLE_SECONDS:
+        self._logged = dict(logged)
+        for number in self._unsettled.keys() - {generation if purpose == UNSETTLED else None}:
+            self._stopped_at.setdefault(number, now)
+        if purpose == UNSETTLED:
+            self._stopped_at.pop(generation, None)
+        for number, since in list(self._stopped_at.items()):
+            if now - since >= SETTLE_SECONDS:
                 self._settle(number)
         if members is not self._members:
             self._members = members
             self._inside = sum(worker in members for worker in self._workers.items())
-        self._doing, self._generation = doing, generation
+        self._purpose, self._generation = purpose, generation
 
     def close(self, now: float) -> None:
-        """Nothing follows here. Once all workers are gone, what nobody has written down was work that did not last."""
+        """Settle what remains. Once all workers are gone, time that nobody has logged was work that did not last."""
         self._count(now)
         for number in [] if self._workers else list(self._unsettled):
             self._settle(number)
 
     @property
-    def settled(self) -> Mapping[Purpose, float]:
-        """By purpose. They only grow."""
-        return self._spent
+    def settled_seconds(self) -> Mapping[Purpose, float]:
+        """Settled worker-seconds by purpose. They only grow."""
+        return self._seconds
 
     @property
     def unsettled(self) -> float:
-        """The rest; negative where first ranks have written down more than their groups were seen to step. Together
-        they are the seconds for which workers existed."""
+        """Unsettled worker-seconds; negative where first ranks have logged more than their groups were seen to step.
+        Together with the settled ones they are the seconds for which workers existed."""
         return sum(self._unsettled.values()) - self._debt
 
     def _count(self, now: float) -> None:
         elapsed = max(0.0, now - self._since)
         self._since = max(now, self._since)
-        self._add(self._doing, elapsed * self._inside)
+        self._add(self._purpose, elapsed * self._inside)
         self._add("waiting", elapsed * (len(self._workers) - self._inside))
 
-    def _add(self, doing: str, seconds: float) -> None:
-        if doing == UNSETTLED:
+    def _add(self, purpose: str, seconds: float) -> None:
+        if purpose == UNSETTLED:
             self._unsettled[self._generation] = self._unsettled.get(self._generation, 0.0) + seconds
             return
-        for purpose in PURPOSES:
-            if purpose == doing:
-                paid = min(self._debt, seconds) if purpose == "waiting" and seconds > 0 else 0.0
+        for name in PURPOSES:
+            if name == purpose:
+                paid = min(self._debt, seconds) if name == "waiting" and seconds > 0 else 0.0
                 self._debt -= paid
-                self._spent[purpose] += seconds - paid
+                self._seconds[name] += seconds - paid
 
     def _settle(self, generation: int) -> None:
-        self._left.pop(generation, None)
-        rest = self._unsettled.pop(generation, 0.0)
-        if rest > 0:
-            self._spent["idle"] += rest
+        self._stopped_at.pop(generation, None)
+        remainder = self._unsettled.pop(generation, 0.0)
+        if remainder > 0:
+            self._seconds["idle"] += remainder
         else:
-            self._debt -= rest
+            self._debt -= remainder
 
 
-def shown(settled: Mapping[Purpose, float], unsettled: float) -> dict[Purpose, float]:
-    """What is settled with what is not: that counts as compute for the time being, and was waiting where it is
-    negative. The sum stays."""
-    found = dict(settled)
-    found["compute"] += max(0.0, unsettled)
-    lacking = max(0.0, -unsettled)
+def displayed_amounts(settled_amounts: Mapping[Purpose, float], unsettled: float) -> dict[Purpose, float]:
+    """Combine settled and unsettled amounts: unsettled ones count as compute for the time being, and were waiting where
+    they are negative. The sum stays the same."""
+    amounts = dict(settled_amounts)
+    amounts["compute"] += max(0.0, unsettled)
+    missing = max(0.0, -unsettled)
     for purpose in ("waiting", "idle", "compute", "recomputed"):
-        taken = min(lacking, found[purpose])
-        found[purpose] -= taken
-        lacking -= taken
-    return found
+        deducted = min(missing, amounts[purpose])
+        amounts[purpose] -= deducted
+        missing -= deducted
+    return amounts
 
 
 class RunLedger:
@@ -206,11 +207,11 @@ class RunLedger:
         self,
         job: DistributedTrainingJob,
         clock: Instant,
-        before: records.Accounted | None = None,
+        before: records.LedgerRecord | None = None,
         generation: int = 0,
         in_pod: bool = False,
     ) -> None:
-        self._prices, self._before = job.spec.prices, before or records.Accounted(time=clock.wall)
+        self._prices, self._before = job.spec.prices, before or records.LedgerRecord(time=clock.wall)
         workers, evaluators = job.spec.workers, job.spec.evaluation
         self._processes, self._is_script = workers.processes, job.spec.trainer.command is not None
         self._gpus, self._cpus = self._before.worker_gpus or 0.0, self._before.worker_cpus or 0.0
@@ -218,14 +219,14 @@ class RunLedger:
         self._is_known = in_pod
         if in_pod:
             self._gpus, self._cpus = float(workers.gpus), cpus(workers.asked) or 0.0
-            asked = cpus(asked_in(evaluators.template, "evaluator")) or cpus(evaluators.resources)
-            self._evaluator_cpus = 1.0 if asked is None else asked / evaluators.processes_per_replica
+            requested = cpus(container_resources(evaluators.template, "evaluator")) or cpus(evaluators.resources)
+            self._evaluator_cpus = 1.0 if requested is None else requested / evaluators.processes_per_replica
         unsettled = self._before.unsettled or 0.0
         counted_until = -inf if before is None else clock.steady - max(0.0, clock.wall - before.time)
         self._workers = WorkerSeconds(clock.steady, counted_until, generation, unsettled)
         self._base = {
-            "gpu": _less(self._before.gpu_seconds, unsettled * (self._before.worker_gpus or 0.0)),
-            "cpu": _less(self._before.cpu_seconds, unsettled * (self._before.worker_cpus or 0.0)),
+            "gpu": _without_unsettled(self._before.gpu_seconds, unsettled * (self._before.worker_gpus or 0.0)),
+            "cpu": _without_unsettled(self._before.cpu_seconds, unsettled * (self._before.worker_cpus or 0.0)),
         }
         self._sizes: dict[int, int] = {}
         self._inside: Mapping[Worker, object] = {}
@@ -233,69 +234,69 @@ class RunLedger:
         self._observed = Observed()
         self._recorded_at = -inf
 
-    def heard(self, sync: Sync, now: float, state: State) -> None:
-        """An agent has spoken, and this came of it."""
+    def record_sync(self, sync: Sync, now: float, state: State) -> None:
+        """Record an agent's message, after it was applied to the state."""
         if not self._is_known and (sync.gpus is not None or sync.cpus is not None):
             self._gpus, self._cpus = float(sync.gpus or 0), float(sync.cpus or self._processes)
         self._cpus = self._cpus or float(sync.cpus or self._processes)
-        self._workers.heard(sync.replica, sync.incarnation, now, sync.age)
+        self._workers.add_worker(sync.replica, sync.incarnation, now, sync.age)
         agent = state.agents.get(sync.replica)
         if agent is None or agent.member.incarnation != sync.incarnation:
-            # One that leaves, or is told to. If it speaks again, it was there until then.
-            self.gone(sync.replica, now)
+            # An agent that leaves, or is told to. If it sends another message, it existed until then.
+            self.remove_agent(sync.replica, now)
 
-    def gone(self, replica: str, now: float) -> None:
-        """An agent is not there any more."""
-        if self._workers.gone(replica, now):
+    def remove_agent(self, replica: str, now: float) -> None:
+        """Remove an agent that is gone."""
+        if self._workers.remove_worker(replica, now):
             self._recorded_at = -inf
 
-    def look(self, now: float, state: State, about: str, finishing: bool, observed: Observed) -> None:
-        """What the job is about from now on, in the words of tandem_coordinator.goodput.
+    def update(self, now: float, state: State, activity: str, finishing: bool, observed: Observed) -> None:
+        """Set the job's activity from now on (see tandem_coordinator.goodput).
 
         Args:
             finishing: all steps are taken, and the code after the loop runs.
         """
         if state.latest is not None:
             self._sizes[state.latest.generation] = len(state.latest.members)
-        told = observed.training.by_generation
-        for generation in self._sizes.keys() - told.keys() - {state.number}:
+        logged = observed.training.by_generation
+        for generation in self._sizes.keys() - logged.keys() - {state.number}:
             del self._sizes[generation]
         # Members that a coordinator finds after its own restart step on meanwhile.
         adopts = not state.open and state.adopting_until is not None
-        doing = UNSETTLED if adopts or about == STEPPING else DOING.get(about, "waiting")
-        if finishing or (about == SILENT and self._is_script):
-            doing = "compute"
-        if (state.open or adopts) and state.inside is not self._inside:
-            self._inside, self._members = state.inside, state.inside.keys()
+        purpose = UNSETTLED if adopts or activity == STEPPING else PURPOSE_OF_ACTIVITY.get(activity, "waiting")
+        if finishing or (activity == SILENT and self._is_script):
+            purpose = "compute"
+        if (state.open or adopts) and state.members is not self._inside:
+            self._inside, self._members = state.members, state.members.keys()
         members = self._members if state.open or adopts else frozenset()
-        self._workers.look(now, doing, state.number, members, told, self._sizes)
+        self._workers.update(now, purpose, state.number, members, logged, self._sizes)
         self._observed = observed
 
     def close(self, now: float) -> None:
-        """Nothing follows."""
+        """Close the ledger."""
         self._workers.close(now)
 
     @property
     def ledger(self) -> Ledger:
-        """What the run has taken so far."""
-        return priced(*self._spent(self._workers.unsettled), self._prices)
+        """The ledger of the run so far."""
+        return priced_ledger(*self._amounts(self._workers.unsettled), self._prices)
 
     @property
-    def settled(self) -> Ledger:
-        """The same without what is unsettled. Its amounts only grow."""
-        return priced(*self._spent(0.0), self._prices)
+    def settled_ledger(self) -> Ledger:
+        """The ledger without unsettled amounts. Its amounts only grow."""
+        return priced_ledger(*self._amounts(0.0), self._prices)
 
-    def due(self, clock: Instant) -> records.Accounted | None:
-        """The record, if it is time for one."""
+    def due(self, clock: Instant) -> records.LedgerRecord | None:
+        """The record, if one is due; otherwise None."""
         if clock.steady - self._recorded_at < RECORD_SECONDS:
             return None
         self._recorded_at = clock.steady
         return self.record(clock.wall)
 
-    def record(self, time: float) -> records.Accounted:
-        """What a coordinator that starts again needs."""
+    def record(self, time: float) -> records.LedgerRecord:
+        """Create the record that a coordinator needs after a restart."""
         training = self._observed.training
-        return records.Accounted(
+        return records.LedgerRecord(
             time=time,
             **dict(self.ledger),
             unsettled=round(self._workers.unsettled, 3),
@@ -303,36 +304,38 @@ class RunLedger:
             worker_cpus=self._cpus,
             reached=training.reached,
             offsets={str(generation): float(offset) for generation, offset in training.offsets.items()},
-            evaluators_until=self._observed.looked_at,
+            evaluators_until=self._observed.read_at,
         )
 
-    def _spent(self, unsettled: float) -> tuple[Spent, Spent]:
-        settled, evaluators = self._workers.settled, self._observed.evaluator_seconds
-        found = []
-        for name, each, of_evaluator in (("gpu", self._gpus, 0.0), ("cpu", self._cpus, self._evaluator_cpus)):
+    def _amounts(self, unsettled: float) -> tuple[UsageByPurpose, UsageByPurpose]:
+        worker_seconds, evaluators = self._workers.settled_seconds, self._observed.evaluator_seconds
+        by_resource = []
+        for name, per_worker, per_evaluator in (("gpu", self._gpus, 0.0), ("cpu", self._cpus, self._evaluator_cpus)):
             base = self._base[name]
-            workers = {purpose: base[purpose] + each * settled[purpose] for purpose in PURPOSES}
-            amounts = shown(workers, each * unsettled)
+            workers = {purpose: base[purpose] + per_worker * worker_seconds[purpose] for purpose in PURPOSES}
+            amounts = displayed_amounts(workers, per_worker * unsettled)
             for purpose, seconds in evaluators.items():
-                amounts[purpose] += of_evaluator * seconds
-            found.append(Spent(**{purpose: round(max(0.0, amount), 3) for purpose, amount in amounts.items()}))
-        return found[0], found[1]
+                amounts[purpose] += per_evaluator * seconds
+            by_resource.append(
+                UsageByPurpose(**{purpose: round(max(0.0, amount), 3) for purpose, amount in amounts.items()})
+            )
+        return by_resource[0], by_resource[1]
 
 
-def counted(before: records.Accounted | None) -> Counted:
-    """How far an earlier coordinator has counted the logs."""
+def ledger_position(before: records.LedgerRecord | None) -> LedgerPosition:
+    """The position up to which an earlier coordinator has counted the logs."""
     if before is None:
-        return Counted()
+        return LedgerPosition()
     offsets = {int(number): int(offset or 0) for number, offset in (before.offsets or {}).items() if number.isdecimal()}
-    return Counted(before.reached or 0, offsets, before.evaluators_until or before.time)
+    return LedgerPosition(before.reached or 0, offsets, before.evaluators_until or before.time)
 
 
-DOING = {"idle": "idle", OVER: "idle"}
-"""Of what the job is about, what its workers do; otherwise they wait."""
+PURPOSE_OF_ACTIVITY = {"idle": "idle", ENDED: "idle"}
+"""Purposes of workers' time by the job's activity; in all others, they wait."""
 
 
-def _less(view: Spent, unsettled: float) -> dict[Purpose, float]:
-    """What was settled, of what was shown."""
-    found: dict[Purpose, float] = {purpose: getattr(view, purpose) for purpose in PURPOSES}
-    found["compute" if unsettled > 0 else "waiting"] -= unsettled
-    return found
+def _without_unsettled(displayed: UsageByPurpose, unsettled: float) -> dict[Purpose, float]:
+    """The settled amounts, of displayed ones."""
+    amounts: dict[Purpose, float] = {purpose: getattr(displayed, purpose) for purpose in PURPOSES}
+    amounts["compute" if unsettled > 0 else "waiting"] -= unsettled
+    return amounts

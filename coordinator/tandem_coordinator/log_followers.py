@@ -1,7 +1,7 @@
 """Followers of the run directory's logs: the time that training took, the outcome of saves, and the work of evaluators.
 
 First ranks and evaluators write these for people and reports anyway, so counting from them costs a step nothing, and
-ranks, agents and heartbeats need not know. Rejected: sums in each heartbeat (they begin anew with each process, so they
+ranks, agents and heartbeats need not know. Rejected: sums in each heartbeat (they start over with each process, so they
 would have to be joined over generations, and what a rank did after its last heartbeat would be missing).
 
 The two newest training logs are followed, because a generation may write its last lines after the next one has begun.
@@ -18,56 +18,55 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from tandem.ledger import Purpose
-from tandem.metrics import STEP_BUCKETS
-from tandem.rundir.durable import listed
+from tandem.rundir.durable import list_folder
 from tandem.rundir.layout import evaluator_of_log, generation_of_log
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import (
     EVALUATOR,
     TRAINING,
+    CheckpointUnusable,
     Evaluated,
     EvaluatorEnd,
-    Lost,
+    LostLines,
     NotSaved,
     Rate,
     Saved,
     Start,
     Step,
     TrainingRecord,
-    Unusable,
     Usage,
     Values,
 )
 from tandem.script import MAX_VALUES
-from tandem.status import EvaluatorView
+from tandem.wire.ledger import Purpose
+from tandem.wire.metrics import STEP_BUCKETS
+from tandem.wire.status import EvaluatorView
 
-_TAIL_BYTES = 256 * 2**10
-"""Of a log that was there before, so much of the end is searched for the last save."""
-_FIRST_BYTES = 2**16
-_FOLLOWED = 2
+_MAX_TAIL_BYTES = 256 * 2**10
+"""Size of the end of an earlier log that is searched for the last save, in bytes."""
+_HEAD_BYTES = 2**16
+_MAX_FOLLOWED = 2
 WORK = ("data", "compute", "checkpoint")
-"""What a rate line divides time into."""
+"""Phases into which a rate line divides time."""
 
 
-LEDGERS = 4
+MAX_LEDGER_GENERATIONS = 4
 """Number of the newest generations for which the time is broken down by purpose."""
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What an earlier coordinator has counted for the ledger (tandem_coordinator.ledger)."""
+class LedgerPosition:
+    """The position up to which an earlier coordinator has counted logs for the ledger (tandem_coordinator.ledger)."""
 
     reached: int = 0
-    """The highest step that was taken."""
+    """The highest step taken."""
     offsets: Mapping[int, int] | None = None
-    """Bytes of training logs by generation; None where there was no ledger, so that logs that are there do not
-    count."""
+    """Bytes of training logs by generation; None if there was no ledger, so that existing logs do not count."""
     evaluators_until: float = -inf
-    """Up to then, in seconds since the epoch, evaluators' logs."""
+    """Time up to which evaluators' logs are counted, in seconds since the epoch."""
 
     def offset(self, generation: int) -> int | None:
-        """How far a log that is there is counted; None: it does not count."""
+        """Offset up to which an existing log is counted; None if it does not count."""
         if self.offsets is None:
             return None
         return self.offsets.get(generation, 0 if generation > max(self.offsets, default=0) else None)
@@ -75,96 +74,96 @@ class Counted:
 
 @dataclass(frozen=True)
 class Training:
-    """What was counted since this process began."""
+    """Counts of training logs since this process started."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of the first rank, by what it did (WORK)."""
+    """Seconds of the first rank by phase (WORK)."""
     steps: int = 0
     samples: int = 0
     steps_lost: int = 0
-    """Steps that were taken and are taken again."""
+    """Steps that were taken and then repeated."""
     buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS) + 1)
-    """Steps by their time: as long as each of STEP_BUCKETS at most, and longer than the last."""
+    """Histogram of steps by duration: at most each of STEP_BUCKETS, and longer than the last."""
     step_seconds_sum: float = 0.0
     step_seconds: float | None = None
-    """Of a step, lately."""
+    """Recent duration of a step."""
     samples_per_step: float | None = None
-    """Over all ranks, lately."""
+    """Recent samples per step, over all ranks."""
     saves: dict[str, int] = field(default_factory=dict)
-    """By what became of them: committed, skipped, failed."""
+    """Saves by outcome: committed, skipped, failed."""
     stall_seconds: float | None = None
-    """Of the last save."""
+    """Time for which the last save stopped training."""
     commit_seconds: float | None = None
     flops_per_sample: float | None = None
     peak_flops: float | None = None
-    """Of one rank's GPU; None where one of the two is not well defined."""
+    """Peak of one rank's GPU; None if one of the two is not well defined."""
     tokens_per_sample: float | None = None
-    """Without padding; None where samples are no text."""
+    """Tokens without padding; None if samples are no text."""
     learned_per_sample: float | None = None
-    """Tokens of these that the loss is over."""
+    """Tokens that the loss is computed over."""
     learning_rate: float | None = None
-    """Of the last step that a rate was told of."""
+    """Learning rate of the last step that logged one."""
     loss: float | None = None
-    """Of the same."""
+    """Loss of the same step."""
     gradient_norm: float | None = None
-    """The last that was measured."""
+    """The last measured gradient norm."""
     values: dict[str, float] = field(default_factory=dict)
-    """By the names that the script has logged them by, the newest ones that are finite: MAX_VALUES at most."""
+    """The newest finite values that a script has logged, by name; at most MAX_VALUES."""
     by_generation: Mapping[int, Mapping[Purpose, float]] = field(default_factory=dict)
-    """Seconds of the first rank by what they were for, since the last record of a ledger."""
+    """Seconds of the first rank by purpose, since the last record of a ledger."""
     reached: int = 0
-    """The highest step that was ever taken."""
+    """The highest step ever taken."""
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """Bytes of the newest logs that are in all this, by generation."""
+    """Bytes of the newest logs that are counted, by generation."""
 
 
-class _Each(NamedTuple):
-    """What a generation says at its beginning of each sample, and of each GPU."""
+class _PerSample(NamedTuple):
+    """Cost of a sample, and peak of a GPU, as a generation logs them at its start."""
 
     flops: float | None = None
     peak_flops: float | None = None
     tokens: float | None = None
-    learned: float | None = None
+    loss_tokens: float | None = None
 
     @classmethod
-    def of(cls, record: Start) -> "_Each":
-        """From its record."""
+    def from_record(cls, record: Start) -> "_PerSample":
+        """Take them from a start record."""
         return cls(record.flops_per_sample, record.peak_flops, record.tokens_per_sample, record.learned_per_sample)
 
 
 class TrainingLogs:
-    """Follows the newest training logs. Used by one thread."""
+    """A follower of the newest training logs. For one thread."""
 
-    def __init__(self, folder: Path, counted: Counted | None = None) -> None:
+    def __init__(self, folder: Path, ledger_position: LedgerPosition | None = None) -> None:
         self._logs: dict[int, LogReader[TrainingRecord]] = {}
         self._seconds = dict.fromkeys(WORK, 0.0)
         self._saves: Counter[str] = Counter()
         self._buckets = [0] * (len(STEP_BUCKETS) + 1)
-        self._steps = self._samples = self._lost = 0
-        self._sum = 0.0
+        self._steps = self._samples = self._steps_lost = 0
+        self._step_seconds_sum = 0.0
         self._step: int | None = None
         self._step_seconds: float | None = None
         self._samples_per_step: float | None = None
         self._stall: float | None = None
         self._commit: float | None = None
-        self._each = _Each()
+        self._per_sample = _PerSample()
         self._learning_rate: float | None = None
         self._loss: float | None = None
         self._gradient_norm: float | None = None
         self._values: dict[str, float] = {}
-        self._counted = counted or Counted()
-        self._reached = self._counted.reached
+        self._ledger_position = ledger_position or LedgerPosition()
+        self._reached = self._ledger_position.reached
         self._purposes: dict[int, dict[Purpose, float]] = {}
-        for generation, path in _logs(listed(folder))[-_FOLLOWED:]:
+        for generation, path in _logs(list_folder(folder))[-_MAX_FOLLOWED:]:
             self._skip(generation, path)
 
     def follow(self, paths: list[Path]) -> Training:
-        """Read what was appended since the last time.
+        """Read what was appended since the last call.
 
         Args:
             paths: what is in the folder of logs, by name.
         """
-        for generation, path in _logs(paths)[-_FOLLOWED:]:
+        for generation, path in _logs(paths)[-_MAX_FOLLOWED:]:
             if generation not in self._logs:
                 self._logs[generation] = _reader(path)
             for record in self._logs[generation].read() or ():
@@ -174,35 +173,37 @@ class TrainingLogs:
             seconds=dict(self._seconds),
             steps=self._steps,
             samples=self._samples,
-            steps_lost=self._lost,
+            steps_lost=self._steps_lost,
             buckets=tuple(self._buckets),
-            step_seconds_sum=self._sum,
+            step_seconds_sum=self._step_seconds_sum,
             step_seconds=self._step_seconds,
             samples_per_step=self._samples_per_step,
             saves=dict(self._saves),
             stall_seconds=self._stall,
             commit_seconds=self._commit,
-            flops_per_sample=self._each.flops,
-            peak_flops=self._each.peak_flops,
-            tokens_per_sample=self._each.tokens,
-            learned_per_sample=self._each.learned,
+            flops_per_sample=self._per_sample.flops,
+            peak_flops=self._per_sample.peak_flops,
+            tokens_per_sample=self._per_sample.tokens,
+            learned_per_sample=self._per_sample.loss_tokens,
             learning_rate=self._learning_rate,
             loss=self._loss,
             gradient_norm=self._gradient_norm,
             values={name: value for name, value in self._values.items() if isfinite(value)},
-            by_generation={number: dict(self._purposes[number]) for number in sorted(self._purposes)[-LEDGERS:]},
+            by_generation={
+                number: dict(self._purposes[number]) for number in sorted(self._purposes)[-MAX_LEDGER_GENERATIONS:]
+            },
             reached=self._reached,
-            offsets={number: self._logs[number].offset for number in sorted(self._logs)[-_FOLLOWED:]},
+            offsets={number: self._logs[number].offset for number in sorted(self._logs)[-_MAX_FOLLOWED:]},
         )
 
     def _skip(self, generation: int, path: Path) -> None:
-        """Remember the state that a log leaves, and count nothing of it."""
+        """Take over the state that a log leaves, and count nothing of it."""
         try:
             size = path.stat().st_size
         except OSError:
             return
-        self._each = _each(path)
-        log = self._logs[generation] = _reader(path, max(0, size - _TAIL_BYTES))
+        self._per_sample = _per_sample(path)
+        log = self._logs[generation] = _reader(path, max(0, size - _MAX_TAIL_BYTES))
         for record in log:
             match record:
                 case Rate():
@@ -211,29 +212,29 @@ class TrainingLogs:
                     self._saved(record)
                 case Values():
                     self._logged(record)
-        if (counted := self._counted.offset(generation)) is None:
+        if (position := self._ledger_position.offset(generation)) is None:
             self._reached = max(self._reached, self._step or 0)
             return
-        # The ledger goes on where an earlier coordinator's ended.
-        self._logs[generation] = _reader(path, counted)
+        # The ledger continues where that of an earlier coordinator ended.
+        self._logs[generation] = _reader(path, position)
         for record in self._logs[generation]:
             self._account(generation, record)
 
     def _account(self, generation: int, record: TrainingRecord) -> None:
-        """Take into the ledger what a log says."""
+        """Account a record of the log in the ledger."""
         if not isinstance(record, Rate) or record.phases is None:
             return
-        spent = {name: seconds or 0.0 for name, seconds in record.phases.items()}
-        again = 0.0
+        phases = {name: seconds or 0.0 for name, seconds in record.phases.items()}
+        repeated = 0.0
         if record.step is not None and record.steps:
-            again = min(max(0, self._reached - (record.step - record.steps)), record.steps) / record.steps
+            repeated = min(max(0, self._reached - (record.step - record.steps)), record.steps) / record.steps
             self._reached = max(self._reached, record.step)
-        compute = spent.get("compute", 0.0)
+        compute = phases.get("compute", 0.0)
         purposes = self._purposes.setdefault(generation, {"compute": 0.0, "recomputed": 0.0, "waiting": 0.0})
-        purposes["recomputed"] += again * compute
+        purposes["recomputed"] += repeated * compute
         # In a pause a script does what is no step, such as a validation of its own.
-        purposes["compute"] += (1 - again) * compute + spent.get("pause", 0.0)
-        purposes["waiting"] += spent.get("data", 0.0) + spent.get("checkpoint", 0.0)
+        purposes["compute"] += (1 - repeated) * compute + phases.get("pause", 0.0)
+        purposes["waiting"] += phases.get("data", 0.0) + phases.get("checkpoint", 0.0)
 
     def _take(self, record: TrainingRecord) -> None:
         match record:
@@ -243,14 +244,14 @@ class TrainingLogs:
                 self._logged(record)
             case Start():
                 if self._step is not None:
-                    self._lost += max(0, self._step - record.step)
+                    self._steps_lost += max(0, self._step - record.step)
                 self._step = record.step
-                self._each = _Each.of(record)
+                self._per_sample = _PerSample.from_record(record)
             case Saved():
                 self._saves["committed"] += 1
                 self._saved(record)
             case NotSaved():
-                # One that was begun has a name.
+                # A save that was started has a name.
                 self._saves["skipped" if record.name is None else "failed"] += 1
 
     def _rate(self, record: Rate) -> None:
@@ -268,7 +269,7 @@ class TrainingLogs:
         # A script may leave them out.
         self._samples += samples or 0
         self._buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
-        self._sum += seconds * steps
+        self._step_seconds_sum += seconds * steps
         self._step_seconds = seconds
         if samples is not None and steps:
             self._samples_per_step = samples / steps
@@ -283,35 +284,35 @@ class TrainingLogs:
 
 
 def _reader(path: Path, offset: int = 0) -> LogReader[TrainingRecord]:
-    """Without steps: there is nothing in their lines that a rate does not sum up."""
+    """A reader that skips steps: their lines hold nothing that a rate does not sum up."""
     return LogReader(path, TRAINING, offset, skip=Step)
 
 
-def _each(path: Path) -> _Each:
-    """What a log that was there before says of samples and GPUs at its beginning."""
+def _per_sample(path: Path) -> _PerSample:
+    """The cost of samples, and the peak of GPUs, at the start of an earlier log."""
     with suppress(OSError):
-        for record in LogReader(path, TRAINING, skip=Step, bite=_FIRST_BYTES).read() or ():
+        for record in LogReader(path, TRAINING, skip=Step, bite=_HEAD_BYTES).read() or ():
             if isinstance(record, Start):
-                return _Each.of(record)
-    return _Each()
+                return _PerSample.from_record(record)
+    return _PerSample()
 
 
 def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted((number, path) for path in paths if (number := generation_of_log(path)) is not None)
 
 
-MAX_FAILED, MAX_WORDS = 10_000, 200
+MAX_FAILED, MAX_TEXT_LENGTH = 10_000, 200
 SILENT_SECONDS = 3_600.0
-"""After so long without a line the evaluator is hardly there any more."""
+"""Time without a line after which the evaluator is assumed to be gone, in seconds."""
 REPLACED_SECONDS = 10.0
-"""Two signs of life of an idle evaluator. A process that begins within so much of another's last one has replaced it
-at once."""
-_LAST_BYTES = 64 * 2**10
-"""A coordinator that finds a long log begins so far before its end."""
+"""Maximum gap between a process's last line and the start of another that replaced it at once, in seconds: two lines of
+an idle evaluator."""
+_MAX_EVALUATOR_TAIL_BYTES = 64 * 2**10
+"""Size of the end of a long log at which a new follower begins, in bytes."""
 
 
 class EvaluatorFollower:
-    """Follows one evaluator's log."""
+    """A follower of one evaluator's log."""
 
     def __init__(self, path: Path, counted_until: float = -inf) -> None:
         """
@@ -321,86 +322,94 @@ class EvaluatorFollower:
         self._path = path
         status = os.stat(path)  # noqa: PTH116 - one system call
         # Beginning inside a line is harmless: what is left of it is no record and is passed over.
-        self._log = LogReader(path, EVALUATOR, max(0, status.st_size - _LAST_BYTES))
+        self._log = LogReader(path, EVALUATOR, max(0, status.st_size - _MAX_EVALUATOR_TAIL_BYTES))
         self._grown_at = status.st_mtime
         self._is_read = False
-        self._before: Usage | None = None
+        self._previous: Usage | None = None
         self._newest: Usage | None = None
         self._ended = False
         self.failed: dict[str, str] = {}
-        """Checkpoints that it could not evaluate, since it is followed, and why."""
+        """Checkpoints that it could not evaluate since it is followed, and the reasons."""
         self.lines_lost = 0
-        """Lines that it could not write, since it is followed."""
+        """Lines that it could not write since it is followed."""
         self._counted_until = counted_until
         self._shards = 0.0
         self.seconds: dict[Purpose, float] = {"waiting": 0.0, "idle": 0.0, "evaluation": 0.0}
-        """For which its processes existed, up to the last sign of life, since it is followed, by what they did."""
+        """Seconds for which its processes existed, up to the last sign of life, since it is followed, by purpose."""
 
     def is_quiet(self, now: float) -> bool:
-        """Whether its evaluator has ended, or is silent for long. Another process may write on under the same name."""
+        """Whether its evaluator has ended, or has been silent for long. Another process may write on under the same
+        name."""
         return self._ended or now - self._grown_at > SILENT_SECONDS
 
     def follow(self, now: float) -> None:
-        """Read what was appended since the last time."""
-        before = self._log.offset
+        """Read what was appended since the last call."""
+        offset = self._log.offset
         records = self._log.read() or ()
-        if self._is_read and self._log.offset != before:
+        if self._is_read and self._log.offset != offset:
             self._grown_at = now
         self._is_read = True
         for record in records:
             match record:
                 case Usage():
                     self._account(record)
-                    self._before, self._newest = self._newest, record
+                    self._previous, self._newest = self._newest, record
                 case Evaluated():
                     self._shards += record.seconds or 0.0
-                case Unusable() if len(self.failed) < MAX_FAILED:
-                    self.failed[record.checkpoint[:MAX_WORDS]] = (record.why or "")[:MAX_WORDS]
-                case Lost():
+                case CheckpointUnusable() if len(self.failed) < MAX_FAILED:
+                    self.failed[record.checkpoint[:MAX_TEXT_LENGTH]] = (record.why or "")[:MAX_TEXT_LENGTH]
+                case LostLines():
                     self.lines_lost += record.lines or 0
             self._ended = isinstance(record, EvaluatorEnd)
 
     def _account(self, sign: Usage) -> None:
-        """Take into the ledger what was since the sign of life before."""
-        before, shards, self._shards = self._newest, self._shards, 0.0
+        """Account the time since the last sign of life in the ledger."""
+        earlier, shards, self._shards = self._newest, self._shards, 0.0
         if sign.age is None or sign.time <= self._counted_until:
             return
         seconds, state = sign.age, "starting"
-        if before is None or before.age is None:
+        if earlier is None or earlier.age is None:
             seconds = min(seconds, sign.time - self._counted_until)
-        elif _is_one_process(before, sign):
-            seconds, state = sign.age - before.age, before.state or "idle"
+        elif _is_one_process(earlier, sign):
+            seconds, state = sign.age - earlier.age, earlier.state or "idle"
         else:
             # The process before it has lived on after its last sign of life, and was replaced when it had died.
-            gap = sign.time - sign.age - before.time
+            gap = sign.time - sign.age - earlier.time
             self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
-        evaluated = seconds if state == "evaluating" else min(seconds, shards)
-        self.seconds["evaluation"] += evaluated
-        self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluated
+        evaluation_seconds = seconds if state == "evaluating" else min(seconds, shards)
+        self.seconds["evaluation"] += evaluation_seconds
+        self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluation_seconds
 
     def view(self, now: float) -> EvaluatorView | None:
-        """The evaluator as it is at `now`, seconds since the epoch; None before its first sign of life and after its
-        end."""
+        """The evaluator at `now`, in seconds since the epoch; None before its first sign of life and after its end."""
         newest = self._newest
         if newest is None or self._ended:
             return None
         name = evaluator_of_log(self._path)
         assert name is not None
-        state = (newest.checkpoint or newest.state or "idle")[:MAX_WORDS]
+        state = (newest.checkpoint or newest.state or "idle")[:MAX_TEXT_LENGTH]
         return EvaluatorView(name=name, state=state, cpu=self._cpu(), silent_seconds=max(0.0, now - newest.time))
 
     def _cpu(self) -> float | None:
-        if self._before is None or self._newest is None:
+        if self._previous is None or self._newest is None:
             return None
-        used, previously = self._newest.cpu_seconds, self._before.cpu_seconds
-        seconds = self._newest.time - self._before.time
-        if used is None or previously is None or seconds <= 0 or not _is_one_process(self._before, self._newest):
+        cpu_seconds, previously = self._newest.cpu_seconds, self._previous.cpu_seconds
+        seconds = self._newest.time - self._previous.time
+        if (
+            cpu_seconds is None
+            or previously is None
+            or seconds <= 0
+            or not _is_one_process(self._previous, self._newest)
+        ):
             return None
-        return max(0.0, used - previously) / seconds
+        return max(0.0, cpu_seconds - previously) / seconds
 
 
 def _is_one_process(before: Usage, sign: Usage) -> bool:
-    """Whether two signs of life under one name are one process'. Versions that do not say which tell their age alone.
+    """Whether two signs of life under one name come from one process. Versions that do not report the process are told
+    apart by their age alone.
+
+    On a busy machine a process may be older at its first sign of life than the one before was at its last.
 
     On a busy machine a process may be older at its first sign of life than the one before was at its last.
     """

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from tandem.measures import Pace
-from tandem.protocol import SAVING, SCRIPT, WORDLESS, RankReport
-from tandem.status import CheckpointRef, Progress, Utilization
+from tandem.wire.measures import Pace
+from tandem.wire.protocol import PHASES_WITHOUT_STEP, SAVING, SCRIPT, RankReport
+from tandem.wire.status import CheckpointRef, Progress, Utilization
 
 
 class Reports:
@@ -17,34 +17,34 @@ class Reports:
         self.generation = 0
         self.loss: float | None = None
         self.measured: float | None = None
-        """Samples a second, as the first rank measured them over its last half second."""
+        """Samples per second, as the first rank measured them over its last half second."""
         self.samples_per_step: float | None = None
-        """As its log says."""
+        """Samples per step, as the first rank's log says."""
         self.stepping = False
-        """Whether a rank of this generation says something about its steps."""
+        """Whether a rank of this generation reports its steps."""
         self.stepped = False
-        """Whether one has made a step."""
+        """Whether a rank of this generation has made a step."""
         self.stepped_at: float | None = None
-        """When training was last heard to have made a step, or to pause, in whatever generation."""
+        """Time of the last report of a step, or of a pause, in whatever generation."""
         self._ranks: dict[str, list[RankReport]] = {}
-        self._taken: dict[str, float] = {}
-        self._disobedient: set[str] = set()
+        self._received_at: dict[str, float] = {}
+        self._without_save_order: set[str] = set()
         self._first: int | None = None
         self._lead: RankReport | None = None
         self._pace = Pace()
 
     def begin(self, generation: int) -> None:
-        """A generation was formed: forget what the ranks of the one before said of themselves."""
+        """Start over for a new generation: forget the reports of the ranks of the one before."""
         self.generation = generation
         self.stepping = self.stepped = False
         self._ranks.clear()
-        self._disobedient.clear()
+        self._without_save_order.clear()
         self._first = None
         self._pace.clear()
         self.measured = None
 
-    def take(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
-        """Take in what an agent reports; `now` is in seconds of any steady clock."""
+    def record(self, replica: str, generation: int | None, ranks: Iterable[RankReport], now: float) -> None:
+        """Record an agent's report; `now` is in seconds of any steady clock."""
         if generation != self.generation:
             return
         reports = sorted(ranks, key=lambda report: report.rank)
@@ -52,13 +52,13 @@ class Reports:
             self.forget(replica)
             return
         self._ranks[replica] = reports
-        self._taken[replica] = now
-        self.stepping = self.stepping or any(report.phase not in WORDLESS for report in reports)
+        self._received_at[replica] = now
+        self.stepping = self.stepping or any(report.phase not in PHASES_WITHOUT_STEP for report in reports)
         self.stepped = self.stepped or any(report.has_stepped for report in reports)
         if all(report.saves for report in reports):
-            self._disobedient.discard(replica)
+            self._without_save_order.discard(replica)
         else:
-            self._disobedient.add(replica)
+            self._without_save_order.add(replica)
         if self.stepped_at is not None and any(report.pauses for report in reports):
             self.stepped_at = now
         # Of a script that logs its steps, any rank may be the only one that does.
@@ -77,18 +77,18 @@ class Reports:
         self._pace.add(now, lead.step)
 
     def forget(self, replica: str) -> None:
-        """The replica is gone."""
-        self._disobedient.discard(replica)
+        """Forget a replica that is gone."""
+        self._without_save_order.discard(replica)
         self._ranks.pop(replica, None)
         leads = [lead.rank for reports in self._ranks.values() if (lead := _lead(reports)) is not None]
         if self._first not in leads:
             self._first = min(leads, default=None)
 
-    def of(self, replica: str) -> list[RankReport]:
-        """What a replica's ranks said last."""
+    def of_replica(self, replica: str) -> list[RankReport]:
+        """The last reports of a replica's ranks."""
         return self._ranks.get(replica, [])
 
-    def everyone(self) -> Iterator[tuple[str, RankReport]]:
+    def all_reports(self) -> Iterator[tuple[str, RankReport]]:
         """The last report of each rank, with its replica."""
         for replica, reports in self._ranks.items():
             for report in reports:
@@ -96,64 +96,65 @@ class Reports:
 
     @property
     def saves(self) -> bool:
-        """Whether ranks report, and all that do say that they obey `save-and-leave`."""
-        return bool(self._ranks) and not self._disobedient
+        """Whether ranks report, and all that do obey `save-and-leave`."""
+        return bool(self._ranks) and not self._without_save_order
 
     @property
     def scripted(self) -> bool:
-        """Whether ranks are of a script of the user's own that obeys no orders, whatever it says of its steps."""
-        return any(report.script for _, report in self.everyone())
+        """Whether ranks run a user's own script that obeys no orders, whether or not it reports its steps."""
+        return any(report.script for _, report in self.all_reports())
 
     @property
     def of_session(self) -> bool:
-        """Whether a rank, of whatever generation, has said how far it is and obeys orders, as a session does."""
+        """Whether a rank, of whatever generation, has reported its steps and obeys orders, as a session does."""
         return self._lead is not None and not self._lead.script
 
     @property
     def not_finite(self) -> RankReport | None:
-        """What the first rank of such a script says, while its loss is NaN or infinite."""
+        """The report of the first rank of such a script, while its loss is NaN or infinite; otherwise None."""
         lead = self._lead if self.stepping else None
         return lead if lead is not None and lead.script and not lead.loss_is_finite else None
 
     @property
     def silent(self) -> bool:
-        """Whether no rank of this generation says how far it is, as with a script that knows nothing of Tandem."""
-        return all(report.phase == SCRIPT for _, report in self.everyone())
+        """Whether no rank of this generation reports its steps, as with a script that does not use Tandem."""
+        return all(report.phase == SCRIPT for _, report in self.all_reports())
 
     @property
     def saving(self) -> bool:
-        """Whether a rank says that it takes no more steps, and writes its last checkpoint."""
-        return any(report.phase == SAVING for _, report in self.everyone())
+        """Whether a rank reports that it takes no more steps, and writes its last checkpoint."""
+        return any(report.phase == SAVING for _, report in self.all_reports())
 
     @property
     def pausing(self) -> bool:
-        """Whether a rank says that it is at something that takes as long as it takes."""
-        return any(report.pauses for _, report in self.everyone())
+        """Whether a rank reports that it is in `Session.pausing()`."""
+        return any(report.pauses for _, report in self.all_reports())
 
     @property
     def pause(self) -> str | None:
-        """What ranks are at that pause, in a sentence; None while none does."""
+        """Describe the pause, as a sentence; None while no rank pauses."""
         if self.finishing:
             return "all steps are taken, and the code after the loop runs"
-        replica, report = next(((one, report) for one, report in self.everyone() if report.pauses), ("", None))
+        replica, report = next(((name, report) for name, report in self.all_reports() if report.pauses), ("", None))
         return None if report is None else f"training pauses: rank {report.rank} ({replica}) is at {report.phase}"
 
     @property
     def finishing(self) -> bool:
-        """Whether a rank says that all steps are taken, and the code after the loop runs."""
-        return any(report.finishing for _, report in self.everyone())
+        """Whether a rank reports that all steps are taken, and the code after the loop runs."""
+        return any(report.finishing for _, report in self.all_reports())
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps completed, as far as is known."""
+        """Completed optimizer steps; None if unknown."""
         return None if self._lead is None else self._lead.step
 
     def progress(self, newest: CheckpointRef | None = None) -> Progress | None:
-        """How far training is; None before the first word of a rank.
+        """The progress of training; None before the first report of a rank.
 
         Args:
-            newest: the newest checkpoint. That of this generation may be known before a rank says so, and from that of
-                the generation before a new group goes on, which says nothing before it steps.
+            newest: the newest checkpoint. That of this generation may be known before a rank reports its step, and a
+            new
+                group resumes from that of the generation before, and reports nothing before its first step.
         """
         lead = self._lead
         if lead is None:
@@ -171,13 +172,14 @@ class Reports:
 
     @property
     def throughput(self) -> float | None:
-        """Samples a second over the last minute; what the first rank measures until its log says what a step is."""
-        found = self._pace.throughput(self.samples_per_step)
-        return self.measured if found is None else found
+        """Samples per second over the last minute; until the log of the first rank tells the size of a step, its own
+        measurement."""
+        measured = self._pace.throughput(self.samples_per_step)
+        return self.measured if measured is None else measured
 
     def utilization(self, evaluator_cpu: float | None) -> Utilization | None:
-        """Processor use of all ranks together; None if nothing is known."""
-        ranks = [report for _, report in self.everyone()]
+        """Utilization of all ranks together; None if nothing is known."""
+        ranks = [report for _, report in self.all_reports()]
         cpu = [report.cpu for report in ranks if report.cpu is not None]
         gpu = [report.gpu for report in ranks if report.gpu is not None]
         memory = [report.gpu_memory_bytes for report in ranks if report.gpu_memory_bytes is not None]
@@ -191,10 +193,10 @@ class Reports:
         )
 
     def used_before(self, now: float) -> dict[str, float]:
-        """By rank, seconds since its processor use was measured; `now` as in `take`."""
+        """Seconds since the processor use was measured, by rank; `now` as in `record`."""
         return {
-            str(report.rank): round(now - self._taken[replica] + report.used_before, 2)
-            for replica, report in self.everyone()
+            str(report.rank): round(now - self._received_at[replica] + report.used_before, 2)
+            for replica, report in self.all_reports()
             if report.used_before is not None
         }
 
@@ -207,7 +209,7 @@ class Reports:
         return {str(report.rank): round(report.gpu, 3) for report in self._all() if report.gpu is not None}
 
     def trainer_busy(self) -> dict[str, float]:
-        """Seconds of its own work in a step, by rank."""
+        """Seconds of own work in a step, by rank."""
         return {
             str(report.rank): round(report.busy_seconds, 6) for report in self._all() if report.busy_seconds is not None
         }
@@ -219,9 +221,9 @@ class Reports:
         }
 
     def _all(self) -> list[RankReport]:
-        return sorted((report for _, report in self.everyone()), key=lambda report: report.rank)
+        return sorted((report for _, report in self.all_reports()), key=lambda report: report.rank)
 
 
 def _lead(reports: list[RankReport]) -> RankReport | None:
-    """The first rank that says something about its steps."""
-    return next((report for report in reports if report.phase not in WORDLESS), None)
+    """The report of the first rank that reports its steps."""
+    return next((report for report in reports if report.phase not in PHASES_WITHOUT_STEP), None)

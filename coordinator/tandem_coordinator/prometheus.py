@@ -15,12 +15,12 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from tandem import metrics
-from tandem.job import Checkpoint
-from tandem.labels import place
-from tandem.ledger import PURPOSES, Ledger, Spent
-from tandem.metrics import STEP_BUCKETS, Metric
-from tandem.status import Phase, Snapshot, Troubles
+from tandem.job.labels import replica_of_pod
+from tandem.job.resource import CheckpointSpec
+from tandem.wire import metrics
+from tandem.wire.ledger import PURPOSES, Ledger, UsageByPurpose
+from tandem.wire.metrics import STEP_BUCKETS, Metric
+from tandem.wire.status import Phase, Snapshot, Troubles
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
@@ -39,55 +39,55 @@ REASONS = (
         "StoreUnreachable",
     ),
 )
-"""Why generations end. Counted from 0 on, or the first of each kind would be no increase."""
+"""Reasons why generations end. They are exported from 0 on; otherwise the first of each kind would be no increase."""
 
-FRESH_SECONDS = 0.4
-"""For so long an answer is given again …"""
-PAUSE = 9.0
-"""… and for this many times as long as it took to make."""
+MIN_CACHE_SECONDS = 0.4
+"""Minimum time for which an answer is reused, in seconds."""
+PAUSE_FACTOR = 9.0
+"""Time for which an answer is reused, as a multiple of the time to make it."""
 
 MAX_METRICS = 16
-"""Of one checkpoint: each is a series."""
+"""Maximum number of metrics of one checkpoint: each is a series."""
 
 Sample = tuple[Metric, tuple[str, ...], float | int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What Prometheus is told and no snapshot has."""
+    """Values that are exported and not part of a snapshot."""
 
     clock: Instant
-    """Now."""
-    checkpoints: Checkpoint = field(default_factory=Checkpoint)
-    """When the job wants them."""
+    """Time of the scrape."""
+    checkpoints: CheckpointSpec = field(default_factory=CheckpointSpec)
+    """Settings of when the job saves checkpoints."""
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """Generations formed after the first, by reason."""
+    """Number of generations formed after the first, by reason."""
     failures: int = 0
-    """How much of the restart budget is used."""
+    """Failures charged to the restart budget."""
     budget: int = 0
-    """How much there is."""
+    """Size of the restart budget."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where time went (tandem_coordinator.goodput)."""
+    """Seconds by phase (tandem_coordinator.goodput)."""
     ledger: Ledger = field(default_factory=Ledger)
     """GPU time, CPU time and cost, as far as they are settled."""
     stepped_at: float | None = None
-    """When training was last heard to have made a step, on the steady clock."""
+    """Time of the last report of a step, on the monotonic clock."""
     idle_seconds: float | None = None
-    """For how long no rank of a script that says nothing of its steps has done anything."""
+    """Time for which no rank of a script without steps has worked, in seconds; None otherwise."""
     finishing: bool = False
     """Whether all steps are taken, and the code after the loop runs."""
     scripted: bool = False
-    """Whether ranks are of a script of the user's own without a session, which saves in a way of its own."""
+    """Whether ranks run a user's own script without a session, which saves in its own format."""
     started_at: float | None = None
-    """When the first generation opened, seconds since the epoch."""
+    """Time at which the first generation opened, in seconds since the epoch."""
     observed: Observed = field(default_factory=Observed)
-    """What the run directory holds."""
+    """The state of the run directory."""
     troubles: Troubles = field(default_factory=Troubles)
-    """What went wrong and did not end the job."""
+    """Troubles that did not end the job."""
 
 
 def prometheus_text(snapshot: Snapshot, namespace: str, figures: Figures) -> bytes:
-    """What a scrape is answered."""
+    """Render the answer to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     samples = [
         *_samples(snapshot),
@@ -100,8 +100,8 @@ def prometheus_text(snapshot: Snapshot, namespace: str, figures: Figures) -> byt
 
 
 class Scrapes:
-    """What scrapes are answered, made anew so rarely that whoever asks without a pause cannot keep the coordinator from
-    its agents: for 10,000 of them it takes half a second.
+    """A cache of the answer to scrapes. It is made anew so rarely that a client that asks without a pause cannot keep
+    the coordinator from its agents: for 10,000 of them it takes half a second.
 
     Args:
         make: makes it.
@@ -113,12 +113,12 @@ class Scrapes:
         self._text, self._fresh_until = b"", float("-inf")
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
-        began = self._clock()
-        if began >= self._fresh_until:
+        """The answer, in Prometheus' text format."""
+        started = self._clock()
+        if started >= self._fresh_until:
             self._text = self._make()
             ended = self._clock()
-            self._fresh_until = ended + max(FRESH_SECONDS, PAUSE * (ended - began))
+            self._fresh_until = ended + max(MIN_CACHE_SECONDS, PAUSE_FACTOR * (ended - started))
         return self._text
 
 
@@ -176,8 +176,8 @@ def _samples(snapshot: Snapshot) -> Iterator[Sample]:
 def _members(snapshot: Snapshot) -> Iterator[Sample]:
     silent: dict[str, float] = {}
     for member in snapshot.members:
-        # For a moment two pods may be there of one place: one that is lost, and the one that comes instead.
-        name = place(member.replica)
+        # Two pods of one place may exist for a short time: one that is lost, and its replacement.
+        name = replica_of_pod(member.replica)
         silent[name] = max(member.silent_seconds, silent.get(name, 0.0))
         for view in member.ranks:
             rank = (str(view.rank),)
@@ -190,7 +190,7 @@ def _members(snapshot: Snapshot) -> Iterator[Sample]:
         yield metrics.SILENT, (name,), seconds
     slow: dict[tuple[str, str], float] = {}
     for straggler in snapshot.status.stragglers:
-        own = str(straggler.rank), place(straggler.replica)
+        own = str(straggler.rank), replica_of_pod(straggler.replica)
         slow[own] = max(straggler.ratio, slow.get(own, 0.0))
     for own, ratio in slow.items():
         yield metrics.STRAGGLER, own, ratio
@@ -220,20 +220,21 @@ def _evaluation(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _place_of_process(evaluator: str) -> str:
-    """The name of one of a pod's evaluator processes, POD-INDEX, without what tells pods of one place apart."""
+    """The place of one of a pod's evaluator processes (POD-INDEX), without the part that differs between pods of one
+    place."""
     pod, dash, index = evaluator.rpartition("-")
-    return f"{place(pod)}{dash}{index}"
+    return f"{replica_of_pod(pod)}{dash}{index}"
 
 
 def _history(figures: Figures) -> Iterator[Sample]:
     # The one that decides is among the first, whatever a program reports besides.
-    decides = figures.observed.latest_evaluation
+    deciding = figures.observed.latest_evaluation
     scores = figures.observed.latest_metrics
-    for name in sorted(scores, key=lambda name: decides is None or name != decides.metric)[:MAX_METRICS]:
+    for name in sorted(scores, key=lambda name: deciding is None or name != deciding.metric)[:MAX_METRICS]:
         yield metrics.EVALUATION_METRIC, (name,), scores[name]
     against_base = figures.observed.against_base
-    for one in against_base.compared:
-        yield metrics.BASE_METRIC, (one.metric,), one.base
+    for comparison in against_base.compared:
+        yield metrics.BASE_METRIC, (comparison.metric,), comparison.base
     if against_base.compared:
         yield metrics.WORSE_THAN_BASE, (), against_base.worse
     training = figures.observed.training
@@ -241,13 +242,13 @@ def _history(figures: Figures) -> Iterator[Sample]:
         yield metrics.RESTARTS, (reason,), count
     yield metrics.FAILURES, (), figures.failures
     yield metrics.BUDGET, (), figures.budget
-    for phase in metrics.DOINGS:
+    for phase in metrics.TIME_PHASES:
         yield metrics.TIME, (phase,), round(figures.seconds.get(phase, 0.0), 3)
-    spent = figures.ledger
+    ledger = figures.ledger
     for metric, amounts in (
-        (metrics.GPU_SECONDS, spent.gpu_seconds),
-        (metrics.CPU_SECONDS, spent.cpu_seconds),
-        (metrics.COST, spent.cost or Spent()),
+        (metrics.GPU_SECONDS, ledger.gpu_seconds),
+        (metrics.CPU_SECONDS, ledger.cpu_seconds),
+        (metrics.COST, ledger.cost or UsageByPurpose()),
     ):
         for purpose in PURPOSES:
             yield metric, (purpose,), getattr(amounts, purpose)
@@ -265,9 +266,13 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.SAVES, ("failed",), max(training.saves.get("failed", 0), troubles.saves_failed)
     yield metrics.SAVES_FAILING, (), troubles.saves_failed_in_a_row
     yield metrics.LINES_LOST, (), troubles.lines_lost
-    yield metrics.LEFT_OUT, (), figures.observed.batches_left_out
-    done = figures.observed.evaluations
-    for result, number in {"merged": done.merged, "skipped": done.skipped, "failed": done.failed}.items():
+    yield metrics.SKIPPED_BATCHES, (), figures.observed.batches_left_out
+    evaluations = figures.observed.evaluations
+    for result, number in {
+        "merged": evaluations.merged,
+        "skipped": evaluations.skipped,
+        "failed": evaluations.failed,
+    }.items():
         yield metrics.EVALUATIONS, (result,), number
 
 
@@ -304,7 +309,7 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
     saves = figures.stepped_at is not None and not figures.scripted
     if saves and not figures.finishing:
         yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training.step_seconds)
-    since = saved.at if saved is not None else figures.started_at if saves else None
+    since = saved.saved_at if saved is not None else figures.started_at if saves else None
     if since is not None and not figures.finishing:
         yield metrics.CHECKPOINT_AGE, (), max(0.0, round(clock.wall - since, 3))
     if snapshot.status.evaluators is not None and snapshot.status.evaluators.desired > 0:
@@ -312,9 +317,9 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
         yield metrics.EVALUATION_WAIT, (), 0.0 if waits is None else max(0.0, round(clock.wall - waits, 3))
 
 
-def _interval(wanted: Checkpoint, step_seconds: float | None) -> float | None:
+def _interval(settings: CheckpointSpec, step_seconds: float | None) -> float | None:
     by_steps = None
-    if wanted.every_steps is not None and step_seconds is not None:
-        by_steps = wanted.every_steps * step_seconds
-    known = [seconds for seconds in (wanted.interval_seconds, by_steps) if seconds is not None]
-    return round(min(known), 3) if known else None
+    if settings.every_steps is not None and step_seconds is not None:
+        by_steps = settings.every_steps * step_seconds
+    limits = [seconds for seconds in (settings.interval_seconds, by_steps) if seconds is not None]
+    return round(min(limits), 3) if limits else None

@@ -1,4 +1,4 @@
-"""Builds the snapshot of a job from membership, reports and the run directory. Pure."""
+"""The snapshot of a job, built from membership, reports and the run directory. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from tandem.formatting import rfc3339
-from tandem.job import DistributedTrainingJob
-from tandem.reasons import Reason
-from tandem.status import (
-    AGAIN,
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.reasons import Reason
+from tandem.wire.status import (
+    RESTART_DELAY_PREFIX,
     Event,
     GenerationView,
     Members,
@@ -21,28 +21,28 @@ from tandem.status import (
     Status,
     Straggler,
 )
-from tandem_coordinator.failures import progress
-from tandem_coordinator.goodput import OVER, SILENT, STEPPING
-from tandem_coordinator.group_state import Agent, State
+from tandem_coordinator.failures import progress_of
+from tandem_coordinator.goodput import ENDED, SILENT, STEPPING
+from tandem_coordinator.group_state import AgentState, State
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed
 
 MAX_GENERATIONS = 20
-"""How many the operator is told of."""
-MAX_NAMES = 48 * 2**10
-"""Characters of all names of members: those of 1,000 to 2,000."""
-MAX_WORDS, MAX_REASON = 200, 64
-"""Characters of why a generation was formed, and of why the job has failed."""
+"""Maximum number of generations that the operator is told of."""
+MAX_NAME_CHARACTERS = 48 * 2**10
+"""Maximum number of characters of all members' names: those of 1,000 to 2,000 members."""
+MAX_DETAIL_LENGTH, MAX_REASON_LENGTH = 200, 64
+"""Maximum lengths of the reason why a generation was formed, and of that why the job has failed, in characters."""
 
 
 @dataclass(frozen=True)
 class Instant:
-    """One moment on both clocks."""
+    """One moment on the wall clock and on the monotonic clock."""
 
     wall: float
     """Seconds since the epoch."""
     steady: float
-    """Seconds of the monotonic clock that membership lives by."""
+    """Seconds of the monotonic clock that membership uses."""
 
 
 def snapshot(
@@ -54,23 +54,25 @@ def snapshot(
     observed: Observed,
     generations: Iterable[GenerationView],
     events: Iterable[Event],
-    most: int | None = None,
+    max_members: int | None = None,
 ) -> Snapshot:
-    """Everything that is known of the job at one moment.
+    """Create a snapshot of the job at one moment.
 
     Args:
-        most: how many members to list, those that do not run first; None: all.
+        max_members: how many members to list, those that do not run first; None: all.
     """
-    if most is None:
+    if max_members is None:
         agents = sorted(state.agents.items())
     else:
-        agents = nsmallest(most, state.agents.items(), key=lambda one: (not one[1].waits, len(one[0]), one[0]))
+        agents = nsmallest(
+            max_members, state.agents.items(), key=lambda entry: (not entry[1].is_waiting, len(entry[0]), entry[0])
+        )
     return Snapshot(
         job=job.metadata.name,
         time=clock.wall,
         status=status,
         members=[_member(agent, clock, reports) for _, agent in agents],
-        finished=len(state.finished) if state.rules.ends_with_zero else None,
+        finished=len(state.finished) if state.rules.completes_on_exit else None,
         reason=_reason(state, observed) if status.phase == "Failed" or _stopped_early(observed) else None,
         generations=_generations(generations, state, clock),
         evaluators=list(observed.evaluators),
@@ -78,32 +80,34 @@ def snapshot(
     )
 
 
-def brief(whole: Snapshot) -> Snapshot:
-    """A snapshot of some 100 KiB at most: the status, and the last generations.
+def brief(full: Snapshot) -> Snapshot:
+    """Reduce a snapshot to some 100 KiB at most: the status, and the last generations.
 
     Each member is named once, in the newest generation that has it: what counts is who was ever in the group.
     """
     views: list[GenerationView] = []
-    named: set[str] = set()
-    left = MAX_NAMES
-    for view in reversed(whole.generations[-MAX_GENERATIONS:]):
+    listed_names: set[str] = set()
+    remaining = MAX_NAME_CHARACTERS
+    for view in reversed(full.generations[-MAX_GENERATIONS:]):
         members = []
         for name in view.members:
-            if name not in named and len(name) <= left:
+            if name not in listed_names and len(name) <= remaining:
                 members.append(name)
-                named.add(name)
-                left -= len(name)
+                listed_names.add(name)
+                remaining -= len(name)
         replicas = len(view.members) if view.replicas is None else view.replicas
         views.append(
-            view.model_copy(update={"members": members, "replicas": replicas, "detail": view.detail[:MAX_WORDS]})
+            view.model_copy(
+                update={"members": members, "replicas": replicas, "detail": view.detail[:MAX_DETAIL_LENGTH]}
+            )
         )
     views.reverse()
     return Snapshot(
-        job=whole.job,
-        time=whole.time,
-        status=whole.status,
-        finished=whole.finished,
-        reason=whole.reason,
+        job=full.job,
+        time=full.time,
+        status=full.status,
+        finished=full.finished,
+        reason=full.reason,
         generations=views,
     )
 
@@ -117,16 +121,16 @@ def status(
     started_at: float | None,
     stragglers: list[Straggler],
 ) -> Status:
-    """The status of the job at one moment."""
+    """Compute the status of the job at one moment."""
     spec, ending = job.spec, observed.ending
     world_size = state.latest.world_size if state.open and state.latest is not None else None
     evaluator_cpu = [view.cpu for view in observed.evaluators if view.cpu is not None]
-    ended_at = ending.at if ending is not None else None
+    ended_at = ending.ended_at if ending is not None else None
     return Status(
         phase=_phase(job, state, reports, observed),
         workers=Members(
             desired=state.target,
-            ready=len(state.inside) if state.open else 0,
+            ready=len(state.members) if state.open else 0,
             min=spec.workers.min_replicas,
             max=spec.workers.most,
         ),
@@ -150,31 +154,36 @@ def status(
     )
 
 
-def about(state: State, reports: Reports, observed: Observed) -> str:
-    """What the job spends its time on, in the words of tandem_coordinator.goodput."""
+def activity(state: State, reports: Reports, observed: Observed) -> str:
+    """The job's activity, one of those of tandem_coordinator.goodput."""
     if state.end is not None or observed.ending is not None:
-        return OVER
+        return ENDED
     if not state.open:
         return "rendezvous" if state.agents else "idle"
     if reports.stepping:
         return STEPPING
-    return SILENT if reports.silent and _all_run(state) else "restore"
+    return SILENT if reports.silent and _are_all_running(state) else "restore"
 
 
 def _progress(reports: Reports, observed: Observed) -> Progress | None:
-    """How far training is; at its end as far as the last checkpoint: ranks are gone before they are heard again."""
-    told, ending = reports.progress(observed.latest_checkpoint), observed.ending
+    """The progress of training. At its end it is that of the last checkpoint, because ranks are gone before they report
+    again."""
+    reported, ending = reports.progress(observed.latest_checkpoint), observed.ending
     if ending is None or ending.final is None:
-        return told
+        return reported
     step = ending.final.step
-    epoch = told.epoch * step / told.step if told is not None and told.epoch is not None and told.step else None
+    epoch = (
+        reported.epoch * step / reported.step
+        if reported is not None and reported.epoch is not None and reported.step
+        else None
+    )
     total = max(step, ending.total_steps or step)
     percent = 100.0 * step / total if total else 100.0
     return Progress(step=step, total_steps=total, epoch=epoch, percent=percent, remaining_seconds=0.0)
 
 
 def _loss(reports: Reports, observed: Observed) -> float | None:
-    """Of the last step that is known; at the end of training as its log says, for the same reason."""
+    """The loss of the last known step. At the end of training it is that of the log, for the same reason."""
     is_complete = observed.ending is not None and observed.ending.final is not None
     return observed.training.loss if is_complete and observed.training.loss is not None else reports.loss
 
@@ -190,10 +199,10 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
     if state.end is not None or state.failing is not None:
         return "Failed"
     if state.open:
-        # A built-in task says how far it is as soon as it makes a step, and so does a session. Before that was heard
-        # once, nobody knows what a script is: it runs when its processes do, and goes on to, whatever it says.
+        # A built-in task reports its progress as soon as it makes a step, and so does a session. Before the first such
+        # report, the kind of a script is unknown: it counts as running when its processes run.
         unknown = job.spec.trainer.command is not None and not reports.of_session
-        if reports.stepping or (unknown and _all_run(state)):
+        if reports.stepping or (unknown and _are_all_running(state)):
             return "Running"
         return "Starting" if state.number == state.first else "Restarting"
     if state.number >= state.first and state.cause.reason != "Started":
@@ -201,9 +210,11 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
     return "Starting" if state.agents else "Pending"
 
 
-def _all_run(state: State) -> bool:
-    running = {name for name, one in state.agents.items() if not one.waits and one.generation == state.number}
-    return len(running | state.finished) >= len(state.inside)
+def _are_all_running(state: State) -> bool:
+    running = {
+        name for name, agent in state.agents.items() if not agent.is_waiting and agent.generation == state.number
+    }
+    return len(running | state.finished) >= len(state.members)
 
 
 def _stopped_early(observed: Observed) -> bool:
@@ -211,9 +222,9 @@ def _stopped_early(observed: Observed) -> bool:
 
 
 def _reason(state: State, observed: Observed) -> str | None:
-    """Why the job has ended as it has, in one word."""
+    """The reason for the job's end, in one word; None while it runs."""
     end = observed.ending or state.end or state.failing
-    return None if end is None else end.reason[:MAX_REASON]
+    return None if end is None else end.reason[:MAX_REASON_LENGTH]
 
 
 def _message(state: State, clock: Instant, observed: Observed) -> str | None:
@@ -222,32 +233,32 @@ def _message(state: State, clock: Instant, observed: Observed) -> str | None:
     if state.completing is None and (end := state.end or state.failing) is not None:
         return end.detail
     if state.open and state.blind:
-        heard = max((agent.heard for agent in state.agents.values()), default=clock.steady)
-        return f"no agent was heard of for {clock.steady - heard:.0f} s"
+        last_seen = max((agent.last_seen for agent in state.agents.values()), default=clock.steady)
+        return f"no agent has sent a heartbeat for {clock.steady - last_seen:.0f} s"
     if state.saving is not None:
         return f"{state.saving.cause.detail}; the group saves first"
     if not state.open and state.number >= state.first:
         wait = state.not_before - clock.steady
-        return state.cause.detail + (f"; {AGAIN}{math.ceil(wait)} s" if wait > 0 else "")
+        return state.cause.detail + (f"; {RESTART_DELAY_PREFIX}{math.ceil(wait)} s" if wait > 0 else "")
     return None
 
 
 def _generations(views: Iterable[GenerationView], state: State, clock: Instant) -> list[GenerationView]:
-    """The open one with how far it has got; of the others that is known since they were closed."""
-    known = list(views)
-    if state.open and known and known[-1].generation == state.number:
-        known[-1] = known[-1].model_copy(update={"progressed": bool(progress(state, clock.steady))})
-    return known
+    """The generations, with the progress of the open one; that of the others is known since they were closed."""
+    updated = list(views)
+    if state.open and updated and updated[-1].generation == state.number:
+        updated[-1] = updated[-1].model_copy(update={"progressed": bool(progress_of(state, clock.steady))})
+    return updated
 
 
-def _member(agent: Agent, clock: Instant, reports: Reports) -> MemberView:
+def _member(agent: AgentState, clock: Instant, reports: Reports) -> MemberView:
     member = agent.member
     return MemberView(
         replica=member.replica,
         address=member.address,
         node=agent.node or None,
-        state="leaving" if agent.leaves else "joining" if agent.waits else "running",
-        silent_seconds=max(0.0, round(clock.steady - agent.heard, 3)),
+        state="leaving" if agent.is_leaving else "joining" if agent.is_waiting else "running",
+        silent_seconds=max(0.0, round(clock.steady - agent.last_seen, 3)),
         ranks=[
             RankView(
                 rank=report.rank,
@@ -257,6 +268,6 @@ def _member(agent: Agent, clock: Instant, reports: Reports) -> MemberView:
                 gpu_memory_bytes=report.gpu_memory_bytes,
                 busy_seconds=report.busy_seconds,
             )
-            for report in reports.of(member.replica)
+            for report in reports.of_replica(member.replica)
         ],
     )

@@ -1,12 +1,12 @@
 """The coordinator's persistent state: `coordinator.json` in the run directory.
 
-It is written before a generation is handed out, so that a number is never given twice. It also says who writes it: a
-coordinator whose node was cut off while another took over finds the other's name there and ends. Its kubelet then
-starts it again in the same pod; so the page also remembers which pods were taken over from: none gets it back.
+It is written before a generation is handed out, so that a number is never given twice. It also names its writer: a
+coordinator whose node was cut off while another one took over finds the other's name there and ends. Its kubelet then
+starts it again in the same pod; so the file also lists the pods that were taken over from, and none of them gets the
+job back.
 
-A coordinator of the first protocol takes a page with a field that it does not know for none at all, and, after a
-rollback, closes the generation that trains. So what it does not know stands in a file beside
-(docs/decisions/0020-versions.md).
+A coordinator of the first protocol version rejects a file with a field that it does not know, and, after a rollback,
+closes the generation that trains. So newer fields are stored in a second file (docs/decisions/0020-versions.md).
 """
 
 import secrets
@@ -17,116 +17,121 @@ from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
-from tandem.measures import is_restart
-from tandem.model import Model, Whole
-from tandem.protocol import FIRST, Membership, worded
+from tandem.model import Model, WholeNumber
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ledger import newest_ledger
-from tandem.rundir.records import Accounted
-from tandem.status import GenerationView
+from tandem.rundir.records import LedgerRecord
+from tandem.wire.measures import is_restart
+from tandem.wire.protocol import FIRST_PROTOCOL, Membership, encode_for
+from tandem.wire.status import GenerationView
 from tandem_coordinator.group_state import State
 
 M = TypeVar("M", bound=Model)
 
-HISTORY = 20
-"""So many generations survive a restart of the coordinator with their reasons."""
+MAX_HISTORY = 20
+"""Number of generations that survive a restart of the coordinator with their reasons."""
 
 
-PODS = 20
-"""So many pods that were taken over from are remembered."""
+MAX_PODS = 20
+"""Number of pods that are remembered as taken over from."""
 
 
 class TakenOver(Exception):  # noqa: N818 - it is a state of the job
-    """Another coordinator has claimed the run directory since."""
+    """Another coordinator has claimed the run directory."""
 
 
-class Absent(Model):
-    """What the others go on without (see `blame`)."""
+class ExclusionRecord(Model):
+    """A replica or a node that the group goes on without, as recorded (see `failures`)."""
 
     replica: str
-    """Empty: the whole node."""
+    """The excluded replica; empty if the whole node is excluded."""
     node: str
     why: str
     seconds: float
-    """So long ago that was decided when the page was written."""
+    """Age of the decision when the file was written, in seconds."""
 
 
-def remembered_left_out(state: State, now: float) -> list[Absent]:
-    """What to remember of those that are left out."""
-    return [Absent(replica=one.replica, node=one.node, why=one.why, seconds=now - one.at) for one in state.left_out]
+def exclusion_records(state: State, now: float) -> list[ExclusionRecord]:
+    """The exclusions of a state, as records."""
+    return [
+        ExclusionRecord(
+            replica=exclusion.replica, node=exclusion.node, why=exclusion.reason, seconds=now - exclusion.since
+        )
+        for exclusion in state.exclusions
+    ]
 
 
 class CoordinatorState(Model):
     """The content of `coordinator.json`."""
 
     owner: str
-    """The coordinator that wrote it."""
+    """Name of the coordinator that wrote it."""
     pod: str | None = None
-    """The uid of its pod, where it has one."""
+    """The uid of its pod; None outside a cluster."""
     taken_from: list[str] | None = None
-    """The pods that others have taken over from, oldest first."""
-    generation: Whole
-    """The highest number given out."""
+    """Uids of pods that other coordinators have taken over from, oldest first."""
+    generation: WholeNumber
+    """The highest generation number handed out."""
     membership: Membership | None = None
-    """The generation with that number."""
-    failures: Whole = 0
-    """How much of the restart budget is used."""
-    replicas: Whole
-    """What the job said when `target` was set: a job that says something else now counts more."""
-    target: Whole
-    """Replicas wished for."""
+    """The generation with that number; None if unknown."""
+    failures: WholeNumber = 0
+    """Failures charged to the restart budget."""
+    replicas: WholeNumber
+    """`workers.replicas` of the job when `target` was set: if the job has changed since, its new value counts."""
+    target: WholeNumber
+    """Target number of replicas."""
     started_at: float | None = None
-    """When the first generation opened, seconds since the epoch."""
-    left_out: list[Absent] | None = None
-    """What the others go on without, if there is anything."""
-    restarts: Whole | None = None
-    """Generations that were formed because something had failed or was lost."""
+    """Time at which the first generation opened, in seconds since the epoch."""
+    left_out: list[ExclusionRecord] | None = None
+    """Exclusions; None if there are none."""
+    restarts: WholeNumber | None = None
+    """Number of generations formed because of a failure or a loss."""
     finished: list[str] | None = None
-    """Members of the generation that have gone because all of their ranks ended with exit code 0, if there are any."""
+    """Members of the generation whose ranks have all exited with code 0; None if there are none."""
     settings_changed: str | None = None
-    """What of the job's settings the members of the generation have read before it was changed, in a sentence."""
+    """Job settings that have changed since the members of the generation read them, as a sentence."""
     history: list[GenerationView] = Field(default=[])
     """The last generations, oldest first."""
 
 
-BESIDE = ("pod", "taken_from", "left_out", "restarts", "finished", "settings_changed")
-"""Fields of a page that the first protocol does not know."""
+EXTENSION_FIELDS = ("pod", "taken_from", "left_out", "restarts", "finished", "settings_changed")
+"""Fields of `CoordinatorState` that the first protocol version does not know."""
 
 
-class Beside(Model):
-    """The content of the file beside the page."""
+class StateExtension(Model):
+    """The content of the second file: the fields that the first protocol version does not know."""
 
     owner: str
-    """Of the page that it belongs to; beside any other it does not count."""
+    """Owner of the `coordinator.json` that it belongs to; with any other it does not count."""
     pod: str | None = None
     taken_from: list[str] | None = None
-    left_out: list[Absent] | None = None
-    restarts: Whole | None = None
+    left_out: list[ExclusionRecord] | None = None
+    restarts: WholeNumber | None = None
     finished: list[str] | None = None
     settings_changed: str | None = None
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What a predecessor left behind."""
+class RecordedState:
+    """The state that a predecessor recorded."""
 
     generation: int = 0
     first: int = 1
-    """The lowest number of this run (tandem.rundir.ownership)."""
+    """The first generation number of this run (tandem.rundir.ownership)."""
     membership: Membership | None = None
     failures: int = 0
     target: int | None = None
     started_at: float | None = None
-    left_out: list[Absent] = field(default_factory=list)
+    exclusions: list[ExclusionRecord] = field(default_factory=list)
     restarts: int = 0
     finished: list[str] = field(default_factory=list)
     settings_changed: str = ""
     history: list[GenerationView] = field(default_factory=list)
-    ledger: Accounted | None = None
-    """What the run had taken by the last record."""
+    ledger: LedgerRecord | None = None
+    """The last record of the ledger."""
     in_pod: bool = False
-    """Whether the processes of this job are pods."""
+    """Whether the processes of this job run in pods."""
 
 
 class StateStore:
@@ -135,14 +140,14 @@ class StateStore:
     def __init__(self, rundir: RunDir, pod: str | None = None) -> None:
         self._rundir, self._pod = rundir, pod
         self._taken_from: list[str] | None = None
-        self._beside: Beside | None = None
+        self._extension: StateExtension | None = None
         self.owner = f"{time.time():.3f}-{secrets.token_hex(4)}"
 
-    def claim(self, replicas: int, settings_changed: str = "") -> Remembered:
-        """Read what is remembered, and become the one that writes.
+    def claim(self, replicas: int, settings_changed: str = "") -> RecordedState:
+        """Read the recorded state, and become its writer.
 
         Args:
-            replicas: what the job says now.
+            replicas: the job's present value of `workers.replicas`.
             settings_changed: what has changed in the job since the last coordinator, in a sentence.
 
         Raises:
@@ -156,18 +161,18 @@ class StateStore:
         first = self._rundir.first_generation()
         newest = max(self._rundir.newest_generation(), first - 1)
         if page is None:
-            remembered = Remembered(generation=newest, first=first, settings_changed=settings_changed)
+            recorded_state = RecordedState(generation=newest, first=first, settings_changed=settings_changed)
         else:
             # A generation that has a record but no page was handed out by a coordinator whose disk lost the page.
             current = page.generation >= newest
-            remembered = Remembered(
+            recorded_state = RecordedState(
                 generation=max(page.generation, newest),
                 first=first,
                 membership=page.membership if current else None,
                 failures=page.failures,
                 target=page.target if page.replicas == replicas else None,
                 started_at=page.started_at,
-                left_out=page.left_out or [],
+                exclusions=page.left_out or [],
                 restarts=_restarts(page) if page.generation >= first else 0,
                 finished=page.finished or [] if current else [],
                 settings_changed=settings_changed or page.settings_changed or "",
@@ -176,23 +181,23 @@ class StateStore:
         self._write(
             CoordinatorState(
                 owner=self.owner,
-                generation=remembered.generation,
-                membership=remembered.membership,
-                failures=remembered.failures,
+                generation=recorded_state.generation,
+                membership=recorded_state.membership,
+                failures=recorded_state.failures,
                 replicas=replicas,
-                target=remembered.target or replicas,
-                started_at=remembered.started_at,
-                left_out=remembered.left_out or None,
-                restarts=remembered.restarts,
-                finished=remembered.finished or None,
-                settings_changed=remembered.settings_changed or None,
-                history=remembered.history,
+                target=recorded_state.target or replicas,
+                started_at=recorded_state.started_at,
+                left_out=recorded_state.exclusions or None,
+                restarts=recorded_state.restarts,
+                finished=recorded_state.finished or None,
+                settings_changed=recorded_state.settings_changed or None,
+                history=recorded_state.history,
             )
         )
-        return replace(remembered, ledger=newest_ledger(self._rundir), in_pod=self._pod is not None)
+        return replace(recorded_state, ledger=newest_ledger(self._rundir), in_pod=self._pod is not None)
 
     def record(self, page: CoordinatorState) -> None:
-        """Make a page durable.
+        """Make a state durable.
 
         Raises:
             TakenOver: another coordinator writes now.
@@ -205,13 +210,13 @@ class StateStore:
 
     def _read(self) -> CoordinatorState | None:
         page = _read(CoordinatorState, self._rundir.coordinator_file)
-        beside = None if page is None else _read(Beside, self._rundir.beside_coordinator_file)
-        if page is None or beside is None or beside.owner != page.owner:
+        extension = None if page is None else _read(StateExtension, self._rundir.beside_coordinator_file)
+        if page is None or extension is None or extension.owner != page.owner:
             return page
-        return page.model_copy(update={name: getattr(beside, name) for name in BESIDE})
+        return page.model_copy(update={name: getattr(extension, name) for name in EXTENSION_FIELDS})
 
     def _write(self, page: CoordinatorState) -> None:
-        beside = Beside(
+        extension = StateExtension(
             owner=page.owner,
             pod=self._pod,
             taken_from=self._taken_from,
@@ -220,10 +225,13 @@ class StateStore:
             finished=page.finished,
             settings_changed=page.settings_changed,
         )
-        if beside != self._beside:
-            replace_json(self._rundir.beside_coordinator_file, beside.dump_brief())
-            self._beside = beside
-        replace_json(self._rundir.coordinator_file, worded(page.model_copy(update=dict.fromkeys(BESIDE)), FIRST))
+        if extension != self._extension:
+            replace_json(self._rundir.beside_coordinator_file, extension.dump_brief())
+            self._extension = extension
+        replace_json(
+            self._rundir.coordinator_file,
+            encode_for(page.model_copy(update=dict.fromkeys(EXTENSION_FIELDS)), FIRST_PROTOCOL),
+        )
 
 
 def _read(model: type[M], path: Path) -> M | None:
@@ -235,9 +243,9 @@ def _read(model: type[M], path: Path) -> M | None:
 
 
 def _restarts(page: CoordinatorState) -> int:
-    """Of a page of an earlier version, those that its history still tells of."""
-    told = sum(is_restart(one.reason) for one in page.history[1:])
-    return told if page.restarts is None else page.restarts
+    """The number of restarts; for a file of an earlier version, those that its history still lists."""
+    listed_restarts = sum(is_restart(view.reason) for view in page.history[1:])
+    return listed_restarts if page.restarts is None else page.restarts
 
 
 def _taken_from(page: CoordinatorState | None, pod: str | None) -> list[str] | None:
@@ -246,4 +254,4 @@ def _taken_from(page: CoordinatorState | None, pod: str | None) -> list[str] | N
     before = page.taken_from or []
     if page.pod is None or page.pod == pod:
         return before or None
-    return [*before, page.pod][-PODS:]
+    return [*before, page.pod][-MAX_PODS:]

@@ -1,6 +1,6 @@
-"""The code that all parts of Tandem share. Imports neither torch nor kopf nor kubernetes.
+"""The shared code of all parts of Tandem. Imports neither torch nor kopf nor kubernetes.
 
-A training script finds here what it may call: `tandem.log` and `tandem.pausing`.
+Training scripts may call `tandem.log` and `tandem.pausing`.
 """
 
 from tandem.script import log, pausing

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.formatting import printable
-from tandem.manifest.fields import Path
+from tandem.job.manifest.fields import Path
 
 SETTING = "--set"
-"""Stands for the file's name in problems of a setting from the command line."""
+"""File name in problems of a setting from the command line."""
 
 
-def enumerated(names: Sequence[str], most: int = 4) -> str:
-    """Names for a sentence: the first ones, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def join_names(names: Sequence[str], limit: int = 4) -> str:
+    """Join names for a sentence: the first ones, and the number of further ones."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 class UserError(Exception):
-    """Something the user wrote or set up cannot work. The message names it and says what to do."""
+    """A mistake of the user: something written or set up cannot work. The message names it and says what to do."""
 
 
 @dataclass(frozen=True, order=True)
@@ -24,25 +24,25 @@ class Problem:
     """One mistake in a manifest."""
 
     line: int
-    """Counted from 1; 0 where the mistake has no place, as in a missing file."""
+    """Counted from 1; 0 where the mistake has no position, as in a missing file."""
     column: int
     """Counted from 1, in characters."""
     file: str
-    """As the user named it; `<stdin>` or SETTING where it is not a file."""
+    """File name as specified by the user; `<stdin>` or SETTING where it is not a file."""
     field: str
     """Dotted camelCase path, empty for the document as a whole."""
     message: str
-    """What is wrong, in a sentence without its full stop."""
+    """Description of the mistake, in a sentence without its full stop."""
     given: str = ""
-    """What was written, as it was written."""
+    """The value as written."""
     allowed: str = ""
-    """What may stand there."""
+    """The allowed values."""
     suggestion: str = ""
-    """What was probably meant."""
+    """The value that was probably meant."""
     excerpt: str = ""
     """The line of the file."""
     width: int = 1
-    """How many characters from `column` on are meant."""
+    """Number of characters from `column` on."""
 
     @property
     def place(self) -> str:
@@ -63,14 +63,14 @@ class ManifestError(UserError):
 
 
 @dataclass(frozen=True)
-class Unmet:
-    """What was found, at the field of the manifest that it is about."""
+class UnmetRequirement:
+    """A requirement that is not met, and the field of the manifest that it belongs to."""
 
     field: Path
-    """Path of the field, from the top of the manifest; empty where it is about no field."""
+    """Path of the field, from the top of the manifest; empty where it belongs to no field."""
     message: str
-    """What is wrong and what to do, in a sentence without its full stop."""
+    """Description of the problem and its solution, in a sentence without its full stop."""
     fails: bool = True
-    """Whether the job cannot run. If not, it is a warning: the job runs, and perhaps not as it was meant."""
+    """Whether the job cannot run. Otherwise it is a warning: the job runs, but perhaps not as intended."""
     suggestion: str = ""
-    """What was probably meant."""
+    """The value that was probably meant."""

@@ -6,34 +6,34 @@
     for checkpoint in checkpoints():
         model.load_state_dict(load_file(checkpoint.weights))
         right = 0
-        mine = test_data[checkpoint.shard :: checkpoint.shards]
-        for sample, label in mine:
+        samples = test_data[checkpoint.shard :: checkpoint.shards]
+        for sample, label in samples:
             right += int(model(sample).argmax() == label)
-        checkpoint.report(accuracy=Mean(right, len(mine)))
+        checkpoint.report(accuracy=Mean(right, len(samples)))
 
-An evaluator process starts the program, gives it one shard of one checkpoint after the other, and publishes what it
-reports. The program claims nothing, waits for nothing and writes no file of the run: it may crash or be killed at any
-time, and its shard is evaluated again.
+An evaluator process starts the program, passes it one shard of one checkpoint after another, and publishes its reports.
+The program claims no shard, waits for nothing and writes no file of the run: it may crash or be killed at any time, and
+its shard is evaluated again.
 
-**Two ways, one protocol.** The first shard stands in the variables below, and its report may be a file. So a program
-that knows nothing of Tandem is run once for each shard, and ends: it reads the variables and writes the JSON. One that
-calls `checkpoints()` gets the same first shard from the variables; it then stays alive, reads further shards as lines
-of JSON from one pipe, and writes its reports to another. The end of the first pipe is the end of the work.
+**Two ways, one protocol.** The first shard is in the variables below, and its report may be a file. So a program
+without Tandem is run once for each shard, and ends: it reads the variables and writes the JSON. A program that calls
+`checkpoints()` gets the same first shard from the variables; it then stays alive, reads further shards as lines of JSON
+from one pipe, and writes its reports to another. The end of the first pipe is the end of the work.
 
     TANDEM_CHECKPOINT           the folder of the checkpoint
     TANDEM_CHECKPOINT_WEIGHTS   its weights, a safetensors file whose checksums were verified
     TANDEM_CHECKPOINT_STEP      its step
-    TANDEM_SHARD, TANDEM_SHARDS which part of the evaluation data, from 0, and how many parts there are
+    TANDEM_SHARD, TANDEM_SHARDS the shard of the evaluation data, from 0, and the number of shards
     TANDEM_REPORT               the file to write the report to: `{"accuracy": {"mean": [right, count]}}`
-    TANDEM_CHANNEL              descriptors of the two pipes, of further shards and of reports
+    TANDEM_CHANNEL              descriptors of the two pipes, for further shards and for reports
 
-**Metrics are sums that add up.** A shard reports no score but what scores are made of, with the way to put the shards
-together (`Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`, `Completions`). A plain number is the
-mean of the shards. `added` is that way: batches of a shard and shards of a checkpoint are put together by it alone.
+**Metrics are additive.** A shard reports not a score but its terms, with the reduction over the shards (`Mean`,
+`GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram`, `Completions`). A plain number is the mean of the
+shards. `added` implements the reductions: batches of a shard and shards of a checkpoint are combined by it alone.
 
-Rejected: a function of the user's that is called (its imports, its device and its memory would be the evaluator's, and
-its crash, too), a server that the program asks over HTTP (a port and a client for what two pipes do), standard output
-as the channel (any library may print).
+Rejected: calling a function of the user's (its imports, its device, its memory and its crash would be the evaluator's),
+a server that the program queries over HTTP (a port and a client where two pipes are enough), standard output as the
+channel (any library may print).
 """
 
 import json
@@ -54,58 +54,58 @@ REPORT = "TANDEM_REPORT"
 CHANNEL = "TANDEM_CHANNEL"
 
 MAX_METRICS = 64
-"""Of one report."""
+"""Maximum number of metrics in a report."""
 MAX_CLASSES = 1000
-"""Rows of a confusion matrix."""
+"""Maximum number of rows of a confusion matrix."""
 MAX_BINS = 256
-"""Of a histogram."""
+"""Maximum number of bins of a histogram."""
 MAX_COUNT = 2**63
-"""Of a bin."""
+"""Maximum count of a bin."""
 MAX_COMPLETIONS = 64
-"""Prompts of a report."""
+"""Maximum number of prompts in a report."""
 MAX_PROMPT, MAX_COMPLETION = 2_000, 8_000
-"""Characters of a prompt and of what a model wrote for it; a longer one is cut."""
+"""Maximum lengths of a prompt and of its completion, in characters; a longer one is truncated."""
 MAX_REPORT_BYTES = 2**23
-"""Of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
+"""Maximum size of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over samples: of all shards together it is the sum of totals divided by the sum of counts."""
+    """A mean over samples: over all shards it is the sum of totals divided by the sum of counts."""
 
     total: SupportsFloat
     """The sum over the samples of this shard."""
     count: SupportsFloat
-    """How many samples there were, or the sum of their weights."""
+    """Number of samples, or the sum of their weights."""
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
+        """The JSON form."""
         return {"mean": [_number(self.total), _number(self.count)]}
 
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """A mean over samples that multiplies: `exp(total / count)` of all shards together. Perplexity is that of how
-    improbable each token was, with its loss in nats as the logarithm."""
+    """A geometric mean over samples: `exp(total / count)` over all shards. Perplexity is the geometric mean of the
+    inverse probabilities of tokens, whose logarithm is the loss in nats."""
 
     log_total: SupportsFloat
-    """The sum over the samples of this shard of the natural logarithms."""
+    """The sum of natural logarithms over the samples of this shard."""
     count: SupportsFloat
-    """How many samples there were, or the sum of their weights."""
+    """Number of samples, or the sum of their weights."""
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
+        """The JSON form."""
         return {"geometricMean": [_number(self.log_total), _number(self.count)]}
 
 
 @dataclass(frozen=True)
 class _Single:
     value: SupportsFloat
-    """That of this shard."""
+    """The value of this shard."""
     reducer: ClassVar[str]
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
+        """The JSON form."""
         return {self.reducer: _number(self.value)}
 
 
@@ -133,17 +133,17 @@ class Confusion:
     a report."""
 
     counts: Sequence[Sequence[int]]
-    """[classes, classes]: samples of class i (row) that were taken for class j (column)."""
+    """[classes, classes]: number of samples of class i (row) that are predicted as class j (column)."""
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
+        """The JSON form."""
         return {"confusion": [[int(count) for count in row] for row in self.counts]}
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values lie in each bin, which the report and the live page show as bars. It has no score, so it decides
-    nothing. The arguments are what `numpy.histogram` and `torch.histogram` return:
+    """A histogram, which the report and the live page show as bars. It has no score, so it does not decide which
+    checkpoint is the best. The arguments are the results of `numpy.histogram` and `torch.histogram`:
 
         Histogram(*torch.histogram(errors, edges))
 
@@ -152,9 +152,9 @@ class Histogram:
     """
 
     counts: Sequence[SupportsFloat]
-    """[bins]: values between one edge and the next."""
+    """[bins]: number of values between one edge and the next."""
     edges: Sequence[SupportsFloat]
-    """[bins + 1]: where the bins begin and end, ascending; the same in each batch and shard. At most 256 bins."""
+    """[bins + 1]: edges of the bins, ascending; the same in each batch and shard. At most 256 bins."""
 
     def __post_init__(self) -> None:
         bins = len(self.counts)
@@ -164,58 +164,58 @@ class Histogram:
             raise ValueError(f"a histogram of {bins} bins has {bins + 1} edges, not {len(self.edges):,}")
         edges = [_number(edge) for edge in self.edges]
         finite = [edge for edge in edges if edge is not None]
-        if len(finite) < len(edges) or any(left >= right for left, right in pairwise(finite)):
+        if len(finite) < len(edges) or any(lower >= upper for lower, upper in pairwise(finite)):
             raise ValueError("the edges of a histogram are finite, and each is larger than the one before")
         object.__setattr__(self, "counts", tuple(_count(count) for count in self.counts))
         object.__setattr__(self, "edges", tuple(float(edge) for edge in finite))
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
+        """The JSON form."""
         return {"histogram": {"counts": list(self.counts), "edges": list(self.edges)}}
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What a language model wrote for prompts. The report and the live page show it beside what other checkpoints
-    wrote for the same ones. It has no score, so it decides nothing. At most one in a report.
+    """Completions of prompts by a language model. The report and the live page show them beside those of other
+    checkpoints. They have no score, so they do not decide which checkpoint is the best. At most one in a report.
 
     Raises:
         ValueError: there are too many, or two have the same number.
     """
 
     texts: Sequence[tuple[int, str, str]]
-    """For each prompt: its number among all prompts, from 0; the prompt; and what the model wrote. Of all shards
-    together at most 64."""
+    """Number of the prompt among all prompts, from 0; the prompt; and its completion. At most 64 over all shards."""
 
     def __post_init__(self) -> None:
         if len(self.texts) > MAX_COMPLETIONS:
             raise ValueError(f"a report has at most {MAX_COMPLETIONS} completions, not {len(self.texts)}")
-        found: dict[int, tuple[int, str, str]] = {}
+        completions: dict[int, tuple[int, str, str]] = {}
         for number, prompt, text in self.texts:
-            if number in found:
+            if number in completions:
                 raise ValueError(f"prompt {number} was completed twice")
-            found[number] = int(number), cut(prompt, MAX_PROMPT), cut(text, MAX_COMPLETION)
-        object.__setattr__(self, "texts", tuple(found[number] for number in sorted(found)))
+            completions[number] = int(number), truncate_text(prompt, MAX_PROMPT), truncate_text(text, MAX_COMPLETION)
+        object.__setattr__(self, "texts", tuple(completions[number] for number in sorted(completions)))
 
     def wire(self) -> dict[str, Any]:
-        """Its form in JSON."""
-        return {"completions": [list(one) for one in self.texts]}
+        """The JSON form."""
+        return {"completions": [list(completion) for completion in self.texts]}
 
 
-def cut(text: str, most: int) -> str:
-    """The text, cut to `most` characters. What UTF-8 cannot encode becomes a question mark."""
-    whole = text if len(text) <= most else text[: most - 1] + "…"
-    return whole.encode(errors="replace").decode()
+def truncate_text(text: str, max_length: int) -> str:
+    """The text, truncated to `max_length` characters. A character that UTF-8 cannot encode becomes a question mark."""
+    truncated = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    return truncated.encode(errors="replace").decode()
 
 
 Value = Mean | GeometricMean | Sum | Max | Min | Confusion | Histogram | Completions
 
 
 def added(values: Sequence[Value]) -> Value:
-    """Put values of one metric together, of batches or of shards. Their order does not show, not even in the last bit.
+    """Reduce the values of one metric over batches or shards. The result does not depend on their order, not even in
+    the last bit.
 
     Args:
-        values: at least one, with plain numbers in them. What is not finite makes the result NaN or infinite.
+        values: at least one, with plain numbers in them. A value that is not finite makes the result NaN or infinite.
 
     Raises:
         ValueError: they are of different kinds, or of different classes or bins.
@@ -244,7 +244,7 @@ def added(values: Sequence[Value]) -> Value:
         case Histogram():
             return _histogram(values)  # type: ignore[arg-type]
         case Completions():
-            return Completions([one for value in values for one in value.texts])  # type: ignore[union-attr]
+            return Completions([text for value in values for text in value.texts])  # type: ignore[union-attr]
     raise AssertionError
 
 
@@ -252,7 +252,7 @@ def _histogram(values: Sequence[Histogram]) -> Histogram:
     first = values[0]
     for value in values:
         if value.edges != first.edges:
-            edges = (f"{len(one.edges)} from {one.edges[0]:g} to {one.edges[-1]:g}" for one in (first, value))
+            edges = (f"{len(bins.edges)} from {bins.edges[0]:g} to {bins.edges[-1]:g}" for bins in (first, value))
             raise ValueError(f"histograms of different edges do not add up ({' and '.join(edges)}); use fixed edges")
     return Histogram([sum(counts) for counts in zip(*(value.counts for value in values), strict=True)], first.edges)
 
@@ -262,34 +262,34 @@ def _total(values: Iterable[SupportsFloat]) -> float:
     try:
         return math.fsum(numbers)
     except (OverflowError, ValueError):
-        # fsum refuses what is infinite in between, and infinities of both signs: the sum is infinite, or NaN.
+        # fsum refuses infinite intermediate sums, and infinities of both signs: the sum is infinite, or NaN.
         return sum(numbers)
 
 
-def _extreme(of: Callable[[list[float]], float], values: list[float]) -> float:
-    """The largest or the smallest one; NaN if one of them is."""
-    return math.nan if any(map(math.isnan, values)) else of(values)
+def _extreme(reduce: Callable[[list[float]], float], values: list[float]) -> float:
+    """The largest or the smallest value; NaN if one of them is."""
+    return math.nan if any(map(math.isnan, values)) else reduce(values)
 
 
 @dataclass
 class Checkpoint:
-    """One shard of the evaluation data under one checkpoint."""
+    """One shard of the evaluation data for one checkpoint."""
 
     folder: Path
-    """The checkpoint, to be read and never changed."""
+    """Folder of the checkpoint; read-only."""
     weights: Path
-    """Its weights: a safetensors file whose checksums were verified just now."""
+    """Its weights: a safetensors file whose checksums have just been verified."""
     step: int
-    """The training step after which it was taken."""
+    """Training step of the checkpoint."""
     shard: int
-    """Which part of the evaluation data to take, from 0: the samples `shard`, `shard + shards`, …"""
+    """Shard of the evaluation data, from 0: the samples `shard`, `shard + shards`, …"""
     shards: int
-    """How many parts there are."""
+    """Number of shards."""
     _reports: int | None = field(default=None, repr=False)
     is_reported: bool = field(default=False, repr=False)
 
     def report(self, **metrics: Value | SupportsFloat) -> None:
-        """Report what this shard adds to the checkpoint's metrics. Once for each checkpoint.
+        """Report the terms of this shard in the checkpoint's metrics. Once for each checkpoint.
 
         Args:
             metrics: by name: `Mean`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion`, `Histogram` or `Completions`;
@@ -312,7 +312,7 @@ class Checkpoint:
 
 
 def checkpoints() -> Iterator[Checkpoint]:
-    """The checkpoints to evaluate, one shard at a time, until training is over and all is evaluated.
+    """The checkpoints to evaluate, one shard at a time, until training is over and everything is evaluated.
 
     To try a program by hand, set TANDEM_CHECKPOINT to the folder of a checkpoint: it gets this one, and reports are
     printed.
@@ -357,8 +357,8 @@ def checkpoints() -> Iterator[Checkpoint]:
 
 
 def _channel() -> tuple[int | None, int | None]:
-    """Descriptors of the pipes, of shards and of reports; None where nobody listens. Programs that this one starts do
-    not take them for theirs."""
+    """Descriptors of the pipes, for shards and for reports; None where nobody listens. Child processes of this program
+    do not inherit them."""
     text = os.environ.pop(CHANNEL, "")
     if not text:
         return None, None
@@ -381,7 +381,7 @@ def _wire(name: str, value: Value | SupportsFloat) -> dict[str, Any]:
 
 
 def _number(value: SupportsFloat) -> int | float | None:
-    """A number as JSON has it: None for what is not finite. A tensor or array of one element is one, too."""
+    """The JSON form of a number: None if it is not finite. A tensor or array of one element is a number, too."""
     if isinstance(value, bool | str | bytes):
         raise TypeError(f"{value!r} is a {type(value).__name__}")
     if isinstance(value, int):

@@ -1,14 +1,13 @@
-"""The common ground of all models: camelCase, frozen, bounded, with rules in Python and in CEL.
+"""The base class and types of all models: camelCase, frozen, bounded, with rules in Python and in CEL.
 
-A manifest, which a person writes, is parsed: an unknown field is a mistake there. A file or a message that another
-process wrote is read: that process may be of a newer version, so unknown fields are passed over
-(docs/decisions/0020-versions.md).
+A manifest, which a person writes, is parsed: an unknown field is a mistake. A file or a message that another process
+wrote is read: that process may be of a newer version, so unknown fields are ignored (docs/decisions/0020-versions.md).
 
 A rule that spans fields is declared once, with its Python predicate and its CEL expression side by side. `tandem
 validate` evaluates the first, the API server the second; `tests/` feed both the same manifests.
 
-A manifest with a name that no object can have is refused when it is read, with the rule, and not minutes later by
-whatever is made of it. (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/)
+A manifest with an invalid object name is refused when it is read, with the rule, and not minutes later when the API
+server refuses an object. (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,60 +30,60 @@ from pydantic_core import CoreSchema, core_schema
 from tandem.formatting import printable
 
 
-def cut(most: int) -> BeforeValidator:
-    """A text or a list that is longer loses its end: what people read may be of any length, and nobody keeps it all."""
+def truncated_to(length: int) -> BeforeValidator:
+    """Validator that truncates a text or a list: texts for people may have any length, and are not stored in full."""
 
-    def shortened(value: Any) -> Any:
-        return value[:most] if isinstance(value, str | list) else value
+    def truncated(value: Any) -> Any:
+        return value[:length] if isinstance(value, str | list) else value
 
-    return BeforeValidator(shortened)
+    return BeforeValidator(truncated)
 
 
-Whole = Annotated[int, Field(ge=0, le=2**53)]
-"""A count. Above, a JSON number is not exact any more."""
+WholeNumber = Annotated[int, Field(ge=0, le=2**53)]
+"""Non-negative whole number. A larger one is not exact in JSON."""
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
-"""The name of a file or a folder, and no path."""
-Words = Annotated[str, cut(2_000), AfterValidator(printable)]
-"""A sentence or a few, without what would steer a terminal."""
+"""The name of a file or a folder, not a path."""
+MessageText = Annotated[str, truncated_to(2_000), AfterValidator(printable)]
+"""One or a few sentences, without control characters."""
 
 
-# Values in files that another process wrote. One that is damaged, or of another version's type, counts as not there, so
-# that it does not take all that is beside it.
+# Values in files that another process wrote. A damaged value, or one of another version's type, counts as absent, so
+# that it does not invalidate the other values of its record.
 
-LATEST = 1e11
-"""Seconds: the year 5138. A later time is damage."""
+MAX_TIMESTAMP = 1e11
+"""Latest valid time in seconds since the epoch: the year 5138. A later time is damage."""
 
 
 class _OrNone:
-    """What is not of the type counts as not there."""
+    """Annotation: an invalid value counts as absent."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_default_schema(handler(source), default=None, on_error="default")
 
 
-Moment = Annotated[float, Field(gt=0, le=LATEST)]
-"""Seconds since the epoch; a record without it is none."""
+Timestamp = Annotated[float, Field(gt=0, le=MAX_TIMESTAMP)]
+"""Seconds since the epoch; a record without it is invalid."""
 Number = Annotated[float | None, _OrNone()]
-"""Finite, or not there."""
+"""Finite number, or absent."""
 Amount = Annotated[Annotated[float, Field(ge=0)] | None, _OrNone()]
-"""Finite and not negative, or not there."""
-Seconds = Annotated[Annotated[float, Field(ge=0, le=LATEST)] | None, _OrNone()]
-"""A length of time, or not there."""
-Count = Annotated[Whole | None, _OrNone()]
-"""A whole number that is not negative, or not there."""
+"""Finite non-negative number, or absent."""
+Seconds = Annotated[Annotated[float, Field(ge=0, le=MAX_TIMESTAMP)] | None, _OrNone()]
+"""A duration in seconds, or absent."""
+Count = Annotated[WholeNumber | None, _OrNone()]
+"""Non-negative whole number, or absent."""
 Text = Annotated[str | None, _OrNone()]
-"""Of any length and content; escape it before printing (tandem.formatting)."""
+"""Text of any length and content; escape it before printing (tandem.formatting)."""
 Texts = Annotated[list[str] | None, _OrNone()]
 Amounts = Annotated[Mapping[str, Amount] | None, _OrNone()]
-"""By name."""
+"""Amounts by name."""
 Anything = Annotated[Annotated[float, AllowInfNan(True)] | None, _OrNone()]
 """A number that may be NaN or infinite."""
 AnyNumbers = Annotated[Mapping[str, Anything] | None, _OrNone()]
-"""By name."""
+"""Numbers by name, which may be NaN or infinite."""
 
 
 class Rule(NamedTuple):
-    """A condition across the fields of one model. `field` is the camelCase field to point at when it fails."""
+    """A condition across the fields of one model. `field` is the camelCase field to report when it fails."""
 
     holds: Callable[[Any], bool]
     cel: str
@@ -93,16 +92,16 @@ class Rule(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A condition on how one model may change once the job exists. `field` is the camelCase field to point at."""
+    """A condition on how a model may change once the job exists. `field` is the camelCase field to report."""
 
     allows: Callable[[Any, Any], bool]
-    """Of the old one and the new one."""
+    """Predicate of the old model and the new one."""
     cel: str
     message: str
     field: str = ""
 
 
-class RuleBroken(ValueError):  # noqa: N818 - reads as the sentence it is
+class RuleBroken(ValueError):  # noqa: N818 - names the failed rules
     """Rules of one model that do not hold; each carries the field that an editor should underline."""
 
     def __init__(self, broken: Sequence[Rule]) -> None:
@@ -111,7 +110,7 @@ class RuleBroken(ValueError):  # noqa: N818 - reads as the sentence it is
 
 
 class Model(BaseModel):
-    """A part of the job. Manifests use camelCase names; Python uses snake_case ones."""
+    """A frozen model. Manifests and messages use camelCase names; Python uses snake_case ones."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -142,7 +141,7 @@ class Model(BaseModel):
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        """Validate what a manifest says: camelCase names only, exactly as the API server would.
+        """Validate the content of a manifest: camelCase names only, exactly as the API server does.
 
         Raises:
             pydantic.ValidationError: with one entry for each mistake.
@@ -151,7 +150,7 @@ class Model(BaseModel):
 
     @classmethod
     def read(cls, data: object) -> Self:
-        """Validate what another process wrote, perhaps of another version: as `parse`, but for fields that are unknown.
+        """Validate data of another process, perhaps of another version: as `parse`, but unknown fields are ignored.
 
         Raises:
             pydantic.ValidationError: as above.
@@ -160,7 +159,7 @@ class Model(BaseModel):
 
     @classmethod
     def read_json(cls, text: str | bytes) -> Self:
-        """The same for JSON.
+        """Validate JSON of another process, as `read` does.
 
         Raises:
             pydantic.ValidationError: as above.
@@ -168,12 +167,12 @@ class Model(BaseModel):
         return cls.model_validate_json(text, by_alias=True, by_name=False, extra="ignore")
 
     def dump(self) -> dict[str, Any]:
-        """The JSON form, camelCase, without the fields that are unset."""
+        """The JSON form, camelCase, without unset fields."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def dump_brief(self) -> dict[str, Any]:
-        """The JSON form, also without the fields that have their default: a version that lacks a field can read what
-        does not use it."""
+        """The JSON form without unset fields and without fields that have their default: a version that lacks a field
+        can read a document that does not use it."""
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
 
@@ -189,8 +188,8 @@ WORD = r"^[^\x00]*$"
 _PARTS = "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit"
 METRIC = r"^[A-Za-z][A-Za-z0-9_.-]*$"
 TASK = r"^(image-classification|causal-lm|[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*)$"
-_NAMED = r"[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*"
-WATCH = rf"^{_NAMED}(/{_NAMED}){{0,3}}$"
+_SEGMENT = r"[A-Za-z0-9*?_=\[][A-Za-z0-9*?_=.,\[\]+-]*"
+WATCH = rf"^{_SEGMENT}(/{_SEGMENT}){{0,3}}$"
 RULES = {
     LABEL: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
     SUBDOMAIN: _PARTS,
@@ -203,7 +202,7 @@ RULES = {
     METRIC: "a name of letters, digits, dots, dashes and underscores that begins with a letter",
     WATCH: "a pattern of at most four names in the run directory, such as out/*.pt, none of which begins with a dot",
 }
-"""What each pattern wants, in words that follow "must be"."""
+"""Meaning of each pattern, in words that follow "must be"."""
 
 Label = Annotated[str, Field(pattern=LABEL, max_length=63)]
 """The name of a namespace."""
@@ -212,13 +211,13 @@ ObjectName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
 ShortName = Annotated[str, Field(pattern=SUBDOMAIN, max_length=63)]
 """The name of an object that is written into a label, which has no more room."""
 PerhapsName = Annotated[str, Field(pattern=SUBDOMAIN_OR_EMPTY, max_length=253)]
-"""The name of an object, or nothing, where nothing has a meaning of its own."""
+"""The name of an object, or an empty string, where that has a meaning of its own."""
 Key = Annotated[str, Field(pattern=KEY, max_length=253)]
 """A key of a Secret or a ConfigMap."""
 MetricName = Annotated[str, Field(pattern=METRIC, max_length=63)]
 """A score that evaluators report."""
 WatchPattern = Annotated[str, Field(pattern=WATCH, max_length=253)]
-"""Files or folders of the run directory, with *, ? and […]."""
+"""Glob pattern of files or folders in the run directory, with *, ? and […]."""
 Image = Annotated[str, Field(pattern=IMAGE, max_length=1024)]
 """A container image."""
 FilePath = Annotated[str, Field(pattern=PATH, max_length=4096)]
@@ -226,11 +225,11 @@ FilePath = Annotated[str, Field(pattern=PATH, max_length=4096)]
 
 
 MAX_COUNT = 2**53
-"""Above it a JSON number is not exact any more, and no count of ours comes near."""
+"""Largest count: a larger number is not exact in JSON, and no count of ours comes near."""
 
 
 def finite(value: object) -> float | None:
-    """The number that a record holds, None for anything else."""
+    """The finite number in a record; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -241,49 +240,49 @@ def finite(value: object) -> float | None:
 
 
 def amount(value: object) -> float | None:
-    """The number that is not negative, None for anything else."""
-    found = finite(value)
-    return found if found is not None and found >= 0 else None
+    """The non-negative finite number in a record; None for any other value."""
+    number = finite(value)
+    return number if number is not None and number >= 0 else None
 
 
-def whole(value: object) -> int | None:
-    """The count, None for anything else."""
+def whole_number(value: object) -> int | None:
+    """The non-negative whole number in a record; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None
 
 
-class Extent(NamedTuple):
-    """The most that a piece of JSON may be."""
+class JsonLimits(NamedTuple):
+    """Limits of a piece of JSON."""
 
     depth: int
-    """Levels of objects and lists."""
+    """Maximum levels of objects and lists."""
     values: int
-    """Entries of all objects and lists together."""
+    """Maximum number of entries of all objects and lists together."""
     characters: int
-    """Of all texts, names of fields included."""
+    """Maximum number of characters of all texts, names of fields included."""
 
 
-def excess(value: Any, most: Extent) -> str:
-    """What is too much about it, in words that follow "it"; empty if nothing is.
+def exceeded_limit(value: Any, limits: JsonLimits) -> str:
+    """The limit that a value exceeds, in words that follow "it"; empty if it exceeds none.
 
-    Without recursion, and it stops where the bound is broken: a hostile value costs no more than the bound.
+    Iterative, and stops at the first exceeded limit: a hostile value costs no more than the limits allow.
     """
     values = characters = 0
-    left: list[tuple[Any, int]] = [(value, 1)]
-    while left:
-        found, depth = left.pop()
-        if isinstance(found, str):
-            characters += len(found)
-        elif isinstance(found, int):
-            characters += found.bit_length() // 3
-        elif isinstance(found, dict | list):
-            if depth > most.depth:
-                return f"is nested more than {most.depth} levels deep"
-            values += len(found)
-            if values > most.values:
-                return f"has more than {most.values} entries"
-            if isinstance(found, dict):
-                characters += sum(len(name) for name in found)
-            left += [(inner, depth + 1) for inner in (found.values() if isinstance(found, dict) else found)]
-        if characters > most.characters:
-            return f"has more than {most.characters} characters"
+    pending: list[tuple[Any, int]] = [(value, 1)]
+    while pending:
+        item, depth = pending.pop()
+        if isinstance(item, str):
+            characters += len(item)
+        elif isinstance(item, int):
+            characters += item.bit_length() // 3
+        elif isinstance(item, dict | list):
+            if depth > limits.depth:
+                return f"is nested more than {limits.depth} levels deep"
+            values += len(item)
+            if values > limits.values:
+                return f"has more than {limits.values} entries"
+            if isinstance(item, dict):
+                characters += sum(len(name) for name in item)
+            pending += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
+        if characters > limits.characters:
+            return f"has more than {limits.characters} characters"
     return ""

@@ -1,11 +1,11 @@
-"""What a training script calls: `tandem.log` and `tandem.pausing`. Outside of a job they do nothing.
+"""Functions for training scripts: `tandem.log` and `tandem.pausing`. Outside of a job they do nothing.
 
     import tandem
     tandem.log(step=step, loss=loss.item(), samples=64, total=1000, perplexity=12.3)
 
-Core knows neither the pulse nor the training log, which belong to the trainer, and imports nothing for them. The agent
-that starts the ranks names the module that takes the values, in the variable STEP_LOG; it is imported at the first
-call. Where the variable is missing there is no job (docs/decisions/0031-log-from-any-loop.md).
+The pulse and the training log belong to the trainer, and core imports neither. The agent that starts the ranks names
+the module that receives the values in the variable STEP_LOG; it is imported at the first call. Without the variable
+there is no job (docs/decisions/0031-log-from-any-loop.md).
 """
 
 import os
@@ -14,18 +14,19 @@ from importlib import import_module
 from typing import Any, Protocol, SupportsFloat, SupportsIndex, cast
 
 STEP_LOG = "TANDEM_STEP_LOG"
-"""Variable with the name of a module that has the functions of `StepLogModule`."""
+"""Environment variable with the name of a module that has the functions of `StepLogModule`."""
 MAX_VALUES, MAX_NAME_LENGTH = 16, 40
-"""Names of other values, and the letters of one: each is a curve, a column and a series."""
+"""Maximum number of names of further values, and maximum length of one in characters: each is a curve, a column and a
+series."""
 
 
 def is_name(name: str) -> bool:
-    """Whether a value may be called so."""
+    """Whether a value may have this name."""
     return name.isidentifier() and len(name) <= MAX_NAME_LENGTH
 
 
 class StepLogModule(Protocol):
-    """The module that takes what a script logs."""
+    """The module that receives logged values."""
 
     def log(self, step: Any, loss: Any, samples: Any, total: Any, values: dict[str, Any]) -> None:
         """See `tandem.log`."""
@@ -42,16 +43,16 @@ def log(
     total: SupportsIndex | None = None,
     **values: SupportsFloat,
 ) -> None:
-    """Tell the job how far this script is. Any process of it may call this, or one alone, after any number of steps.
+    """Log the progress of this script. Any of its processes may call this, or only one, after any number of steps.
 
-    Numbers may be tensors and arrays of one element; one on a GPU is waited for.
+    Numbers may be tensors and arrays of one element; a tensor on a GPU is synchronized.
 
     Args:
         step: optimizer steps completed over the whole run: 1 after the first one.
         loss: of the training data; may be NaN or infinite.
-        samples: of one step, of all processes together; also where only every tenth step is logged.
-        total: steps of the whole run, which give percentage and remaining time.
-        values: anything else that is a number, up to 16 names of up to 40 letters over the life of the process.
+        samples: samples of one step over all processes; also where only every tenth step is logged.
+        total: steps of the whole run, for percentage and remaining time.
+        values: further numbers, up to 16 names of up to 40 letters over the life of the process.
 
     Raises:
         TypeError: `step`, `samples` or `total` is no whole number, or another value no number.
@@ -62,29 +63,29 @@ def log(
 
 
 def pausing(name: str) -> AbstractContextManager[None]:
-    """Do something that takes as long as it takes and is no part of a step, such as a validation: no hang is declared
-    until the end of the block.
+    """Mark a pause of unknown length outside of a step, such as a validation: no hang is declared until the end of the
+    block.
 
         with tandem.pausing("validation"):
             accuracy = evaluate(model)
 
     Args:
-        name: what is shown meanwhile, 1 to 16 ASCII characters.
+        name: name shown meanwhile, 1 to 16 ASCII characters.
 
     Raises:
-        ValueError: a pause cannot be called so.
+        ValueError: the name is invalid.
     """
     module = _module()
     return nullcontext() if module is None else module.pausing(name)
 
 
-_found: StepLogModule | None = None
+_imported: StepLogModule | None = None
 
 
 def _module() -> StepLogModule | None:
-    """The module that the job names; None outside of one."""
-    global _found
-    # Not remembered while it is missing: warm ranks are forked from a process that has no job yet.
-    if _found is None and (name := os.environ.get(STEP_LOG)):
-        _found = cast("StepLogModule", import_module(name))
-    return _found
+    """The module that receives logged values; None outside of a job."""
+    global _imported
+    # A missing module is not cached: warm ranks are forked from a process that has no job yet.
+    if _imported is None and (name := os.environ.get(STEP_LOG)):
+        _imported = cast("StepLogModule", import_module(name))
+    return _imported

@@ -1,8 +1,8 @@
-"""`python -m tandem_evaluator --index I`: one evaluator process. `--processes N`: N of them, for a pod.
+"""Run one evaluator process: `python -m tandem_evaluator --index I`, or N of them for a pod: `--processes N`.
 
 Exit codes: DONE when training is over and everything is merged. PREEMPTED on SIGTERM and INTERRUPTED on SIGINT, not
-DONE: the operator would take a drained node's 0 for an evaluator that has finished, and nobody would evaluate the
-rest. CONFIGURATION if the job cannot be evaluated as it is written, with one line that says why.
+DONE: the operator would take the exit code 0 on a drained node for an evaluator that has finished, and the rest would
+never be evaluated. CONFIGURATION if the job cannot be evaluated as it is specified, with a one-line reason.
 """
 
 import argparse
@@ -15,25 +15,25 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tandem import launch
-from tandem.code import CodeError, Over
-from tandem.exitcode import ExitCode, depart
-from tandem.job import DistributedTrainingJob
-from tandem.launch import POLL_SECONDS, wait_for_job
-from tandem.requirements import code_of
-from tandem.rundir.durable import listed, may_pass
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode, exit_process
+from tandem.processes.launch import POLL_SECONDS, wait_for_job
+from tandem.processes.requirements import prepare_code
+from tandem.rundir.code import CodeError, JobEnded
+from tandem.rundir.durable import is_transient, list_folder
 from tandem.rundir.layout import RunDir
 from tandem.rundir.watched import WATCHED
-from tandem_evaluator.crew import run_crew
-from tandem_evaluator.evaluator_log import EvaluatorLog, say
-from tandem_trainer.malloc import begin_adapted
+from tandem_evaluator.crew import run_processes
+from tandem_evaluator.evaluator_log import EvaluatorLog, log_event
+from tandem_trainer.malloc import use_adapted_thresholds
 
 if TYPE_CHECKING:
     from tandem_evaluator.scoring import Scoring
 
-"""What scores a task of the user's own: a program, whose imports and crashes are not this process's."""
-AGAIN_SECONDS = 0.5
-"""After a signal that asks to leave, until that is tried again."""
+
+RETRY_SECONDS = 0.5
+"""Delay after which the exit is tried again after a signal."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -49,18 +49,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tandem_evaluator", description="Evaluate a run's checkpoints.")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--index", type=int, help="number of this process within its replica, from 0")
-    which.add_argument("--processes", type=int, help="start this many, with the indices from 0")
-    given = parser.parse_args(arguments)
-    if given.processes is not None:
-        return run_crew(given.processes)
-    index: int = given.index
-    # One thread unless the user wishes otherwise, set before anything loads a mathematics library: several evaluators
+    which.add_argument("--index", type=int, help="index of this process within its replica, from 0")
+    which.add_argument("--processes", type=int, help="number of processes to start, with the indices from 0")
+    options = parser.parse_args(arguments)
+    if options.processes is not None:
+        return run_processes(options.processes)
+    index: int = options.index
+    # One thread unless the user sets another number, before anything loads a mathematics library: several evaluators
     # share a machine with each other and with data loading, and idle cores are used by more processes.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    begin_adapted()
+    use_adapted_thresholds()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave_at_once)
+        signal.signal(number, _leave)
     try:
         rundir, name = _whereabouts(index)
         job = _wait_for_job(rundir)
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _whereabouts(index: int) -> tuple[RunDir, str]:
-    """The run directory and the name of this process."""
+    """The run directory, and the name of this process."""
     missing = [variable for variable in (launch.RUN_DIR, launch.REPLICA) if not os.environ.get(variable)]
     if missing:
         raise CannotEvaluate(
@@ -87,8 +87,8 @@ def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
     try:
         return wait_for_job(rundir, lambda line: print(line, flush=True), os.environ.get(launch.UID, ""))
     except ValueError as error:
-        why = " ".join(str(error).split())
-        raise CannotEvaluate(ExitCode.CONFIGURATION, f"{rundir.job_file} is no job that we can read: {why}") from error
+        reason = " ".join(str(error).split())
+        raise CannotEvaluate(ExitCode.CONFIGURATION, f"{rundir.job_file} is not a valid job: {reason}") from error
     except OSError as error:
         raise CannotEvaluate(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
 
@@ -106,16 +106,16 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
     try:
         log = EvaluatorLog(rundir, name)
     except OSError as error:
-        code = ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
+        code = ExitCode.FAILED if is_transient(error) else ExitCode.CONFIGURATION
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
     with log:
-        if job.spec.trainer.code is not None and not _enter(rundir, job.spec.trainer.code, job):
+        if job.spec.trainer.code is not None and not enter_code(rundir, job.spec.trainer.code, job):
             return ExitCode.DONE
         _wait_for_training(rundir)
         from tandem_evaluator.base_model import BaseWeights
         from tandem_evaluator.loop import Evaluator
 
-        scoring = _scoring(job)
+        scoring = scoring_of(job)
         base = BaseWeights(rundir) if job.spec.trainer.is_fine_tuning else None
         evaluator = Evaluator(rundir, job.spec.evaluation, name, scoring, log, base)
         interrupted = False
@@ -134,11 +134,11 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
         return ExitCode.INTERRUPTED if interrupted and code == ExitCode.PREEMPTED else code
 
 
-def _enter(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
-    """Work in the job's code from now on; False if the job has failed before it came."""
+def enter_code(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
+    """Switch to the job's code; False if the job has failed before it arrived."""
     try:
-        code = code_of(rundir, digest, say)
-    except Over:
+        code = prepare_code(rundir, digest, log_event)
+    except JobEnded:
         return False
     except CodeError as error:
         raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
@@ -146,13 +146,14 @@ def _enter(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
         raise CannotEvaluate(ExitCode.FAILED, f"the job's code cannot be prepared: {error}") from error
     code.enter()
     if job.spec.evaluation.command is None:
-        # What evaluates is imported by this very process: its packages are found, and take no name of Tandem's own.
+        # The scoring is imported by this very process: the packages of the job have to be found, but must not replace
+        # Tandem's own.
         sys.path.extend(code.places)
     return True
 
 
-def _scoring(job: DistributedTrainingJob) -> "Scoring":
-    """How the job's checkpoints are evaluated."""
+def scoring_of(job: DistributedTrainingJob) -> "Scoring":
+    """The way to evaluate the job's checkpoints."""
     evaluators = job.spec.evaluation
     if job.spec.trainer.own_task is not None and evaluators.command is None:
         from tandem_evaluator.program import TASK_PROGRAM
@@ -175,30 +176,29 @@ def _scoring(job: DistributedTrainingJob) -> "Scoring":
 
 
 def _wait_for_training(rundir: RunDir) -> None:
-    """In a pod, until the first ranks have loaded everything: those that use Tandem then record their generation, and
-    of those that do not a checkpoint is found. Before there is nothing to evaluate, and on shared cores they would have
-    torch later if evaluators loaded it at the same time. `tandem run` has evaluators give way once ranks train, and
-    little time to load anything from then on: there they load at once.
-    """
+    """Wait in a pod until the first ranks have loaded everything: those that use Tandem then record their generation,
+    and of others a checkpoint appears. Before there is nothing to evaluate, and on shared cores ranks would load torch
+    more slowly if evaluators did so at the same time. `tandem run` lowers the priority of evaluators once ranks train,
+    which leaves little time to load anything from then on: there they load at once."""
     if not os.environ.get(launch.UID):
         return
-    # A disk that fails is the loop's to be patient with.
+    # A failing disk is handled in the loop.
     with suppress(OSError):
-        while not (rundir.newest_generation() or listed(rundir.path / WATCHED) or rundir.ended()):
+        while not (rundir.newest_generation() or list_folder(rundir.path / WATCHED) or rundir.ended()):
             time.sleep(POLL_SECONDS)
 
 
-def _leave_at_once(number: int, _: FrameType | None) -> None:
-    """Before the loop begins nothing is held that would have to be given back."""
-    # Python drops what is raised while it calls back for a weak reference, as it does at the end of each import.
-    signal.signal(signal.SIGALRM, lambda _, frame: _leave_at_once(number, frame))
-    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+def _leave(number: int, _: FrameType | None) -> None:
+    """Exit at once: before the loop starts, the process holds nothing that it would have to release."""
+    # Python swallows exceptions in callbacks of weak references, such as those at the end of each import.
+    signal.signal(signal.SIGALRM, lambda _, frame: _leave(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
     raise SystemExit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED)
 
 
 if __name__ == "__main__":
     try:
-        depart(main())
+        exit_process(main())
     except SystemExit as leaving:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        depart(leaving.code)
+        exit_process(leaving.code)

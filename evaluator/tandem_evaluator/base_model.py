@@ -1,12 +1,12 @@
-"""The weights of the base model: what training began with, in the form of a checkpoint, for its evaluation.
+"""The weights of the base model of a fine-tuning, written as a checkpoint for its evaluation.
 
     python -m tandem_evaluator.base_model
 
 writes `checkpoints/base/`, as the trainer writes the weights of any checkpoint. So every way to evaluate reads the base
-model as it reads a checkpoint: the built-in metrics, and a program of the user's that has never heard of `pretrained`.
+model as it reads a checkpoint: the built-in metrics, and a program of the user's that does not know of `pretrained`.
 The folder is removed once the evaluation is published (docs/decisions/0046-base-model.md).
 
-It is a process of its own, since an evaluator whose checkpoints a program evaluates has not loaded torch.
+It runs in a process of its own, because an evaluator whose checkpoints a program evaluates has not loaded torch.
 """
 
 import os
@@ -19,10 +19,10 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
-from tandem.code import without_folder
 from tandem.formatting import one_line
-from tandem.launch import RUN_DIR, module_command
-from tandem.rundir.checkpoint import CHUNK, FILE, WEIGHTS, FileEntry, Manifest, checksum
+from tandem.processes.launch import RUN_DIR, module_command
+from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, WEIGHTS, FileEntry, Manifest, checksum
+from tandem.rundir.code import environment_without_code
 from tandem.rundir.durable import commit_folder, encode, sync_file, temporary_beside
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tandem_trainer.task import Task
 
 TRIES = 2
-LOOK_SECONDS = 0.1
-"""Between two looks at whether the weights are there, and whether we have to leave."""
-MAX_WHY = 400
-"""Characters of an error that a message quotes."""
+POLL_SECONDS = 0.1
+"""Interval between two checks whether the weights exist, and whether the evaluator has to stop."""
+MAX_MESSAGE_LENGTH = 400
+"""Maximum length of an error that a message quotes, in characters."""
 COMMAND = module_command("tandem_evaluator.base_model")
 
 
@@ -46,42 +46,42 @@ class BaseWeights:
     def __init__(self, rundir: RunDir, command: list[str] = COMMAND) -> None:
         """
         Args:
-            command: that writes the folder.
+            command: command that writes the folder.
         """
         self._rundir, self._command = rundir, command
         self._folder = rundir.checkpoint(BASE.name)
 
-    def prepare(self, holder: str, going_on: Callable[[], bool]) -> None:
-        """Have the folder written, by one evaluator for all. Returns without it if `going_on` said no.
+    def prepare(self, holder: str, should_continue: Callable[[], bool]) -> None:
+        """Have one evaluator write the folder for all. Returns without it if `should_continue` returned False.
 
         Args:
-            holder: the name of this process.
+            holder: name of this process.
 
         Raises:
             ProgramFailed: the base model cannot be loaded.
             OSError: the disk fails.
         """
-        while not self._folder.exists() and going_on():
-            held = claim(self._rundir.leases / f"evaluate-{BASE.name}-weights.json", holder)
-            if held is None:
-                time.sleep(LOOK_SECONDS)
+        while not self._folder.exists() and should_continue():
+            acquired = claim(self._rundir.leases / f"evaluate-{BASE.name}-weights.json", holder)
+            if acquired is None:
+                time.sleep(POLL_SECONDS)
                 continue
-            with held:
-                for left in reversed(range(TRIES)):
-                    if self._folder.exists() or not (why := self._written(going_on)):
+            with acquired:
+                for remaining_tries in reversed(range(TRIES)):
+                    if self._folder.exists() or not (reason := self._run_command(should_continue)):
                         break
-                    if not left:
-                        raise ProgramFailed(f"the base model cannot be loaded: {why}")
+                    if not remaining_tries:
+                        raise ProgramFailed(f"the base model cannot be loaded: {reason}")
 
     def remove(self) -> None:
-        """Nobody needs it any more."""
+        """Remove the folder, which is not needed any more."""
         rmtree(self._folder, ignore_errors=True)
 
-    def _written(self, going_on: Callable[[], bool]) -> str:
-        """Run the command; why it failed, empty if it did not, or had to leave."""
+    def _run_command(self, should_continue: Callable[[], bool]) -> str:
+        """Run the command; returns the reason of its failure, empty if it succeeded or had to stop."""
         process = subprocess.Popen(
             self._command,
-            env=without_folder(os.environ),
+            env=environment_without_code(os.environ),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,9 +90,9 @@ class BaseWeights:
         errors: str | None = None
         while errors is None:
             try:
-                _, errors = process.communicate(timeout=LOOK_SECONDS)
+                _, errors = process.communicate(timeout=POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                if not going_on():
+                if not should_continue():
                     process.kill()
                     process.communicate()
                     return ""
@@ -100,7 +100,7 @@ class BaseWeights:
         if process.returncode == 0:
             return ""
         last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-        return one_line(last)[:MAX_WHY] or f"its process ended with exit code {process.returncode}"
+        return one_line(last)[:MAX_MESSAGE_LENGTH] or f"its process ended with exit code {process.returncode}"
 
 
 def write(rundir: RunDir, task: "Task[Any]") -> None:
@@ -114,28 +114,31 @@ def write(rundir: RunDir, task: "Task[Any]") -> None:
 
     from tandem_trainer.checkpoint.state import weights
 
-    # Which may be a download of hours: what is written aside and then rests is swept away as a leftover.
+    # Load before creating the folder: the download may take hours, and an unchanged temporary folder is removed as a
+    # leftover.
     model = task.model()
     task.initialize(model)
     final = rundir.checkpoint(BASE.name)
-    aside = temporary_beside(final)
-    aside.mkdir(parents=True)
+    temporary = temporary_beside(final)
+    temporary.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights(model).items()}, aside / WEIGHTS)
-        manifest = Manifest(**BASE.model_dump(), created_at=time.time(), world_size=1, files=[_entry(aside / WEIGHTS)])
-        (aside / FILE).write_bytes(encode(manifest.sealed()))
+        save_file({name: tensor.contiguous() for name, tensor in weights(model).items()}, temporary / WEIGHTS)
+        manifest = Manifest(
+            **BASE.model_dump(), created_at=time.time(), world_size=1, files=[_entry(temporary / WEIGHTS)]
+        )
+        (temporary / FILE).write_bytes(encode(manifest.sealed()))
         for name in (WEIGHTS, FILE):
-            sync_file(aside / name)
+            sync_file(temporary / name)
         with suppress(FileExistsError):  # another process was first
-            commit_folder(aside, final)
+            commit_folder(temporary, final)
     finally:
-        rmtree(aside, ignore_errors=True)
+        rmtree(temporary, ignore_errors=True)
 
 
 def _entry(path: Path) -> FileEntry:
     checksums, size = [], 0
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             checksums.append(checksum(chunk))
             size += len(chunk)
     return FileEntry(path=path.name, size=size, xxh3=checksums)

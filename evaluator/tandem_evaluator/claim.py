@@ -1,15 +1,14 @@
 """The claim on one shard: a lease that its holder renews from a thread while it works.
 
-The claim is also what keeps retention from deleting the checkpoint: retention spares a checkpoint for which any
-`<verb>-<checkpoint>-…` lease runs. So it is held until the shard's result is published, and by whoever publishes the
-last one until the checkpoint is merged and compared with the best. Giving the checkpoint back as soon as its weights
-are in memory was considered: with evaluations longer than `keepLast` checkpoints apart, every checkpoint would be
-deleted before its score is known, and `keepBest` could never keep any. The price is a checkpoint or two more on the
-disk.
+The claim also keeps retention from deleting the checkpoint: retention spares a checkpoint with any active lease
+`<verb>-<checkpoint>-…`. So it is held until the shard's result is published, and by the process that publishes the last
+one until the checkpoint is merged and compared with the best. Releasing it as soon as the weights are in memory was
+considered: with evaluations longer than `keepLast` checkpoints apart, every checkpoint would be deleted before its
+score is known, and `keepBest` could never keep any. The price is a checkpoint or two more on the disk.
 
-A process that dies leaves its claims behind. Others take them when their time is over; the same process started again
-gives them back at once, because a name belongs to one process at a time. If two of one name do overlap (a pod deleted
-by force), a shard is done twice and published once.
+A process that dies leaves its claims behind. Others take them over when they expire; the same process releases them at
+once when it is restarted, because a name belongs to one process at a time. If two processes of one name do overlap (a
+pod deleted by force), a shard is evaluated twice and published once.
 """
 
 import re
@@ -21,41 +20,42 @@ from types import TracebackType
 from tandem.rundir import lease
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
-FORGOTTEN_SECONDS = 3600.0
-"""Claims that ran out so long ago belong to nobody any more."""
+ABANDONED_SECONDS = 3600.0
+"""Time since its expiry after which a claim counts as abandoned."""
 _CLAIM = re.compile(r"^evaluate-.+\.json$")
 
 
 def claim_file(rundir: RunDir, reference: CheckpointRef, shard: int, shards: int) -> Path:
-    """Where the claim on a shard stands. With another number of shards it is another piece of work."""
+    """Path of the claim on a shard. It contains the number of shards, because each number is a different split."""
     name = f"evaluate-{reference.name}-g{reference.generation:06d}-shard-{shard}-of-{shards}.json"
     return rundir.leases / name
 
 
 class Claim:
-    """A shard that is ours. Leaving the `with` block gives it back."""
+    """A claimed shard. Leaving the `with` block releases it."""
 
-    def __init__(self, held: lease.Lease) -> None:
-        self._lease = held
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="claim", daemon=True)
+    def __init__(self, acquired: lease.Lease) -> None:
+        self._lease = acquired
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="claim", daemon=True)
         self._thread.start()
 
     def release(self) -> None:
-        """Give it back."""
-        self._over.set()
+        """Release the claim."""
+        self._released.set()
         self._thread.join()
         self._lease.release()
 
-    def _keep(self) -> None:
-        """Renew until it is given back or another process has it.
+    def _renew(self) -> None:
+        """Renew the lease until it is released or another process has it.
 
-        To be overtaken means to have slept past the lease's time. The work is finished all the same: given up, a
-        machine slow enough for this would never finish anything, and a result published twice does no harm.
+        Another process gets it if this one slept past the lease's expiry. The work is finished all the same: otherwise
+        a machine slow enough for this would never finish anything, and a result published twice does no harm.
         """
-        while not self._over.wait(self._lease.seconds / 3):
+        # A third of the lease's duration leaves room for two failed renewals.
+        while not self._released.wait(self._lease.seconds / 3):
             content = read_json_or_none(self._lease.path)
             if isinstance(content, dict) and content.get("holder") != self._lease.holder:
                 return
@@ -71,24 +71,27 @@ class Claim:
         self.release()
 
 
-def claim(path: Path, holder: str, seconds: float = lease.SECONDS) -> Claim | None:
+def claim(path: Path, holder: str, seconds: float = lease.LEASE_LENGTH_SECONDS) -> Claim | None:
     """Claim a shard; None if another process has it.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the lease cannot be written.
     """
-    held = lease.acquire(path, holder, seconds)
-    return Claim(held) if held else None
+    acquired = lease.acquire(path, holder, seconds)
+    return Claim(acquired) if acquired else None
 
 
-def give_back_leftovers(rundir: RunDir, holder: str) -> None:
-    """Remove the claims that an earlier process of our name died with, and those that ran out long ago."""
+def release_leftovers(rundir: RunDir, holder: str) -> None:
+    """Remove the claims of an earlier process with this name, and those that expired long ago."""
     with suppress(FileNotFoundError):
         for path in [path for path in rundir.leases.iterdir() if _CLAIM.match(path.name)]:
             content = read_json_or_none(path)
             if not isinstance(content, dict):
                 continue
             until = content.get("until")
-            forgotten = isinstance(until, int | float) and until < lease.server_time(rundir.leases) - FORGOTTEN_SECONDS
-            if content.get("holder") == holder or forgotten:
+            is_abandoned = (
+                isinstance(until, int | float) and until < lease.server_time(rundir.leases) - ABANDONED_SECONDS
+            )
+            # A lease of the same name belongs to a process that is dead, since this one has its name now.
+            if content.get("holder") == holder or is_abandoned:
                 path.unlink(missing_ok=True)

@@ -10,53 +10,53 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tandem.job.tasks import ImageClassification, class_names
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
-from tandem.tasks import ImageClassification, class_names
 from tandem_evaluator import gallery
-from tandem_evaluator.evaluator_log import say
+from tandem_evaluator.evaluator_log import log_event
 from tandem_evaluator.result import (
     MAX_WRONG,
-    Counted,
     MergedResult,
     ShardResult,
+    ValidationCounts,
     WrongSample,
     finite_or_none,
     merge,
     shard_samples,
     surest,
 )
-from tandem_evaluator.scoring import Misfit, Work
+from tandem_evaluator.scoring import UnusableCheckpoint, Work
 from tandem_trainer import data, models
 from tandem_trainer.checkpoint.lending import Library
 from tandem_trainer.failure import ConfigurationError
 
 MAX_SAMPLES = 256
-MAX_NUMBERS = 2**20
-"""A batch has at most this many samples, and this many input numbers: activations stay within tens of megabytes for
-every image size, and a request to stop is heard within about a second."""
+MAX_VALUES = 2**20
+"""Maximum samples and maximum input values of a batch: activations stay within tens of megabytes for every image size,
+and a stop takes effect within about a second."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a pass over one shard counted."""
+    """Counts of a pass over one shard."""
 
     samples: int
     """Samples seen."""
     loss_sum: float | None
     """Sum of their cross entropies, nats; None if it is not finite."""
     confusion: list[list[int]]
-    """[classes, classes]: samples of class i (row) that were taken for class j (column)."""
+    """[classes, classes]: samples of class i (row) that were predicted as class j (column)."""
     wrong: list[WrongSample] = field(default_factory=list)
-    """Those of which the model is most sure."""
+    """The misclassified samples with the highest confidence."""
     held_out: "Tally | None" = None
-    """Of the same shard of the validation data, where the job holds some out."""
+    """Counts of the same shard of the validation data, if the job holds some out."""
 
 
 class Evaluation:
     """The task's test and validation data and its model, loaded once for the life of the process.
 
-    Between two checkpoints the model has no weights, and it takes those that were read as its own instead of copying
+    Between two checkpoints the model has no weights, and it adopts the tensors that were read instead of copying
     them: at its peak an evaluator holds the weights once.
     """
 
@@ -66,23 +66,23 @@ class Evaluation:
         """
         Args:
             samples: the test data.
-            held_out: the validation data, where the job holds some out.
-            data_name: of the data set.
+            held_out: the validation data, if the job holds some out.
+            data_name: name of the data set.
         """
         self._samples, self._held_out, self._model = samples, held_out, model.eval()
         self.images = samples.images
         self.names = class_names(data_name)
         self._shapes = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
-        self._let_go()
+        self._drop_weights()
         self.total, self.classes = len(samples), samples.classes
         self.held_out = 0 if held_out is None else len(held_out)
-        self._batch = max(1, min(MAX_SAMPLES, MAX_NUMBERS // max(1, samples.images[0].numel())))
+        self._batch = max(1, min(MAX_SAMPLES, MAX_VALUES // max(1, samples.images[0].numel())))
 
     @classmethod
     def load(cls, task: ImageClassification) -> "Evaluation":
         """
         Raises:
-            ConfigurationError: the data is not there, or the model does not suit it.
+            ConfigurationError: the data does not exist, or the model does not fit it.
         """
         samples = data.load(task.data, "test")
         if not len(samples):
@@ -92,32 +92,32 @@ class Evaluation:
         return cls(samples, model, held_out, task.data.name)
 
     def run(
-        self, weights: Mapping[str, Tensor], shard: int, shards: int, going_on: Callable[[], bool] = lambda: True
+        self, weights: Mapping[str, Tensor], shard: int, shards: int, should_continue: Callable[[], bool] = lambda: True
     ) -> Tally | None:
         """Evaluate the samples `shard`, `shard + shards`, …
 
         Args:
-            weights: the model's state_dict; used as they are, and let go again.
-            going_on: asked before each batch.
+            weights: the model's state_dict; its tensors are used without a copy, and released afterwards.
+            should_continue: called before each batch.
 
         Returns:
-            None if `going_on` said no.
+            None if `should_continue` returned False.
 
         Raises:
-            Misfit: the weights are not those of this model.
+            UnusableCheckpoint: the weights are not those of this model.
         """
         try:
             self._take(weights)
-            tally = self._tally(self._samples, shard, shards, going_on)
+            tally = self._tally(self._samples, shard, shards, should_continue)
             if tally is None or self._held_out is None:
                 return tally
-            held_out = self._tally(self._held_out, shard, shards, going_on)
+            held_out = self._tally(self._held_out, shard, shards, should_continue)
             return None if held_out is None else replace(tally, held_out=held_out)
         finally:
-            self._let_go()
+            self._drop_weights()
 
     def _take(self, weights: Mapping[str, Tensor]) -> None:
-        # In the model's own types: weights may have been rounded for the way.
+        # Convert to the model's own dtypes: weights may have been rounded for the transfer.
         fitting = {
             name: tensor.to(self._shapes[name].dtype) if name in self._shapes else tensor
             for name, tensor in weights.items()
@@ -126,27 +126,30 @@ class Evaluation:
             self._model.load_state_dict(fitting, assign=True)
         except RuntimeError as error:
             detail = " ".join(str(error).split())
-            raise Misfit(f"its weights are not those of the job's model: {detail[:300]}") from error
+            raise UnusableCheckpoint(f"its weights are not those of the job's model: {detail[:300]}") from error
 
-    def _let_go(self) -> None:
+    def _drop_weights(self) -> None:
         self._model.load_state_dict(self._shapes, assign=True)
 
-    def _tally(self, samples: data.Samples, shard: int, shards: int, going_on: Callable[[], bool]) -> Tally | None:
+    def _tally(
+        self, samples: data.Samples, shard: int, shards: int, should_continue: Callable[[], bool]
+    ) -> Tally | None:
         images, labels = samples.images[shard::shards], samples.labels[shard::shards]
         predicted = torch.empty_like(labels)
         confidence = torch.empty(len(labels))
         loss = torch.zeros((), dtype=torch.float64)
         with torch.inference_mode():
             for start in range(0, len(labels), self._batch):
-                if not going_on():
+                if not should_continue():
                     return None
                 part = slice(start, start + self._batch)
                 logits = self._model(images[part].contiguous())
                 predicted[part] = logits.argmax(dim=1)
                 confidence[part] = logits.float().softmax(dim=1).amax(dim=1)
-                # Summed in double: the sum over a shard must not depend on how the data is split, to 1e-6 at least.
+                # Summed in double precision: the sum over a shard must not depend on the split of the data, to 1e-6 at
+                # least.
                 loss += F.cross_entropy(logits.float(), labels[part], reduction="none").double().sum()
-        # Not scikit-learn's confusion_matrix: that refuses a shard without samples, of which there may be some.
+        # Not scikit-learn's confusion_matrix, which refuses a shard without samples, and such shards exist.
         cells = torch.bincount(labels * self.classes + predicted, minlength=self.classes**2)
         wrong = surest(
             WrongSample(
@@ -161,10 +164,10 @@ class Evaluation:
 
 
 class TaskScoring:
-    """Scores a built-in task, in this process.
+    """Scores a built-in task in this process.
 
     Args:
-        evaluation: of the job's task.
+        evaluation: model and data of the job's task.
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
@@ -175,9 +178,9 @@ class TaskScoring:
         assert manifest is not None, "what a script writes in its own way is for a program"
         return self._library.weights(folder, manifest)
 
-    def score(self, read: Mapping[str, Tensor], work: Work, going_on: Callable[[], bool]) -> ShardResult | None:
+    def score(self, read: Mapping[str, Tensor], work: Work, should_continue: Callable[[], bool]) -> ShardResult | None:
         """Run the samples of a shard through the model."""
-        tally = self._evaluation.run(read, work.shard, work.shards, going_on)
+        tally = self._evaluation.run(read, work.shard, work.shards, should_continue)
         if tally is None:
             return None
         now = time.time()
@@ -191,7 +194,7 @@ class TaskScoring:
             loss_sum=tally.loss_sum,
             confusion=tally.confusion,
             wrong=tally.wrong,
-            validation=counted(tally.held_out),
+            validation=validation_counts(tally.held_out),
             note="" if tally.loss_sum is not None else "the loss is not finite",
             seconds=max(0.0, now - work.started),
             evaluator=work.evaluator,
@@ -226,36 +229,36 @@ class TaskScoring:
         return merge(shards)
 
     def read_merged(self, content: Any) -> MergedResult:
-        """A published result."""
+        """Parse a published result."""
         return MergedResult.read(content)
 
     def best_changed(self, rundir: RunDir) -> None:
-        """Make pictures of what the best checkpoint takes for something else."""
+        """Update the pictures of the samples that the best checkpoint misclassifies."""
         try:
             gallery.update(rundir, self._evaluation.images, self._evaluation.names)
         except OSError as error:
-            # Nothing but pictures: no reason to keep a checkpoint waiting.
-            say("no-gallery", why=error)
+            # The pictures are optional: no reason to delay a checkpoint.
+            log_event("no-gallery", why=error)
 
-    def rest(self) -> None:
-        """Lend nothing any more."""
+    def idle(self) -> None:
+        """Stop lending weights to other evaluators."""
         self._library.close()
 
     def close(self) -> None:
-        """Lend nothing any more."""
+        """Stop lending weights to other evaluators."""
         self._library.close()
 
 
-def counted(tally: Tally | None) -> Counted | None:
-    """What a shard's result says of validation data."""
+def validation_counts(tally: Tally | None) -> ValidationCounts | None:
+    """The counts of validation data in a shard's result."""
     if tally is None:
         return None
-    return Counted(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)
+    return ValidationCounts(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)
 
 
 def _surest_places(wrong: Tensor, confidence: Tensor) -> list[int]:
-    """Where the wrong samples are of which the model is most sure."""
+    """Indices of the misclassified samples with the highest confidence."""
     places = torch.nonzero(wrong).flatten()
     order = confidence[places].nan_to_num().argsort(descending=True, stable=True)
-    found: list[int] = places[order[:MAX_WRONG]].tolist()
-    return found
+    indices: list[int] = places[order[:MAX_WRONG]].tolist()
+    return indices

@@ -1,6 +1,6 @@
-"""The logs of an evaluator process: `log/evaluator-NAME.jsonl` for reports, one line per event for people.
+"""The logs of an evaluator process: `log/evaluator-NAME.jsonl` for reports, one line per event on standard output.
 
-The use of the processor is told by a small thread, so that it goes on during a long evaluation.
+A small thread records the processor time, so that it also does during a long evaluation.
 """
 
 import json
@@ -8,8 +8,8 @@ import secrets
 import threading
 import time
 
-from tandem.process_age import process_age
-from tandem.processor_time import ProcessorTime
+from tandem.processes.process_age import process_age
+from tandem.processes.processor_time import ProcessorTime
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.records import EvaluatorEnd, EvaluatorRecord, Usage
@@ -19,7 +19,7 @@ IDLE_SECONDS = 5.0
 
 
 class EvaluatorLog:
-    """The log of one evaluator process. Leaving the `with` block writes its end."""
+    """The log of one evaluator process. Leaving the `with` block writes the end record."""
 
     def __init__(self, rundir: RunDir, name: str) -> None:
         """
@@ -31,34 +31,35 @@ class EvaluatorLog:
         self._activity: tuple[str, str | None] = ("starting", None)
         self._processor = ProcessorTime()
         self._process = secrets.token_hex(8)
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._usage()
         self._thread = threading.Thread(target=self._watch, name="usage", daemon=True)
         self._thread.start()
 
     def doing(self, state: str, checkpoint: str | None = None) -> None:
-        """Say what the process is about from now on: `idle`, or `evaluating` a checkpoint."""
+        """Record the process's state from now on: `idle`, or `evaluating` a checkpoint."""
         self._activity = (state, checkpoint)
 
     def event(self, record: EvaluatorRecord) -> None:
         """Write an event to the log and print it."""
         self._writer.append(record)
-        say(record.kind, **record.model_dump(exclude={"kind", "time"}, exclude_none=True))
+        log_event(record.kind, **record.model_dump(exclude={"kind", "time"}, exclude_none=True))
 
     def close(self) -> None:
-        """Write the end. A second time nothing happens."""
-        if self._over.is_set():
+        """Write the end record. A second call does nothing."""
+        if self._closed.is_set():
             return
-        self._over.set()
+        self._closed.set()
         self._thread.join()
         self._usage()
         self._writer.append(EvaluatorEnd(time=time.time()))
         self._writer.close()
 
     def _watch(self) -> None:
-        """Once a second while evaluating, more rarely while idle, and soon after a change from one to the other."""
+        """Record the usage once a second while evaluating, less often while idle, and soon after a change between the
+        two."""
         written, before = time.monotonic(), self._activity
-        while not self._over.wait(BUSY_SECONDS):
+        while not self._closed.wait(BUSY_SECONDS):
             activity = self._activity
             waited = time.monotonic() - written
             if activity[0] == "evaluating" or activity != before or waited > IDLE_SECONDS - BUSY_SECONDS / 2:
@@ -84,12 +85,12 @@ class EvaluatorLog:
         self.close()
 
 
-def say(kind: str, **facts: object) -> None:
-    """Print one event as a line with key=value fields, and when it was, as the other processes of a run do."""
+def log_event(kind: str, **facts: object) -> None:
+    """Print one event as a line with its time and key=value fields, as the other processes of a run do."""
     fields = (f"{key}={value if isinstance(value, int) else _word(value)}" for key, value in facts.items())
     now = time.time()
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f",{int(1000 * now) % 1000:03d}"
-    print(f"{at} level=INFO event={kind}", *fields, flush=True)
+    timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f",{int(1000 * now) % 1000:03d}"
+    print(f"{timestamp} level=INFO event={kind}", *fields, flush=True)
 
 
 def _word(value: object) -> str:

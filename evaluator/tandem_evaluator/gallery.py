@@ -1,4 +1,4 @@
-"""wrong.json: pictures of the samples that the best checkpoint takes for something else (tandem.wrong_samples)."""
+"""wrong.json: pictures of the samples that the best checkpoint misclassifies (tandem.rundir.wrong_samples)."""
 
 import base64
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.evaluations import Best, merged_file
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
-from tandem.wrong_samples import MAX_BYTES, MAX_COUNT, MAX_SIZE, Gallery, WrongPicture, shows
+from tandem.rundir.wrong_samples import MAX_BYTES, MAX_PICTURE_PIXELS, MAX_PICTURES, Gallery, WrongPicture, shows
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator.result import MergedResult, WrongSample
 
 
 def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
-    """Make wrong.json what best.json and the merged result that it names say.
+    """Write wrong.json for the checkpoint that best.json names.
 
-    As with best.json, each writer looks again after it has written, so the last one has seen the newest best.
+    As with best.json, each writer reads again after it has written, so the last one has seen the newest best.
 
     Args:
-        images: [N, channels, size, size], of the test data.
-        names: of the classes.
+        images: the images of the test data, [N, channels, size, size].
+        names: names of the classes.
 
     Raises:
         OSError: the run directory cannot be read or written.
@@ -38,12 +38,12 @@ def update(rundir: RunDir, images: Tensor, names: Sequence[str]) -> None:
                 return
         except ValidationError:
             pass
-        replace_json(rundir.wrong_file, made(result, images, names).dump(), durable=False)
+        replace_json(rundir.wrong_file, gallery_of(result, images, names).dump(), durable=False)
 
 
-def made(result: MergedResult, images: Tensor, names: Sequence[str]) -> Gallery:
-    """The pictures of one result's wrong samples."""
-    wrong = [sample for sample in result.wrong[:MAX_COUNT] if sample.index < len(images)]
+def gallery_of(result: MergedResult, images: Tensor, names: Sequence[str]) -> Gallery:
+    """The gallery of one result's misclassified samples."""
+    wrong = [sample for sample in result.wrong[:MAX_PICTURES] if sample.index < len(images)]
     small = _small(images[[sample.index for sample in wrong]])
     return Gallery(
         name=result.checkpoint,
@@ -57,7 +57,8 @@ def made(result: MergedResult, images: Tensor, names: Sequence[str]) -> Gallery:
 
 def _picture(sample: WrongSample, pixels: Tensor, names: Sequence[str]) -> WrongPicture:
     label, prediction = (
-        names[which] if which < len(names) else str(which) for which in (sample.label, sample.prediction)
+        names[label_index] if label_index < len(names) else str(label_index)
+        for label_index in (sample.label, sample.prediction)
     )
     return WrongPicture(
         index=sample.index,
@@ -69,10 +70,11 @@ def _picture(sample: WrongSample, pixels: Tensor, names: Sequence[str]) -> Wrong
 
 
 def _small(images: Tensor) -> Tensor:
-    """[N, height, width], bytes: each image from its darkest to its brightest, of all channels the mean."""
+    """Convert images to [N, height, width] bytes: the mean of the channels, scaled from each image's darkest to its
+    brightest pixel."""
     grey = images.float().mean(dim=1, keepdim=True)
-    if max(grey.shape[2:]) > MAX_SIZE:
-        grey = F.interpolate(grey, size=[min(MAX_SIZE, size) for size in grey.shape[2:]], mode="area")
+    if max(grey.shape[2:]) > MAX_PICTURE_PIXELS:
+        grey = F.interpolate(grey, size=[min(MAX_PICTURE_PIXELS, size) for size in grey.shape[2:]], mode="area")
     low, high = grey.amin(dim=(1, 2, 3), keepdim=True), grey.amax(dim=(1, 2, 3), keepdim=True)
     return ((grey - low) / (high - low).clamp_min(1e-9) * 255).nan_to_num().round().byte()[:, 0]
 

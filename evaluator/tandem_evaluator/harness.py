@@ -1,8 +1,8 @@
 """Runs tasks of lm-evaluation-harness on a model in memory, a shard of the samples at a time (`evaluators.harness`).
 
-Model and tasks are loaded once for the life of the process: the library takes seconds to import, and a folder for each
-checkpoint would be written for nothing. A shard reports the sum over its samples, so the result does not depend on the
-number of evaluators; what is no mean over samples cannot be split, and needs one evaluator process.
+Model and tasks are loaded once for the life of the process: the library takes seconds to import, and writing a folder
+for each checkpoint would be wasted. A shard reports the sum over its samples, so the result does not depend on the
+number of evaluators; a metric that is not a mean over samples cannot be split, and needs one evaluator process.
 """
 
 import logging
@@ -14,49 +14,51 @@ from typing import Any
 
 from torch import nn
 
-from tandem.distribution import install
 from tandem.evaluation import Mean
 from tandem.formatting import one_line
-from tandem.language_evaluation import Harness
+from tandem.job.language_evaluation import Harness
+from tandem.processes.distribution import install_command
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 
 FIELD = "spec.evaluators.harness"
 EXTRA = "lm-eval"
 SEED = 1234
-"""The library's own, of the examples before a question."""
-MAX_NAME, MAX_WHY = 63, 300
-"""Characters of a metric's name, and of a library's error that a message quotes."""
+"""The library's own default, for the examples before a question."""
+MAX_NAME_LENGTH, MAX_ERROR_LENGTH = 63, 300
+"""Maximum length of a metric's name, and of a library's error that a message quotes, in characters."""
 
 
 class HarnessTasks:
-    """The tasks of a job.
+    """The lm-evaluation-harness tasks of a job.
 
     Raises:
-        UnusableInput: there is no such task, or its data cannot be had.
+        UnusableInput: there is no such task, or its data cannot be loaded.
         ConfigurationError: the library is not installed.
     """
 
     def __init__(self, settings: Harness, model: nn.Module, tokenizer: Any) -> None:
         """
         Args:
-            model: of transformers, in evaluation mode, on the CPU; its weights may change between calls.
+            model: a transformers model in evaluation mode, on the CPU; its weights may change between calls.
             tokenizer: the model's.
         """
         if find_spec("lm_eval") is None:
-            raise ConfigurationError(f"{FIELD}: needs the package lm_eval, which is not installed ({install(EXTRA)})")
+            raise ConfigurationError(
+                f"{FIELD}: needs the package lm_eval, which is not installed ({install_command(EXTRA)})"
+            )
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         self._settings = settings
         try:
-            known = TaskManager(include_path=settings.include, include_defaults=settings.include is None)
+            manager = TaskManager(include_path=settings.include, include_defaults=settings.include is None)
             with _quiet():
-                self._tasks: dict[str, Any] = known.load(list(settings.tasks))["tasks"]
+                self._tasks: dict[str, Any] = manager.load(list(settings.tasks))["tasks"]
         except Exception as error:
-            # Tasks load their data, from a disk or a hub, by code of their own.
-            why = one_line(f"{type(error).__name__}: {error}")[:MAX_WHY]
-            raise UnusableInput(f"{FIELD}.tasks: {', '.join(settings.tasks)} cannot be loaded: {why}") from error
+            # Tasks load their data from a disk or a hub with code of their own, so any error may occur.
+            reason = one_line(f"{type(error).__name__}: {error}")[:MAX_ERROR_LENGTH]
+            raise UnusableInput(f"{FIELD}.tasks: {', '.join(settings.tasks)} cannot be loaded: {reason}") from error
         for task in self._tasks.values():
             if settings.fewshot is not None or task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=settings.fewshot or 0)
@@ -64,7 +66,7 @@ class HarnessTasks:
         self._model = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=1, device="cpu")
 
     def run(self, shard: int, shards: int) -> dict[str, Mean]:
-        """What the samples `shard`, `shard + shards`, … of each task add to its metrics.
+        """Evaluate the samples `shard`, `shard + shards`, … of each task; returns their contribution to each metric.
 
         Raises:
             ConfigurationError: a metric cannot be split into shards.
@@ -72,22 +74,22 @@ class HarnessTasks:
         import lm_eval
 
         chosen = {name: self._samples(task)[shard::shards] for name, task in self._tasks.items()}
-        mine = {name: self._tasks[name] for name, samples in chosen.items() if samples}
-        if not mine:
+        tasks = {name: self._tasks[name] for name, samples in chosen.items() if samples}
+        if not tasks:
             return {}
         with _quiet():
-            found: Any = lm_eval.evaluate(
+            results: Any = lm_eval.evaluate(
                 self._model,
-                {"tasks": mine, "groups": {}, "group_map": {}},
-                samples={name: chosen[name] for name in mine},
+                {"tasks": tasks, "groups": {}, "group_map": {}},
+                samples={name: chosen[name] for name in tasks},
                 bootstrap_iters=0,
                 log_samples=False,
                 apply_chat_template=self._settings.chat,
             )
         metrics: dict[str, Mean] = {}
-        for name, task in mine.items():
+        for name, task in tasks.items():
             is_mean = {metric for metric, how in task.aggregation().items() if getattr(how, "__name__", "") == "mean"}
-            for key, value in found["results"][name].items():
+            for key, value in results["results"][name].items():
                 metric, comma, kind = key.partition(",")
                 if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                     continue
@@ -105,7 +107,7 @@ class HarnessTasks:
 
 
 def _quiet() -> AbstractContextManager[Any]:
-    """Without bars of progress, which the library draws whatever it is told; what it logs is still there."""
+    """Suppress progress bars, which the library draws in any case; its log stays."""
     return redirect_stderr(StringIO())
 
 
@@ -113,8 +115,8 @@ def metric_of(task: str, metric: str, kind: str) -> str:
     """The name of a metric of a task.
 
     Args:
-        kind: the filter that answers went through; `none` for none.
+        kind: the filter applied to answers; `none` for none.
     """
     parts = [task, metric, *([] if kind in ("", "none") else [kind])]
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[:MAX_NAME]
-    return name if name[:1].isalpha() else f"t{name}"[:MAX_NAME]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "_".join(parts))[:MAX_NAME_LENGTH]
+    return name if name[:1].isalpha() else f"t{name}"[:MAX_NAME_LENGTH]

@@ -1,11 +1,12 @@
 """The evaluator's loop: survey, choose, claim, evaluate and publish until training is over and every result is merged.
 
-Trouble of four kinds, and what becomes of it:
-- A checkpoint is *broken* (its bytes are not those of its manifest): set aside as `.bad` after a second look, for
-  everybody.
+Failures of four kinds, and how they are handled:
+- A checkpoint is *broken* (its bytes do not match its manifest): renamed to `.bad` after a second check, for all
+  processes.
 - A checkpoint cannot be *used by this process* (the disk keeps failing, or its weights are not those of the job's
-  model): reported and passed over here; another process may have more luck.
-- The user's *program* fails on a checkpoint, twice and each time afresh: recorded as its last word, for everybody.
+  model): reported and skipped here; another process may succeed.
+- The user's *program* fails on a checkpoint, twice and each time freshly started: recorded as the final result, for all
+  processes.
 - The *disk* fails: waited for, because an NFS server comes back; given up after PATIENCE_SECONDS of nothing but
   failures.
 """
@@ -14,39 +15,40 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tandem.exitcode import ExitCode
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import FOREIGN
-from tandem.rundir.records import Evaluated, NotEvaluated, Unusable
+from tandem.rundir.lineage import FOREIGN_GENERATION
+from tandem.rundir.records import CheckpointUnusable, Evaluated, NotEvaluated
 from tandem.rundir.watched import OVERWRITTEN
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator.base_model import BaseWeights
-from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, worth_doing
-from tandem_evaluator.claim import Claim, claim, claim_file, give_back_leftovers
-from tandem_evaluator.evaluator_log import EvaluatorLog, say
+from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, is_still_needed
+from tandem_evaluator.claim import Claim, claim, claim_file, release_leftovers
+from tandem_evaluator.evaluator_log import EvaluatorLog, log_event
 from tandem_evaluator.publication import Publication
-from tandem_evaluator.scoring import Misfit, ProgramFailed, Scoring, Work
+from tandem_evaluator.scoring import ProgramFailed, Scoring, UnusableCheckpoint, Work
 from tandem_evaluator.survey import Survey
 from tandem_evaluator.watch import WatchSurvey
 
 MIN_POLL_SECONDS = 0.2
 MAX_POLL_SECONDS = 1.0
-"""A look costs a few listings; with nothing to do it is repeated ever more rarely up to this."""
+"""Longest interval between two surveys. A survey costs a few directory listings; without work the interval grows up to
+this."""
 READ_AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to read a checkpoint."""
 PATIENCE_SECONDS = 120.0
 SLICE_SECONDS = 0.1
-"""A signal handler may only set a flag, so pauses are cut into slices after which the flag is looked at."""
+"""Interval at which a pause checks for a stop: a signal handler may only set a flag."""
 
 
 def survey_of(rundir: RunDir, evaluators: Evaluators, has_base: bool = False) -> Survey:
-    """Looks for the checkpoints that are evaluated: Tandem's own, or those that the script writes in its own way.
+    """The survey of a job's checkpoints: Tandem's own, or those that the script writes in its own format.
 
     Args:
-        has_base: whether the model that training begins with is evaluated, too.
+        has_base: whether the base model of a fine-tuning is evaluated, too.
     """
     if evaluators.watch is None:
         return Survey(rundir, evaluators.processes, has_base)
@@ -54,7 +56,7 @@ def survey_of(rundir: RunDir, evaluators: Evaluators, has_base: bool = False) ->
 
 
 class Evaluator:
-    """One evaluator process at work on one run directory."""
+    """One evaluator process of one run directory."""
 
     def __init__(
         self,
@@ -67,9 +69,9 @@ class Evaluator:
     ) -> None:
         """
         Args:
-            name: of this process; no other living process of the run has it.
-            scoring: how a shard is evaluated.
-            base: the model that training begins with, where that is evaluated, too.
+            name: name of this process, unique among the living ones of the run.
+            scoring: the way to evaluate a shard.
+            base: the base model of a fine-tuning, if it is evaluated, too.
         """
         self._rundir, self._policy, self._shards = rundir, evaluators.policy, evaluators.processes
         self._name, self._scoring, self._log = name, scoring, log
@@ -95,8 +97,9 @@ class Evaluator:
         while not self._stopped:
             self._log.doing("idle")
             try:
+                # Claims that an earlier process of this name died with would block its shards until they expire.
                 if fresh:
-                    give_back_leftovers(self._rundir, self._name)
+                    release_leftovers(self._rundir, self._name)
                     fresh = False
                 action = self.step()
                 if isinstance(action, Finished):
@@ -105,14 +108,18 @@ class Evaluator:
                 now = time.monotonic()
                 trouble_since = trouble_since or now
                 if now - trouble_since > PATIENCE_SECONDS:
-                    say("giving-up", why=f"the run directory has been failing for {PATIENCE_SECONDS:.0f} s: {error}")
+                    log_event(
+                        "giving-up", why=f"the run directory has been failing for {PATIENCE_SECONDS:.0f} s: {error}"
+                    )
                     return ExitCode.FAILED
-                say("trouble", why=error)
+                log_event("trouble", why=error)
                 self._pause(2 * MAX_POLL_SECONDS)
                 continue
+            # One successful step ends the row of failures.
             trouble_since = None
+            # Poll less and less often while there is nothing to do.
             if isinstance(action, Wait):
-                self._scoring.rest()
+                self._scoring.idle()
                 self._pause(poll)
                 poll = min(1.2 * poll, MAX_POLL_SECONDS)
             else:
@@ -120,20 +127,21 @@ class Evaluator:
         return ExitCode.PREEMPTED
 
     def step(self) -> Action:
-        """Look, choose and act once. Returns what was done: Wait also if every claim was lost to others.
+        """Survey, choose and act once. Returns the action: Wait also if every claim was lost to other processes.
 
         Raises:
             OSError, ValueError: the run directory cannot be read or written, or contradicts itself.
         """
-        view = self.look()
+        view = self.survey()
         action = choose(view, self._policy, self._shards)
         match action:
             case Evaluate(reference, shards):
+                # Other processes compete for the same shards, so losing all of them is normal.
                 won = next(self._claims(reference, shards), None)
                 if won is None:
                     return Wait()
-                shard, held = won
-                with held:
+                shard, acquired = won
+                with acquired:
                     self._log.doing("evaluating", reference.name)
                     self.evaluate(reference, shard)
             case Merge(reference):
@@ -142,11 +150,11 @@ class Evaluator:
                 self.skip(references)
         return action
 
-    def look(self) -> View:
-        """See what is there, set broken checkpoints aside, keep best.json up to date."""
-        view = self._survey.look(self._unusable)
-        for name, why in self._survey.broken.items():
-            self._set_aside(name, why)
+    def survey(self) -> View:
+        """Survey the run directory, set broken checkpoints aside, and keep best.json up to date."""
+        view = self._survey.scan(self._unusable)
+        for name, reason in self._survey.broken.items():
+            self._set_aside(name, reason)
         if (signature := self._survey.signature(view)) != self._signature:
             self._publication.update_best()
             self._scoring.best_changed(self._rundir)
@@ -157,38 +165,40 @@ class Evaluator:
         return view
 
     def claim(self, reference: CheckpointRef, shard: int) -> Claim | None:
-        """Claim a shard; None if another process has it, or had it and is done since our look."""
-        held = claim(claim_file(self._rundir, reference, shard, self._shards), self._name)
-        if held is None:
+        """Claim a shard; None if another process has it, or has finished it since the survey."""
+        acquired = claim(claim_file(self._rundir, reference, shard, self._shards), self._name)
+        if acquired is None:
             return None
         try:
-            view = self._survey.look(self._unusable)
-            now = view.standing(reference)
-            if now is not None and worth_doing(now, shard, view, self._policy):
-                return held
+            # The claim was won on an old view: the shard may have been finished between the survey and the claim.
+            view = self._survey.scan(self._unusable)
+            state = view.state_of(reference)
+            if state is not None and is_still_needed(state, shard, view, self._policy):
+                return acquired
         except BaseException:
-            held.release()
+            acquired.release()
             raise
-        held.release()
+        acquired.release()
         return None
 
     def evaluate(self, reference: CheckpointRef, shard: int) -> None:
-        """Evaluate a shard that is claimed, publish its result, and merge if it was the last one."""
+        """Evaluate a claimed shard, publish its result, and merge if it was the last one."""
         work = Work(reference, shard, self._shards, self._name, time.time())
         try:
-            found = self._read(reference)
-            if found is None:
+            checkpoint = self._read(reference)
+            if checkpoint is None:
                 return
-            result = self._scoring.score(found, work, lambda: not self._stopped)
-        except Misfit as error:
-            self._pass_over(reference, str(error))
+            result = self._scoring.score(checkpoint, work, lambda: not self._stopped)
+        except UnusableCheckpoint as error:
+            self._mark_unusable(reference, str(error))
             return
         except ProgramFailed as error:
             if self._publication.fail(reference, str(error)):
-                self._log.event(Unusable(time=time.time(), checkpoint=reference.name, why=str(error)))
+                self._log.event(CheckpointUnusable(time=time.time(), checkpoint=reference.name, why=str(error)))
             return
-        if result is None or not self._is_still_there(reference):
+        if result is None or not self._is_unchanged(reference):
             return
+        # Publish before the claim is released, so that no other process evaluates the shard again.
         if self._publication.publish(result):
             self._log.event(
                 Evaluated(
@@ -203,25 +213,27 @@ class Evaluator:
         self.merge(reference)
 
     def merge(self, reference: CheckpointRef) -> None:
-        """Publish the merged result if all shards are there."""
+        """Publish the merged result if all shards are published."""
         merged = self._publication.merge(reference)
         if merged is not None:
-            say("merged", checkpoint=reference.name, **merged.scores, **({"note": merged.note} if merged.note else {}))
+            log_event(
+                "merged", checkpoint=reference.name, **merged.scores, **({"note": merged.note} if merged.note else {})
+            )
             self._publication.update_best()
 
     def skip(self, references: tuple[CheckpointRef, ...]) -> None:
-        """Record that these are passed over."""
+        """Record that checkpoints are skipped."""
         for reference in references:
             if self._publication.skip(reference, "a newer checkpoint was there before its turn came"):
                 self._log.event(NotEvaluated(time=time.time(), checkpoint=reference.name, step=reference.step))
 
     def _claims(self, reference: CheckpointRef, shards: tuple[int, ...]) -> Iterator[tuple[int, Claim]]:
         for shard in shards:
-            if (held := self.claim(reference, shard)) is not None:
-                yield shard, held
+            if (acquired := self.claim(reference, shard)) is not None:
+                yield shard, acquired
 
     def _read(self, reference: CheckpointRef) -> Any:
-        """What is scored; None if it is gone, broken, unreadable, or we are asked to leave.
+        """Read what is scored; None if it is gone, broken, unreadable, or the process has to stop.
 
         Raises:
             ProgramFailed: it is the base model, and that cannot be loaded.
@@ -230,6 +242,7 @@ class Evaluator:
             self._base.prepare(self._name, lambda: not self._stopped)
         doubt: Broken | None = None
         failure: OSError | None = None
+        # The pauses grow, because an NFS server may be away for seconds.
         for pause in (0.0, *READ_AGAIN_SECONDS):
             self._pause(pause)
             if self._stopped:
@@ -239,19 +252,20 @@ class Evaluator:
             except FileNotFoundError:
                 return None
             except Broken as error:
+                # Only a second reading convicts a checkpoint: an NFS client may show old bytes.
                 if doubt is not None:
                     self._set_aside(reference.name, str(error))
                     return None
                 doubt = error
             except OSError as error:
                 failure = error
-        self._pass_over(reference, f"it cannot be read: {failure}")
+        self._mark_unusable(reference, f"it cannot be read: {failure}")
         return None
 
-    def _is_still_there(self, reference: CheckpointRef) -> bool:
-        """Whether what was evaluated is what was found: a script may overwrite its own checkpoints meanwhile. Tandem's
-        are never written again, and one that was deleted meanwhile has its result all the same."""
-        if reference.generation != FOREIGN or reference == BASE:
+    def _is_unchanged(self, reference: CheckpointRef) -> bool:
+        """Whether the checkpoint is still the one that was evaluated: a script may overwrite its own checkpoints
+        meanwhile. Tandem's are never rewritten, and one that was deleted meanwhile gets its result all the same."""
+        if reference.generation != FOREIGN_GENERATION or reference == BASE:
             return True
         try:
             self._survey.open(reference)
@@ -260,23 +274,24 @@ class Evaluator:
             return False
         return True
 
-    def _set_aside(self, name: str, why: str) -> None:
-        if self._rundir.set_aside(name, why=why) is not None:
-            self._log.event(Unusable(time=time.time(), checkpoint=name, why=why))
+    def _set_aside(self, name: str, reason: str) -> None:
+        if self._rundir.set_aside(name, why=reason) is not None:
+            self._log.event(CheckpointUnusable(time=time.time(), checkpoint=name, why=reason))
 
-    def _pass_over(self, reference: CheckpointRef, why: str) -> None:
-        self._unusable[reference] = why
-        self._log.event(Unusable(time=time.time(), checkpoint=reference.name, why=why))
+    def _mark_unusable(self, reference: CheckpointRef, reason: str) -> None:
+        self._unusable[reference] = reason
+        self._log.event(CheckpointUnusable(time=time.time(), checkpoint=reference.name, why=reason))
 
     def _finish(self) -> ExitCode:
         self._publication.update_best()
-        final = self._survey.look().final
+        # Only the final checkpoint has to be evaluated; a restart of this process may be able to read it.
+        final = self._survey.scan().final
         if final in self._unusable:
-            say("giving-up", checkpoint=final.name, why=f"the final checkpoint: {self._unusable[final]}")
+            log_event("giving-up", checkpoint=final.name, why=f"the final checkpoint: {self._unusable[final]}")
             return ExitCode.FAILED
         return ExitCode.DONE
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._stopped and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, SLICE_SECONDS))
+        while not self._stopped and (remaining := until - time.monotonic()) > 0:
+            time.sleep(min(remaining, SLICE_SECONDS))

@@ -1,16 +1,16 @@
 """Scores checkpoints with a program of the user's own (`evaluators.command`).
 
-What the program sees is written in `tandem.evaluation`. This is the other end: it starts the program, hands out shards,
-takes reports, and ends it. A program that says that it stays gets the next shard through a pipe; one that does not is
+`tandem.evaluation` documents the program's side. This is the other end: it starts the program, hands out shards, reads
+reports, and ends it. A program that announces that it stays gets the next shard through a pipe; one that does not is
 run for each shard.
 
-**Its failures.** A program that crashes, writes no report or takes too long has failed. It is started afresh and tried
-once more, because one that stays may be at fault for what it did before, and a machine may run out of memory once. Then
-the failure is the program's word on this checkpoint: tried again by every other evaluator it would keep the job open
-for nothing. An evaluator that is killed itself says nothing, and others take its shard.
+**Failures.** A program that crashes, writes no report or takes too long has failed. It is started afresh and tried once
+more, because one that stays may have failed because of an earlier shard, and a machine may run out of memory once. Then
+the failure is the result for this checkpoint: retried by every other evaluator it would keep the job open for nothing.
+An evaluator that is killed itself records nothing, and others take its shard.
 
-The program and all that it starts are one process group, which ends with the evaluator. What it prints goes where the
-evaluator's own lines go; its last lines are kept for the message.
+The program and all of its children are one process group, which ends with the evaluator. Its output goes to the
+evaluator's own; the last lines are kept for the message.
 """
 
 import json
@@ -32,47 +32,48 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from tandem import evaluation
-from tandem.code import without_folder
 from tandem.formatting import duration, one_line
-from tandem.job import Evaluators
-from tandem.launch import module_command, program_command, with_run_dir
+from tandem.job.resource import Evaluators
+from tandem.processes.launch import module_command, program_command, with_run_dir
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
+from tandem.rundir.code import environment_without_code
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.result import ProgramResult, ProgramShard, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
-from tandem_trainer.malloc import adapted
+from tandem_trainer.malloc import adapted_environment
 
 TASK_PROGRAM = module_command("tandem_evaluator.task_program")
-"""Evaluates checkpoints of a task. It finds the code of the job by itself, once it has imported what it needs."""
+"""Command that evaluates checkpoints of a task. It finds the job's code by itself, once it has imported what it
+needs."""
 TRIES = 2
-LOOK_SECONDS = 0.1
-"""Between two looks at whether the program has ended, and whether we have to."""
-LEAVE_SECONDS = 5.0
-"""What a program gets between SIGTERM, or the end of its pipe, and SIGKILL."""
+POLL_SECONDS = 0.1
+"""Interval between two checks whether the program has ended, and whether the evaluator has to stop."""
+GRACE_SECONDS = 5.0
+"""Grace period of a program between SIGTERM, or the end of its pipe, and SIGKILL."""
 LAST_LINES = 20
-MAX_WHY = 400
-"""Letters of the last line that a message quotes."""
+MAX_MESSAGE_LENGTH = 400
+"""Maximum length of the last line that a message quotes, in characters."""
 
 
 class _Failed(Exception):  # noqa: N818 - it says what happened
-    """One try has failed."""
+    """One try has failed; says why."""
 
 
 class ProgramScoring:
-    """Runs the user's program, at most one at a time.
+    """Runs the user's program, at most one process at a time.
 
     Args:
-        evaluators: with a command.
+        evaluators: settings with a command.
     """
 
     def __init__(self, evaluators: Evaluators) -> None:
         assert evaluators.command is not None
         self._command = program_command(with_run_dir([*evaluators.command, *evaluators.args]))
-        self._metric, self._most_seconds = evaluators.metric, evaluators.timeout_seconds
+        self._metric, self._timeout = evaluators.metric, evaluators.timeout_seconds
         self._program: _Program | None = None
 
     def read(self, folder: Path, manifest: Manifest | None) -> Path:
-        """The checkpoint's folder, its weights verified: the program reads them itself."""
+        """Verify the weights of a checkpoint, which the program reads by itself; returns the folder."""
         if manifest is None:
             return folder
         entry = manifest.entry(WEIGHTS)
@@ -81,39 +82,39 @@ class ProgramScoring:
                 raise Broken(f"{folder.name}/{entry.path} does not match its checksum")
         return folder
 
-    def score(self, read: Path, work: Work, going_on: Callable[[], bool]) -> ProgramShard | None:
+    def score(self, read: Path, work: Work, should_continue: Callable[[], bool]) -> ProgramShard | None:
         """Have the program evaluate a shard."""
-        for left in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(TRIES)):
             try:
-                report = self._report(read, work, going_on)
+                report = self._report(read, work, should_continue)
                 return None if report is None else self._result(report, work)
             except _Failed as error:
                 self.close()
-                if not left:
+                if not remaining_tries:
                     raise ProgramFailed(str(error)) from error
                 print(f"{error}; once more, with the program started afresh", flush=True)
         raise AssertionError
 
     def read_shard(self, content: Any, work: Work) -> ProgramShard:
-        """A published shard."""
+        """Parse a published shard."""
         result = ProgramShard.read(content)
         if (result.reference, result.shard, result.shards) != (work.reference, work.shard, work.shards):
             raise ValueError("it is the result of another shard")
         return result
 
     def merge(self, shards: Sequence[ProgramShard]) -> ProgramResult:
-        """The scores of all shards together."""
+        """Merge the scores of all shards."""
         return merge_program(shards, self._metric)
 
     def read_merged(self, content: Any) -> ProgramResult:
-        """A published result."""
+        """Parse a published result."""
         return ProgramResult.read(content)
 
     def best_changed(self, rundir: RunDir) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
-    def rest(self) -> None:
-        """A program that stays keeps its model and data in memory: that is what it stays for."""
+    def idle(self) -> None:
+        """Do nothing: a program that stays keeps its model and data in memory on purpose."""
 
     def close(self) -> None:
         """End the program."""
@@ -121,8 +122,8 @@ class ProgramScoring:
             self._program.close()
             self._program = None
 
-    def _report(self, folder: Path, work: Work, going_on: Callable[[], bool]) -> Any:
-        """The report as JSON has it; None if `going_on` said no."""
+    def _report(self, folder: Path, work: Work, should_continue: Callable[[], bool]) -> Any:
+        """The report as parsed JSON; None if `should_continue` returned False."""
         shard = {
             evaluation.CHECKPOINT: str(folder),
             evaluation.WEIGHTS: str(weights_in(folder)),
@@ -130,17 +131,18 @@ class ProgramScoring:
             evaluation.SHARD: str(work.shard),
             evaluation.SHARDS: str(work.shards),
         }
-        deadline = None if self._most_seconds is None else time.monotonic() + self._most_seconds
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
         if self._program is None or not self._program.next(shard):
             self.close()
             self._program = _Program(self._command, shard)
-        while going_on():
-            if (report := self._program.look()) is not None:
+        while should_continue():
+            if (report := self._program.poll()) is not None:
                 if not self._program.stays:
                     self.close()
                 return report
+            # The timeout also covers the start of the program, which may load its model for minutes.
             if deadline is not None and time.monotonic() > deadline:
-                raise _Failed(f"the program has taken longer than {duration(self._most_seconds)} (timeoutSeconds)")
+                raise _Failed(f"the program has taken longer than {duration(self._timeout)} (timeoutSeconds)")
         self.close()
         return None
 
@@ -160,23 +162,26 @@ class ProgramScoring:
             return ProgramShard.read(facts | _parts(report))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise _Failed(f"the program's report is wrong: {place}: {one_line(first['msg'])[:MAX_WHY]}") from error
+            field_path = ".".join(map(str, first["loc"]))
+            raise _Failed(
+                f"the program's report is wrong: {field_path}: {one_line(first['msg'])[:MAX_MESSAGE_LENGTH]}"
+            ) from error
         except ValueError as error:
-            raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MAX_WHY]}") from error
+            raise _Failed(f"the program's report is wrong: {one_line(str(error))[:MAX_MESSAGE_LENGTH]}") from error
 
 
 def weights_in(path: Path) -> Path:
-    """The weights of a checkpoint: of Tandem's and of the Hugging Face Trainer's their file, of any other all of it."""
+    """Path of the weights of a checkpoint: the file, in Tandem's and in the Hugging Face Trainer's; any other
+    checkpoint as a whole."""
     names = (WEIGHTS, "model.safetensors")
     return next((path / name for name in names if (path / name).is_file()), path)
 
 
 def _parts(report: Any) -> dict[str, Any]:
-    """What a report says, by the fields of `ProgramShard`.
+    """The content of a report, by the fields of `ProgramShard`.
 
     Raises:
-        ValueError: it is no report.
+        ValueError: it is not a report.
     """
     if not isinstance(report, Mapping):
         raise ValueError('it has to be an object such as {"accuracy": {"mean": [90, 100]}}')  # noqa: TRY004
@@ -212,14 +217,14 @@ def _parts(report: Any) -> dict[str, Any]:
 
 
 def _completions(name: str, content: Any) -> list[dict[str, Any]]:
-    if not isinstance(content, list) or not all(isinstance(one, list) and len(one) == 3 for one in content):
+    if not isinstance(content, list) or not all(isinstance(entry, list) and len(entry) == 3 for entry in content):
         raise ValueError(f"{name} has to be a list of [number, prompt, text]")
     fields = ("number", "prompt", "text")
-    return [dict(zip(fields, one, strict=True)) for one in content]
+    return [dict(zip(fields, entry, strict=True)) for entry in content]
 
 
 def _number(name: str, value: Any) -> float | None:
-    """A number of a report; None, which stands for what is not finite, as it is."""
+    """A number of a report; None if it is not finite."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -232,7 +237,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 class _Program:
-    """The program at work.
+    """A running program.
 
     Raises:
         _Failed: it cannot be started.
@@ -246,13 +251,13 @@ class _Program:
         descriptor, path = tempfile.mkstemp(prefix="tandem-report-", suffix=".json")
         os.close(descriptor)
         self._report = Path(path)
-        theirs_in, self._work = os.pipe()
-        self._reports, theirs_out = os.pipe()
+        child_in, self._work = os.pipe()
+        self._reports, child_out = os.pipe()
         os.set_blocking(self._reports, False)
-        is_ours = command[: len(TASK_PROGRAM)] == TASK_PROGRAM
-        inherited = without_folder(os.environ) if is_ours else os.environ
-        variables = {**adapted(os.environ), **inherited, **shard}
-        variables |= {evaluation.REPORT: path, evaluation.CHANNEL: f"{theirs_in},{theirs_out}"}
+        is_task_program = command[: len(TASK_PROGRAM)] == TASK_PROGRAM
+        inherited = environment_without_code(os.environ) if is_task_program else os.environ
+        variables = {**adapted_environment(os.environ), **inherited, **shard}
+        variables |= {evaluation.REPORT: path, evaluation.CHANNEL: f"{child_in},{child_out}"}
         try:
             self._process = subprocess.Popen(
                 command,
@@ -260,7 +265,7 @@ class _Program:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs_in, theirs_out),
+                pass_fds=(child_in, child_out),
                 start_new_session=True,
             )
         except OSError as error:
@@ -269,15 +274,15 @@ class _Program:
             self._report.unlink(missing_ok=True)
             raise _Failed(f"the program {command[0]} cannot be started: {error.strerror}") from error
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+            os.close(child_in)
+            os.close(child_out)
         assert self._process.stdout is not None
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._reader = threading.Thread(target=self._copy, args=(self._process.stdout,), name="output", daemon=True)
         self._reader.start()
 
     def next(self, shard: Mapping[str, str]) -> bool:
-        """Hand out the next shard. False if there is no program that waits for it."""
+        """Hand out the next shard. False if no program waits for it."""
         if not self.stays or self._process.poll() is not None:
             return False
         message = {
@@ -288,20 +293,20 @@ class _Program:
             "shards": int(shard[evaluation.SHARDS]),
         }
         try:
-            # Less than a pipe holds: it does not wait for the program to read.
+            # The message is smaller than the pipe's buffer, so the write does not block.
             os.write(self._work, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             return False
         self._is_busy = True
         return True
 
-    def look(self) -> Any:
+    def poll(self) -> Any:
         """Wait a moment for a report; None if there is none yet.
 
         Raises:
-            _Failed: the program has ended without one, or what it wrote is none.
+            _Failed: the program has ended without a report, or wrote an invalid one.
         """
-        readable, _, _ = select.select([self._reports], [], [], LOOK_SECONDS if self._ended is None else 0)
+        readable, _, _ = select.select([self._reports], [], [], POLL_SECONDS if self._ended is None else 0)
         if readable:
             content = os.read(self._reports, 2**20)
             self._is_silent = not content
@@ -319,41 +324,42 @@ class _Program:
                 raise _Failed("the program wrote something else than reports into its channel")
         if (code := self._process.poll()) is None:
             if self._is_silent:
-                # It has closed its end of the channel, as a program may that knows nothing of it.
-                time.sleep(LOOK_SECONDS)
+                # The program has closed its end of the channel, as one may that does not know it.
+                time.sleep(POLL_SECONDS)
             return None
         if self._ended is None:
-            # What it wrote last may still be in the pipe.
+            # Its last message may still be in the pipe.
             self._ended = time.monotonic()
             return None
-        return self._of_file(code)
+        return self._read_report(code)
 
     def close(self) -> None:
-        """End it with all that it has started: one that waits for work by the end of its pipe, any other by signals."""
+        """End the program and all of its children: one that waits for work by closing its pipe, any other by
+        signals."""
         os.close(self._work)
         if self.stays and not self._is_busy:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LEAVE_SECONDS)
+                self._process.wait(GRACE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LEAVE_SECONDS)
-        self._reader.join(LEAVE_SECONDS)
+                self._process.wait(GRACE_SECONDS)
+        self._reader.join(GRACE_SECONDS)
         os.close(self._reports)
         self._report.unlink(missing_ok=True)
 
     def _line(self) -> bytes | None:
-        line, found, rest = self._buffer.partition(b"\n")
-        if not found:
+        line, newline, remaining = self._buffer.partition(b"\n")
+        if not newline:
             return None
-        self._buffer = rest
+        self._buffer = remaining
         return line
 
-    def _of_file(self, code: int) -> Any:
-        self._reader.join(LOOK_SECONDS)
-        last = next((one for one in reversed(self._lines) if one.strip()), "")
-        quoted = f": {one_line(last)[:MAX_WHY]}" if last else ""
+    def _read_report(self, code: int) -> Any:
+        self._reader.join(POLL_SECONDS)
+        last = next((line for line in reversed(self._lines) if line.strip()), "")
+        quoted = f": {one_line(last)[:MAX_MESSAGE_LENGTH]}" if last else ""
         if code < 0:
             with suppress(ValueError):
                 raise _Failed(f"the program was killed by {signal.Signals(-code).name}{quoted}")
@@ -370,7 +376,7 @@ class _Program:
         return report
 
     def _copy(self, output: IO[bytes]) -> None:
-        """Pass on what the program prints, and keep the last lines."""
+        """Forward the program's output, and keep the last lines."""
         with output:
             for line in iter(lambda: output.readline(2**16), b""):
                 sys.stdout.buffer.write(line)
@@ -382,4 +388,4 @@ def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _Failed(f"the program's report is not JSON: {one_line(str(error))[:MAX_WHY]}") from error
+        raise _Failed(f"the program's report is not JSON: {one_line(str(error))[:MAX_MESSAGE_LENGTH]}") from error

@@ -1,10 +1,10 @@
-"""The results that evaluators publish, of one shard and merged of a checkpoint: of a built-in task, and of a program of
-the user's own.
+"""The results that evaluators publish, of one shard and merged for a checkpoint: of a built-in task, and of a program
+of the user's own.
 
-A shard carries counts, not scores: how many samples of class i were taken for class j, and the sum of their losses.
+A shard carries counts, not scores: how many samples of class i were predicted as class j, and the sum of their losses.
 Counts add up exactly, in any order and for any split, so the merged scores are those of one pass over the whole data;
-scores themselves (a mean of F1 values, say) could not be put together like that. A program says with each of its
-metrics how shards are put together (tandem.evaluation).
+scores themselves (a mean of F1 values, say) could not be merged like that. A program specifies with each of its metrics
+how shards are merged (tandem.evaluation).
 """
 
 import math
@@ -31,46 +31,46 @@ from tandem.evaluation import (
     Value,
     added,
 )
-from tandem.formatting import several
-from tandem.model import MetricName, Model, Whole
+from tandem.formatting import count_noun
+from tandem.model import MetricName, Model, WholeNumber
 from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]
 
 MAX_WRONG = 24
-"""Wrong samples that a result names: enough to look at, and a few hundred bytes."""
-MAX_LOGARITHM = 709.0
-"""Of what float64 can hold, rounded down."""
+"""Maximum number of misclassified samples in a result: enough to look at, and a few hundred bytes."""
+MAX_EXPONENT = 709.0
+"""Largest exponent of e whose power fits into float64, rounded down."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
 
 class WrongSample(Model):
-    """A sample that the model takes for something else."""
+    """A misclassified sample."""
 
     index: Count
-    """Its place in the test data, from 0."""
+    """Index in the test data, from 0."""
     label: Count
-    """Its class."""
+    """True class."""
     prediction: Count
-    """The class that it was taken for."""
+    """Predicted class."""
     confidence: Annotated[float, Field(ge=0, le=1)]
-    """The probability that the model gives to that."""
+    """Probability of the predicted class."""
 
 
-class Counted(Model):
-    """What was counted on a shard of the validation data."""
+class ValidationCounts(Model):
+    """Counts of a shard of the validation data."""
 
     samples: Count
     """Samples seen."""
     loss_sum: float | None
     """Sum of their cross entropies, nats; None if it is not finite."""
     confusion: list[list[Count]]
-    """As that of the test data."""
+    """Confusion matrix, as that of the test data."""
 
 
 class Result(Model):
-    """What all kinds have in common."""
+    """Common fields of all results."""
 
     checkpoint: str
     """The checkpoint's name."""
@@ -79,7 +79,7 @@ class Result(Model):
     generation: Count
     """The generation that wrote it."""
     note: str = ""
-    """What a reader of the numbers has to know; absent if nothing."""
+    """A remark that readers of the scores need; absent if there is none."""
 
     @property
     def reference(self) -> CheckpointRef:
@@ -100,15 +100,15 @@ class Shard(Result):
     """One shard of the evaluation data under one checkpoint."""
 
     shard: Count
-    """Which one; it has the samples `shard`, `shard + shards`, `shard + 2 * shards`, …"""
+    """Number of the shard; it has the samples `shard`, `shard + shards`, `shard + 2 * shards`, …"""
     shards: Annotated[int, Field(ge=1)]
-    """How many there are."""
+    """Number of shards."""
     seconds: Annotated[float, Field(ge=0)]
     """Time from the claim to the result."""
     evaluator: str
-    """The process that did it."""
+    """Name of the evaluator process."""
     at: float
-    """When it was done, seconds since the epoch."""
+    """Time of completion, seconds since the epoch."""
 
 
 class Merged(Result):
@@ -117,30 +117,30 @@ class Merged(Result):
     metrics: Any
     """Its scores."""
     started_at: float
-    """When the first shard was begun, seconds since the epoch."""
+    """Start of the first shard, seconds since the epoch."""
     finished_at: float
-    """When the last shard was done, seconds since the epoch."""
+    """End of the last shard, seconds since the epoch."""
 
     @property
     def scores(self) -> dict[str, float | None]:
         """Its scores by metric; None for what is not finite or not defined."""
-        found: dict[str, float | None] = self.to_json()[METRICS]
-        return found
+        scores: dict[str, float | None] = self.to_json()[METRICS]
+        return scores
 
 
 class ShardResult(Shard):
-    """A shard under a checkpoint of a built-in task."""
+    """The result of a shard for a built-in task."""
 
     samples: Count
     """Evaluation samples seen."""
     confusion: list[list[Count]]
-    """Samples of class i (row) that were taken for class j (column)."""
+    """Samples of class i (row) that were predicted as class j (column)."""
     wrong: Annotated[list[WrongSample], Field(max_length=MAX_WRONG)] = []
-    """Of the samples that were taken for something else those of which the model is most sure."""
+    """The misclassified samples with the highest confidence."""
     loss_sum: float | None
     """Sum of the samples' cross entropies, nats; None if it is not finite."""
-    validation: Counted | None = None
-    """The same shard of the validation data, where the job holds some out."""
+    validation: ValidationCounts | None = None
+    """Counts of the same shard of the validation data, if the job holds some out."""
 
 
 class Metrics(Model):
@@ -149,13 +149,13 @@ class Metrics(Model):
     loss: float | None
     """Mean cross entropy, nats; None if it is not finite."""
     accuracy: float
-    """Share of samples whose class was found."""
+    """Share of correctly classified samples."""
     macro_f1: float
     """Mean of the classes' F1 scores."""
 
 
 class Validation(Model):
-    """The evaluation of one checkpoint on the validation data, which decides whether it is the best."""
+    """The scores of one checkpoint on the validation data, which decides whether it is the best."""
 
     samples: Count
     """Samples seen."""
@@ -169,24 +169,24 @@ class MergedResult(Merged):
     samples: Count
     """Evaluation samples seen."""
     confusion: list[list[Count]]
-    """Samples of class i (row) that were taken for class j (column)."""
+    """Samples of class i (row) that were predicted as class j (column)."""
     wrong: Annotated[list[WrongSample], Field(max_length=MAX_WRONG)] = []
-    """Of the samples that were taken for something else those of which the model is most sure."""
+    """The misclassified samples with the highest confidence."""
     metrics: Metrics
     """Its scores on the test data."""
     validation: Validation | None = None
-    """Its scores on the validation data, where the job holds some out."""
+    """Its scores on the validation data, if the job holds some out."""
     per_class_f1: list[float | None]
     """F1 of each class; None for one that neither occurs nor is ever predicted."""
 
 
 class Bins(Model):
-    """How many values lie in each bin of a histogram that the user's program reports."""
+    """A histogram that the user's program reports."""
 
     counts: Annotated[list[Count], Field(max_length=MAX_BINS)]
     """Values between one edge and the next."""
     edges: Annotated[list[float], Field(max_length=MAX_BINS + 1)]
-    """Where the bins begin and end, ascending."""
+    """Edges of the bins, ascending."""
 
     @model_validator(mode="after")
     def _is_histogram(self) -> Self:
@@ -194,22 +194,22 @@ class Bins(Model):
         return self
 
     def value(self) -> Histogram:
-        """As the program reported it."""
+        """The histogram as the program reported it."""
         return Histogram(self.counts, self.edges)
 
 
-class Part(Model):
-    """What one shard adds to a metric of the user's program."""
+class MetricPart(Model):
+    """Contribution of one shard to a metric of the user's program."""
 
     reducer: Literal["mean", "geometricMean", "sum", "max", "min"]
-    """How the shards are put together."""
+    """Reduction over shards."""
     value: float | None
-    """Of `mean`, the sum over the samples; of `geometricMean`, that of their logarithms. None if it is not finite."""
+    """Sum over the samples for `mean`, sum of their logarithms for `geometricMean`. None if it is not finite."""
     count: Annotated[float, Field(ge=0)] = 1.0
-    """Of means only: how many samples there were, or the sum of their weights."""
+    """Number of samples of a mean, or the sum of their weights."""
 
     def plain(self) -> Value:
-        """As the program reported it, with NaN for what is not finite."""
+        """The value as the program reported it, with NaN for one that is not finite."""
         value = math.nan if self.value is None else self.value
         match self.reducer:
             case "mean":
@@ -225,27 +225,27 @@ class Part(Model):
 
 
 class Completion(Model):
-    """What a language model wrote for a prompt."""
+    """The completion of a prompt by a language model."""
 
     number: Count
-    """Of the prompt among all prompts, from 0."""
+    """Index of the prompt among all prompts, from 0."""
     prompt: Annotated[str, Field(max_length=MAX_PROMPT)]
     """The prompt."""
     text: Annotated[str, Field(max_length=MAX_COMPLETION)]
-    """What was written, without the prompt."""
+    """The completion, without the prompt."""
 
 
 class ProgramShard(Shard):
-    """A shard under a checkpoint, as the user's program has reported it."""
+    """The result of a shard, as the user's program has reported it."""
 
-    metrics: Annotated[dict[MetricName, Part], Field(max_length=MAX_METRICS)]
-    """By name."""
-    confusion: Annotated[list[list[Whole]], Field(max_length=MAX_CLASSES)] | None = None
-    """Samples of class i (row) that were taken for class j (column), where the program reports them."""
+    metrics: Annotated[dict[MetricName, MetricPart], Field(max_length=MAX_METRICS)]
+    """Metrics by name."""
+    confusion: Annotated[list[list[WholeNumber]], Field(max_length=MAX_CLASSES)] | None = None
+    """Samples of class i (row) that were predicted as class j (column), if the program reports them."""
     histograms: Annotated[dict[MetricName, Bins], Field(max_length=MAX_METRICS)] = {}
-    """By name, where the program reports them."""
+    """Histograms by name, if the program reports them."""
     completions: Annotated[list[Completion], Field(max_length=MAX_COMPLETIONS)] = []
-    """What a language model wrote for prompts, where the program reports that."""
+    """Completions of prompts by a language model, if the program reports them."""
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
@@ -253,12 +253,12 @@ class ProgramShard(Shard):
             raise ValueError("a confusion matrix has as many columns as rows")
         if not self.metrics and not self.confusion:
             scoreless = [name for name in ("histograms", "completions") if getattr(self, name)]
-            beside = f" beside its {' and '.join(scoreless)}, which have no score" if scoreless else ""
-            raise ValueError(f"a report has at least one metric{beside}")
+            context = f" beside its {' and '.join(scoreless)}, which have no score" if scoreless else ""
+            raise ValueError(f"a report has at least one metric{context}")
         return self
 
     def values(self) -> dict[str, Value]:
-        """What it adds to each metric, but for the confusion matrix."""
+        """Contribution to each metric, except for the confusion matrix."""
         parts = {name: part.plain() for name, part in self.metrics.items()}
         return {**parts, **{name: bins.value() for name, bins in self.histograms.items()}}
 
@@ -269,27 +269,27 @@ class ProgramResult(Merged):
     metrics: dict[MetricName, float | None]
     """Its scores; None for what is not finite."""
     confusion: list[list[Count]] | None = None
-    """Samples of class i (row) that were taken for class j (column), where the program reports them."""
+    """Samples of class i (row) that were predicted as class j (column), if the program reports them."""
     per_class_f1: list[float | None] | None = None
-    """F1 of each class, likewise."""
+    """F1 of each class, if there is a confusion matrix."""
     histograms: dict[MetricName, Bins] | None = None
-    """How many values lie in each bin (`counts`) between which edges (`edges`), by name, likewise."""
+    """Histograms by name, with counts (`counts`) and edges (`edges`) of their bins, if the program reports them."""
     completions: list[Completion] | None = None
-    """What a language model wrote for each prompt, in the order of the prompts, likewise."""
+    """Completions of a language model, in the order of the prompts, if the program reports them."""
 
 
 def shard_samples(total: int, shard: int, shards: int) -> int:
-    """How many of `total` samples a shard has."""
+    """Number of samples of a shard, out of `total`."""
     return len(range(shard, total, shards))
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no word for NaN and infinity."""
+    """A finite value, or None: JSON cannot express NaN and infinity."""
     return value if math.isfinite(value) else None
 
 
 def merge(results: Sequence[ShardResult]) -> MergedResult:
-    """Put the shards of one checkpoint together. The order of `results` does not matter, not even to the last bit.
+    """Merge the shards of one checkpoint. The order of `results` does not matter, not even to the last bit.
 
     Args:
         results: every shard of one split, once.
@@ -299,12 +299,12 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
     assert [result.shard for result in results] == list(range(first.shards))
     assert len({(result.checkpoint, result.generation, result.shards) for result in results}) == 1
 
-    samples, confusion, metrics, per_class_f1 = _added(results)
+    samples, confusion, metrics, per_class_f1 = _totals(results)
     held_out = [result.validation for result in results if result.validation is not None]
-    validation, its_metrics = None, metrics
+    validation, deciding_metrics = None, metrics
     if len(held_out) == len(results):
-        count, _, its_metrics, _ = _added(held_out)
-        validation = Validation(samples=count, metrics=its_metrics)
+        count, _, deciding_metrics, _ = _totals(held_out)
+        validation = Validation(samples=count, metrics=deciding_metrics)
     wrong = [sample for result in results for sample in result.wrong]
     return MergedResult(
         checkpoint=first.checkpoint,
@@ -313,7 +313,7 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
         samples=samples,
         confusion=confusion.tolist(),
         wrong=surest(wrong),
-        note="" if all(one.loss is not None for one in (metrics, its_metrics)) else NOT_FINITE,
+        note="" if all(scores.loss is not None for scores in (metrics, deciding_metrics)) else NOT_FINITE,
         metrics=metrics,
         validation=validation,
         per_class_f1=per_class_f1,
@@ -323,11 +323,11 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
 
 
 def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult:
-    """Put the shards of one checkpoint together, whatever their order.
+    """Merge the shards of one checkpoint of the user's program, in any order.
 
     Args:
         results: every shard of one split, once.
-        metric: that decides which checkpoint is the best.
+        metric: the metric that decides which checkpoint is the best.
     """
     results = sorted(results, key=lambda result: result.shard)
     first = results[0]
@@ -335,20 +335,20 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
     metrics: dict[str, float | None] = {}
     histograms: dict[str, Bins] = {}
     values = [result.values() for result in results]
-    for name in dict.fromkeys(name for one in values for name in one):
-        found = _together(name, [one[name] for one in values if name in one], notes)
-        if isinstance(found, Histogram):
-            histograms[name] = Bins.model_validate(found.wire()["histogram"])
+    for name in dict.fromkeys(name for shard_values in values for name in shard_values):
+        combined = _combined(name, [shard_values[name] for shard_values in values if name in shard_values], notes)
+        if isinstance(combined, Histogram):
+            histograms[name] = Bins.model_validate(combined.wire()["histogram"])
         else:
-            metrics[name] = None if found is None else _score(found)
+            metrics[name] = None if combined is None else _score(combined)
     matrices: list[Value] = [Confusion(result.confusion) for result in results if result.confusion]
     confusion: list[list[int]] | None = None
     per_class_f1 = None
-    if matrices and isinstance(found := _together("its confusion matrix", matrices, notes), Confusion):
-        counted = np.array(found.counts, dtype=np.int64)
-        if counted.any():
-            confusion = counted.tolist()
-            accuracy, macro_f1, per_class_f1 = scores(counted)
+    if matrices and isinstance(combined := _combined("its confusion matrix", matrices, notes), Confusion):
+        counts = np.array(combined.counts, dtype=np.int64)
+        if counts.any():
+            confusion = counts.tolist()
+            accuracy, macro_f1, per_class_f1 = scores(counts)
             metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
         else:
             notes.append("its confusion matrix is empty")
@@ -374,20 +374,22 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
 
 
 def _completions(results: Sequence[ProgramShard], notes: list[str]) -> list[Completion]:
-    """Those of all shards, by their numbers."""
-    found: dict[int, Completion] = {}
+    """Completions of all shards, by their numbers."""
+    by_number: dict[int, Completion] = {}
     for result in results:
-        for one in result.completions:
-            found.setdefault(one.number, one)
-    if (count := sum(len(result.completions) for result in results)) > len(found):
-        notes.append(f"two shards completed {several(count - len(found), 'prompt')}; one text of each is left out")
-    if len(found) > MAX_COMPLETIONS:
-        notes.append(f"{several(len(found), 'prompt')} were completed; {MAX_COMPLETIONS} are kept")
-    return [found[number] for number in sorted(found)[:MAX_COMPLETIONS]]
+        for completion in result.completions:
+            by_number.setdefault(completion.number, completion)
+    if (count := sum(len(result.completions) for result in results)) > len(by_number):
+        notes.append(
+            f"two shards completed {count_noun(count - len(by_number), 'prompt')}; one text of each is left out"
+        )
+    if len(by_number) > MAX_COMPLETIONS:
+        notes.append(f"{count_noun(len(by_number), 'prompt')} were completed; {MAX_COMPLETIONS} are kept")
+    return [by_number[number] for number in sorted(by_number)[:MAX_COMPLETIONS]]
 
 
-def _together(name: str, values: Sequence[Value], notes: list[str]) -> Value | None:
-    """One metric of all shards; None, with a note, if they do not add up."""
+def _combined(name: str, values: Sequence[Value], notes: list[str]) -> Value | None:
+    """Combine one metric of all shards; None, with a note, if they do not add up."""
     try:
         return added(values)
     except ValueError as error:
@@ -396,7 +398,7 @@ def _together(name: str, values: Sequence[Value], notes: list[str]) -> Value | N
 
 
 def _score(value: Value) -> float | None:
-    """The number that a metric of all shards comes to; None if it is not finite."""
+    """The final value of a metric over all shards; None if it is not finite."""
     match value:
         case Mean():
             total, count = float(value.total), float(value.count)
@@ -404,19 +406,19 @@ def _score(value: Value) -> float | None:
         case GeometricMean():
             total, count = float(value.log_total), float(value.count)
             mean = total / count if count else math.nan
-            return finite_or_none(math.exp(mean) if mean <= MAX_LOGARITHM else math.inf)
+            return finite_or_none(math.exp(mean) if mean <= MAX_EXPONENT else math.inf)
         case Sum() | Max() | Min():
             return finite_or_none(float(value.value))
     raise AssertionError
 
 
 def surest(wrong: Iterable[WrongSample]) -> list[WrongSample]:
-    """Of wrong samples those of which the model is most sure."""
+    """The misclassified samples with the highest confidence."""
     return sorted(wrong, key=lambda sample: (-sample.confidence, sample.index))[:MAX_WRONG]
 
 
-def _added(parts: Sequence[ShardResult | Counted]) -> tuple[int, np.ndarray, Metrics, list[float | None]]:
-    """Samples, confusion matrix, scores, and the F1 of each class, of all shards."""
+def _totals(parts: Sequence[ShardResult | ValidationCounts]) -> tuple[int, np.ndarray, Metrics, list[float | None]]:
+    """Samples, confusion matrix, scores, and the F1 of each class, over all shards."""
     samples = sum(part.samples for part in parts)
     sums = [part.loss_sum for part in parts]
     loss = None if None in sums else finite_or_none(sum(value for value in sums if value is not None) / samples)
@@ -427,19 +429,20 @@ def _added(parts: Sequence[ShardResult | Counted]) -> tuple[int, np.ndarray, Met
 
 
 def scores(confusion: np.ndarray) -> tuple[float, float, list[float | None]]:
-    """Accuracy, macro F1 and the F1 of each class, by scikit-learn: each cell is one pair of classes with its count as
-    weight. A class that neither occurs nor is predicted has no F1, and the mean leaves it out, as scikit-learn's does.
+    """Compute accuracy, macro F1 and the F1 of each class with scikit-learn: each cell is one pair of classes with its
+    count as weight. A class that neither occurs nor is predicted has no F1, and the mean leaves it out, as
+    scikit-learn's does.
 
     Args:
         confusion: [classes, classes] counts, not all 0.
     """
-    # Takes a second and more to import, which programs without a confusion matrix need not wait for.
+    # The import takes a second and more, which programs without a confusion matrix need not wait for.
     from sklearn.metrics import accuracy_score, f1_score
 
     classes = np.arange(len(confusion))
     true, predicted = np.repeat(classes, len(classes)), np.tile(classes, len(classes))
     weights = confusion.ravel()
-    each = f1_score(true, predicted, labels=classes, average=None, sample_weight=weights, zero_division=np.nan)
+    f1_scores = f1_score(true, predicted, labels=classes, average=None, sample_weight=weights, zero_division=np.nan)
     macro = f1_score(true, predicted, labels=classes, average="macro", sample_weight=weights, zero_division=np.nan)
     accuracy = accuracy_score(true, predicted, sample_weight=weights)
-    return float(accuracy), float(macro), [finite_or_none(float(value)) for value in each]
+    return float(accuracy), float(macro), [finite_or_none(float(value)) for value in f1_scores]

@@ -1,8 +1,8 @@
-"""What an evaluator process does with a shard of a checkpoint: the seam between the loop and the ways to evaluate.
+"""The interface between the evaluator's loop and the ways to evaluate a shard of a checkpoint.
 
 The loop surveys, chooses, claims and publishes, and knows no model. A built-in task is scored in this process
-(`evaluation.TaskScoring`, which loads torch), anything else by a program (`program.ProgramScoring`): the user's, or,
-for a task of the user's own, `task_program`.
+(`evaluation.TaskScoring`, which loads torch), anything else by a program (`program.ProgramScoring`): the user's, or
+`task_program` for a task of the user's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,17 @@ from typing import Any, Protocol
 
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator.result import Merged, Shard
 
 
-class Misfit(Exception):  # noqa: N818 - it is a state of the checkpoint, and reads as one
+class UnusableCheckpoint(Exception):  # noqa: N818 - it is a state of the checkpoint, and reads as one
     """A checkpoint that this process cannot use, such as one with the weights of another model."""
 
 
 class ProgramFailed(Exception):  # noqa: N818 - it says what happened
-    """The user's program cannot evaluate this checkpoint, here or anywhere else; carries one line for the user."""
+    """The user's program cannot evaluate this checkpoint, in this process or any other; carries one line for the
+    user."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,21 @@ class Work:
 
     reference: CheckpointRef
     shard: int
-    """Which one, from 0."""
+    """Number of the shard, from 0."""
     shards: int
-    """How many there are."""
+    """Number of shards."""
     evaluator: str = ""
-    """The process that does it."""
+    """Name of the evaluator process."""
     started: float = 0.0
-    """When it was claimed, seconds since the epoch."""
+    """Time of the claim, seconds since the epoch."""
 
 
 class Scoring(Protocol):
     """One way to evaluate."""
 
     def read(self, folder: Path, manifest: Manifest | None) -> Any:
-        """Take from a checkpoint what `score` needs, every byte verified; without a manifest it is the script's own.
+        """Load what `score` needs of a checkpoint, every byte verified; without a manifest it is in the script's own
+        format.
 
         Raises:
             FileNotFoundError: the checkpoint is gone.
@@ -51,40 +53,40 @@ class Scoring(Protocol):
             OSError: the disk fails.
         """
 
-    def score(self, read: Any, work: Work, going_on: Callable[[], bool]) -> Shard | None:
-        """Evaluate one shard; None if `going_on` said no.
+    def score(self, read: Any, work: Work, should_continue: Callable[[], bool]) -> Shard | None:
+        """Evaluate one shard; None if `should_continue` returned False.
 
         Raises:
-            Misfit: this process cannot evaluate the checkpoint.
-            ProgramFailed: nobody can.
+            UnusableCheckpoint: this process cannot evaluate the checkpoint.
+            ProgramFailed: no process can.
         """
 
     def read_shard(self, content: Any, work: Work) -> Shard:
-        """A published shard.
+        """Parse a published shard.
 
         Raises:
             ValueError, ValidationError: it is not the result of this work.
         """
 
     def merge(self, shards: Sequence[Any]) -> Merged:
-        """Put all shards of a checkpoint together, whatever their order."""
+        """Merge all shards of a checkpoint, in any order."""
 
     def read_merged(self, content: Any) -> Merged:
-        """A published result.
+        """Parse a published result.
 
         Raises:
-            ValidationError: it is none.
+            ValidationError: it is not a merged result.
         """
 
     def best_changed(self, rundir: RunDir) -> None:
-        """The merged results have changed, and best.json with them.
+        """Handle a change of the merged results, and of best.json with them.
 
         Raises:
             OSError: the run directory cannot be read or written.
         """
 
-    def rest(self) -> None:
-        """There is nothing to do: let go of what is not needed meanwhile."""
+    def idle(self) -> None:
+        """Release resources that are not needed while there is no work."""
 
     def close(self) -> None:
-        """The work is over."""
+        """Release all resources."""

@@ -1,13 +1,13 @@
 """A survey of the run directory: which checkpoints exist, and how far the evaluation of each is.
 
-A look happens several times a second for hours, so what cannot change is remembered: a manifest belongs to a folder
-that is never written again, a generation's record is written once, and a merged result is the last word. What remains
-is to list a few folders and to read the claims on unfinished shards. That the manifest of a checkpoint whose evaluation
-is complete is still the same is looked at now and then only, and once there is a new generation: nobody else writes a
-checkpoint of a step that has one. Whether its folder is there, the list of folders tells each time.
+A scan happens several times a second for hours, so what cannot change is remembered: a manifest belongs to a folder
+that is never rewritten, a generation's record is written once, and a merged result is final. What remains is to list a
+few folders and to read the claims on unfinished shards. The manifest of a checkpoint whose evaluation is complete is
+checked again only now and then, and once there is a new generation: no other process writes a checkpoint of a step that
+has one. Whether its folder exists is known from each listing.
 
-Order matters: first whether training is over, then the checkpoints, then the lineage. What is written the other way
-round is then never half seen: a look that finds DONE also finds the final checkpoint.
+Order matters: first whether training is over, then the checkpoints, then the lineage. They are written in the opposite
+order, so a scan never sees a half: one that finds DONE also finds the final checkpoint.
 """
 
 import random
@@ -24,39 +24,40 @@ from tandem.rundir.checkpoint import FILE, Broken, Manifest, OtherFormat
 from tandem.rundir.evaluations import BASE, failed_name, folder, merged_name, shard_name, skipped_name
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Chain, chain, counts
-from tandem.status import CheckpointRef
-from tandem_evaluator.choice import Standing, View
+from tandem.wire.status import CheckpointRef
+from tandem_evaluator.choice import EvaluationState, View
 from tandem_evaluator.claim import claim_file
 
-SECOND_LOOK_SECONDS = 1.0
-"""A manifest is called broken only when it still is after so long: an NFS client may see a folder's old self."""
-SETTLED_SECONDS = 30.0
-"""Between two looks at the manifest of a checkpoint whose evaluation is complete."""
+DOUBT_SECONDS = 1.0
+"""Time for which a manifest has to look damaged before it counts as broken: an NFS client may show an old state of a
+folder."""
+RECHECK_SECONDS = 30.0
+"""Interval between two checks of the manifest of a checkpoint whose evaluation is complete."""
 _RECORD = re.compile(r"^\d{6,}\.json$")
 
 
 class Survey:
-    """Looks at one run directory."""
+    """The survey of one run directory."""
 
     def __init__(self, rundir: RunDir, shards: int, has_base: bool = False) -> None:
         """
         Args:
-            has_base: whether the model that training begins with is evaluated, too.
+            has_base: whether the base model of a fine-tuning is evaluated, too.
         """
         self._rundir, self._shards, self._has_base = rundir, shards, has_base
         self._manifests: dict[tuple[str, int, int, int], CheckpointRef] = {}
         self._suspects: dict[str, float] = {}
         self._merged: set[CheckpointRef] = set()
-        self._settled: dict[str, tuple[float, CheckpointRef]] = {}
-        """By name: until when the manifest is not looked at, and what it says."""
+        self._checked: dict[str, tuple[float, CheckpointRef]] = {}
+        """Time of the next check of a manifest, and its content, by name."""
         self._records: tuple[str, ...] = ()
         self._links: Chain = {}
         self.broken: dict[str, str] = {}
-        """Checkpoints found broken by the last look, each with why."""
+        """Checkpoints that the last scan found broken, each with the reason."""
         self._unsure = False
 
-    def look(self, unusable: Container[CheckpointRef] = ()) -> View:
-        """See what is there.
+    def scan(self, unusable: Container[CheckpointRef] = ()) -> View:
+        """Scan the run directory.
 
         Args:
             unusable: checkpoints to leave out.
@@ -67,26 +68,27 @@ class Survey:
         """
         ended = self._rundir.ended()
         final = self._final() if ended else None
+        # A generation that is recorded during the scan changes which checkpoints count, so the scan is repeated then.
         while True:
-            references, known = self._references(ended, final), self._records
+            references, records_before = self._references(ended, final), self._records
             links = self._chain()
-            if self._records == known:
+            if self._records == records_before:
                 break
         order = {generation: index for index, generation in enumerate(links)}
-        counted = [
+        valid_references = [
             reference
             for reference in references
             if reference not in unusable and (counts(links, reference) or reference == final)
         ]
-        counted.sort(key=lambda reference: (order.get(reference.generation, -1), -reference.step))
-        base = self._standing(BASE) if self._has_base and BASE not in unusable else None
-        return View(tuple(self._standing(reference) for reference in counted), ended, final, self._unsure, base)
+        valid_references.sort(key=lambda reference: (order.get(reference.generation, -1), -reference.step))
+        base = self._state(BASE) if self._has_base and BASE not in unusable else None
+        return View(tuple(self._state(reference) for reference in valid_references), ended, final, self._unsure, base)
 
     def open(self, reference: CheckpointRef) -> tuple[Path, Manifest | None]:
-        """A checkpoint's folder and manifest.
+        """Folder and manifest of a checkpoint.
 
         Raises:
-            FileNotFoundError: it is gone, or its name is another one's by now.
+            FileNotFoundError: it is gone, or another checkpoint has its name by now.
             Broken: its manifest is damaged.
             OSError: the disk fails.
         """
@@ -96,8 +98,8 @@ class Survey:
         return self._rundir.checkpoint(reference.name), manifest
 
     def signature(self, view: View) -> object:
-        """Changes whenever best.json may have to: with the lineage and with the merged results in view."""
-        return (tuple(self._links.items()), frozenset(one.reference for one in view.standings if one.merged))
+        """A value that changes whenever best.json may have to: with the lineage and with the merged results in view."""
+        return (tuple(self._links.items()), frozenset(state.reference for state in view.states if state.merged))
 
     def _final(self) -> CheckpointRef | None:
         done = self._rundir.done()
@@ -107,34 +109,35 @@ class Survey:
             return None
 
     def _references(self, ended: bool, final: CheckpointRef | None) -> list[CheckpointRef]:
-        """All committed checkpoints with a sound manifest. The final one is looked for by name too, should the listing
-        be an old one, and counts as there when it is gone but its evaluation is complete."""
+        """All committed checkpoints with a sound manifest. The final one is also looked up by name, in case the listing
+        is outdated, and counts as existing if it is gone but its evaluation is complete."""
         self.broken, self._unsure = {}, False
         names = set(self._rundir.checkpoint_names())
         if final is not None:
             names.add(final.name)
-        found = []
+        references = []
         for name in sorted(names):
             try:
-                found.append(self._reference(name))
+                references.append(self._reference(name))
             except FileNotFoundError:
                 self._suspects.pop(name, None)
             except OtherFormat:
                 continue  # perhaps a sound one: it is for its own version to judge
             except Broken as error:
-                if time.monotonic() - self._suspects.setdefault(name, time.monotonic()) >= SECOND_LOOK_SECONDS:
+                if time.monotonic() - self._suspects.setdefault(name, time.monotonic()) >= DOUBT_SECONDS:
                     self.broken[name] = str(error)
                 else:
                     self._unsure = True
             except OSError:
-                # The next look may read it. Once training is over there is no next checkpoint to go on with instead.
+                # The next scan may be able to read it. Once training is over there is no later checkpoint to continue
+                # with.
                 if ended:
                     raise
             else:
                 self._suspects.pop(name, None)
-        if final is not None and final not in found and self._has_last_word(final):
-            found.append(final)
-        return found
+        if final is not None and final not in references and self._has_final_result(final):
+            references.append(final)
+        return references
 
     def _reference(self, name: str) -> CheckpointRef:
         """
@@ -142,9 +145,9 @@ class Survey:
             FileNotFoundError: it is gone.
             Broken: its manifest is missing or damaged.
         """
-        due, settled = self._settled.get(name, (0.0, None))
-        if settled in self._merged and time.monotonic() < due:
-            return settled
+        due, checked = self._checked.get(name, (0.0, None))
+        if checked in self._merged and time.monotonic() < due:
+            return checked
         try:
             status = (self._rundir.checkpoint(name) / FILE).stat()
         except FileNotFoundError:
@@ -152,12 +155,12 @@ class Survey:
         key = (name, status.st_ino, status.st_mtime_ns, status.st_size)
         if key not in self._manifests:
             self._manifests[key] = self._rundir.manifest(name).reference
-        # By chance, or all would be due at the same look.
-        due = time.monotonic() + SETTLED_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
-        self._settled[name] = due, self._manifests[key]
+        # Random, or all would be due in the same scan.
+        due = time.monotonic() + RECHECK_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
+        self._checked[name] = due, self._manifests[key]
         return self._manifests[key]
 
-    def _has_last_word(self, reference: CheckpointRef) -> bool:
+    def _has_final_result(self, reference: CheckpointRef) -> bool:
         names = (merged_name(reference), failed_name(reference))
         return any((folder(self._rundir, reference) / name).exists() for name in names)
 
@@ -167,36 +170,36 @@ class Survey:
         except FileNotFoundError:
             return {}
         if names != self._records:
-            self._settled.clear()
+            self._checked.clear()
             records = self._rundir.generation_records()
             if len(records) != len(names):
-                # One was written since the listing: a chain with a hole must not be remembered.
+                # A record was written since the listing: a chain with a hole must not be remembered.
                 return chain(records)
             self._records, self._links = names, chain(records)
         return self._links
 
-    def _standing(self, reference: CheckpointRef) -> Standing:
+    def _state(self, reference: CheckpointRef) -> EvaluationState:
         if reference in self._merged:
-            return Standing(reference, merged=True)
-        names = _listed(folder(self._rundir, reference))
+            return EvaluationState(reference, merged=True)
+        names = _entries(folder(self._rundir, reference))
         if names & {merged_name(reference), failed_name(reference)}:
             self._merged.add(reference)
-            return Standing(reference, merged=True)
+            return EvaluationState(reference, merged=True)
         shards = range(self._shards)
-        finished = frozenset(one for one in shards if shard_name(reference, one, self._shards) in names)
-        return Standing(
+        finished = frozenset(shard for shard in shards if shard_name(reference, shard, self._shards) in names)
+        return EvaluationState(
             reference,
             finished,
             frozenset(
-                one
-                for one in shards
-                if one not in finished and lease.is_held(claim_file(self._rundir, reference, one, self._shards))
+                shard
+                for shard in shards
+                if shard not in finished and lease.is_held(claim_file(self._rundir, reference, shard, self._shards))
             ),
             skipped=skipped_name(reference) in names,
         )
 
 
-def _listed(path: Path) -> frozenset[str]:
+def _entries(path: Path) -> frozenset[str]:
     with suppress(FileNotFoundError):
         return frozenset(entry.name for entry in path.iterdir())
     return frozenset()

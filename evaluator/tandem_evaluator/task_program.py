@@ -1,11 +1,11 @@
 """The program that evaluates checkpoints of a task of the user's own: `python -m tandem_evaluator.task_program`.
 
-It is a program like any of `evaluators.command`, so a task that crashes, hangs or reports nonsense is dealt with as one
-(tandem_evaluator.program): the checkpoint counts as failed, with a sentence, and neither the evaluator nor training is
-harmed. The process has the task's imports and its memory; the evaluator that starts it has not.
+It is a program like any of `evaluators.command`, so a task that crashes, hangs or reports invalid values is handled
+like one (tandem_evaluator.program): the checkpoint counts as failed, with a message, and neither the evaluator nor
+training is affected. The task's imports and memory are those of this process, not of the evaluator that starts it.
 
 For each shard it runs the test samples `shard`, `shard + shards`, … through `Task.metrics`, and through `Task.loss`
-where the metrics do not bring the loss, and reports what the batches add up to.
+where the metrics do not contain the loss, and reports the combined values of the batches.
 """
 
 import os
@@ -32,12 +32,12 @@ from tandem.evaluation import (
     added,
     checkpoints,
 )
-from tandem.job import Evaluators
-from tandem.language_evaluation import Harness
-from tandem.launch import RUN_DIR
+from tandem.job.language_evaluation import Harness
+from tandem.job.resource import Evaluators
+from tandem.job.tasks import Loop
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem.tasks import Loop
-from tandem_trainer.checkpoint.state import DoesNotFit, load_weights
+from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
@@ -48,40 +48,40 @@ if TYPE_CHECKING:
     from tandem_evaluator.harness import HarnessTasks
 
 LOSS, COMPLETIONS = "loss", "completions"
-MAX_SAMPLES = 256
-"""Of a batch, unless the job's micro-batches are smaller."""
+MAX_BATCH_SAMPLES = 256
+"""Maximum number of samples of a batch, unless the job's micro-batches are smaller."""
 
 
-class Unusable(Exception):  # noqa: N818 - it says what is the case
-    """What a task reports is no metric, or its data no data; carries a sentence for the user."""
+class UnusableTask(Exception):  # noqa: N818 - it says what is the case
+    """A task reports an invalid metric, or has no usable data; carries a sentence for the user."""
 
 
 class TaskEvaluation:
-    """The model and the test data of a task, made once.
+    """The model and the test data of a task, created once.
 
     Raises:
-        Unusable: there is no test data.
+        UnusableTask: there is no test data.
     """
 
     def __init__(self, task: Task[Any], loop: Loop, evaluators: Evaluators | None = None) -> None:
         self._task, self._name = task, name_of(type(task))
         self._data = task.data("test")
         if not has_indices(self._data) or not len(self._data):
-            raise Unusable(f'{self._name}.data("test") returned no samples to evaluate with')
+            raise UnusableTask(f'{self._name}.data("test") returned no samples to evaluate with')
         self._model: nn.Module = task.model().eval()
         task.load_frozen(self._model)
         self._tensors = tensors_of(task, self._data)
-        self._batch = min(MAX_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
+        self._batch = min(MAX_BATCH_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)
         generate = None if evaluators is None else evaluators.generate
         self._generate, self._prompts = generate, [] if generate is None else prompts_of(generate)
         self._harness = None if evaluators is None or evaluators.harness is None else self._tasks(evaluators.harness)
 
     def run(self, checkpoint: Checkpoint) -> dict[str, Value]:
-        """What one shard adds to the metrics of a checkpoint.
+        """Evaluate one shard; returns its contribution to the metrics of the checkpoint.
 
         Raises:
-            Unusable: a metric is none.
+            UnusableTask: a metric is invalid.
             DoesNotFit: the weights are those of another model.
         """
         load_weights(self._model, load_file(checkpoint.weights))
@@ -89,25 +89,27 @@ class TaskEvaluation:
         loss: Value = Mean(0.0, 0)
         with torch.inference_mode():
             for batch, samples in self._batches(checkpoint.shard, checkpoint.shards):
-                found = dict(self._metrics(batch))
-                mean = self._loss(batch, samples, found.pop(LOSS, None))
-                for name, value in found.items():
-                    totals[name] = self._added(name, totals.get(name), value)
+                metrics = dict(self._metrics(batch))
+                mean = self._loss(batch, samples, metrics.pop(LOSS, None))
+                for name, value in metrics.items():
+                    totals[name] = self._combined(name, totals.get(name), value)
                 loss = added([loss, mean])
         if len(totals) >= MAX_METRICS:
-            raise Unusable(f"{self._name}.metrics returned {len(totals)} metrics; at most {MAX_METRICS - 1} are kept")
+            raise UnusableTask(
+                f"{self._name}.metrics returned {len(totals)} metrics; at most {MAX_METRICS - 1} are kept"
+            )
         if self._harness is not None:
             totals |= self._harness.run(checkpoint.shard, checkpoint.shards)
             if len(totals) >= MAX_METRICS:
-                raise Unusable(
+                raise UnusableTask(
                     f"{len(totals)} metrics with those of evaluators.harness.tasks; at most {MAX_METRICS - 1} are "
                     "kept, so name fewer tasks, or run a group of many in a command of yours"
                 )
-        written = self._completions(checkpoint.shard, checkpoint.shards)
-        return {**totals, LOSS: loss, **({COMPLETIONS: written} if written.texts else {})}
+        completions = self._completions(checkpoint.shard, checkpoint.shards)
+        return {**totals, LOSS: loss, **({COMPLETIONS: completions} if completions.texts else {})}
 
     def _tasks(self, settings: Harness) -> "HarnessTasks":
-        # Imports a library for seconds.
+        # The import of the library takes seconds.
         from tandem_evaluator.harness import FIELD, HarnessTasks
         from tandem_trainer.language.fine_tuning import FineTuning
 
@@ -116,64 +118,71 @@ class TaskEvaluation:
         return HarnessTasks(settings, self._model, self._task.tokenizer)
 
     def _completions(self, shard: int, shards: int) -> Completions:
-        """What the model writes for the prompts `shard`, `shard + shards`, …"""
+        """Complete the prompts `shard`, `shard + shards`, …"""
         task, options = self._task, self._generate
         if options is None:
             return Completions([])
         assert isinstance(task, Completer), "only causal-lm takes prompts"
-        mine = range(shard, len(self._prompts), shards)
+        numbers = range(shard, len(self._prompts), shards)
         with torch.inference_mode():
-            texts = [task.complete(self._model, self._prompts[number], number, options) for number in mine]
-        return Completions([(number, self._prompts[number], text) for number, text in zip(mine, texts, strict=True)])
+            texts = [task.complete(self._model, self._prompts[number], number, options) for number in numbers]
+        return Completions([(number, self._prompts[number], text) for number, text in zip(numbers, texts, strict=True)])
 
     def _batches(self, shard: int, shards: int) -> Iterator[tuple[Any, int]]:
         numbers = range(len(self._data))[shard::shards]
         for start in range(0, len(numbers), self._batch):
-            mine = numbers[start : start + self._batch]
+            batch_numbers = numbers[start : start + self._batch]
             if self._tensors is not None:
-                chosen = torch.tensor(list(mine))
-                yield [tensor[chosen] for tensor in self._tensors], len(mine)
+                chosen = torch.tensor(list(batch_numbers))
+                yield [tensor[chosen] for tensor in self._tensors], len(batch_numbers)
                 continue
-            # What is drawn while a sample is read follows from the sample: each checkpoint gets the same data.
-            samples = [self._reading.sample(0, number, lambda number=number: self._data[number]) for number in mine]  # type: ignore[misc]
-            yield self._task.collate(samples), len(mine)
+            # Random numbers for a sample depend only on the sample: each checkpoint gets the same data.
+            samples = [
+                self._reading.sample(0, number, lambda number=number: self._data[number])  # type: ignore[misc]
+                for number in batch_numbers
+            ]
+            yield self._task.collate(samples), len(batch_numbers)
 
     def _metrics(self, batch: Any) -> Mapping[str, Any]:
-        found: Any = self._task.metrics(self._model, batch)
-        if not isinstance(found, Mapping):
-            raise Unusable(f"{self._name}.metrics returned a {type(found).__name__}; return a dictionary of metrics")
-        return found
+        metrics: Any = self._task.metrics(self._model, batch)
+        if not isinstance(metrics, Mapping):
+            raise UnusableTask(
+                f"{self._name}.metrics returned a {type(metrics).__name__}; return a dictionary of metrics"
+            )
+        return metrics
 
-    def _loss(self, batch: Any, samples: int, given: Any) -> Mean:
-        """The loss of a batch: the one among its metrics, or else the task is asked, and computes the batch again.
+    def _loss(self, batch: Any, samples: int, reported: Any) -> Mean:
+        """The loss of a batch: the one among its metrics, or else computed by the task in another pass.
 
         Raises:
-            Unusable: the one that is given is no mean over the samples.
+            UnusableTask: the reported loss is not a mean over the samples.
         """
-        if given is None:
+        if reported is None:
             return Mean(self._task.loss_sum(self._model, batch, samples).double().item(), samples)
         place = f"{self._name}.metrics: {LOSS}"
-        found = _plain(place, given)
-        if not isinstance(found, Mean) or found.count != samples:
-            raise Unusable(f"{place} of {samples} samples is {_shown(given)}; return Mean(sum of losses, {samples})")
-        return found
+        loss = _plain(place, reported)
+        if not isinstance(loss, Mean) or loss.count != samples:
+            raise UnusableTask(
+                f"{place} of {samples} samples is {_quoted(reported)}; return Mean(sum of losses, {samples})"
+            )
+        return loss
 
-    def _added(self, name: str, before: Value | None, value: Any) -> Value:
-        """A metric of the batches so far and of another one.
+    def _combined(self, name: str, before: Value | None, value: Any) -> Value:
+        """A metric of all batches so far, combined with that of another batch.
 
         Raises:
-            Unusable: it is no metric, or no number, or not the same one as before.
+            UnusableTask: it is not a metric, or not a number, or of another kind than before.
         """
         place = f"{self._name}.metrics: {name}"
-        found = _plain(place, value)
+        plain_value = _plain(place, value)
         try:
-            return found if before is None else added([before, found])
+            return plain_value if before is None else added([before, plain_value])
         except ValueError as error:
-            raise Unusable(f"{place} of two batches: {error}") from None
+            raise UnusableTask(f"{place} of two batches: {error}") from None
 
 
 def _plain(place: str, value: Any) -> Value:
-    """A metric with plain numbers in it."""
+    """A metric with its tensors converted to plain numbers."""
     match value:
         case Mean():
             return Mean(_number(place, value.total), _number(place, value.count))
@@ -185,9 +194,9 @@ def _plain(place: str, value: Any) -> Value:
             return Confusion(_rows(place, value.counts))
         case Histogram():
             return value
-    raise Unusable(
-        f"{place} is {_shown(value)}; return Mean(total, count), GeometricMean, Sum, Max, Min, Confusion or Histogram, "
-        "which tell how to add up"
+    raise UnusableTask(
+        f"{place} is {_quoted(value)}; return Mean(total, count), GeometricMean, Sum, Max, Min, Confusion or "
+        "Histogram, which tell how to add up"
     )
 
 
@@ -197,7 +206,7 @@ def _number(place: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise Unusable(f"{place} holds {_shown(value)}, which is not a number") from None
+        raise UnusableTask(f"{place} holds {_quoted(value)}, which is not a number") from None
 
 
 def _rows(place: str, counts: Any) -> Sequence[Sequence[int]]:
@@ -206,11 +215,11 @@ def _rows(place: str, counts: Any) -> Sequence[Sequence[int]]:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         rows = []
     if not rows or any(len(row) != len(rows) for row in rows):
-        raise Unusable(f"{place} holds {_shown(counts)}, which is not a square matrix of counts")
+        raise UnusableTask(f"{place} holds {_quoted(counts)}, which is not a square matrix of counts")
     return rows
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     if isinstance(value, Tensor) and value.numel() != 1:
         return f"a tensor of the shape {tuple(value.shape)}"
     return " ".join(repr(value).split())[:80]
@@ -224,7 +233,7 @@ def main() -> int:
         evaluation = TaskEvaluation(task_in(rundir), job.spec.trainer.settings_of_loop, job.spec.evaluation)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
-    except (Unusable, ConfigurationError, DoesNotFit) as error:
+    except (UnusableTask, ConfigurationError, CheckpointMismatch) as error:
         print(error, file=sys.stderr, flush=True)
         return 1
     return 0

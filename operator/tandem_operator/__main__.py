@@ -1,19 +1,19 @@
-"""`python -m tandem_operator`: the operator, until SIGTERM.
+"""Run the operator until SIGTERM: `python -m tandem_operator`.
 
---operator-image, --trainer-image, --evaluator-image   what the pods of jobs run
---pull-secret NAME                                     what these are pulled with (may be repeated)
---pull-policy POLICY, --tolerations JSON               when these are pulled, and what all pods of jobs tolerate
---cluster-user                                         they run as the user that the cluster gives them (OpenShift)
---package-index URL                                    where pip finds what requirements.txt of a job's code lists
---mlflow-uri URL                                       the MLflow server of jobs that are tracked and name none
---storage-class NAME, --access-mode MODE, --volume-size SIZE    of claims whose job does not say
---namespace NAME                                       only there (may be repeated); default: everywhere
---key-secret NAMESPACE/NAME                            what the tokens of jobs follow from; made if it is not there
---identity NAME, --lease-namespace NAME, --no-lease    who it is to other operators: one of them acts (leader.py)
---template-field PATH[=VALUE]                          what templates may set (may be repeated); default: everything
---operator-from JSON, --metrics-from JSON              makes a NetworkPolicy for each job: who else reaches its pods
---patience SECONDS                                     until a job that cannot begin gives way to another
---port PORT                                            /metrics, /healthz and /readyz
+--operator-image, --trainer-image, --evaluator-image   images of jobs' pods
+--pull-secret NAME                                     Secret to pull these images with (may be repeated)
+--pull-policy POLICY, --tolerations JSON               pull policy of these images, and tolerations of all pods of jobs
+--cluster-user                                         pods of jobs run as the user that the cluster assigns (OpenShift)
+--package-index URL                                    package index for the requirements.txt of a job's code
+--mlflow-uri URL                                       MLflow server of tracked jobs that name none
+--storage-class NAME, --access-mode MODE, --volume-size SIZE    defaults of jobs' claims
+--namespace NAME                                       namespace to reconcile (may be repeated); default: all
+--key-secret NAMESPACE/NAME                            Secret with the key of the jobs' tokens; created if missing
+--identity NAME, --lease-namespace NAME, --no-lease    leader election among operators (leader.py)
+--template-field PATH[=VALUE]                          field that templates may set (may be repeated); default: all
+--operator-from JSON, --metrics-from JSON              create a NetworkPolicy for each job: who else reaches its pods
+--patience SECONDS                                     time until a job that cannot start backs off for another one
+--port PORT                                            port of /metrics, /healthz and /readyz
 """
 
 import argparse
@@ -32,27 +32,27 @@ from typing import Any
 from kubernetes.aio.config import ConfigException
 from pydantic import ValidationError
 
-from tandem.distribution import version
-from tandem.exitcode import ExitCode
-from tandem.job import Storage
+from tandem.job.resource import Storage
+from tandem.processes.distribution import version
+from tandem.processes.exitcode import ExitCode
 from tandem_operator import bounded, leader
 from tandem_operator.api import ApiServer, Unavailable
 from tandem_operator.controller import Controller
 from tandem_operator.coordinators import Coordinators
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS
-from tandem_operator.informer import Cache, Watching
+from tandem_operator.informer import Cache, Informer
 from tandem_operator.leader import Leases
 from tandem_operator.objects import Peers, Volumes
 from tandem_operator.operator_metrics import OperatorMetrics, serve_health
 from tandem_operator.pods import Images
-from tandem_operator.reconcile import ANY_VOLUMES
+from tandem_operator.reconcile import DEFAULT_VOLUMES
 from tandem_operator.tokens import NoKey, operator_key
 
 KEY_SECRET = "tandem-operator-key"  # noqa: S105 - a name
-"""What the Secret is called where it is not said."""
+"""Default name of the Secret."""
 RETRY_SECONDS = 1.0
 PEER_FIELDS = {"namespaceSelector", "podSelector", "ipBlock"}
-"""Of an entry of a NetworkPolicy's `from`."""
+"""Fields of an entry in the `from` of a NetworkPolicy."""
 
 log = logging.getLogger("tandem.operator")
 
@@ -68,29 +68,29 @@ class Options:
     key_secret: tuple[str, str]
     """Namespace and name."""
     patience: float
-    """Seconds, see tandem_operator.gang_deadlock."""
+    """Patience in seconds, see tandem_operator.gang_deadlock."""
     template_fields: tuple[str, ...] = ()
-    """See tandem_operator.pods."""
+    """Fields that templates may set, see tandem_operator.pods."""
     peers: Peers | None = None
-    """Who reaches pods of jobs besides those; None: no NetworkPolicies are made."""
+    """Peers, besides the job's own pods, that may reach its pods; None: no NetworkPolicies are created."""
     identity: str = ""
-    """Who it is to other operators; empty: there is no other one."""
+    """Holder identity in the Lease; empty: act without a Lease."""
     lease_namespace: str = leader.HOME
     names_jobs: bool = True
     """See tandem_operator.operator_metrics."""
 
 
 def main() -> int:
-    """Operate until SIGTERM. Returns the exit code."""
+    """Run the operator until SIGTERM. Returns the exit code."""
     options = _options()
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
-    # What kopf says about each watch is said a hundred times a minute.
+    # kopf logs each watch a hundred times a minute.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     bounded.prepare()
     try:
         asyncio.run(_operate(options))
     except ConfigException as error:
-        print(f"tandem_operator: no cluster to operate in: {error}; set KUBECONFIG", file=sys.stderr)
+        print(f"tandem_operator: no cluster to connect to: {error}; set KUBECONFIG", file=sys.stderr)
         return ExitCode.USAGE
     except NoKey as error:
         print(f"tandem_operator: {error}", file=sys.stderr)
@@ -99,20 +99,20 @@ def main() -> int:
 
 
 async def _operate(options: Options) -> None:
-    begun = asyncio.Event()
-    stop = asyncio.create_task(_told_to_stop(begun), name="stop")
+    started = asyncio.Event()
+    stop = asyncio.create_task(_wait_for_signal(started), name="stop")
     cache, metrics = Cache(), OperatorMetrics(options.names_jobs)
-    # Renewals of the Lease do not queue behind all that is made.
+    # A connection of its own: renewals of the Lease must not queue behind hundreds of writes.
     async with (
         await ApiServer.connect() as api,
-        await ApiServer.connect() as apart,
+        await ApiServer.connect() as lease_api,
         Coordinators() as coordinators,
     ):
         key = await _key(api, options)
         leases = None
         if options.identity:
-            names = options.namespaces, options.lease_namespace, options.identity
-            leases = Leases(apart, *names, lambda namespace: _look_again(controller, cache, namespace))
+            lease_options = options.namespaces, options.lease_namespace, options.identity
+            leases = Leases(lease_api, *lease_options, lambda namespace: _requeue_all(controller, cache, namespace))
             api.acts = leases.acts
         controller = Controller(
             api,
@@ -127,19 +127,19 @@ async def _operate(options: Options) -> None:
             options.peers,
         )
         isolates = options.peers is not None
-        watching = Watching(api, cache, controller.workqueue.add, options.namespaces, isolates)
+        informer = Informer(api, cache, controller.workqueue.add, options.namespaces, isolates)
         metrics.depth, metrics.requests = lambda: len(controller.workqueue), lambda: api.requests
         if leases is not None:
-            metrics.leads = lambda: leases.held
-        metrics.age, metrics.unreadable = lambda: watching.age, lambda: cache.unreadable.counts
-        watch = asyncio.create_task(watching.watch(begun), name="watch")
+            metrics.leads = lambda: leases.is_held
+        metrics.age, metrics.unreadable = lambda: informer.age, lambda: cache.unreadable.counts
+        watch = asyncio.create_task(informer.watch(started), name="watch")
         tasks = [
             watch,
-            asyncio.create_task(watching.follow(), name="follow"),
-            asyncio.create_task(watching.sweep(), name="sweep"),
-            asyncio.create_task(_control(watching, controller), name="control"),
+            asyncio.create_task(informer.follow(), name="follow"),
+            asyncio.create_task(informer.sweep(), name="sweep"),
+            asyncio.create_task(_control(informer, controller), name="control"),
             asyncio.create_task(
-                serve_health(options.port, watching, metrics, lambda: leases.complaint if leases else ""), name="health"
+                serve_health(options.port, informer, metrics, lambda: leases.complaint if leases else ""), name="health"
             ),
             *([asyncio.create_task(leases.keep(), name="lease")] if leases else []),
         ]
@@ -153,31 +153,31 @@ async def _operate(options: Options) -> None:
         for task in done - {stop}:
             error = None if task.cancelled() else task.exception()
             if task is watch and error is None:
-                # The signal came while kopf began, and kopf took it.
+                # The signal came while kopf started, and kopf handled it.
                 continue
-            # None of them ends by itself. Better to start anew than to go on with a part missing.
+            # None of the tasks ends by itself. A restart is better than to continue with a part missing.
             raise RuntimeError(f"{task.get_name()} has ended") from error
     log.info("event=stopped")
 
 
-async def _told_to_stop(begun: asyncio.Event) -> None:
-    """Return after a signal.
+async def _wait_for_signal(started: asyncio.Event) -> None:
+    """Wait for SIGTERM or SIGINT.
 
     Args:
-        begun: kopf has. It takes the signals for itself then, and on one would end the tasks of the whole loop in its
-            own order, so they are taken back.
+        started: set once kopf runs. kopf then installs its own signal handlers, which would cancel all tasks of the
+            loop in its own order, so they are replaced again.
     """
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
     def take() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told.set)
+            loop.add_signal_handler(number, stopped.set)
 
     take()
-    waits = {loop.create_task(begun.wait()), loop.create_task(told.wait())}
+    waits = {loop.create_task(started.wait()), loop.create_task(stopped.wait())}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     take()
-    await told.wait()
+    await stopped.wait()
 
 
 async def _key(api: ApiServer, options: Options) -> bytes:
@@ -189,15 +189,15 @@ async def _key(api: ApiServer, options: Options) -> bytes:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def _look_again(controller: Controller, cache: Cache, namespace: str) -> None:
-    """Look at all jobs of a namespace, empty for all: we have begun to act there, or have ceased to."""
-    for key in cache.everyone():
+def _requeue_all(controller: Controller, cache: Cache, namespace: str) -> None:
+    """Reconcile all jobs of a namespace, empty for all: this operator has started to act there, or has stopped."""
+    for key in cache.job_keys():
         if namespace in ("", key[0]):
             controller.workqueue.add(key)
 
 
-async def _control(watching: Watching, controller: Controller) -> None:
-    await watching.listed.wait()
+async def _control(informer: Informer, controller: Controller) -> None:
+    await informer.synced.wait()
     log.info("event=listed")
     await controller.run()
 
@@ -211,53 +211,67 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
             f"--{role}-image", default=default, required=default is None, help=f"default: the variable {variable}"
         )
     parser.add_argument(
-        "--pull-secret", action="append", default=[], help="a secret that these are pulled with; may be repeated"
+        "--pull-secret",
+        action="append",
+        default=[],
+        help="Secret to pull the images of jobs' pods with; may be repeated",
     )
     parser.add_argument(
         "--cluster-user",
         action="store_true",
-        help="pods of jobs run as the user and group that the cluster gives them, as OpenShift wants it",
+        help="run pods of jobs as the user and group that the cluster assigns, as OpenShift requires",
     )
     parser.add_argument(
-        "--pull-policy", default="", choices=("Always", "IfNotPresent", "Never"), help="of the images of jobs' pods"
+        "--pull-policy",
+        default="",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="pull policy of the images of jobs' pods",
     )
     parser.add_argument(
-        "--tolerations", default=(), type=_objects, metavar="JSON", help="of all pods of jobs, as a pod has them"
+        "--tolerations",
+        default=(),
+        type=_objects,
+        metavar="JSON",
+        help="tolerations of all pods of jobs, as in a pod's spec",
     )
     parser.add_argument(
         "--package-index",
         default="",
         type=_index,
         metavar="URL",
-        help="where pip finds what the requirements.txt of a job's code lists (default: as the image is configured)",
+        help="package index for the requirements.txt of a job's code (default: as the image is configured)",
     )
     parser.add_argument(
         "--mlflow-uri",
         default="",
         metavar="URL",
-        help="the MLflow server of jobs that are tracked and name none (default: there is none)",
+        help="MLflow server of tracked jobs that name none (default: none)",
     )
-    parser.add_argument("--storage-class", default="", help="of claims whose job names none (default: the cluster's)")
+    parser.add_argument(
+        "--storage-class", default="", help="storage class of claims whose job names none (default: the cluster's)"
+    )
     parser.add_argument(
         "--access-mode",
         action="append",
         choices=("ReadWriteMany", "ReadWriteOnce"),
-        help="of claims whose job names none; may be repeated (default: ReadWriteMany)",
+        help="access mode of claims whose job names none; may be repeated (default: ReadWriteMany)",
     )
     parser.add_argument(
         "--volume-size",
-        default=ANY_VOLUMES.size,
+        default=DEFAULT_VOLUMES.size,
         type=_size,
         metavar="SIZE",
-        help=f"of claims whose job says none, such as 500Mi or 1Ti (default: {ANY_VOLUMES.size})",
+        help=f"size of claims whose job names none, such as 500Mi or 1Ti (default: {DEFAULT_VOLUMES.size})",
     )
-    parser.add_argument("--namespace", action="append", default=[], help="operate only there; may be repeated")
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="namespace to reconcile; may be repeated (default: all)"
+    )
     parser.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_SECONDS,
         metavar="SECONDS",
-        help="for which a job that holds some of its workers and cannot begin keeps them from another; longer than an"
+        help="time for which a job that holds some of its workers and cannot start keeps them; longer than an"
         f" autoscaler takes for a node (default: {PATIENCE_SECONDS:g})",
     )
     parser.add_argument(
@@ -265,101 +279,100 @@ def _options(arguments: Sequence[str] | None = None) -> Options:
         action="append",
         default=[],
         metavar="PATH[=VALUE]",
-        help="what templates of jobs may set, such as spec.nodeSelector; may be repeated (default: everything)",
+        help="field that templates of jobs may set, such as spec.nodeSelector; may be repeated (default: all)",
     )
     parser.add_argument(
         "--operator-from",
         default=(),
         type=_peers,
         metavar="JSON",
-        help="make a NetworkPolicy for each job, which lets its pods be reached by each other alone, and their"
-        " coordinator by these: the operator, as a policy's `from` has it",
+        help="create a NetworkPolicy for each job, which allows its pods to reach each other, and these peers to reach"
+        " its coordinator: the operator, as in a policy's `from`",
     )
     parser.add_argument(
         "--metrics-from",
         default=(),
         type=_peers,
         metavar="JSON",
-        help="who may read the numbers of jobs then, as a policy's `from` has it (default: nobody)",
+        help="peers that may scrape the metrics of jobs then, as in a policy's `from` (default: none)",
     )
-    parser.add_argument("--port", type=int, default=8080, help="for /metrics, /healthz, /readyz (default: 8080)")
+    parser.add_argument("--port", type=int, default=8080, help="port of /metrics, /healthz, /readyz (default: 8080)")
     parser.add_argument(
         "--key-secret",
         metavar="NAMESPACE/NAME",
         type=_place,
-        help=f"with what the tokens of jobs follow from (default: {KEY_SECRET} in the first --namespace, or `default`)",
+        help="Secret with the key that the tokens of jobs are derived from (default:"
+        f" {KEY_SECRET} in the first --namespace, or `default`)",
     )
     parser.add_argument(
         "--identity",
         default=f"{socket.gethostname()}_{secrets.token_hex(4)}",
         metavar="NAME",
-        help="who it is to other operators, of which one acts; the same for each start of one pod (default: by chance)",
+        help="holder identity in the Lease; the same for each start of one pod (default: random)",
     )
     parser.add_argument(
         "--lease-namespace",
         default=leader.HOME,
         metavar="NAME",
-        help="where the Lease of operators of the whole cluster is; with --namespace it is there"
+        help="namespace of the Lease of an operator of the whole cluster; with --namespace, Leases are in those"
         f" (default: {leader.HOME})",
     )
-    parser.add_argument(
-        "--no-lease", action="store_true", help="act without asking whether another operator does: there is none"
-    )
+    parser.add_argument("--no-lease", action="store_true", help="act without a Lease: there is no other operator")
     parser.add_argument(
         "--no-job-metrics",
         action="store_true",
-        help="leave jobs and their namespaces out of /metrics, which anyone who can reach the port can read",
+        help="leave single jobs and their namespaces out of /metrics, which everybody who reaches the port can read",
     )
-    given = parser.parse_args(arguments)
-    if given.metrics_from and not given.operator_from:
-        parser.error("--metrics-from needs --operator-from: without, no NetworkPolicies are made")
+    options = parser.parse_args(arguments)
+    if options.metrics_from and not options.operator_from:
+        parser.error("--metrics-from needs --operator-from: without it, no NetworkPolicies are created")
     images = Images(
-        operator=given.operator_image,
-        trainer=given.trainer_image,
-        evaluator=given.evaluator_image,
-        pull_secrets=tuple(given.pull_secret),
-        own_user=not given.cluster_user,
-        pull_policy=given.pull_policy,
-        tolerations=given.tolerations,
-        package_index=given.package_index,
-        mlflow_uri=given.mlflow_uri,
+        operator=options.operator_image,
+        trainer=options.trainer_image,
+        evaluator=options.evaluator_image,
+        pull_secrets=tuple(options.pull_secret),
+        own_user=not options.cluster_user,
+        pull_policy=options.pull_policy,
+        tolerations=options.tolerations,
+        package_index=options.package_index,
+        mlflow_uri=options.mlflow_uri,
     )
-    modes = tuple(given.access_mode or ANY_VOLUMES.access_modes)
-    volumes = Volumes(given.storage_class, modes, given.volume_size)
-    key_secret = given.key_secret or (next(iter(given.namespace), "default"), KEY_SECRET)
+    modes = tuple(options.access_mode or DEFAULT_VOLUMES.access_modes)
+    volumes = Volumes(options.storage_class, modes, options.volume_size)
+    key_secret = options.key_secret or (next(iter(options.namespace), "default"), KEY_SECRET)
     return Options(
         images,
         volumes,
-        tuple(given.namespace),
-        given.port,
+        tuple(options.namespace),
+        options.port,
         key_secret,
-        given.patience,
-        tuple(given.template_field),
-        Peers(given.operator_from, given.metrics_from) if given.operator_from else None,
-        "" if given.no_lease else given.identity,
-        given.lease_namespace,
-        not given.no_job_metrics,
+        options.patience,
+        tuple(options.template_field),
+        Peers(options.operator_from, options.metrics_from) if options.operator_from else None,
+        "" if options.no_lease else options.identity,
+        options.lease_namespace,
+        not options.no_job_metrics,
     )
 
 
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
-    found = _objects(text)
-    for one in found:
-        if not one or not one.keys() <= PEER_FIELDS:
+    peers = _objects(text)
+    for peer in peers:
+        if not peer or not peer.keys() <= PEER_FIELDS:
             raise argparse.ArgumentTypeError(
-                f"{json.dumps(one)} is no peer of a policy: {', '.join(sorted(PEER_FIELDS))}"
+                f"{json.dumps(peer)} is not a peer of a NetworkPolicy: {', '.join(sorted(PEER_FIELDS))}"
             )
-    return found
+    return peers
 
 
 def _objects(text: str) -> tuple[dict[str, Any], ...]:
     try:
-        found = json.loads(text)
+        objects = json.loads(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(objects, list) or not all(isinstance(entry, dict) for entry in objects):
         raise argparse.ArgumentTypeError("not a list of objects")
-    return tuple(found)
+    return tuple(objects)
 
 
 def _index(text: str) -> str:
@@ -375,7 +388,7 @@ def _size(text: str) -> str:
     try:
         Storage(size=text)
     except ValidationError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 500Mi or 1Ti") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500Mi or 1Ti") from None
     return text
 
 

@@ -1,8 +1,8 @@
 """Requests to the API server, with plain dicts.
 
-Plain, because typed models refuse fields that are newer than themselves, and because a user's pod template goes through
-as it is. The official client's connection is used (its configuration, its renewal of tokens), and not its dynamic
-client: that asks the server what kinds it has before the first request, and the paths of seven kinds are known.
+Plain, because typed models refuse fields that are newer than themselves, and because a user's pod template has to pass
+unchanged. The official client's connection is used (its configuration, its token renewal), and not its dynamic client:
+that discovers the server's kinds before the first request, and the paths of seven kinds are known.
 """
 
 import asyncio
@@ -23,32 +23,33 @@ from tandem_operator.kinds import Kind
 from tandem_operator.observed import version
 
 MANAGER = "tandem-operator"
-"""Our name as the writer of fields."""
+"""The operator's name as a field manager."""
 REQUEST_PATIENCE = aiohttp.ClientTimeout(total=30)
 WATCH_SECONDS = 300
-"""How long the API server tells of changes before it ends its answer, as it does of itself after 30 to 60 minutes."""
+"""Duration of a watch request. By default the API server ends one after 30 to 60 minutes."""
 WATCH_PATIENCE = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, sock_connect=10)
 EXPIRED = 410
 MAX_EVENTS = 50
-"""Of one object that are read. A server has them for an hour, and repeats of one are one."""
+"""Maximum number of Events of one object that are read. A server keeps them for an hour, and counts repetitions in
+one."""
 PAGE = 40
-"""Objects in one answer of a list, as long as they are of the usual size: together they may cost no more than one."""
+"""Objects in one page of a list, as long as they have the usual size: together they may cost no more than one."""
 MAX_BYTES = 8 * 2**20
-"""Of any answer. An object has a megabyte and a half."""
+"""Maximum size of any answer. An object has a megabyte and a half."""
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WEBHOOK = "failed calling webhook"
-"""A webhook that does not answer speaks against one object, and not against all."""
+"""Text of an error that concerns a single object: its webhook does not answer."""
 APPLY, MERGE, PLAIN = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
 
 Object = dict[str, Any]
 
 
 class Unavailable(Exception):  # noqa: N818 - it is a state of the API server, and normal
-    """It did not answer, or not now. Worth trying again."""
+    """The API server did not answer, or cannot now. The request is worth retrying."""
 
 
 class RequestRefused(Exception):  # noqa: N818 - reads as the sentence it is
-    """The API server said no, and why."""
+    """The API server refused a request; says why."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -57,13 +58,13 @@ class RequestRefused(Exception):  # noqa: N818 - reads as the sentence it is
 
 @dataclass(frozen=True)
 class ListPart:
-    """A part of a list."""
+    """A page of a list."""
 
     items: list[Object]
     version: int
-    """The resource version of the whole list."""
-    whole: bool = True
-    """It has all that it should have. An object whose metadata cost too much is left out."""
+    """Resource version of the whole list."""
+    is_complete: bool = True
+    """Whether it has all of its items. An object whose metadata cost too much is left out."""
 
 
 class ApiServer:
@@ -74,14 +75,14 @@ class ApiServer:
         self.acts: Callable[[str], bool] = lambda namespace: True
         """Whether this operator is the one that writes in a namespace (tandem_operator.leader)."""
         self.requests = 0
-        """So many were sent."""
+        """Number of requests sent."""
 
     @classmethod
     async def connect(cls) -> Self:
-        """Connect with the pod's service account, or else as kubectl would.
+        """Connect with the pod's service account, or else with the kubeconfig.
 
         Raises:
-            kubernetes.aio.config.ConfigException: neither is there.
+            kubernetes.aio.config.ConfigException: neither exists.
         """
         settings = client.Configuration()
         settings.connection_pool_maxsize = 64
@@ -89,16 +90,16 @@ class ApiServer:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException:
             await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-        # Left to aiohttp, it reads ~/.netrc for each request, in a thread: a tenth of what a job cost.
+        # With trust_env, aiohttp reads ~/.netrc for each request, in a thread: a tenth of what a job cost.
         settings.client_session_kwargs = {"trust_env": False}
         settings.proxy = settings.proxy or _proxy(str(settings.host))
         return cls(client.ApiClient(settings))
 
     @property
     def proxy(self) -> str | None:
-        """By whom it goes."""
-        found: str | None = self._client.configuration.proxy
-        return found
+        """The proxy of the connection."""
+        proxy: str | None = self._client.configuration.proxy
+        return proxy
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,10 +108,10 @@ class ApiServer:
         await self._client.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """One object, None if there is none.
+        """Read one object, None if it does not exist.
 
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, RequestRefused: the request failed.
         """
         try:
             return await self._request("GET", kind.path(namespace, name))
@@ -120,38 +121,38 @@ class ApiServer:
             raise
 
     async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
-        """All objects, some dozens at a time.
+        """List all objects, some dozens at a time.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 410 if it took so long that the rest has expired.
+            Unavailable, RequestRefused: the request failed; with code 410 if it took so long that the rest has expired.
         """
         query = {"labelSelector": selector} if selector else {}
         limit = PAGE
         while True:
-            asked = {**query, "limit": str(limit)}
+            params = {**query, "limit": str(limit)}
             unread: dict[str, str] = {}
-            whole = True
+            is_complete = True
             try:
-                found = await self._request("GET", kind.path(namespace), asked)
+                listing = await self._request("GET", kind.path(namespace), params)
             except TooLarge as error:
                 if limit > 1:
                     limit //= 2
                     continue
                 unread = {UNREAD: f"it has {error}, and is not read"}
-                found, whole = await self._metadata(kind, namespace, asked)
-            metadata = found.get("metadata", {})
-            # Items of a list do not say what they are.
-            said = {"apiVersion": kind.api, "kind": kind.name}
-            items = [{**one, **said, **unread} for one in found.get("items") or []]
-            yield ListPart(items, version(metadata), whole)
+                listing, is_complete = await self._metadata(kind, namespace, params)
+            metadata = listing.get("metadata", {})
+            # Items of a list lack their apiVersion and kind.
+            type_fields = {"apiVersion": kind.api, "kind": kind.name}
+            items = [{**item, **type_fields, **unread} for item in listing.get("items") or []]
+            yield ListPart(items, version(metadata), is_complete)
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
             limit = min(PAGE, 2 * limit)
 
     async def _metadata(self, kind: Kind, namespace: str, query: dict[str, str]) -> tuple[Object, bool]:
-        """A list whose items have their metadata alone, and whether it has its items at all: managed fields can be as
-        much as the rest."""
+        """List only the metadata of objects, because the rest is too large; returns also whether the list has its items
+        at all: managed fields can be as large as the rest."""
         try:
             return await self._request("GET", kind.path(namespace), query, accept=METADATA), True
         except TooLarge as error:
@@ -160,52 +161,52 @@ class ApiServer:
     async def changes(
         self, kind: Kind, version: int, namespace: str = "", selector: str = ""
     ) -> AsyncGenerator[tuple[str, Object], None]:
-        """What happens to objects from a version on: ADDED, MODIFIED, DELETED, and BOOKMARK, which tells a version
-        alone. An object that costs too much is passed over. Ends after some minutes, to be asked for again.
+        """Watch objects from a version on: yields ADDED, MODIFIED, DELETED, and BOOKMARK, which carries only a version.
+        An object that costs too much is skipped. Ends after some minutes, and has to be repeated.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 410 if that version is too long ago.
+            Unavailable, RequestRefused: the request failed; with code 410 if that version is too old.
         """
-        asked = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
-        asked |= {"resourceVersion": str(version), **({"labelSelector": selector} if selector else {})}
+        params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
+        params |= {"resourceVersion": str(version), **({"labelSelector": selector} if selector else {})}
         path = kind.path(namespace)
         try:
-            answer = await self._send("GET", path, asked, patience=WATCH_PATIENCE)
+            answer = await self._send("GET", path, params, patience=WATCH_PATIENCE)
             with closing(answer):
                 if answer.status >= 400:
-                    _understood("GET", path, answer.status, await _content(answer))
+                    _checked("GET", path, answer.status, await _content(answer))
                 async for piece in BoundedLines(answer.content).iter_chunked(SMALL):
                     for line in piece.splitlines():
-                        told = _parsed("GET", path, answer.status, line)
-                        what, found = told.get("type"), told.get("object")
-                        if not isinstance(what, str) or not isinstance(found, dict):
+                        event = _parsed("GET", path, answer.status, line)
+                        event_type, body = event.get("type"), event.get("object")
+                        if not isinstance(event_type, str) or not isinstance(body, dict):
                             raise Unavailable(f"GET {path}: what answers is not an API server")
-                        if what == "ERROR":
-                            code = found.get("code")
-                            _judge("GET", path, code if isinstance(code, int) else 500, found)
-                        yield what, found
-                    # What comes all at once may be hundreds of objects, and others wait.
+                        if event_type == "ERROR":
+                            code = body.get("code")
+                            _raise_for_status("GET", path, code if isinstance(code, int) else 500, body)
+                        yield event_type, body
+                    # One piece may hold hundreds of objects, so other tasks get a turn.
                     await asyncio.sleep(0)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"GET {path}: {error or type(error).__name__}") from error
 
     async def create(self, kind: Kind, manifest: Object) -> Object:
-        """Make an object.
+        """Create an object.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 409 if the name is taken.
+            Unavailable, RequestRefused: the request failed; with code 409 if the name is taken.
         """
         self._check(kind, manifest["metadata"]["namespace"])
         path = kind.path(manifest["metadata"]["namespace"])
-        # Templates end up in pods: a field that there is not is an error, and not passed over.
+        # Templates end up in pods, where an unknown field has to be an error, and not ignored.
         strict = {"fieldValidation": "Strict"} if kind is kinds.POD else {}
         return await self._request("POST", path, {"fieldManager": MANAGER, **strict}, manifest)
 
     async def apply(self, kind: Kind, manifest: Object) -> Object:
-        """Have the fields of a manifest be so, whoever set them before.
+        """Apply a manifest on the server side, and take over its fields from other writers.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 409 if it has a UID and there is no such object.
+            Unavailable, RequestRefused: the request failed; with code 409 if it has a UID and there is no such object.
         """
         metadata = manifest["metadata"]
         self._check(kind, metadata["namespace"])
@@ -213,10 +214,10 @@ class ApiServer:
         return await self._request("PATCH", path, {"fieldManager": MANAGER, "force": "true"}, manifest, APPLY)
 
     async def replace(self, kind: Kind, manifest: Object) -> Object:
-        """Have an object be as this, if it still has the resource version that this has.
+        """Replace an object, if it still has the manifest's resource version.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 409 if it has another one.
+            Unavailable, RequestRefused: the request failed; with code 409 if it has another one.
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -225,13 +226,13 @@ class ApiServer:
     async def patch_status(
         self, kind: Kind, namespace: str, name: str, changes: Object, version: str = ""
     ) -> Object | None:
-        """Change fields of a status; None if the object is gone.
+        """Change fields of a status; returns the object, None if it is gone or too large to be read.
 
         Args:
-            version: only if this is still its resource version.
+            version: expected resource version; empty for any.
 
         Raises:
-            Unavailable, Refused: see there. Refused with 409 if it has another version.
+            Unavailable, RequestRefused: the request failed; with code 409 if it has another version.
         """
         self._check(kind, namespace)
         path = kind.path(namespace, name, "status")
@@ -239,7 +240,7 @@ class ApiServer:
         try:
             return await self._request("PATCH", path, {"fieldManager": MANAGER}, body, MERGE)
         except TooLarge:
-            # It is written; what it is a status of, the next list tells.
+            # The status is written; the next list contains the object.
             return None
         except RequestRefused as error:
             if error.code == 404:
@@ -247,26 +248,26 @@ class ApiServer:
             raise
 
     async def events(self, namespace: str, uid: str) -> list[Object]:
-        """Events about one object.
+        """Read the Events about one object.
 
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, RequestRefused: the request failed.
         """
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
-        found = await self._request("GET", kinds.EVENT.path(namespace), query)
-        return [one for one in found.get("items") or [] if isinstance(one, dict)]
+        listing = await self._request("GET", kinds.EVENT.path(namespace), query)
+        return [event for event in listing.get("items") or [] if isinstance(event, dict)]
 
     async def terminate(self, kind: Kind, namespace: str, name: str, uid: str, annotations: Object) -> None:
-        """Have the kubelet end all that runs in a pod, if it is still the one with this UID. The pod and its logs stay.
+        """Have the kubelet terminate all containers of a pod, if it still has this UID. The pod and its logs stay.
 
         Args:
-            annotations: to give it.
+            annotations: annotations to set.
 
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, RequestRefused: the request failed.
         """
         self._check(kind, namespace)
-        # The only field of a pod that ends it, and that may be changed.
+        # The only mutable field of a pod that terminates it.
         body = {"metadata": {"uid": uid, "annotations": annotations}, "spec": {"activeDeadlineSeconds": 1}}
         try:
             await self._request("PATCH", kind.path(namespace, name), {"fieldManager": MANAGER}, body, MERGE)
@@ -275,22 +276,22 @@ class ApiServer:
                 raise
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete an object with what belongs to it, if it is still the one with this UID.
+        """Delete an object and its dependents, if it still has this UID.
 
         Raises:
-            Unavailable, Refused: see there.
+            Unavailable, RequestRefused: the request failed.
         """
         self._check(kind, namespace)
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._request("DELETE", kind.path(namespace, name), body=options)
         except RequestRefused as error:
-            # Gone, or another one has its name by now.
+            # It is gone, or another object has its name by now.
             if error.code not in (404, 409):
                 raise
 
     def _check(self, kind: Kind, namespace: str) -> None:
-        """Before each write: a look that took long may end after the Lease was lost.
+        """Check the Lease before each write: a reconcile that took long may end after the Lease was lost.
 
         Raises:
             Unavailable: another operator writes there, or may.
@@ -312,7 +313,7 @@ class ApiServer:
             content = await _content(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
-        return _understood(method, path, answer.status, content)
+        return _checked(method, path, answer.status, content)
 
     async def _send(
         self,
@@ -324,65 +325,65 @@ class ApiServer:
         accept: str = PLAIN,
         patience: aiohttp.ClientTimeout = REQUEST_PATIENCE,
     ) -> aiohttp.ClientResponse:
-        """An answer of which nothing is read yet."""
+        """Send a request; returns the answer before its body is read."""
         self.requests += 1
         address = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "Content-Type": kind}
         prepared = await self._client.param_serialize(
             method, address, header_params=headers, auth_settings=["BearerToken"]
         )
-        url, sent = prepared[1], prepared[2]
-        answer = await self._client.call_api(method, url, sent, body, _request_timeout=patience)
-        found: aiohttp.ClientResponse = answer.response
-        return found
+        url, sent_headers = prepared[1], prepared[2]
+        answer = await self._client.call_api(method, url, sent_headers, body, _request_timeout=patience)
+        response: aiohttp.ClientResponse = answer.response
+        return response
 
 
-def _understood(method: str, path: str, status: int, content: bytes) -> Object:
-    """What an answer says.
+def _checked(method: str, path: str, status: int, content: bytes) -> Object:
+    """The body of an answer.
 
     Raises:
-        Unavailable, Refused: see there.
+        Unavailable, RequestRefused: the request failed.
     """
-    found = _parsed(method, path, status, content or b"{}")
+    body = _parsed(method, path, status, content or b"{}")
     if status >= 400:
-        _judge(method, path, status, found)
-    return found
+        _raise_for_status(method, path, status, body)
+    return body
 
 
 def _parsed(method: str, path: str, status: int, text: bytes) -> Object:
-    words = f"{method} {path}: what answers is not an API server ({status})"
+    message = f"{method} {path}: what answers is not an API server ({status})"
     try:
-        found = json.loads(text)
+        body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Unavailable(words) from error
-    if not isinstance(found, dict):
-        raise Unavailable(words)
-    return found
+        raise Unavailable(message) from error
+    if not isinstance(body, dict):
+        raise Unavailable(message)
+    return body
 
 
-def _judge(method: str, path: str, status: int, found: Object) -> NoReturn:
-    """What the API server means by a `Status`.
+def _raise_for_status(method: str, path: str, status: int, body: Object) -> NoReturn:
+    """Raise the error that a `Status` of the API server describes.
 
     Raises:
-        Unavailable, Refused: see there.
+        Unavailable, RequestRefused: the request failed.
     """
-    said = str(found.get("message", ""))
-    if status == 429 or (status >= 500 and WEBHOOK not in said):
-        raise Unavailable(f"{method} {path}: {status} {said}")
-    raise RequestRefused(status, found.get("reason", ""), said or str(status))
+    message = str(body.get("message", ""))
+    if status == 429 or (status >= 500 and WEBHOOK not in message):
+        raise Unavailable(f"{method} {path}: {status} {message}")
+    raise RequestRefused(status, body.get("reason", ""), message or str(status))
 
 
 def _proxy(host: str) -> str | None:
-    """The proxy that the environment names for an address."""
+    """The proxy that the environment specifies for an address."""
     address = urlsplit(host)
     return None if proxy_bypass(address.netloc) else getproxies().get(address.scheme)
 
 
 class TooLarge(Unavailable):
-    """An answer costs more than is read."""
+    """An answer costs more memory than the operator grants it."""
 
-    def __init__(self, words: str, content: bytes) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, content: bytes) -> None:
+        super().__init__(message)
         self.content = content
 
 
@@ -390,14 +391,14 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes:
     """The body of an answer.
 
     Raises:
-        TooLarge: it has or costs more.
+        TooLarge: it is larger, or costs more, than allowed.
     """
-    found = bytearray()
+    content = bytearray()
     async for piece in answer.content.iter_any():
-        found += piece
-        if len(found) > MAX_BYTES:
+        content += piece
+        if len(content) > MAX_BYTES:
             answer.close()
             raise TooLarge(f"more than {MAX_BYTES} bytes", b"")
-    if cost(found) > MAX_COST:
-        raise TooLarge("more objects, lists and values than any real one", bytes(found))
-    return bytes(found)
+    if cost(content) > MAX_COST:
+        raise TooLarge("more objects, lists and values than any real one", bytes(content))
+    return bytes(content)

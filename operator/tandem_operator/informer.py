@@ -1,22 +1,22 @@
 """The operator's cache of jobs and their objects, kept current by watches, its own writes, and a list every minute.
 
-Only a cache: all of it comes back from the API server at any time. A version that is older than what is known is passed
-over, because watches tell of our own writes after we have their answers. What a list says is so, unless something newer
-was seen since: after a restore of etcd objects have older versions than before.
+It is only a cache: all of it can be read from the API server again at any time. A version older than the known one is
+ignored, because watches report the operator's own writes after their answers have arrived. The content of a list is
+taken as true, unless something newer was seen since: after a restore of etcd objects have older versions than before.
 
-Each object is taken in on its own, and one that cannot be read is passed over (tandem_operator.bounded).
+Each object is handled on its own, and one that cannot be read is skipped (tandem_operator.bounded).
 
-kopf watches the jobs. Of what belongs to them, mostly pods, five times as much happens, and kopf's way of handling an
-event (a queue and a task for each object, then causes, handlers, a logger) cost more processor time than all that we do
-with it. So those are followed here, from the version of the first list on.
+kopf watches the jobs. Their objects, mostly pods, change five times as often, and kopf's way of handling an event (a
+queue and a task for each object, then causes, handlers, a logger) cost more processor time than everything that the
+operator does with it. So they are watched here, from the version of the first list on.
 
-A watch can lose the news that an object is gone (it was interrupted, and the object went meanwhile), and a watch that
+A watch can lose the deletion of an object (it was interrupted, and the object was deleted meanwhile), and a watch that
 has stalled looks like one in which nothing happens. So everything is listed now and then and compared. If a list finds
-something new and the watch says nothing until the next list, it has stalled, and the operator is not healthy. Nothing
-is decided before the first list is complete, or workers that are there would be made a second time.
+a change and the watch reports nothing until the next list, the watch has stalled, and the operator is not healthy.
+Nothing is decided before the first list is complete, or existing workers would be created a second time.
 
-Rejected: kopf's own indices as the cache. They cannot take in the answers to our writes, and what a watch loses stays
-in them until the operator starts again.
+Rejected: kopf's own indices as the cache. They cannot take in the answers to the operator's writes, and a deletion that
+the watch loses stays in them until the operator restarts.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from typing import Any
 
 import kopf
 
-from tandem.reasons import Reason
+from tandem.wire.reasons import Reason
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
 from tandem_operator.bounded import (
@@ -41,7 +41,7 @@ from tandem_operator.bounded import (
     size,
 )
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Children, Object, Thing, children, job_of, observe, version
+from tandem_operator.observed import Children, KubeObject, Object, children, job_of, observe, version
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -50,29 +50,29 @@ Key = tuple[str, str]
 @dataclass(frozen=True)
 class _Entry:
     key: Key
-    thing: Thing
+    child: KubeObject
 
 
 class Cache:
     """The cache.
 
-    Labels are anybody's to write. So of what carries the label of a job only this is held: objects with the names that
-    its own have, if there is that job; its pods; and some pods that are nobody's, because their job may be about to be
-    seen.
+    Anybody can set labels. So of the objects with the label of a job only these are held: objects with the names that
+    the job's own have, if that job exists; its pods; and some pods without an owner, because their job may be about to
+    be seen.
 
     Args:
-        max_spec_bytes: of the specs of all jobs.
-        max_pods, max_stray_pods: that jobs own, and others (tandem_operator.bounded.Shares).
+        max_spec_bytes: limit for the specs of all jobs.
+        max_pods, max_stray_pods: limits for pods that jobs own, and for others (tandem_operator.bounded.Shares).
     """
 
     def __init__(
         self, max_spec_bytes: int = MAX_SPEC_BYTES, max_pods: int = MAX_PODS, max_stray_pods: int = MAX_STRAY_PODS
     ) -> None:
         self.unreadable = UnreadableObjects()
-        """What could not be taken in."""
+        """Objects that could not be read."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
-        self._by_job: dict[Key, dict[tuple[Kind, str], Thing]] = {}
+        self._by_job: dict[Key, dict[tuple[Kind, str], KubeObject]] = {}
         self._specs = Shares(max_spec_bytes)
         self._pods, self._stray_pods = Shares(max_pods), Shares(max_stray_pods)
         self._overfull: set[Key] = set()
@@ -82,174 +82,192 @@ class Cache:
         """A job's object."""
         return self._jobs.get(key)
 
-    def refuse(self, body: Object, reason: str, words: str) -> None:
-        """Hold the spec of a job no longer, as long as it is this one: nothing is done about it.
+    def refuse(self, body: Object, reason: str, message: str) -> None:
+        """Drop the spec of a job that is not reconciled, as long as the cache holds this very object.
 
         Args:
             body: the job, as `job` has returned it.
         """
         key = (body["metadata"]["namespace"], body["metadata"]["name"])
         if self._jobs.get(key) is body and observed.REFUSED not in body:
-            self._jobs[key] = observed.refused(body, reason, words)
+            self._jobs[key] = observed.refused(body, reason, message)
             self._specs.give(key)
 
     def is_overfull(self, key: Key) -> bool:
-        """Whether there was no room for a pod of a job when all pods were listed last, or since: nothing can be decided
-        about a job whose pods are not known."""
+        """Whether there was no room for a pod of a job in the last list of all pods, or since: a job whose pods are not
+        all known cannot be reconciled."""
         return key in self._overfull or key in self._overfull_before
 
-    def everyone(self) -> list[Key]:
-        """All jobs."""
+    def job_keys(self) -> list[Key]:
+        """Keys of all jobs."""
         return list(self._jobs)
 
     def children(self, key: Key) -> Children:
         """The objects of a job."""
         return children(self._by_job.get(key, {}).values())
 
-    def see(self, kind: Kind, body: Any, listed: int | None = None) -> list[Key]:
-        """Take in an object; the jobs that this is news for. Never raises: what cannot be read is passed over.
+    def upsert(self, kind: Kind, body: Any, list_version: int | None = None) -> list[Key]:
+        """Insert or update an object; returns the jobs that it is a change for. Never raises: an unreadable object is
+        skipped.
 
         Args:
-            listed: the resource version of the list that it is from; None: it is not from one.
+            list_version: resource version of the list that it is from; None: it is not from a list.
         """
         try:
-            return self._see_job(body, listed) if kind is kinds.JOB else self._see_thing(kind, body, listed)
+            return (
+                self._upsert_job(body, list_version)
+                if kind is kinds.JOB
+                else self._upsert_child(kind, body, list_version)
+            )
         except Exception as error:
             self.unreadable.note(kind, body, error)
             return []
 
-    def newest(self, kind: Kind, namespace: str = "") -> int:
-        """The highest version that is known of a kind, 0 if none is.
+    def newest_version(self, kind: Kind, namespace: str = "") -> int:
+        """The highest known version of a kind, 0 if there is none.
 
         Args:
-            namespace: only there; empty for everywhere.
+            namespace: empty for all.
         """
-        return max((one.version for one in self._known(kind) if namespace in ("", one.namespace)), default=0)
+        return max(
+            (
+                known_object.version
+                for known_object in self._known_objects(kind)
+                if namespace in ("", known_object.namespace)
+            ),
+            default=0,
+        )
 
-    def lose(self, kind: Kind, namespace: str, name: str, uid: str) -> Key | None:
-        """Take in that an object is gone; the job that this is news for."""
+    def remove(self, kind: Kind, namespace: str, name: str, uid: str) -> Key | None:
+        """Remove an object that was deleted; returns the job that this is a change for."""
         if kind is kinds.JOB:
-            there = self._jobs.get((namespace, name))
-            if there is None or there["metadata"]["uid"] != uid:
+            job = self._jobs.get((namespace, name))
+            if job is None or job["metadata"]["uid"] != uid:
                 return None
             del self._jobs[namespace, name]
             self._specs.give((namespace, name))
-            for of, named in [place for place in self._by_job.get((namespace, name), {}) if place[0] is not kinds.POD]:
-                self._drop(of, namespace, named)
+            for child_kind, child_name in [
+                place for place in self._by_job.get((namespace, name), {}) if place[0] is not kinds.POD
+            ]:
+                self._drop(child_kind, namespace, child_name)
             return namespace, name
         entry = self._entries.get((kind, namespace, name))
-        if entry is None or entry.thing.uid != uid:
+        if entry is None or entry.child.uid != uid:
             return None
         self._drop(kind, namespace, name)
         return entry.key
 
-    def compare(self, kind: Kind, namespace: str, listed: set[str], version: int) -> Iterator[Key]:
-        """Drop what a list of all objects of a kind does not have any more: watches can lose the news of an end. Yields
-        the jobs that this is news for.
+    def prune(self, kind: Kind, namespace: str, listed_uids: set[str], version: int) -> Iterator[Key]:
+        """Remove the objects of a kind that a list of all does not contain: watches can lose deletions. Yields the jobs
+        that this is a change for.
 
         Args:
-            namespace: where it was listed, empty for everywhere.
-            listed: UIDs.
-            version: the list's resource version; what was seen later is not judged by it.
+            namespace: namespace of the list, empty for all.
+            listed_uids: UIDs in the list.
+            version: the list's resource version; objects that were seen later stay.
         """
-        for one in list(self._known(kind)):
-            if namespace in ("", one.namespace) and one.uid not in listed and one.version <= version:
-                key = self.lose(kind, one.namespace, one.name, one.uid)
+        for known_object in list(self._known_objects(kind)):
+            if (
+                namespace in ("", known_object.namespace)
+                and known_object.uid not in listed_uids
+                and known_object.version <= version
+            ):
+                key = self.remove(kind, known_object.namespace, known_object.name, known_object.uid)
                 assert key is not None
                 yield key
         if kind is kinds.POD:
-            over = {key for key in self._overfull_before if namespace in ("", key[0])}
-            self._overfull_before = (self._overfull_before - over) | self._overfull
+            in_scope = {key for key in self._overfull_before if namespace in ("", key[0])}
+            self._overfull_before = (self._overfull_before - in_scope) | self._overfull
             self._overfull = set()
 
-    def _known(self, kind: Kind) -> Iterator["_Known"]:
+    def _known_objects(self, kind: Kind) -> Iterator["_KnownObject"]:
         if kind is kinds.JOB:
             for (namespace, name), job in self._jobs.items():
-                yield _Known(namespace, name, job["metadata"]["uid"], version(job["metadata"]))
+                yield _KnownObject(namespace, name, job["metadata"]["uid"], version(job["metadata"]))
             return
-        for (of, namespace, name), entry in self._entries.items():
-            if of is kind:
-                yield _Known(namespace, name, entry.thing.uid, entry.thing.version)
+        for (child_kind, namespace, name), entry in self._entries.items():
+            if child_kind is kind:
+                yield _KnownObject(namespace, name, entry.child.uid, entry.child.version)
 
-    def _see_thing(self, kind: Kind, body: Object, listed: int | None) -> list[Key]:
+    def _upsert_child(self, kind: Kind, body: Object, list_version: int | None) -> list[Key]:
         if UNREAD in body:
             raise ValueError(body[UNREAD])
         metadata = body["metadata"]
-        thing = observe(kind, body)
-        observed.named(thing.uid)
-        key = (observed.named(metadata["namespace"]), observed.named(job_of(metadata)))
-        place = (kind, key[0], observed.named(thing.name))
+        child = observe(kind, body)
+        observed.valid_name(child.uid)
+        key = (observed.valid_name(metadata["namespace"]), observed.valid_name(job_of(metadata)))
+        place = (kind, key[0], observed.valid_name(child.name))
         before = self._entries.get(place)
-        if before is not None and _is_older(thing.version, before.thing.version, listed):
+        if before is not None and _is_older(child.version, before.child.version, list_version):
             return []
-        if not self._has_room(key, thing):
+        if not self._has_room(key, child):
             if before is None:
                 return []
-            self._drop(kind, key[0], thing.name)
+            self._drop(kind, key[0], child.name)
             return [before.key]
-        moved = before is not None and before.key != key
-        if before is not None and moved:
-            self._leave(before.key, kind, thing.name)
-        self._entries[place] = _Entry(key, thing)
-        self._by_job.setdefault(key, {})[kind, thing.name] = thing
-        news = [key] if before is None or moved or _differs(before.thing, thing) else []
-        return [*news, before.key] if before is not None and moved else news
+        has_moved = before is not None and before.key != key
+        if before is not None and has_moved:
+            self._unlink(before.key, kind, child.name)
+        self._entries[place] = _Entry(key, child)
+        self._by_job.setdefault(key, {})[kind, child.name] = child
+        news = [key] if before is None or has_moved or _differs(before.child, child) else []
+        return [*news, before.key] if before is not None and has_moved else news
 
-    def _has_room(self, key: Key, thing: Thing) -> bool:
-        """Whether an object is held, which takes its share then."""
-        job, place = self._jobs.get(key), (key[0], thing.name)
-        if not isinstance(thing, observed.Pod):
-            return job is not None and thing.name in names.objects(key[1])
-        is_owned = job is not None and job["metadata"]["uid"] == thing.owner
-        (self._stray_pods if is_owned else self._pods).give(place)
-        if (self._pods if is_owned else self._stray_pods).take(place, 1):
+    def _has_room(self, key: Key, child: KubeObject) -> bool:
+        """Whether an object may be held; if so, it takes its share."""
+        job, share_key = self._jobs.get(key), (key[0], child.name)
+        if not isinstance(child, observed.Pod):
+            return job is not None and child.name in names.objects(key[1])
+        is_owned = job is not None and job["metadata"]["uid"] == child.owner
+        (self._stray_pods if is_owned else self._pods).give(share_key)
+        if (self._pods if is_owned else self._stray_pods).take(share_key, 1):
             return True
         if is_owned:
             self._overfull.add(key)
         return False
 
     def _drop(self, kind: Kind, namespace: str, name: str) -> None:
-        """Hold an object no longer."""
+        """Remove an object from the cache."""
         if kind is kinds.POD:
             for shares in (self._pods, self._stray_pods):
                 shares.give((namespace, name))
-        self._leave(self._entries.pop((kind, namespace, name)).key, kind, name)
+        self._unlink(self._entries.pop((kind, namespace, name)).key, kind, name)
 
-    def _leave(self, key: Key, kind: Kind, name: str) -> None:
-        """An object is not the job's any more."""
+    def _unlink(self, key: Key, kind: Kind, name: str) -> None:
+        """Detach an object from a job."""
         siblings = self._by_job[key]
         siblings.pop((kind, name), None)
         if not siblings:
             del self._by_job[key]
 
-    def _see_job(self, whole: Object, listed: int | None) -> list[Key]:
-        body = observed.kept(whole)
+    def _upsert_job(self, raw: Object, list_version: int | None) -> list[Key]:
+        body = observed.trimmed(raw)
         metadata = body["metadata"]
         key = (metadata["namespace"], metadata["name"])
-        before = self._jobs.get(key)
-        if UNREAD in whole:
-            same = before is not None and before["metadata"]["uid"] == metadata["uid"]
-            if before is not None and same and "status" in before:
-                body["status"] = before["status"]
-            elif not same and metadata["generation"] > 1:
-                # It may have a status, which must not be written over.
-                raise ValueError(whole[UNREAD])
-        if before is not None and _is_older(version(metadata), version(before["metadata"]), listed):
+        previous = self._jobs.get(key)
+        if UNREAD in raw:
+            is_same_job = previous is not None and previous["metadata"]["uid"] == metadata["uid"]
+            if previous is not None and is_same_job and "status" in previous:
+                body["status"] = previous["status"]
+            elif not is_same_job and metadata["generation"] > 1:
+                # It may have a status, which must not be overwritten.
+                raise ValueError(raw[UNREAD])
+        if previous is not None and _is_older(version(metadata), version(previous["metadata"]), list_version):
             return []
         if observed.REFUSED in body:
             self.unreadable.note(kinds.JOB, body, body[observed.REFUSED])
-        body = self._bounded(key, before, body)
+        body = self._bounded(key, previous, body)
         self._jobs[key] = body
-        if before is None or before["metadata"]["uid"] != metadata["uid"]:
+        if previous is None or previous["metadata"]["uid"] != metadata["uid"]:
             return [key]
-        if before["metadata"]["generation"] == metadata["generation"] and before["spec"] == body["spec"]:
-            # What was parsed once is not parsed again (tandem_operator.job_memory).
-            body["spec"] = before["spec"]
-        if observed.REFUSED in before and observed.REFUSED not in body:
+        if previous["metadata"]["generation"] == metadata["generation"] and previous["spec"] == body["spec"]:
+            # Keeping the same object saves parsing it again (tandem_operator.job_memory).
+            body["spec"] = previous["spec"]
+        if observed.REFUSED in previous and observed.REFUSED not in body:
             return [key]
-        # A change of the status alone is our own.
-        told = ("generation", "deletionTimestamp", "annotations")
-        return [] if all(before["metadata"].get(field) == metadata.get(field) for field in told) else [key]
+        # A change of the status alone is the operator's own.
+        relevant_fields = ("generation", "deletionTimestamp", "annotations")
+        return [] if all(previous["metadata"].get(field) == metadata.get(field) for field in relevant_fields) else [key]
 
     def _bounded(self, key: Key, before: Object | None, body: Object) -> Object:
         """A job without its spec, if that was refused before or there is no room for it."""
@@ -258,14 +276,14 @@ class Cache:
         if observed.REFUSED in body:
             self._specs.give(key)
         elif not self._specs.take(key, size(body["spec"])):
-            there = self._specs.of(key[0]) / 2**20
-            body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], there))
+            used = self._specs.used(key[0]) / 2**20
+            body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], used))
         return body
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Which object, and which version of it."""
+class _KnownObject:
+    """Identity and version of an object."""
 
     namespace: str
     name: str
@@ -273,37 +291,37 @@ class _Known:
     version: int
 
 
-def _is_older(seen: int, known: int, listed: int | None) -> bool:
-    """Whether what is seen is from before what is known. What is known is newer than a list only if it came since."""
-    return known > (seen if listed is None else max(seen, listed))
+def _is_older(new_version: int, known_version: int, list_version: int | None) -> bool:
+    """Whether a version is older than the known one. The known one is newer than a list only if it arrived since."""
+    return known_version > (new_version if list_version is None else max(new_version, list_version))
 
 
-def _differs(before: Thing, after: Thing) -> bool:
+def _differs(before: KubeObject, after: KubeObject) -> bool:
     return {**vars(before), "version": 0} != {**vars(after), "version": 0}
 
 
 SWEEP_SECONDS = 60.0
-"""Between two lists of everything."""
+"""Interval between two lists of everything."""
 RETRY_SECONDS = 2.0
-CHUNK = 25
-"""Objects in one answer of a list of kopf's, where together they may cost as much as one (tandem_operator.bounded)."""
+PAGE_SIZE = 25
+"""Objects in one page of kopf's lists, which together may cost as much as one (tandem_operator.bounded)."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
-"""Without a complete list for so long, the operator does not know what is going on."""
+"""Time without a complete list after which the operator reports itself unhealthy."""
 BOOKMARK = "BOOKMARK"
-"""What tells a version alone."""
+"""Type of a watch event that carries only a version."""
 FORBIDDEN = 403
 
 log = logging.getLogger("tandem.operator")
 
 
-class Watching:
-    """Feeds the cache, and says which jobs there is news for.
+class Informer:
+    """Feeds the cache, and reports which jobs have changed.
 
     Args:
-        news: called with each job that there is news for.
-        namespaces: the only ones to look at; none for all.
-        isolates: NetworkPolicies are made. If not, those that are left are listed, as far as that is allowed, and
-            nobody watches them: roles that somebody keeps by himself need no right that is not used.
+        news: called with each job that has changed.
+        namespaces: the only namespaces to watch; none for all.
+        isolates: NetworkPolicies are created. If not, existing ones are listed, as far as that is allowed, and not
+            watched: roles that somebody maintains by hand need no right that is not used.
     """
 
     def __init__(
@@ -320,18 +338,18 @@ class Watching:
         self._listed_at: float | None = None
         self._started: float | None = None
         self._versions: dict[tuple[Kind, str], int] = {}
-        """Of the last list of each kind in each namespace."""
-        self._told: dict[Kind, float] = {}
-        self._owed: dict[Kind, float] = {}
+        """Resource version of the last list of each kind in each namespace."""
+        self._last_event_at: dict[Kind, float] = {}
+        self._owed_since: dict[Kind, float] = {}
         self._stalled: set[Kind] = set()
-        self.listed = asyncio.Event()
-        """Set once everything was listed for the first time."""
+        self.synced = asyncio.Event()
+        """Set once everything has been listed for the first time."""
 
-    async def watch(self, begun: asyncio.Event) -> None:
+    async def watch(self, started: asyncio.Event) -> None:
         """Have kopf watch jobs, until cancelled.
 
         Args:
-            begun: set as soon as it does.
+            started: set as soon as it does.
         """
         registry, job = kopf.OperatorRegistry(), kinds.JOB
         kopf.on.event(job.group, job.version, job.plural, id="see", registry=registry)(self._see_job)
@@ -340,14 +358,14 @@ class Watching:
             registry=registry,
             settings=_settings(),
             standalone=True,
-            ready_flag=begun,
+            ready_flag=started,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
         )
 
     async def follow(self) -> None:
-        """Watch what belongs to jobs, until cancelled."""
-        await self.listed.wait()
+        """Watch the objects of jobs, until cancelled."""
+        await self.synced.wait()
         async with asyncio.TaskGroup() as group:
             for kind in kinds.WATCHED:
                 for namespace in () if kind in self._unwatched else self._namespaces or ("",):
@@ -359,12 +377,13 @@ class Watching:
             try:
                 if expired:
                     await self._list(kind, namespace)
-                # After a failure from the last list on, which is right also where versions have gone back.
+                # After a failure, the watch resumes from the last list, which is right also where versions have gone
+                # back.
                 since = self._versions[kind, namespace]
                 while True:
-                    began = _now()
-                    since = await self._hear(kind, namespace, since)
-                    if _now() - began < RETRY_SECONDS:
+                    started_at = _now()
+                    since = await self._read_watch(kind, namespace, since)
+                    if _now() - started_at < RETRY_SECONDS:
                         await asyncio.sleep(RETRY_SECONDS)
             except (Unavailable, RequestRefused) as error:
                 expired = isinstance(error, RequestRefused) and error.code == EXPIRED
@@ -373,13 +392,13 @@ class Watching:
                 )
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _hear(self, kind: Kind, namespace: str, since: int) -> int:
-        """Take in all that one answer tells; the version that the next one is to begin at."""
-        async for what, found in self._api.changes(kind, since, namespace, names.JOB):
-            if isinstance(metadata := found.get("metadata"), Mapping):
+    async def _read_watch(self, kind: Kind, namespace: str, since: int) -> int:
+        """Handle all events of one watch request; returns the version at which the next one begins."""
+        async for event_type, body in self._api.changes(kind, since, namespace, names.JOB):
+            if isinstance(metadata := body.get("metadata"), Mapping):
                 since = version(metadata) or since
-            if what != BOOKMARK:
-                self.take(kind, what, found)
+            if event_type != BOOKMARK:
+                self.handle(kind, event_type, body)
         return since
 
     async def sweep(self) -> None:
@@ -393,18 +412,18 @@ class Watching:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 self._listed_at = _now()
-                self.listed.set()
+                self.synced.set()
                 await asyncio.sleep(SWEEP_SECONDS)
 
     @property
     def age(self) -> float:
-        """Seconds since everything was listed last."""
+        """Seconds since the last complete list."""
         since = self._listed_at if self._listed_at is not None else self._started
         return 0.0 if since is None else _now() - since
 
     @property
     def complaint(self) -> str:
-        """Why what is known may be wrong, empty if it is right."""
+        """The reason why the cache may be outdated, empty if it is current."""
         if self.age > STALE_SECONDS:
             return f"nothing could be listed for {self.age:.0f} s"
         stalled = sorted(kind.plural for kind in self._stalled)
@@ -412,69 +431,69 @@ class Watching:
 
     async def _list_all(self) -> None:
         for kind in (kinds.JOB, *kinds.WATCHED):
-            self._judge(kind)
-            began, found = _now(), False
+            self._check_watch(kind)
+            started_at, has_changes = _now(), False
             for namespace in self._namespaces or ("",):
                 try:
-                    found |= await self._list(kind, namespace)
+                    has_changes |= await self._list(kind, namespace)
                 except RequestRefused as error:
                     if error.code != FORBIDDEN or kind not in self._unwatched:
                         raise
                     log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
-            if found and self.listed.is_set() and kind not in self._unwatched:
-                self._owed[kind] = began
+            if has_changes and self.synced.is_set() and kind not in self._unwatched:
+                self._owed_since[kind] = started_at
 
-    def _judge(self, kind: Kind) -> None:
-        """Whether the watch has told since what the last list found."""
-        owed_since = self._owed.pop(kind, None)
-        if owed_since is not None and self._told.get(kind, 0.0) < owed_since:
+    def _check_watch(self, kind: Kind) -> None:
+        """Mark the watch of a kind as stalled if it has not reported what the last list found."""
+        owed_since = self._owed_since.pop(kind, None)
+        if owed_since is not None and self._last_event_at.get(kind, 0.0) < owed_since:
             log.error("event=watch-stalled kind=%s", kind.name)
             self._stalled.add(kind)
 
     async def _list(self, kind: Kind, namespace: str) -> bool:
-        """Whether it found something new."""
+        """List a kind; returns whether something had changed."""
         uids: set[str] = set()
-        found, listed, judged, whole = False, 0, 0, True
-        # A list that begins now cannot be older than what is known already, unless etcd was restored from a backup.
-        known = self._cache.newest(kind, namespace)
+        has_changes, list_version, judged_version, is_complete = False, 0, 0, True
+        # A list that begins now cannot be older than the known objects, unless etcd was restored from a backup.
+        newest_known = self._cache.newest_version(kind, namespace)
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
-            if page.version < known and judged == 0:
-                log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, known, page.version)
-            judged = max(page.version, known)
-            listed = page.version
-            if not page.whole:
-                whole = False
+            if page.version < newest_known and judged_version == 0:
+                log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, newest_known, page.version)
+            judged_version = max(page.version, newest_known)
+            list_version = page.version
+            if not page.is_complete:
+                is_complete = False
                 self._cache.unreadable.note(kind, {}, "it has more than is read, and so have its metadata")
             for body in page.items:
                 if isinstance(uid := _uid(body), str):
                     uids.add(uid)
-                for key in self._cache.see(kind, body, judged):
-                    found = True
+                for key in self._cache.upsert(kind, body, judged_version):
+                    has_changes = True
                     self._news(key)
-            # A page may hold hundreds of large objects, and others wait.
+            # A page may hold hundreds of large objects, so other tasks get a turn.
             await asyncio.sleep(0)
-        self._versions[kind, namespace] = listed
-        # Without the name of one, nobody knows which are gone; the watch tells of those.
-        for key in list(self._cache.compare(kind, namespace, uids, judged)) if whole else ():
-            found = True
+        self._versions[kind, namespace] = list_version
+        # An incomplete list cannot show which objects are gone; the watch reports those.
+        for key in list(self._cache.prune(kind, namespace, uids, judged_version)) if is_complete else ():
+            has_changes = True
             self._news(key)
-        return found
+        return has_changes
 
-    def take(self, kind: Kind, what: str | None, found: Mapping[str, Any]) -> None:
-        """Take in what a watch tells: ADDED, MODIFIED, DELETED, or None for what it finds at its start."""
-        self._told[kind] = _now()
+    def handle(self, kind: Kind, event_type: str | None, body: Mapping[str, Any]) -> None:
+        """Handle a watch event: ADDED, MODIFIED, DELETED, or None for an object that existed when the watch started."""
+        self._last_event_at[kind] = _now()
         self._stalled.discard(kind)
-        metadata = found.get("metadata")
-        if what != "DELETED" or not isinstance(metadata, Mapping):
-            for key in self._cache.see(kind, {"apiVersion": kind.api, "kind": kind.name, **found}):
+        metadata = body.get("metadata")
+        if event_type != "DELETED" or not isinstance(metadata, Mapping):
+            for key in self._cache.upsert(kind, {"apiVersion": kind.api, "kind": kind.name, **body}):
                 self._news(key)
             return
-        lost = self._cache.lose(kind, *(str(metadata.get(field)) for field in ("namespace", "name", "uid")))
-        if lost is not None:
-            self._news(lost)
+        affected = self._cache.remove(kind, *(str(metadata.get(field)) for field in ("namespace", "name", "uid")))
+        if affected is not None:
+            self._news(affected)
 
     async def _see_job(self, event: Any, **_: Any) -> None:
-        self.take(kinds.JOB, event["type"], event["object"])
+        self.handle(kinds.JOB, event["type"], event["object"])
 
 
 def _uid(body: Any) -> Any:
@@ -483,8 +502,8 @@ def _uid(body: Any) -> Any:
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """What of an object kopf compares with what it was: nothing, for nobody asks. To keep it, kopf copies each object
-    that its watch tells of, whole, twice. A megabyte of small lists took it four seconds, and it fails at deep ones."""
+    """Stores nothing of an object for kopf's diffs, which nobody reads. Otherwise kopf copies each object of its watch
+    twice as a whole. A megabyte of small lists took it four seconds, and it fails at deeply nested ones."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -504,10 +523,10 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoEssence()
-    # Neither asks for rights on CRDs and namespaces, and all our kinds exist before the operator starts.
+    # With scanning, kopf would need rights on CRDs and namespaces. All kinds exist before the operator starts.
     settings.scanning.disabled = True
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = CHUNK
+    settings.watching.chunk_size = PAGE_SIZE
     return settings

@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass
 
-from tandem.job import API_VERSION, KIND
+from tandem.job.resource import API_VERSION, KIND
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of objects in a namespace."""
+    """One kind of namespaced objects."""
 
     api: str
     """apiVersion, for instance `tandem.dev/v1alpha1`."""
     name: str
-    """As in `kind:`."""
+    """The name as in `kind:`."""
     plural: str
-    """As in paths."""
+    """The name as in paths."""
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of one object, or of all in a namespace, or of all."""
+        """Path of one object, or of all in a namespace, or of all."""
         root = "/api" if "/" not in self.api else "/apis"
         parts = [root, self.api, *(["namespaces", namespace] if namespace else []), self.plural]
         return "/".join([*parts, *(part for part in (name, subresource) if part)])
@@ -44,4 +44,5 @@ LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
 WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY)
-"""What belongs to jobs and is watched. Secrets are not: whoever may watch some may read all."""
+"""Kinds of objects that belong to jobs and are watched. Secrets are not: the right to watch some is the right to read
+all."""

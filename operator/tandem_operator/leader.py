@@ -1,19 +1,20 @@
 """Leader election: only the operator that holds the Lease acts.
 
 An operator of the whole cluster holds one Lease. One that is confined to namespaces holds one in each, and acts in
-those whose Lease it holds: whoever writes in a namespace can take that one Lease from it, and no other.
+those whose Lease it holds: whoever can write in a namespace can take that one Lease from it, and no other.
 
-    nobody holds it               take it
-    another one holds it          look again every two seconds; its Lease has run out when nothing of it has changed
-                                  for as long as it says, by our own clock: clocks of nodes may differ
-    held                          renewed every three seconds; not renewed for fourteen, do not act any more, which
-                                  is before another one may
-    SIGTERM                       let go of it, once nothing is done any more: the next one acts within two seconds
+    without a holder              take it
+    held by another operator      check every two seconds; the Lease has expired if nothing in it has changed for as
+    long
+                                  as it says, by the operator's own clock: clocks of nodes may differ
+    held by this operator         renew it every three seconds; without a renewal for fourteen, stop acting, which is
+                                  before another operator may take it
+    SIGTERM                       release it, once nothing is written any more: the next one acts within two seconds
 
-The holder is the pod, not the process: a container that its kubelet has started again goes on at once.
+The holder is the pod, not the process: a container that its kubelet has restarted continues at once.
 
 Rejected: kopf's peering. It needs a CRD, or annotations on an object that all operators may write, and it pauses kopf's
-own handlers, of which we have none that act (docs/decisions/0027-one-operator.md).
+own handlers, of which none act here (docs/decisions/0027-one-operator.md).
 """
 
 import asyncio
@@ -26,21 +27,21 @@ from tandem_operator import kinds
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 
 NAME = "tandem-operator"
-"""Of each Lease, whatever a release is called: two releases have to find each other."""
+"""Name of every Lease, whatever a release is called: two releases have to find each other."""
 HOME = "kube-system"
-"""Where the one Lease of an operator of the whole cluster is, so that tenants cannot write it."""
+"""Namespace of the Lease of an operator of the whole cluster, where tenants cannot write it."""
 DURATION_SECONDS = 20
-"""Without news of its holder for so long, another one may take it."""
+"""Time without a renewal after which another operator may take the Lease."""
 MAX_SECONDS = 60.0
-"""What another one may say there."""
+"""Longest duration that is accepted from another holder."""
 DEADLINE_SECONDS = 14.0
-"""Without a renewal for so long, the holder does not act any more."""
+"""Time without a renewal after which the holder stops acting."""
 RENEW_SECONDS = 3.0
 RETRY_SECONDS = 2.0
 RELEASE_SECONDS = 5.0
-"""For letting go of all of them."""
+"""Timeout for the release of all Leases."""
 CONFLICT = 409
-MAX_WORDS = 200
+MAX_ERROR_LENGTH = 200
 
 log = logging.getLogger("tandem.operator")
 
@@ -49,73 +50,73 @@ class LeaderLease:
     """One Lease.
 
     Args:
-        namespace: where it is.
-        identity: who we are.
+        namespace: its namespace.
+        identity: the holder identity of this operator.
     """
 
     def __init__(self, api: ApiServer, namespace: str, identity: str) -> None:
         self._api, self._namespace, self._identity = api, namespace, identity
         self._renewed: float | None = None
-        self._seen: tuple[object, float] | None = None
+        self._last_spec: tuple[object, float] | None = None
         self.holder = ""
-        """Who holds it, as it was seen last."""
+        """The last known holder."""
         self.trouble = ""
-        """Why nobody knows."""
+        """The reason why the holder is not known."""
 
     @property
-    def held(self) -> bool:
-        """Whether we hold it."""
+    def is_held(self) -> bool:
+        """Whether this operator holds it."""
         return self._renewed is not None and _now() - self._renewed < DEADLINE_SECONDS
 
     @property
     def complaint(self) -> str:
-        """Why we do not hold it."""
-        where = f"the Lease {self._namespace}/{NAME}"
+        """The reason why this operator does not hold it."""
+        lease = f"the Lease {self._namespace}/{NAME}"
         if self.trouble:
-            return f"{where} could not be had: {self.trouble}"
-        return f"{self.holder[:MAX_WORDS] or 'nobody'} holds {where}; this operator waits"
+            return f"{lease} could not be had: {self.trouble}"
+        return f"{self.holder[:MAX_ERROR_LENGTH] or 'nobody'} holds {lease}; this operator waits"
 
-    async def look(self) -> float:
-        """Take it, or renew it, if that can be. Returns in how many seconds to look again."""
-        began = _now()
+    async def renew(self) -> float:
+        """Take the Lease, or renew it, if possible; returns the delay until the next attempt in seconds."""
+        started_at = _now()
         try:
-            mine = await self._take(began)
+            is_leader = await self._take(started_at)
         except (Unavailable, RequestRefused) as error:
             if not self.trouble:
                 log.warning("event=no-lease namespace=%s error=%r", self._namespace, str(error))
-            # What was held stays so until its deadline: the API server may be away for moments.
-            self.trouble = str(error)[:MAX_WORDS]
+            # A held Lease stays held until its deadline: the API server may be away for moments.
+            self.trouble = str(error)[:MAX_ERROR_LENGTH]
             return RETRY_SECONDS
         self.trouble = ""
-        self._renewed = began if mine else None
-        return RENEW_SECONDS if mine else RETRY_SECONDS
+        self._renewed = started_at if is_leader else None
+        return RENEW_SECONDS if is_leader else RETRY_SECONDS
 
     async def release(self) -> None:
-        """Let go of it, for the next one to take at once."""
+        """Release it, so that the next operator can take it at once."""
         if self._renewed is None:
             return
         self._renewed = None
         try:
-            found = await self._api.get(kinds.LEASE, self._namespace, NAME)
-            if found is not None and _holder(found) == self._identity:
-                await self._api.replace(kinds.LEASE, {**found, "spec": {**found["spec"], "holderIdentity": ""}})
+            lease = await self._api.get(kinds.LEASE, self._namespace, NAME)
+            if lease is not None and _holder(lease) == self._identity:
+                await self._api.replace(kinds.LEASE, {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
         except (Unavailable, RequestRefused) as error:
             log.warning("event=lease-kept namespace=%s error=%r", self._namespace, str(error))
 
-    async def _take(self, began: float) -> bool:
-        """Whether it is ours now."""
-        found = await self._api.get(kinds.LEASE, self._namespace, NAME)
+    async def _take(self, now: float) -> bool:
+        """Take or renew the Lease; returns whether this operator holds it now."""
+        lease = await self._api.get(kinds.LEASE, self._namespace, NAME)
         try:
-            if found is None:
+            if lease is None:
                 metadata = {"name": NAME, "namespace": self._namespace}
-                whole = {"apiVersion": kinds.LEASE.api, "kind": kinds.LEASE.name, "metadata": metadata}
-                await self._api.create(kinds.LEASE, {**whole, "spec": self._spec(None)})
+                manifest = {"apiVersion": kinds.LEASE.api, "kind": kinds.LEASE.name, "metadata": metadata}
+                await self._api.create(kinds.LEASE, {**manifest, "spec": self._spec(None)})
             else:
-                self.holder = _holder(found)
-                if self.holder not in ("", self._identity) and not self._has_run_out(found["spec"], began):
+                self.holder = _holder(lease)
+                if self.holder not in ("", self._identity) and not self._has_run_out(lease["spec"], now):
                     return False
-                # By its resource version, another one that takes it meanwhile is seen.
-                await self._api.replace(kinds.LEASE, {**found, "spec": self._spec(found)})
+                # The resource version makes this fail if another operator takes it meanwhile.
+                await self._api.replace(kinds.LEASE, {**lease, "spec": self._spec(lease)})
         except RequestRefused as error:
             if error.code == CONFLICT:
                 return False
@@ -124,35 +125,35 @@ class LeaderLease:
         return True
 
     def _has_run_out(self, spec: Any, now: float) -> bool:
-        if self._seen is None or self._seen[0] != spec:
-            self._seen = spec, now
-        said = spec.get("leaseDurationSeconds")
-        lasts = min(float(said), MAX_SECONDS) if isinstance(said, int) else MAX_SECONDS
-        return now - self._seen[1] >= lasts
+        if self._last_spec is None or self._last_spec[0] != spec:
+            self._last_spec = spec, now
+        duration = spec.get("leaseDurationSeconds")
+        lifetime = min(float(duration), MAX_SECONDS) if isinstance(duration, int) else MAX_SECONDS
+        return now - self._last_spec[1] >= lifetime
 
     def _spec(self, before: Any) -> dict[str, Any]:
-        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = (before or {}).get("spec") or {}
         if old.get("holderIdentity") == self._identity:
-            return {**old, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": at}
+            return {**old, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
         changes = old.get("leaseTransitions")
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": DURATION_SECONDS,
-            "acquireTime": at,
-            "renewTime": at,
+            "acquireTime": now,
+            "renewTime": now,
             "leaseTransitions": min(changes, 2**31 - 2) + 1 if isinstance(changes, int) else 0,
         }
 
 
 class Leases:
-    """All that an operator has to hold.
+    """All Leases that an operator has to hold.
 
     Args:
-        namespaces: the only ones it looks after; none for all.
-        home: where the one Lease is then.
-        identity: who we are.
-        changed: called with a namespace, empty for all, when we begin to act there, and when we cease to.
+        namespaces: the only namespaces that it reconciles; none for all.
+        home: namespace of the single Lease in that case.
+        identity: the holder identity of this operator.
+        changed: called with a namespace, empty for all, when this operator starts to act there, and when it stops.
     """
 
     def __init__(
@@ -165,30 +166,31 @@ class Leases:
         self._acted: dict[str, bool] = dict.fromkeys(self._leases, False)
 
     def acts(self, namespace: str) -> bool:
-        """Whether we are the one who acts in a namespace."""
+        """Whether this operator is the one that acts in a namespace."""
         lease = self._leases.get(namespace) or self._leases.get("")
-        return lease is not None and lease.held
+        return lease is not None and lease.is_held
 
     @property
-    def held(self) -> dict[str, bool]:
-        """By namespace, empty for all."""
-        return {namespace: lease.held for namespace, lease in self._leases.items()}
+    def is_held(self) -> dict[str, bool]:
+        """Whether this operator holds the Lease, by namespace, empty for all."""
+        return {namespace: lease.is_held for namespace, lease in self._leases.items()}
 
     @property
     def complaint(self) -> str:
-        """Why we act nowhere, empty if we do somewhere: who takes one Lease makes no operator unready."""
-        if any(lease.held for lease in self._leases.values()):
+        """The reason why this operator acts nowhere, empty if it acts somewhere: somebody who takes one Lease cannot
+        make the operator unready."""
+        if any(lease.is_held for lease in self._leases.values()):
             return ""
-        return "; ".join(lease.complaint for lease in self._leases.values())[: 10 * MAX_WORDS]
+        return "; ".join(lease.complaint for lease in self._leases.values())[: 10 * MAX_ERROR_LENGTH]
 
     async def keep(self) -> None:
-        """Take them and renew them, until cancelled."""
+        """Take and renew all Leases, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for namespace in self._leases:
                 tasks.create_task(self._keep(namespace))
 
     async def release(self) -> None:
-        """Let go of all of them."""
+        """Release all Leases."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await asyncio.gather(*(lease.release() for lease in self._leases.values()))
@@ -198,28 +200,28 @@ class Leases:
     async def _keep(self, namespace: str) -> None:
         lease = self._leases[namespace]
         while True:
-            # A question that is not answered must not hide that the deadline has passed.
-            look = asyncio.ensure_future(lease.look())
+            # A request that is not answered must not hide that the deadline has passed.
+            renewal = asyncio.ensure_future(lease.renew())
             try:
-                while not (await asyncio.wait({look}, timeout=RETRY_SECONDS))[0]:
-                    self._tell(namespace)
-                again_in = look.result()
+                while not (await asyncio.wait({renewal}, timeout=RETRY_SECONDS))[0]:
+                    self._notify(namespace)
+                delay = renewal.result()
             finally:
-                look.cancel()
-            self._tell(namespace)
-            await asyncio.sleep(again_in)
+                renewal.cancel()
+            self._notify(namespace)
+            await asyncio.sleep(delay)
 
-    def _tell(self, namespace: str) -> None:
+    def _notify(self, namespace: str) -> None:
         lease = self._leases[namespace]
-        if lease.held != self._acted[namespace]:
-            self._acted[namespace] = lease.held
-            what = "leads" if lease.held else "follows"
-            log.info("event=%s namespace=%s holder=%r", what, namespace or "all", lease.holder[:MAX_WORDS])
+        if lease.is_held != self._acted[namespace]:
+            self._acted[namespace] = lease.is_held
+            transition = "leads" if lease.is_held else "follows"
+            log.info("event=%s namespace=%s holder=%r", transition, namespace or "all", lease.holder[:MAX_ERROR_LENGTH])
             self._changed(namespace)
 
 
-def _holder(found: Any) -> str:
-    return str((found.get("spec") or {}).get("holderIdentity") or "")
+def _holder(lease: Any) -> str:
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
 def _now() -> float:

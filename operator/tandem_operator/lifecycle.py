@@ -1,42 +1,42 @@
 """The lifecycle of a job: whether it trains, drains, is suspended, or ends. Pure.
 
-    train      every place in the group is filled again and again
-    drain      training is complete: workers go by themselves, evaluators finish what is left, within limits
-    suspend    workers save and leave, then the coordinator goes; the volume stays
-    end        nothing more is made; what still runs is ended: workers, then evaluators, then the coordinator
+    train      every replica of the group is replaced whenever it is lost
+    drain      training is complete: workers end by themselves, evaluators finish the rest, within limits
+    suspend    workers save and leave, then the coordinator is deleted; the volume stays
+    end        nothing more is created; what still runs is deleted: workers, then evaluators, then the coordinator
 
-Where it has ended, `status.phase` remembers: Succeeded and Failed are never left again. A job drains once the
-coordinator has said so, or `status.phase` remembers that it did.
+`status.phase` records the end: Succeeded and Failed are final. A job drains once the coordinator has reported that
+training is complete, or `status.phase` records that it did.
 
-What ends a job is what somebody said, and never that nobody answered: a failure that a rank or the coordinator has
-recorded, as the coordinator tells it; a deadline; or pods that cannot start, if fewer than `minReplicas` other places
-remain, and only while the coordinator says over several looks that nobody trains. The exit code of one pod
-alone ends nothing: the rest may train on without it.
+A job ends because of a statement, and never because of silence: a failure that a rank or the coordinator has recorded,
+as the coordinator reports it; a deadline; or pods that cannot start, if fewer than `minReplicas` other replicas remain,
+and only while the coordinator reports over several polls that nobody trains. The exit code of one pod alone ends
+nothing: the others may train on without it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tandem.exitcode import ExitCode
-from tandem.formatting import seconds
-from tandem.job import DistributedTrainingJob
-from tandem.reasons import RECORDED, Reason
-from tandem.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
+from tandem.formatting import count_noun, parse_rfc3339
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.reasons import RECORDED_REASONS, Reason
+from tandem.wire.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
 
-LAST_WORDS_SECONDS = 30.0
-"""How long to wait for the coordinator's last word once the evaluators are done."""
+LAST_ANSWER_SECONDS = 30.0
+"""Time to wait for the coordinator's last answer once the evaluators are done."""
 IDLE_SECONDS, IDLE_ANSWERS = 30.0, 3
-"""How long, and how often, a coordinator has to say that nobody trains. A group that has lost a member is another one
-within a few seconds, and one whose coordinator has restarted is adopted in as many."""
+"""Time for which, and number of answers in which, a coordinator has to report an idle group. A group that has lost a
+member is replaced within a few seconds, and a restarted coordinator adopts its group in as many."""
 
 FINISHING = "; evaluators finish what is left"
-"""What follows in the message after the words of training that is over."""
+"""Suffix of the message while evaluators finish after training."""
 
-_TOLD_TO_NOBODY = (Reason.DEADLINE_EXCEEDED, Reason.DOES_NOT_START)
-"""Reasons of ends that are decided here."""
+_DECIDED_HERE = (Reason.DEADLINE_EXCEEDED, Reason.DOES_NOT_START)
+"""Reasons of ends that the operator decides, of which workers do not know."""
 
 Stage = Literal["train", "drain", "suspend", "end"]
 
@@ -50,41 +50,41 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """What is to become of a job."""
+    """The stage of a job, and the phase and reason to report."""
 
     stage: Stage
     phase: Phase | None = None
-    """None: whatever the coordinator says."""
+    """None: the phase that the coordinator reports."""
     reason: str = ""
     """One CamelCase word."""
     message: str = ""
-    at_once: bool = False
-    """Workers need no time to end by themselves: nobody has told them that it is over."""
+    immediate: bool = False
+    """Workers get no grace period, because nobody has told them that the job is over."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """That nobody trains, as the coordinator has said since then."""
+    """The period for which the coordinator has reported that nobody trains."""
 
     generation: int
-    """The last one there was; 0 before the first."""
+    """The last generation before it; 0 before the first."""
     since: float
-    """Seconds since the epoch."""
+    """Time of the first such answer, seconds since the epoch."""
     answers: int = 1
 
     def lasts(self, now: float) -> bool:
-        """Whether it was said often enough, and for long enough, to act on."""
+        """Whether it was reported often enough, and for long enough, to act on."""
         return self.answers >= IDLE_ANSWERS and now - self.since >= IDLE_SECONDS
 
 
-def idle(before: Idle | None, heard: Snapshot | None, now: float) -> Idle | None:
-    """What is known of it after one more question. Silence adds nothing and takes nothing away: a group that was there
-    meanwhile has left its number."""
-    if heard is None:
+def idle(before: Idle | None, snapshot: Snapshot | None, now: float) -> Idle | None:
+    """The idle period after one more poll. An unanswered poll changes nothing: a group that existed meanwhile has left
+    a new generation number."""
+    if snapshot is None:
         return before
-    if heard.status.world_size is not None:
+    if snapshot.status.world_size is not None:
         return None
-    generation = heard.status.generation or 0
+    generation = snapshot.status.generation or 0
     if before is None or before.generation != generation:
         return Idle(generation, now)
     return replace(before, answers=before.answers + 1)
@@ -92,149 +92,164 @@ def idle(before: Idle | None, heard: Snapshot | None, now: float) -> Idle | None
 
 def lifecycle_of(
     job: DistributedTrainingJob,
-    heard: Snapshot | None,
+    snapshot: Snapshot | None,
     nobody_trains: bool,
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
     evaluators: Sequence[Pod],
     now: float,
 ) -> Lifecycle:
-    """What is to become of the job.
+    """Decide the stage of a job.
 
     Args:
-        heard: what the coordinator said just now, None if it did not answer.
-        nobody_trains: so it has said for a while.
-        stuck: the last pods of places that cannot be filled.
-        evaluators: all of their pods, oldest first.
+        snapshot: the coordinator's answer to the last poll; None if it did not answer.
+        nobody_trains: the coordinator has reported an idle group for a while.
+        stuck: the last pods of replicas that cannot start.
+        evaluators: all evaluator pods, oldest first.
     """
     old = job.status or Status()
+    # Final phases are never left, whatever a coordinator reports later.
     if old.phase in ("Succeeded", "Failed"):
         return _remembered(old)
-    complete = old.phase == "Draining" or (heard is not None and heard.status.phase in ("Draining", "Succeeded"))
-    if not complete and (failure := _failure(job, heard, nobody_trains, workers, stuck, now)) is not None:
+    complete = old.phase == "Draining" or (snapshot is not None and snapshot.status.phase in ("Draining", "Succeeded"))
+    if not complete and (failure := _failure(job, snapshot, nobody_trains, workers, stuck, now)) is not None:
         return failure
+    # Completed training outlasts suspension: there is nothing left to suspend.
     if complete:
-        return _drain(job, old, heard, evaluators, now)
-    if _is_through(job, workers):
+        return _drain(job, old, snapshot, evaluators, now)
+    if _is_finished(job, workers):
         return Lifecycle("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
     if job.spec.run_policy.suspend:
-        # One that is lost with its node does neither.
+        # A worker that is lost with its node does neither.
         saving = [pod for pod in workers if not (pod.ended or pod.silent)]
         if saving:
-            return Lifecycle("suspend", "Suspended", "Saving", f"{len(saving)} workers save and leave")
+            return Lifecycle(
+                "suspend", "Suspended", "Saving", f"waiting for {count_noun(len(saving), 'worker')} to save and leave"
+            )
         return Lifecycle("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")
     return Lifecycle("train")
 
 
-def drained(job: DistributedTrainingJob, heard: Snapshot | None, ended: float) -> float:
-    """Until when evaluators are waited for after training, if they do not get on: a job whose evaluators find no place
-    must still end.
+def drain_deadline(job: DistributedTrainingJob, snapshot: Snapshot | None, ended: float) -> float:
+    """Time until which the job waits for evaluators that make no progress after training, seconds since the epoch: a
+    job whose evaluators find no node must still end.
 
     Args:
-        ended: when training did.
+        ended: end of training, seconds since the epoch.
     """
-    said = [status.evaluated_at for status in (job.status, heard.status if heard is not None else None) if status]
-    return max(ended, *(seconds(stamp) or 0.0 for stamp in said), 0.0) + job.spec.evaluation.drain_seconds
+    statuses = [
+        status.evaluated_at for status in (job.status, snapshot.status if snapshot is not None else None) if status
+    ]
+    return max(ended, *(parse_rfc3339(stamp) or 0.0 for stamp in statuses), 0.0) + job.spec.evaluation.drain_seconds
 
 
-def begins_again(heard: Snapshot | None) -> bool:
-    """Whether the script of the user's own that has ended well in some places is to do so again: the group in which it
-    did was not complete, and another one is there, or waits for replicas that have gone."""
-    return heard is not None and heard.finished == 0
+def script_restarts(snapshot: Snapshot | None) -> bool:
+    """Whether a user's own script that has ended well in some replicas has to run again: its group was not complete,
+    and another one is formed, or waits for replicas that have gone."""
+    return snapshot is not None and snapshot.finished == 0
 
 
 def deadline(job: DistributedTrainingJob) -> float | None:
-    """When the job is to end as failed, seconds since the epoch. Its time begins when its coordinator has answered for
-    the first time, with a queue when its first group has started, and again after a suspension."""
+    """Time at which the job fails because of activeDeadlineSeconds, seconds since the epoch. It is counted from the
+    coordinator's first answer, in a queue from the start of the first group, and again after a suspension."""
     limit = job.spec.run_policy.active_deadline_seconds
-    began = condition(job.status, "Initialized")
-    if limit is None or began is None or not is_initialized(job.status) or job.spec.run_policy.suspend:
+    initialized = find_condition(job.status, "Initialized")
+    if limit is None or initialized is None or not is_initialized(job.status) or job.spec.run_policy.suspend:
         return None
-    resumed = condition(job.status, "Suspended")
-    stamps = [began.last_transition_time, resumed.last_transition_time if resumed is not None else None]
+    resumed = find_condition(job.status, "Suspended")
+    stamps = [initialized.last_transition_time, resumed.last_transition_time if resumed is not None else None]
     if job.spec.run_policy.queue_name is not None:
         if job.status is None or job.status.start_time is None:
             return None
-        # Of an earlier job on the same volume it may be, and then older than this one.
+        # The start time may be that of an earlier job on the same volume, and then it is older than the other stamps.
         stamps.append(job.status.start_time)
-    return max(seconds(stamp) or 0.0 for stamp in stamps) + limit
+    return max(parse_rfc3339(stamp) or 0.0 for stamp in stamps) + limit
 
 
-def condition(status: Status | None, kind: str) -> Condition | None:
-    """One condition of a status."""
-    return next((one for one in (status.conditions if status else []) if one.type == kind), None)
+def find_condition(status: Status | None, kind: str) -> Condition | None:
+    """One condition of a status, None if it is not there."""
+    return next((candidate for candidate in (status.conditions if status else []) if candidate.type == kind), None)
 
 
 def is_initialized(status: Status | None) -> bool:
     """Whether the job's coordinator has ever answered."""
-    state = condition(status, "Initialized")
+    state = find_condition(status, "Initialized")
     return state is not None and state.status == "True"
 
 
 def _remembered(old: Status) -> Lifecycle:
     kind = "Failed" if old.phase == "Failed" else "Complete"
-    why = condition(old, kind)
-    reason, message = (why.reason, why.message) if why is not None else ("", "")
-    return Lifecycle("end", old.phase, reason, message, at_once=reason in _TOLD_TO_NOBODY)
+    last = find_condition(old, kind)
+    reason, message = (last.reason, last.message) if last is not None else ("", "")
+    return Lifecycle("end", old.phase, reason, message, immediate=reason in _DECIDED_HERE)
 
 
 def _failure(
     job: DistributedTrainingJob,
-    heard: Snapshot | None,
+    snapshot: Snapshot | None,
     nobody_trains: bool,
     workers: Sequence[Pod],
     stuck: Sequence[Pod],
     now: float,
 ) -> Lifecycle | None:
-    if heard is not None and heard.status.phase == "Failed":
+    # The coordinator's own report comes first, because it knows the cause.
+    if snapshot is not None and snapshot.status.phase == "Failed":
         codes = {pod.code for pod in workers if pod.ended}
-        reasons = (reason for code, reason in _REASONS.items() if heard.reason is None and code in codes)
-        # What a coordinator says is a tenant's to write.
-        known = RECORDED.get(heard.reason or "") or next(reasons, Reason.TRAINING_FAILED)
-        return Lifecycle("end", "Failed", known, heard.status.message or "the coordinator says no more")
+        reasons = (reason for code, reason in _REASONS.items() if snapshot.reason is None and code in codes)
+        # A tenant controls what a coordinator reports, so only known reasons are taken over.
+        reason = RECORDED_REASONS.get(snapshot.reason or "") or next(reasons, Reason.TRAINING_FAILED)
+        return Lifecycle("end", "Failed", reason, snapshot.status.message or "the coordinator gives no further reason")
     limit = deadline(job)
     if limit is not None and now >= limit:
-        words = f"its {job.spec.run_policy.active_deadline_seconds} s (activeDeadlineSeconds) have passed"
-        return Lifecycle("end", "Failed", Reason.DEADLINE_EXCEEDED, words, at_once=True)
-    others = job.spec.workers.replicas - len(stuck)
-    if stuck and nobody_trains and others < job.spec.fewest_workers:
+        message = f"it has run for longer than activeDeadlineSeconds ({job.spec.run_policy.active_deadline_seconds} s)"
+        return Lifecycle("end", "Failed", Reason.DEADLINE_EXCEEDED, message, immediate=True)
+    # Replicas that cannot start end the job only if the others are too few, and while nobody trains: a group that
+    # trains is never ended from outside.
+    startable = job.spec.workers.replicas - len(stuck)
+    if stuck and nobody_trains and startable < job.spec.fewest_workers:
         pod = stuck[0]
-        words = f"{pod.name} ended soon after its start like {pod.failures} before it{_ending(pod)}"
-        return Lifecycle("end", "Failed", Reason.DOES_NOT_START, words, at_once=True)
+        message = (
+            f"{pod.name} ended soon after its start, as did {count_noun(pod.failures, 'pod')} before it{_ending(pod)}"
+        )
+        return Lifecycle("end", "Failed", Reason.DOES_NOT_START, message, immediate=True)
     return None
 
 
 def _ending(pod: Pod) -> str:
     code = f", with exit code {pod.code}" if pod.code is not None else ""
-    return f"{code}: {pod.words}" if pod.words else code
+    return f"{code}: {pod.message}" if pod.message else code
 
 
 def _drain(
-    job: DistributedTrainingJob, old: Status, heard: Snapshot | None, evaluators: Sequence[Pod], now: float
+    job: DistributedTrainingJob, old: Status, snapshot: Snapshot | None, evaluators: Sequence[Pod], now: float
 ) -> Lifecycle:
-    ended = seconds(old.completion_time or (heard.status.completion_time if heard is not None else None)) or now
-    said = heard is not None and heard.status.phase == "Succeeded"
-    reason, trained = _completion(old, heard)
+    ended = (
+        parse_rfc3339(old.completion_time or (snapshot.status.completion_time if snapshot is not None else None)) or now
+    )
+    is_final = snapshot is not None and snapshot.status.phase == "Succeeded"
+    reason, trained = _completion(old, snapshot)
+    # Without evaluators there is nothing to wait for.
     if job.spec.evaluation.processes == 0:
         return Lifecycle("end", "Succeeded", reason, trained)
-    if replicas.is_done(evaluators, job.spec.evaluation.replicas) and (said or now - ended > LAST_WORDS_SECONDS):
+    # The coordinator gets a moment to report the last evaluations, so that the final status has them.
+    if replicas.is_done(evaluators, job.spec.evaluation.replicas) and (is_final or now - ended > LAST_ANSWER_SECONDS):
         return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
-    if now > drained(job, heard, ended):
-        words = f"{trained}; for {job.spec.evaluation.drain_seconds:g} s its evaluators have not got on"
-        return Lifecycle("end", "Succeeded", "EvaluationUnfinished", words, at_once=True)
+    if now > drain_deadline(job, snapshot, ended):
+        message = f"{trained}; its evaluators made no progress for {job.spec.evaluation.drain_seconds:g} s"
+        return Lifecycle("end", "Succeeded", "EvaluationUnfinished", message, immediate=True)
     reason = "Draining" if reason == "Completed" else reason
     return Lifecycle("drain", "Draining", reason, trained + FINISHING)
 
 
-def _completion(old: Status, heard: Snapshot | None) -> tuple[str, str]:
-    """The reason and the words of training that is over, also once its coordinator is gone."""
-    if heard is not None and heard.reason == Reason.STOPPED_EARLY:
-        return Reason.STOPPED_EARLY, heard.status.message or STOPPED_EARLY
-    if heard is None and (old.message or "").startswith(STOPPED_EARLY):
+def _completion(old: Status, snapshot: Snapshot | None) -> tuple[str, str]:
+    """Reason and message of completed training, also once its coordinator is gone."""
+    if snapshot is not None and snapshot.reason == Reason.STOPPED_EARLY:
+        return Reason.STOPPED_EARLY, snapshot.status.message or STOPPED_EARLY
+    if snapshot is None and (old.message or "").startswith(STOPPED_EARLY):
         return Reason.STOPPED_EARLY, (old.message or "").removesuffix(FINISHING)
     return "Completed", "training is complete"
 
 
-def _is_through(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
-    """Whether a script of the user's own has ended well in every place: nobody else knows when it is complete."""
+def _is_finished(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
+    """Whether a user's own script has ended well in every replica: nothing else knows when it is complete."""
     return job.spec.trainer.command is not None and replicas.is_done(workers, job.spec.workers.replicas)

@@ -1,4 +1,4 @@
-"""The complete objects of a job, as they are sent to the API server. Pure."""
+"""Manifests of a job's objects, as they are sent to the API server. Pure."""
 
 import base64
 import hashlib
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.job import API_VERSION, KIND, DistributedTrainingJob
-from tandem.launch import INCARNATION
+from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
+from tandem.processes.launch import UID_ANNOTATION
 from tandem_operator import kinds, names, pods
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import PodGroup
 from tandem_operator.pods import Images
-from tandem_operator.replicas import New
-from tandem_operator.reporting import Notice
+from tandem_operator.replicas import NewPod
+from tandem_operator.reporting import KubeEvent
 from tandem_operator.retry import incarnation
 
 DEFAULT_SIZE = "10Gi"
-MAX_WORDS = 1024
-"""Characters of an Event's message; the API server takes no more."""
+MAX_MESSAGE_LENGTH = 1024
+"""Maximum length of an Event's message, in characters; the API server accepts no more."""
 
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Volumes:
-    """What claims ask for where their job leaves it open."""
+    """Defaults of claims whose job does not specify them."""
 
     class_name: str = ""
     """Storage class; empty: the cluster's default."""
@@ -36,19 +36,19 @@ class Volumes:
 
 @dataclass(frozen=True)
 class Peers:
-    """Who may reach pods of a job besides those, each as a NetworkPolicy's `from` has it."""
+    """Peers, besides the job's own pods, that may reach its pods, each as in the `from` of a NetworkPolicy."""
 
     operator: tuple[Manifest, ...]
-    """Asks coordinators how the job is, on their port. Not empty: to a policy that would be everybody."""
+    """Peers that poll coordinators on their port. Not empty: to a policy that would mean everybody."""
     metrics: tuple[Manifest, ...] = ()
-    """Reads the numbers of coordinators; nobody if empty."""
+    """Peers that scrape the metrics of coordinators; none if empty."""
 
 
 def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
-    """The job's token, for its pods and for people.
+    """The Secret with the job's token, for its pods and for people.
 
-    Never changed, but not immutable: a kubelet that knows an immutable Secret does not look again while a pod of its
-    node has it, so that a job made again under its name was given the token of the last one.
+    It never changes, but is not immutable: a kubelet does not read an immutable Secret again while a pod of its
+    node has it, so that a job recreated under its name got the token of the last one.
     """
     name = names.token(job.metadata.name)
     data = {"token": base64.b64encode(token.encode()).decode()}
@@ -56,7 +56,7 @@ def secret(job: DistributedTrainingJob, uid: str, token: str) -> Manifest:
 
 
 def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The resolved job, for the coordinator, which writes it into the run directory."""
+    """The ConfigMap with the resolved job, which the coordinator writes into the run directory."""
     text = json.dumps(resolved(job, uid), indent=1)
     manifest = _object(kinds.CONFIG_MAP, job, uid, names.job_file(job.metadata.name), {"data": {pods.JOB_FILE: text}})
     manifest["metadata"]["annotations"][names.PROCESSES] = str(job.spec.workers.processes)
@@ -64,7 +64,7 @@ def job_file(job: DistributedTrainingJob, uid: str) -> Manifest:
 
 
 def claim(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The claim on the job's volume, as far as the job says. Without an owner it outlives the job."""
+    """The claim on the job's volume, with the fields that the job specifies. Without an owner it outlives the job."""
     storage = job.spec.checkpoint.storage
     spec: dict[str, Any] = {"resources": {"requests": {"storage": storage.size or DEFAULT_SIZE}}}
     if storage.access_modes is not None:
@@ -76,16 +76,16 @@ def claim(job: DistributedTrainingJob, uid: str) -> Manifest:
 
 
 def is_on_one_node(job: DistributedTrainingJob, volumes: Volumes) -> bool:
-    """Whether the claim that is made for a job can be mounted on one node at a time: then that is to be one on which
-    workers can run, whichever of the job's pods is placed first."""
+    """Whether a job's claim can be mounted on one node at a time: then all pods have to go to a node on which workers
+    can run, whichever of them is placed first."""
     storage = job.spec.checkpoint.storage
     return storage.claim_name is None and "ReadWriteMany" not in (storage.access_modes or volumes.access_modes)
 
 
 def completed(manifest: Manifest, job: DistributedTrainingJob, volumes: Volumes) -> Manifest:
-    """An object as it is made first: a claim asks for what its job leaves open, too.
+    """A manifest as it is first created: a claim gets defaults for the fields that its job leaves open.
 
-    That cannot be changed later, so it is no part of the hash: claims stay when the operator is told something else.
+    That cannot be changed later, so it is no part of the hash: existing claims stay when the defaults change.
     """
     if manifest["kind"] != kinds.CLAIM.name:
         return manifest
@@ -99,63 +99,64 @@ def completed(manifest: Manifest, job: DistributedTrainingJob, volumes: Volumes)
 
 
 def service(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """An address for the coordinator that stays when its pod does not."""
+    """The coordinator's Service: an address that outlives the pod."""
     name = names.coordinator(job.metadata.name)
-    # By its UID, too: the coordinator of an earlier job of that name may still be about to go.
-    selector = {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR, INCARNATION: uid}
+    # The selector includes the UID: the coordinator of an earlier job of that name may still be terminating.
+    selector = {names.JOB: job.metadata.name, names.ROLE: names.COORDINATOR, UID_ANNOTATION: uid}
     port = {"name": "http", "port": pods.PORT, "targetPort": pods.PORT, "protocol": "TCP"}
     return _object(kinds.SERVICE, job, uid, name, {"spec": {"selector": selector, "ports": [port]}})
 
 
 def network_policy(job: DistributedTrainingJob, uid: str, peers: Peers) -> Manifest:
-    """Who reaches the job's pods: they reach each other, and few others reach a port. Whom they reach stays open."""
+    """The NetworkPolicy of the job's pods: they may reach each other, and few other peers reach a port. Egress is not
+    restricted."""
     own = {"podSelector": {"matchLabels": {names.JOB: job.metadata.name}}}
     ingress: list[Manifest] = [{"from": [own]}]
-    for others, port in ((peers.operator, pods.PORT), (peers.metrics, pods.METRICS_PORT)):
-        # Without anybody in its `from`, a rule is for everybody.
-        if others:
-            ingress.append({"from": list(others), "ports": [{"port": port, "protocol": "TCP"}]})
+    for peer_group, port in ((peers.operator, pods.PORT), (peers.metrics, pods.METRICS_PORT)):
+        # A rule with an empty `from` would apply to everybody.
+        if peer_group:
+            ingress.append({"from": list(peer_group), "ports": [{"port": port, "protocol": "TCP"}]})
     spec = {**own, "policyTypes": ["Ingress"], "ingress": ingress}
     return _object(kinds.NETWORK_POLICY, job, uid, names.network_policy(job.metadata.name), {"spec": spec})
 
 
 @dataclass(frozen=True)
 class Template:
-    """What all pods of a role of one job have in common. A job may have hundreds of them, and a template of the user's
-    own thousands of entries: it is merged once."""
+    """The common part of all pods of a role of one job. A job may have hundreds of them, and a user's template
+    thousands of entries: it is merged once."""
 
     body: Manifest
     """Not to be changed."""
     digest: str = ""
-    """A hash of what coordinators and evaluators are, and of what of the job a coordinator reads at its start alone:
-    where that changes, others take their places."""
+    """Hash of the template of coordinators and evaluators, and of the parts of the job that a coordinator reads only at
+    its start: a change replaces their pods."""
 
 
 def coordinator_template(
-    job: DistributedTrainingJob, images: Images, token_digest: str = "", follows: bool = False
+    job: DistributedTrainingJob, images: Images, token_digest: str = "", colocated: bool = False
 ) -> Template:
-    """What the coordinator is.
+    """The template of the coordinator.
 
     Args:
-        token_digest: by which it knows the operator.
-        follows: it has to be where workers can be, for its volume is there.
+        token_digest: the digest by which it recognizes the operator.
+        colocated: it has to run where workers can run, because its volume is there.
     """
-    body = pods.coordinator(job, images, token_digest, follows)
-    return Template(body, digest([body, _read_at_the_start(job)]))
+    body = pods.coordinator(job, images, token_digest, colocated)
+    return Template(body, digest([body, _restart_fields(job)]))
 
 
-def evaluator_template(job: DistributedTrainingJob, uid: str, images: Images, follows: bool = False) -> Template:
-    """What evaluators are.
+def evaluator_template(job: DistributedTrainingJob, uid: str, images: Images, colocated: bool = False) -> Template:
+    """The template of evaluators.
 
     Args:
-        follows: they have to be where workers can be, for their volume is there.
+        colocated: they have to run where workers can run, because their volume is there.
     """
-    body = pods.evaluator(job, uid, images, follows)
+    body = pods.evaluator(job, uid, images, colocated)
     return Template(body, digest(body))
 
 
 def worker_template(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str) -> Template:
-    """What workers are.
+    """The template of workers.
 
     Args:
         endpoint: host:port of the coordinator.
@@ -163,15 +164,15 @@ def worker_template(job: DistributedTrainingJob, uid: str, images: Images, endpo
     return Template(pods.worker(job, uid, images, endpoint))
 
 
-def coordinator(job: DistributedTrainingJob, uid: str, template: Template, new: New, entropy: str) -> Manifest:
+def coordinator(job: DistributedTrainingJob, uid: str, template: Template, new: NewPod, entropy: str) -> Manifest:
     """The coordinator's pod.
 
     Args:
-        new: the failures before it.
+        new: its index, and the failures before it.
         entropy: makes its name unique.
     """
-    asked = {names.TEMPLATE: template.digest}
-    return _pod(job, uid, names.COORDINATOR, template.body, new, entropy, {INCARNATION: uid}, asked)
+    annotations = {names.TEMPLATE: template.digest}
+    return _pod(job, uid, names.COORDINATOR, template.body, new, entropy, {UID_ANNOTATION: uid}, annotations)
 
 
 def worker(
@@ -180,15 +181,15 @@ def worker(
     template: Template,
     endpoint: str,
     group: PodGroup | None,
-    new: New,
+    new: NewPod,
     entropy: str,
 ) -> Manifest:
     """One worker pod.
 
     Args:
         endpoint: host:port of the coordinator.
-        group: with whom it is queued.
-        new: its place, and the failures there before it.
+        group: the group that it is queued in.
+        new: its index, and the failures before it.
         entropy: makes its name unique.
     """
     labels, annotations, body = {}, {names.ENDPOINT: endpoint}, template.body
@@ -205,11 +206,11 @@ def worker(
     return _pod(job, uid, names.WORKER, body, new, entropy, labels, annotations)
 
 
-def evaluator(job: DistributedTrainingJob, uid: str, template: Template, new: New, entropy: str) -> Manifest:
+def evaluator(job: DistributedTrainingJob, uid: str, template: Template, new: NewPod, entropy: str) -> Manifest:
     """One evaluator pod.
 
     Args:
-        new: its place, and the failures there before it.
+        new: its index, and the failures before it.
         entropy: makes its name unique.
     """
     return _pod(job, uid, names.EVALUATOR, template.body, new, entropy, {}, {names.TEMPLATE: template.digest})
@@ -220,19 +221,23 @@ def _pod(
     uid: str,
     role: str,
     template: Manifest,
-    new: New,
+    new: NewPod,
     entropy: str,
     labels: dict[str, str],
     annotations: dict[str, str],
 ) -> Manifest:
     metadata = _metadata(job, uid, names.pod(job.metadata.name, role, new.index, entropy))
-    given = template["metadata"]
-    metadata["labels"] |= {**given["labels"], names.INDEX: str(new.index), **labels}
-    metadata["annotations"] = {**given.get("annotations", {}), names.FAILURES: str(new.failures), **annotations}
+    template_metadata = template["metadata"]
+    metadata["labels"] |= {**template_metadata["labels"], names.INDEX: str(new.index), **labels}
+    metadata["annotations"] = {
+        **template_metadata.get("annotations", {}),
+        names.FAILURES: str(new.failures),
+        **annotations,
+    }
     return {"apiVersion": kinds.POD.api, "kind": kinds.POD.name, "metadata": metadata, "spec": template["spec"]}
 
 
-def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> Manifest:
+def event(about: Mapping[str, Any], notice: KubeEvent, now: str, entropy: str) -> Manifest:
     """An Event about a job.
 
     Args:
@@ -250,7 +255,7 @@ def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> M
         "metadata": {"namespace": metadata["namespace"], "name": name},
         "involvedObject": reference,
         "reason": notice.reason,
-        "message": notice.message[:MAX_WORDS],
+        "message": notice.message[:MAX_MESSAGE_LENGTH],
         "type": "Warning" if notice.warning else "Normal",
         "source": {"component": "tandem-operator"},
         "firstTimestamp": now,
@@ -260,24 +265,25 @@ def event(about: Mapping[str, Any], notice: Notice, now: str, entropy: str) -> M
 
 
 def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The job as the other processes read it, without the defaults, which they know; and which object it is."""
-    annotations = {INCARNATION: incarnation(job, uid)}
+    """The job as other processes read it, without defaults, and with its incarnation."""
+    annotations = {UID_ANNOTATION: incarnation(job, uid)}
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump_brief()}
 
 
 def digest(value: object) -> str:
-    """A hash of JSON, the same for the same content."""
+    """Hash of a JSON value, equal for equal values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def applied(manifest: Mapping[str, Any]) -> str:
-    """What the operator wants of an object, as a hash that the object carries."""
+    """Hash of a manifest, as the object carries it."""
     return str(manifest["metadata"]["annotations"][names.APPLIED])
 
 
-def _read_at_the_start(job: DistributedTrainingJob) -> Manifest:
-    """How many replicas are wished for, the coordinator is told while it runs."""
+def _restart_fields(job: DistributedTrainingJob) -> Manifest:
+    """The part of the job that a coordinator reads only at its start. It learns its replica target while it runs, so
+    that is left out."""
     spec = job.spec.dump_brief()
     workers = {
         **spec.get("workers", {}),

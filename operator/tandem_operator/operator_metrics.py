@@ -10,55 +10,55 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tandem import metrics
-from tandem.formatting import seconds
-from tandem.http_server import BACKLOG, HttpServer
-from tandem.job import Workers
-from tandem.launch import EVERYWHERE, listen
-from tandem.status import Status
-from tandem_operator.informer import Watching
-from tandem_operator.lifecycle import condition
+from tandem.formatting import parse_rfc3339
+from tandem.job.resource import Workers
+from tandem.processes.launch import ALL_ADDRESSES, listen
+from tandem.wire import metrics
+from tandem.wire.http_server import BACKLOG, HttpServer
+from tandem.wire.status import Status
+from tandem_operator.informer import Informer
+from tandem_operator.lifecycle import find_condition
 
-OVER = {"Succeeded", "Failed", "Suspended"}
-"""Phases of jobs that ask for nothing."""
+INACTIVE_PHASES = {"Succeeded", "Failed", "Suspended"}
+"""Phases of jobs that request nothing."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What one job is about, and what it holds."""
+    """The state of one job, and what it holds."""
 
     phase: str
     gpus: int = 0
     """GPUs of one worker."""
     workers: int = 0
-    """Wished for."""
+    """Desired workers."""
     ready: int = 0
-    """In the group."""
+    """Workers in the group."""
     reason: str = ""
-    """Why it is Ready, or is not; one word."""
+    """Reason of the condition Ready, one CamelCase word."""
     since: float | None = None
-    """Since when, in seconds since the epoch."""
+    """Time of its last transition, seconds since the epoch."""
 
 
 def holding(status: Status, workers: Workers | None = None) -> Holding:
-    """What a job of this status is about.
+    """Compute what a job with this status holds.
 
     Args:
-        workers: what it asks for; None: nothing that counts.
+        workers: the workers that it requests; None: it counts as requesting none.
     """
-    ready = condition(status, "Ready")
-    reason, since = ("", None) if ready is None else (ready.reason, seconds(ready.last_transition_time))
+    ready = find_condition(status, "Ready")
+    reason, since = ("", None) if ready is None else (ready.reason, parse_rfc3339(ready.last_transition_time))
     if workers is None:
         return Holding(status.phase, reason=reason, since=since)
-    there = 0 if status.workers is None else status.workers.ready
-    return Holding(status.phase, workers.gpus, workers.replicas, there, reason, since)
+    ready_workers = 0 if status.workers is None else status.workers.ready
+    return Holding(status.phase, workers.gpus, workers.replicas, ready_workers, reason, since)
 
 
 class OperatorMetrics:
-    """Counts what the operator does. Used on one event loop.
+    """Metrics of the operator's work. Used on one event loop.
 
     Args:
-        names_jobs: tell of jobs, too, by namespace and name: whoever reaches the port can read it.
+        names_jobs: include metrics of single jobs, by namespace and name: everybody who reaches the port can read them.
     """
 
     def __init__(self, names_jobs: bool = True) -> None:
@@ -68,38 +68,38 @@ class OperatorMetrics:
         self._seconds = 0.0
         self._jobs: dict[tuple[str, str], Holding] = {}
         self.depth: Callable[[], int] = lambda: 0
-        """How many jobs wait to be looked at."""
+        """Number of jobs that wait for a reconcile."""
         self.requests: Callable[[], int] = lambda: 0
-        """How many requests the API server was sent."""
+        """Number of requests sent to the API server."""
         self.unreadable: Callable[[], Mapping[str, int]] = dict
-        """Versions of objects that could not be read, by kind."""
+        """Number of unreadable versions of objects, by kind."""
         self.leads: Callable[[], Mapping[str, bool]] = lambda: {"": True}
-        """By namespace, empty for all: whether this operator is the one that acts there."""
+        """Whether this operator is the one that acts, by namespace, empty for all."""
         self.age: Callable[[], float] = lambda: 0.0
-        """Seconds since everything was listed."""
+        """Seconds since the last complete list."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def looked(self, seconds: float, failed: bool) -> None:
-        """A job was looked at."""
+    def reconciled(self, seconds: float, failed: bool) -> None:
+        """Count a reconcile."""
         self._looks += 1
         self._errors += failed
         self._seconds += seconds
 
     def holds(self, key: tuple[str, str], holding: Holding) -> None:
-        """A job, by its namespace and name, is about this."""
+        """Record the state of a job, by its namespace and name."""
         self._jobs[key] = holding
 
     def forget(self, key: tuple[str, str]) -> None:
-        """A job is gone."""
+        """Forget a deleted job."""
         self._jobs.pop(key, None)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
+        """Yield the metrics. Called by the registry."""
         totals = {
             metrics.OPERATOR_RECONCILES: float(self._looks),
             metrics.OPERATOR_ERRORS: float(self._errors),
@@ -116,8 +116,8 @@ class OperatorMetrics:
             family.add_metric([kind], float(count))
         yield family
         leads = _family(metrics.OPERATOR_LEADS)
-        for namespace, held in sorted(self.leads().items()):
-            leads.add_metric([namespace], float(held))
+        for namespace, is_held in sorted(self.leads().items()):
+            leads.add_metric([namespace], float(is_held))
         yield leads
         if self._names_jobs:
             yield from self._fleet()
@@ -129,16 +129,16 @@ class OperatorMetrics:
             if holding.since is not None:
                 state.add_metric([namespace, name, holding.phase, holding.reason], max(0.0, now - holding.since))
         yield state
-        asked, ready = Counter[str](), Counter[str]()
+        requested, ready = Counter[str](), Counter[str]()
         for (namespace, _), holding in self._jobs.items():
-            at_work = holding.phase not in OVER
-            asked[namespace] += holding.gpus * holding.workers * at_work
+            at_work = holding.phase not in INACTIVE_PHASES
+            requested[namespace] += holding.gpus * holding.workers * at_work
             ready[namespace] += holding.gpus * holding.ready * at_work
         phases = _family(metrics.OPERATOR_JOBS)
         for labels, count in sorted(jobs.items()):
             phases.add_metric(labels, float(count))
         yield phases
-        for metric, gpus in {metrics.OPERATOR_GPUS_ASKED: asked, metrics.OPERATOR_GPUS_READY: ready}.items():
+        for metric, gpus in {metrics.OPERATOR_GPUS_REQUESTED: requested, metrics.OPERATOR_GPUS_READY: ready}.items():
             family = _family(metric)
             for namespace, count in sorted(gpus.items()):
                 family.add_metric([namespace], float(count))
@@ -153,24 +153,24 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def serve_health(
-    port: int, watching: Watching, numbers: OperatorMetrics, waits: Callable[[], str] = lambda: ""
+    port: int, informer: Informer, numbers: OperatorMetrics, waits: Callable[[], str] = lambda: ""
 ) -> None:
-    """Answer until cancelled.
+    """Serve the probes and the metrics until cancelled.
 
     Args:
-        port: 0 takes a free one.
-        waits: why this operator does not act yet, which is no fault of its own; empty if it does.
+        port: 0 for a free one.
+        waits: returns the reason why this operator does not act yet, which is no fault; empty if it acts.
 
     Raises:
         OSError: the port is in use.
     """
 
     async def healthz(_: web.Request) -> web.Response:
-        complaint = watching.complaint
+        complaint = informer.complaint
         return web.Response(status=503 if complaint else 200, text=complaint or "ok")
 
     async def readyz(_: web.Request) -> web.Response:
-        complaint = (watching.complaint or waits()) if watching.listed.is_set() else "not everything is listed yet"
+        complaint = (informer.complaint or waits()) if informer.synced.is_set() else "not everything is listed yet"
         return web.Response(status=503 if complaint else 200, text=complaint or "ok")
 
     async def metrics(_: web.Request) -> web.Response:
@@ -180,7 +180,7 @@ async def serve_health(
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     server = HttpServer(app)
     try:
-        await server.start(listen(EVERYWHERE, port, BACKLOG))
+        await server.start(listen(ALL_ADDRESSES, port, BACKLOG))
         await asyncio.Event().wait()
     finally:
         await server.close()

@@ -1,69 +1,70 @@
-"""The inputs and the result of `reconcile`."""
+"""Inputs and result of `reconcile`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.job import DistributedTrainingJob
-from tandem.status import Snapshot, Status
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.status import Snapshot, Status
 from tandem_operator.gang_deadlock import PATIENCE_SECONDS, Claimant
-from tandem_operator.job_memory import Attempts, Memo, place
+from tandem_operator.job_memory import Attempts, Memo, replica_key
 from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
-from tandem_operator.observed import Children, Pod, Thing
-from tandem_operator.reporting import Notice, Want
+from tandem_operator.observed import Children, KubeObject, Pod
+from tandem_operator.reporting import JobProblem, KubeEvent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """All that decisions depend on."""
+class ReconcileInputs:
+    """Everything that a decision about one job depends on."""
 
     job: DistributedTrainingJob
-    """With its status as it was written last."""
+    """The job, with its status as it was last written."""
     uid: str
     generation: int = 1
     """metadata.generation."""
     children: Children = field(default_factory=Children)
     created: float = 0.0
-    """When the job was made, seconds since the epoch."""
-    others: Sequence[Claimant] = ()
-    """Other jobs that are starved or have given way (tandem_operator.gang_deadlock)."""
+    """Creation time of the job, seconds since the epoch."""
+    claimants: Sequence[Claimant] = ()
+    """Other jobs that are starved or have backed off (tandem_operator.gang_deadlock)."""
     patience: float = PATIENCE_SECONDS
-    """How long a starved job keeps what it has, seconds."""
-    heard: Snapshot | None = None
-    """What the coordinator said just now, None if it did not answer."""
+    """Time for which a starved job keeps its workers, in seconds."""
+    snapshot: Snapshot | None = None
+    """The coordinator's answer to this reconcile's poll; None if it did not answer."""
     idle: Idle | None = None
-    """Since when the coordinator has said that nobody trains."""
-    fallen: str | None = None
-    """The UID of the coordinator's pod if that has stopped answering (tandem_operator.liveness)."""
+    """Period for which the coordinator has reported that no rank trains."""
+    unresponsive_coordinator: str | None = None
+    """UID of the coordinator's pod if it has stopped answering (tandem_operator.liveness)."""
     in_doubt: bool = False
-    """It answered before, is silent, and is to be asked again at once."""
+    """The coordinator answered before, does not answer now, and is polled again at once."""
     answering: int = 0
-    """How many coordinators the operator asks, over all jobs."""
+    """Number of coordinators that the operator polls, over all jobs."""
     peers: Peers | None = None
-    """Who reaches its pods besides those, None where that is nobody's business."""
+    """Peers, besides the job's own pods, that may reach its pods; None if the operator makes no NetworkPolicies."""
     token_digest: str = ""
-    """By which coordinators know the operator (tandem.launch.TOKEN_DIGEST)."""
+    """Digest by which coordinators recognize the operator (tandem.processes.launch.TOKEN_DIGEST)."""
     now: float
     """Seconds since the epoch."""
     entropy: str
-    """Makes the names of new pods unique."""
-    starts: Mapping[str, Want] = field(default_factory=dict)
-    """Why nothing of a pod has begun, by its UID, where that was asked (tandem_operator.pod_starts)."""
+    """Random text that makes the names of new pods unique."""
+    starts: Mapping[str, JobProblem] = field(default_factory=dict)
+    """Reasons why no container of a pod has started, by the pod's UID, where its Events were read
+    (tandem_operator.pod_starts)."""
     attempts: Attempts = field(default_factory=dict)
-    """What has been tried lately and has not come to rest."""
+    """Recent writes that have not succeeded, or whose pods do not run yet (tandem_operator.job_memory)."""
     unanswered: Mapping[str, str] = field(default_factory=dict)
-    """Entropy of pods whose creation was not answered, by place (tandem_operator.job_memory)."""
+    """Entropy of pods whose creation was not answered, by replica key (tandem_operator.job_memory)."""
     memo: Memo = field(default_factory=Memo)
-    """What was computed at earlier looks; decides nothing."""
+    """Cache of computed templates and manifests; it decides nothing."""
 
     @property
     def nobody_trains(self) -> bool:
-        """Whether the coordinator has said so for long enough to act on."""
+        """Whether the coordinator has reported an idle group for long enough to act on."""
         return self.idle is not None and self.idle.lasts(self.now)
 
     def entropy_of(self, role: str, index: int) -> str:
-        """Makes the name of a new pod unique, unless that pod may be there already."""
-        return self.unanswered.get(place(role, index), self.entropy)
+        """Entropy for the name of a new pod: the last one if that pod may exist already, else a fresh one."""
+        return self.unanswered.get(replica_key(role, index), self.entropy)
 
     def pods(self, role: str) -> list[Pod]:
         """The job's own pods of a role, oldest first."""
@@ -71,28 +72,29 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to do now. The order of the fields is the order of doing."""
+class ReconcilePlan:
+    """Actions of one reconcile, in the order in which the controller carries them out."""
 
     needs_token: bool = False
-    """Make the Secret."""
+    """Create the Secret with the token."""
     create: tuple[Manifest, ...] = ()
-    """Objects other than pods that are not there."""
+    """Missing objects other than pods."""
     update: tuple[Manifest, ...] = ()
-    """Objects that are there and should be different."""
-    make: tuple[Manifest, ...] = ()
-    """Pods that are not there. They read all of the former as they start."""
-    remove: tuple[Thing, ...] = ()
-    """Pods to delete, and a NetworkPolicy that is not wanted any more."""
-    end: tuple[Pod, ...] = ()
-    """Pods to end, but to keep, because of their logs: what still runs in them holds what the pod has asked for."""
+    """Existing objects that differ from what they should be."""
+    create_pods: tuple[Manifest, ...] = ()
+    """Missing pods. Created after the objects above, which they read as they start."""
+    delete: tuple[KubeObject, ...] = ()
+    """Pods to delete, and a NetworkPolicy that is no longer wanted."""
+    terminate: tuple[Pod, ...] = ()
+    """Pods to terminate without deleting them, so that their logs stay: what still runs in them holds the pod's
+    resources."""
     target: int | None = None
-    """Tell the coordinator how many replicas are wished for."""
+    """Replica target to send to the coordinator; None leaves it unchanged."""
     status: Status = field(default_factory=Status)
-    notices: tuple[Notice, ...] = ()
+    events: tuple[KubeEvent, ...] = ()
     expired: bool = False
-    """Delete the job: its time after the end is over."""
-    settled: frozenset[str] = frozenset()
-    """What has come to rest, of all that was tried (tandem_operator.job_memory)."""
-    again_in: float | None = None
-    """Seconds until something may be due that no event announces."""
+    """Delete the job, because its ttlSecondsAfterFinished has passed."""
+    resolved: frozenset[str] = frozenset()
+    """Keys of attempts that succeeded or are obsolete (tandem_operator.job_memory)."""
+    requeue_after: float | None = None
+    """Delay until the next reconcile in seconds, if something is due that no watch event announces."""

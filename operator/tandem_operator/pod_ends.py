@@ -1,4 +1,4 @@
-"""How pods end, and what follows from it: the one table behind replacements, failures that count, status and Events.
+"""Ends of pods and their consequences: the one table behind replacements, failures that count, status and Events.
 
 `docs/operator.md` has the same table for users; a test compares the two.
 """
@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tandem.reasons import Reason
+from tandem.wire.reasons import Reason
 
 HEALTHY_SECONDS = 60.0
-"""A pod whose container ran for so long did start well."""
+"""Time after which a container has started well."""
 ROOMY_SECONDS = 600.0
-"""A pod that was at work for so long did fit into its limits at first; one that exceeds them sooner will again."""
+"""Time after which a pod has proved that it fits into its limits. One that exceeds them earlier will do so again."""
 
 DISRUPTED = {"Preempting", "Terminated", "NodeLost", "NodeShutdown", "Shutdown", "NodeAffinity"}
-"""Reasons of failed pods whose node did without them. Kubernetes from 1.26 on says so with a DisruptionTarget."""
-AT_ADMISSION = {"NodeShutdown", "Shutdown", "NodeAffinity"}
-"""Those that a kubelet also gives to a pod that it does not start."""
-EVICTED, OF_THE_NODE = "Evicted", "The node "
-"""Reason of an eviction, and how the message begins where the node lacked something: else the pod had more than its own
-limits (the size of an emptyDir, ephemeral storage), of which no DisruptionTarget tells."""
+"""Reasons of failed pods that were ended for the sake of their node or of other pods. Since 1.26 Kubernetes also sets
+the condition DisruptionTarget."""
+ADMISSION_REASONS = {"NodeShutdown", "Shutdown", "NodeAffinity"}
+"""Reasons that a kubelet also gives to a pod that it rejects at admission."""
+EVICTED, NODE_PRESSURE_PREFIX = "Evicted", "The node "
+"""Reason of an eviction, and the prefix of its message if the node was short of a resource. Without that prefix the pod
+had exceeded its own limits (the size of an emptyDir, ephemeral storage), for which there is no DisruptionTarget."""
 DEADLINE = "DeadlineExceeded"
 OUT_OF_MEMORY = "OOMKilled"
 
 
 class PodEnd(StrEnum):
-    """How a pod has ended."""
+    """The way in which a pod has ended."""
 
     FINISHED = "Finished"
     LEFT_OUT = "LeftOut"
@@ -40,62 +41,71 @@ class PodEnd(StrEnum):
 
 @dataclass(frozen=True)
 class Consequence:
-    """Consequences of the end of a pod."""
+    """The consequences of one way to end."""
 
-    words: str
-    """Verb of the Event: what the pod did."""
+    verb: str
+    """The verb of the Event, with the pod as its subject."""
     counts: bool = False
-    """It is a failure, one more in a row unless it did start well. After six the place is not going to be filled."""
-    forgives: bool = True
-    """It ends a row of failures."""
-    starts_well: float = HEALTHY_SECONDS
-    """Seconds after which it did start well."""
+    """Whether it is a failure: one more in a row, unless the pod had started well. After six the replica counts as
+    unable to start."""
+    resets: bool = True
+    """Whether it ends a row of failures."""
+    healthy_after: float = HEALTHY_SECONDS
+    """Seconds after which the pod had started well."""
     is_proven_by_steps: bool = True
-    """A pod whose group has made steps did start well, however short that was."""
-    is_trouble: bool = False
-    """The status tells of it until the pod after it has run for a minute."""
+    """Whether a pod whose group has made steps had started well, however short its life was."""
+    is_reported: bool = False
+    """Whether the status reports it, until the replacement has run for a minute."""
 
 
 CONSEQUENCES: Mapping[PodEnd, Consequence] = {
     PodEnd.FINISHED: Consequence("ended with exit code 0"),
     PodEnd.LEFT_OUT: Consequence("was left out of the group"),
     PodEnd.DISRUPTED: Consequence("was evicted"),
-    PodEnd.REJECTED: Consequence("was rejected by its node", forgives=False, is_proven_by_steps=False, is_trouble=True),
+    PodEnd.REJECTED: Consequence("was rejected by its node", resets=False, is_proven_by_steps=False, is_reported=True),
     PodEnd.OVER_LIMIT: Consequence(
         "exceeded its own limit",
         counts=True,
-        forgives=False,
-        starts_well=ROOMY_SECONDS,
+        resets=False,
+        healthy_after=ROOMY_SECONDS,
         is_proven_by_steps=False,
-        is_trouble=True,
+        is_reported=True,
     ),
     PodEnd.NOT_BEGUN: Consequence(
-        "did not begin", counts=True, forgives=False, is_proven_by_steps=False, is_trouble=True
+        "did not begin", counts=True, resets=False, is_proven_by_steps=False, is_reported=True
     ),
-    PodEnd.FAILED: Consequence("ended", counts=True, forgives=False),
+    PodEnd.FAILED: Consequence("ended", counts=True, resets=False),
 }
 
 
 def ended_by(status: Mapping[str, Any], is_disruption_target: bool, reason: str) -> PodEnd | None:
-    """Disruption by the cluster that has ended a pod, or is about to; None: there is none, or the pod still runs.
+    """The disruption that has ended a pod, or is about to; None if there is none, or the pod still runs.
 
     Args:
         status: the pod's.
-        reason: Kubernetes' word for how our container ended.
+        reason: Kubernetes' reason for the end of our container.
     """
     if is_disruption_target:
         return PodEnd.DISRUPTED
-    why = status.get("reason") if status.get("phase") == "Failed" else None
-    if why and why != DEADLINE and (why not in DISRUPTED or why in AT_ADMISSION) and not _has_started(status):
+    # The pod's own reason is set only by the kubelet or a controller that ended it.
+    pod_reason = status.get("reason") if status.get("phase") == "Failed" else None
+    # Some reasons of a disruption are also used at admission, so it matters whether a container had started.
+    if (
+        pod_reason
+        and pod_reason != DEADLINE
+        and (pod_reason not in DISRUPTED or pod_reason in ADMISSION_REASONS)
+        and not _has_started(status)
+    ):
         return PodEnd.REJECTED
-    if why == EVICTED and not str(status.get("message")).startswith(OF_THE_NODE):
+    # Both kinds of eviction have the same reason, and only the message tells them apart.
+    if pod_reason == EVICTED and not str(status.get("message")).startswith(NODE_PRESSURE_PREFIX):
         return PodEnd.OVER_LIMIT
-    if why in DISRUPTED or why == EVICTED:
+    if pod_reason in DISRUPTED or pod_reason == EVICTED:
         return PodEnd.DISRUPTED
     return PodEnd.OVER_LIMIT if reason == OUT_OF_MEMORY else None
 
 
 def _has_started(status: Mapping[str, Any]) -> bool:
-    """Whether any container of a pod has."""
+    """Whether any container of a pod has started."""
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return any((one.get("state") or {}).keys() & {"running", "terminated"} for one in containers)
+    return any((container.get("state") or {}).keys() & {"running", "terminated"} for container in containers)

@@ -1,12 +1,13 @@
-"""Starts of pods: why nothing of a pod has begun although it has a node, as its own Events say.
+"""Starts of pods: why no container of a pod has started although the pod has a node, as the pod's own Events say.
 
 The status of a pod says only `ContainerCreating` while a volume does not mount, a ConfigMap is missing or an image is
-pulled. The kubelet says more in Events about the pod. They are read for a pod of which nothing has begun for some
-seconds, a few pods of a job at a time and each rarely: at a thousand jobs, watching all Events of a cluster would cost
-more than everything else that the operator does.
+pulled. The kubelet reports more in Events about the pod. The operator reads them only for a pod whose containers have
+not started for some seconds, for a few pods of a job at a time, and rarely for each: at a thousand jobs, watching all
+Events of a cluster would cost more than everything else that the operator does.
 
-A pod of which nothing has begun for MAX_START_SECONDS is a failed start: it is ended, with these words, and counts
-(tandem_operator.pod_ends). Not while its image is pulled: the next pod would begin that anew.
+A pod whose containers have not started after MAX_START_SECONDS is a failed start: the operator terminates it with this
+message, and it counts as a failure (tandem_operator.pod_ends). A pod whose image is being pulled is exempt: the next
+pod would begin the pull again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,80 +15,87 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_operator.observed import Pod
-from tandem_operator.reporting import Want
+from tandem_operator.reporting import JobProblem
 
-ASK_SECONDS = 10.0
-"""Since a pod was given a node. Most begin sooner."""
-ASK_AGAIN_SECONDS = 20.0
-MAX_ASKED = 2
-"""Pods of a job that are asked about at one look: the others wait for the same."""
+POLL_AFTER_SECONDS = 10.0
+"""Delay before the Events of a pod are read, counted from its placement on a node. Most pods start sooner."""
+POLL_INTERVAL_SECONDS = 20.0
+"""Interval between two reads of the Events of one pod."""
+MAX_EVENT_REQUESTS = 2
+"""Maximum number of pods of a job whose Events are read in one reconcile: the others wait for the same thing."""
 MAX_START_SECONDS = 900.0
-"""How long a pod may take to begin once it has a node. A disk that has to leave another node first takes six minutes
-(the attach-detach controller's maximum)."""
+"""Maximum time from the placement of a pod to the start of its first container. Detaching a disk from another node
+first takes up to six minutes (the maximum of the attach-detach controller)."""
 PULLING = "Pulling"
 CREATING = "ContainerCreating"
-MAX_WORDS = 500
-UNREAD = Want(CREATING, "its containers are being created; its Events cannot be read")
+MAX_MESSAGE_LENGTH = 500
+UNREAD = JobProblem(CREATING, "its containers are being created; its Events cannot be read")
 
 
 @dataclass(frozen=True)
-class Start:
-    """What was last known of the start of one pod."""
+class PodStart:
+    """The last known state of the start of one pod."""
 
-    asked: float
-    """When, seconds since the epoch."""
-    want: Want
+    polled_at: float
+    """Time at which its Events were read, seconds since the epoch."""
+    problem: JobProblem
 
 
-def unexplained(pods: Iterable[Pod], known: Mapping[str, Start], now: float) -> list[Pod]:
-    """Pods to ask about now, those that were asked about longest ago first.
+def unexplained(pods: Iterable[Pod], starts: Mapping[str, PodStart], now: float) -> list[Pod]:
+    """Pods whose Events are due to be read, least recently read first.
 
     Args:
-        known: by UID.
+        starts: earlier results, by the pods' UIDs.
     """
     due = [
         pod
         for pod in pods
         if waits(pod, now)
         and not pod.waiting
-        and (pod.uid not in known or now - known[pod.uid].asked >= ASK_AGAIN_SECONDS)
+        and (pod.uid not in starts or now - starts[pod.uid].polled_at >= POLL_INTERVAL_SECONDS)
     ]
-    due.sort(key=lambda pod: known[pod.uid].asked if pod.uid in known else 0.0)
-    return due[:MAX_ASKED]
+    # Pods whose Events were never read come first.
+    due.sort(key=lambda pod: starts[pod.uid].polled_at if pod.uid in starts else 0.0)
+    return due[:MAX_EVENT_REQUESTS]
 
 
 def waits(pod: Pod, now: float) -> bool:
-    """Whether a pod has had a node for some time and nothing of it has begun."""
-    placed = pod.live and pod.placed is not None and not pod.has_begun
-    return placed and now - (pod.placed or now) >= ASK_SECONDS
+    """Whether a pod has had a node for some time and none of its containers has started."""
+    placed = pod.live and pod.placed is not None and not pod.has_run
+    return placed and now - (pod.placed or now) >= POLL_AFTER_SECONDS
 
 
-def is_failed(pod: Pod, want: Want | None, now: float) -> bool:
-    """Whether a pod will not begin any more, as far as one may wait for it."""
+def is_failed(pod: Pod, problem: JobProblem | None, now: float) -> bool:
+    """Whether the start of a pod has taken too long and counts as failed.
+
+    Args:
+        problem: the reason from the pod's Events; None if they were not read.
+    """
     is_late = waits(pod, now) and now - (pod.placed or now) >= MAX_START_SECONDS
-    if pod.waiting or want is None or want == UNREAD:
-        # Its status says why; or nobody knows whether its image is still pulled.
+    if pod.waiting or problem is None or problem == UNREAD:
+        # The pod's status gives the reason; without one, its image may still be being pulled.
         return is_late and bool(pod.waiting)
-    return is_late and want.reason != PULLING
+    return is_late and problem.reason != PULLING
 
 
-def explained(events: Sequence[Mapping[str, Any]]) -> Want:
-    """Why a pod has not begun, by the newest of its Events."""
-    newest = max(events, key=_at, default=None)
+def explained(events: Sequence[Mapping[str, Any]]) -> JobProblem:
+    """The reason why a pod has not started, from its newest Event."""
+    # An Event repeats as one object with a later time, so the newest one describes the current obstacle.
+    newest = max(events, key=_last_seen, default=None)
     if newest is None:
-        return Want(CREATING, "its containers are being created, and its node says no more")
+        return JobProblem(CREATING, "its containers are being created, and its node says no more")
     reason, message = newest.get("reason"), newest.get("message")
-    words = message[:MAX_WORDS] if isinstance(message, str) and message else str(reason)[:MAX_WORDS]
-    is_word = isinstance(reason, str) and reason.isascii() and reason.isalnum() and len(reason) <= 64
-    return Want(str(reason) if is_word else CREATING, words)
+    text = message[:MAX_MESSAGE_LENGTH] if isinstance(message, str) and message else str(reason)[:MAX_MESSAGE_LENGTH]
+    is_reason = isinstance(reason, str) and reason.isascii() and reason.isalnum() and len(reason) <= 64
+    return JobProblem(str(reason) if is_reason else CREATING, text)
 
 
-def _at(event: Mapping[str, Any]) -> str:
-    """When an Event happened last: times of one server in RFC 3339, which are ordered as texts are."""
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """Time of an Event's last occurrence, in RFC 3339: times of one server, so they sort as text."""
     series = event.get("series")
     times = (
         series.get("lastObservedTime") if isinstance(series, Mapping) else None,
         event.get("lastTimestamp"),
         event.get("eventTime"),
     )
-    return next((str(one)[:19] for one in times if one), "")
+    return next((str(time)[:19] for time in times if time), "")

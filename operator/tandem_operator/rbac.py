@@ -1,7 +1,8 @@
-"""The operator's RBAC rules: exactly what it does, by kind. The chart's roles are generated from this.
+"""The operator's RBAC rules: exactly the requests that it makes, by kind. The chart's roles are generated from this.
 
-Secrets can be made and not read, but for one: the operator's own key, in its own namespace. Nothing is needed on nodes,
-namespaces or CRDs, so that the operator can be confined to namespaces: then the same rules stand in a Role of each.
+Secrets can be created and not read, except for one: the operator's own key, in its own namespace. The operator needs no
+rights on nodes, namespaces or CRDs, so that it can be confined to namespaces: then the same rules stand in a Role of
+each.
 
 `python -m tandem_operator.rbac` prints the rules as YAML.
 """
@@ -14,15 +15,15 @@ import yaml
 from tandem_operator import kinds, leader
 from tandem_operator.kinds import Kind
 
-_SEEN = ("list", "watch")
-_MADE = ("create", *_SEEN)
-_OWNED = (*_MADE, "get")
-"""`get`: what has the name that one of ours should have."""
+_READ = ("list", "watch")
+_CREATE = ("create", *_READ)
+_OWNED = (*_CREATE, "get")
+"""Verbs with `get`, for an object that has the name of one of the job's."""
 
 VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
-    (kinds.JOB, ""): (*_SEEN, "delete"),
+    (kinds.JOB, ""): (*_READ, "delete"),
     (kinds.JOB, "status"): ("patch",),
-    (kinds.POD, ""): (*_MADE, "delete", "patch"),
+    (kinds.POD, ""): (*_CREATE, "delete", "patch"),
     (kinds.SECRET, ""): ("create",),
     (kinds.CONFIG_MAP, ""): (*_OWNED, "patch"),
     (kinds.CLAIM, ""): (*_OWNED, "patch"),
@@ -30,13 +31,13 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.NETWORK_POLICY, ""): (*_OWNED, "patch", "delete"),
     (kinds.EVENT, ""): ("create", "list"),
 }
-"""By kind and subresource. Events are listed of one pod at a time (tandem_operator.pod_starts). Pods are patched to end
-those whose sidecars do not, and those that do not begin. NetworkPolicies are deleted where the operator is told to make
-none any more."""
+"""Verbs by kind and subresource. Events are listed for one pod at a time (tandem_operator.pod_starts). Pods are patched
+to terminate those whose sidecars do not end, and those that do not start. NetworkPolicies are deleted where the
+operator is configured to create none any more."""
 
 
 def rules() -> list[dict[str, Any]]:
-    """As a Role or ClusterRole has them."""
+    """The rules of a Role or ClusterRole."""
     return [
         {
             "apiGroups": [kind.group],
@@ -48,7 +49,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def lease_rules() -> list[dict[str, Any]]:
-    """What it may do where its Lease is: make it, and hold that alone."""
+    """The rules in the namespace of its Lease: create it, and hold that one alone."""
     resource = {"apiGroups": [kinds.LEASE.group], "resources": [kinds.LEASE.plural]}
     return [
         {**resource, "verbs": ["create"]},
@@ -57,7 +58,7 @@ def lease_rules() -> list[dict[str, Any]]:
 
 
 def key_rules(name: str) -> list[dict[str, Any]]:
-    """What it may do in its own namespace: make its key, and read that alone."""
+    """The rules in the operator's own namespace: create its key, and read that Secret alone."""
     resource = {"apiGroups": [kinds.SECRET.group], "resources": [kinds.SECRET.plural]}
     return [{**resource, "verbs": ["create"]}, {**resource, "resourceNames": [name], "verbs": ["get"]}]
 

@@ -1,150 +1,163 @@
 """The replicas of a role: which pods to create and which to delete. A pure function of the existing pods and the time.
 
-Every place among those of a role has an index. A place is taken while a live pod has it; otherwise the way its last
-pod went decides when the next one is made:
+The replicas of a role are numbered by an index. A replica has at most one live pod; without one, the end of its last
+pod decides when the next one is created:
 
     deleted, evicted, preempted, lost with its node          at once
     left out of the group                                    at once, on another node
     rejected by its node, so that no container ran           after the pauses of tandem_operator.job_memory
-    failed after it was at work, or lived for a minute       at once
-    failed before, or exceeded a limit of its own            after a pause that grows
+    failed after its group made steps, or after a minute     at once
+    failed earlier, or exceeded a limit of its own           after a pause that grows
       (memory, storage) within ten minutes
 
-After three of the last three kinds on one node it is made rather on another. tandem_operator.pod_ends has the table.
+After three of the last three kinds on one node, the next pod prefers other nodes. tandem_operator.pod_ends has the
+table.
 
-A replacement is made while the old pod still terminates or its node is silent: the coordinator's generations keep the
-two apart. Only in a queue it is not: Kueue counts a pod until it has ended, and deletes what is too many of a group.
-The last pod that ended stays, for its logs and because it carries the count of failures; the ones before go.
+A replacement is created while the old pod still terminates or its node does not answer: the coordinator's generations
+keep the two apart. In a queue it has to wait: Kueue counts a pod until it has ended, and deletes the surplus of a
+group. The last pod that ended stays, for its logs and because it carries the count of failures; earlier ones are
+deleted.
 
 Rejected: a batch Job (its controller delays each replacement by 10, 20, 40, 80 s and in the end ten minutes, however
-the pod went), and a StatefulSet (it never makes a second pod of a name, so a silent node blocks its place until
-somebody deletes the pod by force).
+the pod ended), and a StatefulSet (it never creates a second pod of a name, so a node that does not answer blocks the
+replica until somebody deletes the pod by force).
 """
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem_operator.observed import MAX_AVOIDED, Pod
 from tandem_operator.pod_ends import CONSEQUENCES, PodEnd
 
 FIRST_PAUSE, MAX_PAUSE = 2.0, 300.0
 """Seconds before the second replacement in a row, doubled for each further one; the first is immediate."""
 RESULT_SECONDS = 10.0
-"""A pod that ended well may be so much ahead of the coordinator's word that training is complete."""
-MAX_MADE = 200
-"""Pods of a role that one look makes; the next look makes more. To write down 10,000 takes two seconds, in which no
-other job would be looked at."""
+"""Time for which a pod that ended well is not replaced: the coordinator may not have reported yet that training is
+complete."""
+MAX_NEW_PODS = 200
+"""Maximum number of pods of a role that one reconcile creates; the next one continues. To serialize 10,000 takes two
+seconds, in which no other job would be reconciled."""
 MAX_FAILURES = 6
-"""So many failures soon after the start, in a row, and a place is not going to be filled."""
-MAX_ON_A_NODE = 3
-"""So many of them on one node, and the next pod is placed on another one, if any has room: the node may be what ends
-them. That is a wish, because where they fail on every node, none must be left that waits for another one for ever."""
+"""Consecutive failures soon after the start before a replica counts as unable to start."""
+MAX_FAILURES_PER_NODE = 3
+"""Consecutive failures on one node before the next pod prefers other nodes: the node may be the cause. It is a
+preference, because a pod that fails on every node must not wait for another one for ever."""
 
 
 @dataclass(frozen=True)
-class New:
-    """A pod to make."""
+class NewPod:
+    """A pod to create."""
 
     index: int
     failures: int
     avoids: tuple[str, ...] = ()
-    """Nodes on which its place was left out of the group."""
+    """Nodes on which the replica was left out of the group."""
     failed_on: tuple[str, ...] = ()
-    """The nodes of the last pods there in a row that failed soon after their start, oldest first."""
+    """Nodes of the replica's last consecutive pods that failed soon after their start, oldest first."""
 
     @property
     def shuns(self) -> tuple[str, ...]:
-        """Nodes that it is not to be placed on if there is room on any other."""
-        return tuple(node for node, times in Counter(self.failed_on).items() if times >= MAX_ON_A_NODE)
+        """Nodes that the pod is kept off as long as any other node has room."""
+        return tuple(node for node, times in Counter(self.failed_on).items() if times >= MAX_FAILURES_PER_NODE)
 
 
 @dataclass(frozen=True)
 class RolePlan:
-    """What to do with the pods of a role."""
+    """Actions on the pods of a role."""
 
-    make: tuple[New, ...] = ()
-    remove: tuple[Pod, ...] = ()
-    again_in: float | None = None
-    """Seconds until something is due that no event announces."""
+    create: tuple[NewPod, ...] = ()
+    delete: tuple[Pod, ...] = ()
+    requeue_after: float | None = None
+    """Delay in seconds until a replacement is due, which no event announces."""
     stuck: tuple[Pod, ...] = ()
-    """The last pods of places whose pods failed too often in a row."""
-    settled: tuple[int, ...] = ()
-    """Places whose pod is at work."""
+    """The last pods of replicas whose pods failed too often in a row."""
+    running: tuple[int, ...] = ()
+    """Indices of replicas whose container runs."""
 
 
-def plan(
-    pods: Sequence[Pod],
-    replicas: int,
-    now: float,
-    useful: Callable[[Pod], bool],
-    proven: Container[str] = (),
-    ends_by_itself: bool = False,
-    beside: bool = True,
-    held: Callable[[int], float | None] = lambda index: None,
-) -> RolePlan:
-    """What to do so that every place is taken.
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPolicy:
+    """Desired state of the pods of a role."""
+
+    replicas: int
+    is_current: Callable[[Pod], bool]
+    """Whether a pod was created from what it would be created from now; other pods are replaced."""
+    proven: Container[str] = ()
+    """Names of pods whose group has made steps: their failures are not failures to start."""
+    completes: bool = False
+    """A pod that ended well is done, and not replaced."""
+    overlaps: bool = True
+    """A replacement may start before the old pod has ended."""
+    not_before: Callable[[int], float | None] = lambda index: None
+    """Earliest time at which the pod of a replica is recreated, seconds since the epoch; None: at any time. Until then
+    the replica keeps the pod that it has."""
+
+
+def plan(pods: Sequence[Pod], policy: ReplicaPolicy, now: float) -> RolePlan:
+    """Compute which pods to create and to delete, so that every replica has one live pod.
 
     Args:
         pods: all of the role, oldest first.
-        useful: whether a pod was told what it would be told now; others are replaced.
-        proven: names of pods whose group has made steps: what ends them is not that they cannot start.
-        ends_by_itself: a pod that ended well is done, and not replaced.
-        beside: a replacement may start before the old pod has ended.
-        held: until when a place gets no other pod, seconds since the epoch; None: it may. What it has stays meanwhile.
     """
-    make: list[New] = []
-    remove: list[Pod] = []
+    create: list[NewPod] = []
+    delete: list[Pod] = []
     stuck: list[Pod] = []
-    again: list[float] = []
-    settled: list[int] = []
-    places: dict[int, list[Pod]] = {index: [] for index in range(replicas)}
+    delays: list[float] = []
+    running: list[int] = []
+    # Pods beyond the number of replicas are surplus, whatever their state.
+    pods_by_index: dict[int, list[Pod]] = {index: [] for index in range(policy.replicas)}
     for pod in pods:
-        if pod.index in places:
-            places[pod.index].append(pod)
+        if pod.index in pods_by_index:
+            pods_by_index[pod.index].append(pod)
         elif not pod.deleting:
-            remove.append(pod)
-    for index, candidates in places.items():
-        fit = [pod for pod in candidates if pod.live and useful(pod)]
-        best = min(fit, key=_merit, default=None)
-        until = held(index)
-        stays = [pod for pod in candidates if pod.live] if best is None and until is not None else [best]
-        remove += [pod for pod in candidates if not pod.ended and not pod.deleting and pod not in stays]
+            delete.append(pod)
+    for index, candidates in pods_by_index.items():
+        # Of several pods of one replica, only the one that has got furthest stays.
+        current = [pod for pod in candidates if pod.live and policy.is_current(pod)]
+        best = min(current, key=_merit, default=None)
+        earliest = policy.not_before(index)
+        # As long as no replacement can be created, an outdated pod is better than none.
+        stays = [pod for pod in candidates if pod.live] if best is None and earliest is not None else [best]
+        delete += [pod for pod in candidates if not pod.ended and not pod.deleting and pod not in stays]
+        # The last pod that ended carries the count of failures, and its logs are worth reading.
         ended = [pod for pod in candidates if pod.ended and not pod.deleting]
         last = max(ended, key=lambda pod: (pod.finished or pod.created, pod.name), default=None)
-        remove += [pod for pod in ended if pod is not last]
+        delete += [pod for pod in ended if pod is not last]
         if best is not None:
-            settled += [index] if best.started is not None else []
+            running += [index] if best.started is not None else []
             continue
-        gone = [pod for pod in candidates if not pod.ended]
-        if gone and not beside:
+        unfinished = [pod for pod in candidates if not pod.ended]
+        if unfinished and not policy.overlaps:
             continue
-        due, failures = _next(None if gone else last, now, proven, ends_by_itself)
-        if last is not None and not gone and failures >= MAX_FAILURES:
-            stuck.append(last)
+        # A pod that is deleted, or lost with its node, is newer than the last one that ended: it starts no pause.
+        predecessor = None if unfinished else last
+        due, failures = _next(predecessor, policy, now)
+        if predecessor is not None and failures >= MAX_FAILURES:
+            stuck.append(predecessor)
         if due is None:
             continue
-        due = due if until is None else max(due, until)
+        due = due if earliest is None else max(due, earliest)
         if due <= now:
-            failed_on = _failed_on(None if gone else last, proven)
-            make.append(New(index, failures, _avoided(candidates), failed_on))
+            failed_on = _failed_on(predecessor, policy.proven)
+            create.append(NewPod(index, failures, _avoided(candidates), failed_on))
         else:
-            again.append(due - now)
-    if len(make) > MAX_MADE:
-        del make[MAX_MADE:]
-        again.append(0.0)
-    # The highest places go first: ranks are given out in the order of names, and the others keep theirs.
-    remove.sort(key=lambda pod: -pod.index)
-    return RolePlan(tuple(make), tuple(remove), min(again, default=None), tuple(stuck), tuple(settled))
+            delays.append(due - now)
+    if len(create) > MAX_NEW_PODS:
+        del create[MAX_NEW_PODS:]
+        delays.append(0.0)
+    # The highest indices go first: ranks are assigned in the order of names, and the other workers keep theirs.
+    delete.sort(key=lambda pod: -pod.index)
+    return RolePlan(tuple(create), tuple(delete), min(delays, default=None), tuple(stuck), tuple(running))
 
 
 def is_done(pods: Sequence[Pod], replicas: int) -> bool:
-    """Whether in every place the last pod has ended well."""
+    """Whether the last pod of every replica has ended well."""
     last = {pod.index: pod for pod in pods if pod.ended}
-    going_on = {pod.index for pod in pods if not pod.ended}
+    unfinished = {pod.index for pod in pods if not pod.ended}
     return all(
-        place in last and last[place].end is PodEnd.FINISHED and place not in going_on for place in range(replicas)
+        index in last and last[index].end is PodEnd.FINISHED and index not in unfinished for index in range(replicas)
     )
 
 
@@ -154,10 +167,10 @@ def pause(failures: int) -> float:
 
 
 def failures_of(pod: Pod, proven: Container[str] = ()) -> int:
-    """Failures in a row up to and with this pod, which has ended."""
-    follows = CONSEQUENCES[_end(pod)]
-    if not follows.counts:
-        return 0 if follows.forgives else pod.failures
+    """Consecutive failures of a replica up to this pod, which has ended, and including it."""
+    consequence = CONSEQUENCES[_end(pod)]
+    if not consequence.counts:
+        return 0 if consequence.resets else pod.failures
     return 1 if _did_start(pod, proven) else pod.failures + 1
 
 
@@ -167,39 +180,45 @@ def _end(pod: Pod) -> PodEnd:
 
 
 def _did_start(pod: Pod, proven: Container[str]) -> bool:
-    lived = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
-    follows = CONSEQUENCES[_end(pod)]
-    return lived >= follows.starts_well or (follows.is_proven_by_steps and pod.name in proven)
+    """Whether a pod that has ended had started well, so that its failure begins a new row."""
+    lifetime = 0.0 if pod.started is None or pod.finished is None else pod.finished - pod.started
+    consequence = CONSEQUENCES[_end(pod)]
+    return lifetime >= consequence.healthy_after or (consequence.is_proven_by_steps and pod.name in proven)
 
 
 def _failed_on(last: Pod | None, proven: Container[str]) -> tuple[str, ...]:
-    if last is None or not last.node or CONSEQUENCES[_end(last)].forgives or _did_start(last, proven):
+    """Nodes of consecutive failed starts, oldest first; empty if the last pod was none."""
+    if last is None or not last.node or CONSEQUENCES[_end(last)].resets or _did_start(last, proven):
         return ()
     return (*last.failed_on, last.node)[-MAX_AVOIDED:]
 
 
-def _next(last: Pod | None, now: float, proven: Container[str], ends_by_itself: bool) -> tuple[float | None, int]:
-    """When the next pod of a place is due, None for never, and its count of failures."""
+def _next(last: Pod | None, policy: ReplicaPolicy, now: float) -> tuple[float | None, int]:
+    """Time at which a replica's next pod is due, None for never, and its count of failures.
+
+    Args:
+        last: the replica's last pod, which has ended; None: there is none, or it went without an end of its own.
+    """
     if last is None:
         return now, 0
-    # A node's clock may be ahead of ours.
+    # A node's clock may be ahead of the operator's.
     finished = last.finished if last.finished is not None and last.finished <= now else last.created
     if last.end is PodEnd.FINISHED:
-        return (None if ends_by_itself else finished + RESULT_SECONDS), 0
-    failures = failures_of(last, proven)
+        return (None if policy.completes else finished + RESULT_SECONDS), 0
+    failures = failures_of(last, policy.proven)
     return finished + pause(failures), failures
 
 
 def _avoided(candidates: Sequence[Pod]) -> tuple[str, ...]:
-    """The nodes that the next pod of a place keeps off: a group that failed because of it there would again."""
-    found: dict[str, None] = {}
+    """Nodes that a replica's next pod must not be placed on: its group would fail there again."""
+    nodes: dict[str, None] = {}
     for pod in candidates:
-        found |= dict.fromkeys(pod.avoids)
+        nodes |= dict.fromkeys(pod.avoids)
         if pod.code == ExitCode.LEFT_OUT and pod.node:
-            found[pod.node] = None
-    return tuple(found)[-MAX_AVOIDED:]
+            nodes[pod.node] = None
+    return tuple(nodes)[-MAX_AVOIDED:]
 
 
 def _merit(pod: Pod) -> tuple[bool, bool, float, str]:
-    """Of several live pods of one place the one that is furthest stays."""
+    """Sort key of several live pods of one replica, the one to keep first: ready, running, oldest."""
     return not pod.ready, pod.phase != "Running", pod.created, pod.name

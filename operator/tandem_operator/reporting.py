@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tandem.formatting import rfc3339, seconds
-from tandem.job import DistributedTrainingJob
-from tandem.measures import is_restart
-from tandem.reasons import Reason
-from tandem.status import (
+from tandem.formatting import parse_rfc3339, rfc3339
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.measures import is_restart
+from tandem.wire.reasons import Reason
+from tandem.wire.status import (
     HALVED,
     KSTATUS,
     REWOUND,
@@ -20,16 +20,17 @@ from tandem.status import (
     Snapshot,
     Status,
     Troubles,
-    lasting,
-    told,
+    persistent_trouble,
+    trouble_messages,
 )
 from tandem_operator import names
-from tandem_operator.lifecycle import Lifecycle, condition, is_initialized
+from tandem_operator.lifecycle import Lifecycle, find_condition, is_initialized
 from tandem_operator.observed import Pod
 
 MAX_GENERATIONS = 5
-"""Of more new generations at once only the last are told as events; the coordinator's log has them all."""
-LIVELY = {
+"""Maximum number of new generations that one reconcile reports as Events, the latest ones; the coordinator's log has
+them all."""
+VOLATILE_FIELDS = {
     "progress",
     "loss",
     "throughput",
@@ -42,81 +43,85 @@ LIVELY = {
     "troubles",
     "ledger",
 }
-"""Fields that change all the time; a change of them alone may wait."""
+"""Fields that change all the time; a change in them alone may wait."""
 
-OURS = ("Initialized", "Running", "Restarting", "Suspended", "Complete", "Failed", "Degraded", *KSTATUS)
+OWNED_CONDITIONS = ("Initialized", "Running", "Restarting", "Suspended", "Complete", "Failed", "Degraded", *KSTATUS)
 """Types of the conditions that the operator writes; those of other writers are kept as they are."""
-ALWAYS = {"Initialized", "Running", "Ready"}
-"""Told also while they do not hold; others only once they have."""
-SETTLED: tuple[Phase, ...] = ("Running", "Draining", "Succeeded")
-"""Phases of a job that is as it was asked for."""
+ALWAYS_SHOWN = {"Initialized", "Running", "Ready"}
+"""Conditions that are shown from the start; the others once they have been true."""
+STEADY_PHASES: tuple[Phase, ...] = ("Running", "Draining", "Succeeded")
+"""Phases of a job that is in its desired state."""
 
 
 @dataclass(frozen=True)
-class Notice:
+class KubeEvent:
     """A Kubernetes Event about the job."""
 
     reason: str
     """One CamelCase word."""
     message: str
     warning: bool = False
-    place: str = ""
-    """Whose new pod it tells of (tandem_operator.job_memory); where none could be made, there is nothing to tell."""
+    replica: str = ""
+    """The replica whose new pod it reports (tandem_operator.job_memory); it is not posted if that pod could not be
+    created."""
 
 
 @dataclass(frozen=True)
-class Want:
-    """Something that keeps the job from getting what it needs."""
+class JobProblem:
+    """Something that keeps the job from running as specified."""
 
     reason: str
     """One CamelCase word."""
     message: str
-    for_good: bool = False
-    """As the job stands: somebody has to change it."""
+    permanent: bool = False
+    """Whether it stays until somebody changes the job."""
 
 
 def status(
     job: DistributedTrainingJob,
     generation: int,
-    heard: Snapshot | None,
+    snapshot: Snapshot | None,
     lifecycle: Lifecycle,
     workers: Sequence[Pod],
-    troubles: Sequence[Want],
+    problems: Sequence[JobProblem],
     now: float,
 ) -> Status:
-    """The status as it should be.
+    """Compute the status.
 
     Args:
         generation: metadata.generation of the job.
-        heard: what the coordinator said just now, None if it did not answer.
-        ahead: what is to become of the job.
-        troubles: the gravest first.
+        snapshot: the coordinator's answer to the last poll; None if it did not answer.
+        lifecycle: the stage of the job.
+        problems: the most important one first.
     """
     old = job.status or Status()
-    base = heard.status if heard is not None else old
-    phase = lifecycle.phase or _phase(old, heard)
+    base = snapshot.status if snapshot is not None else old
+    phase = lifecycle.phase or _phase(old, snapshot)
     spec = job.spec
-    ready = base.workers.ready if heard is not None and base.workers is not None else sum(pod.ready for pod in workers)
-    over = lifecycle.stage in ("end", "suspend")
-    message = lifecycle.message or (base.message if heard is not None else None)
-    if lifecycle.stage == "train" and troubles and (phase != "Running" or message is None):
-        message = troubles[0].message
+    ready = (
+        base.workers.ready if snapshot is not None and base.workers is not None else sum(pod.ready for pod in workers)
+    )
+    has_ended = lifecycle.stage in ("end", "suspend")
+    message = lifecycle.message or (base.message if snapshot is not None else None)
+    if lifecycle.stage == "train" and problems and (phase != "Running" or message is None):
+        message = problems[0].message
     changes: dict[str, Any] = {
+        # A field that the coordinator does not report, or no longer reports, keeps its last value.
         "phase": phase,
-        "conditions": _conditions(old, generation, heard, lifecycle, phase, troubles, now),
+        "conditions": _conditions(old, generation, snapshot, lifecycle, phase, problems, now),
         "observed_generation": generation,
         "selector": ",".join(
             f"{label}={value}" for label, value in {names.JOB: job.metadata.name, names.ROLE: names.WORKER}.items()
         ),
         "workers": Members(
             desired=spec.workers.replicas,
-            ready=0 if over else min(ready, spec.workers.most),
+            ready=0 if has_ended else min(ready, spec.workers.most),
             min=spec.workers.min_replicas,
             max=spec.workers.most,
         ),
         "evaluators": Members(
             desired=spec.evaluation.processes,
-            ready=base.evaluators.ready if base.evaluators is not None and not over else 0,
+            ready=base.evaluators.ready if base.evaluators is not None and not has_ended else 0,
         ),
         "generation": base.generation or old.generation,
         "restarts": max(base.restarts, old.restarts),
@@ -125,75 +130,93 @@ def status(
         "progress": base.progress or old.progress,
         "throughput": _rounded(base.throughput),
         "loss": _rounded(base.loss if base.loss is not None else old.loss),
-        "troubles": base.troubles if heard is not None else old.troubles,
+        "troubles": base.troubles if snapshot is not None else old.troubles,
         "ledger": base.ledger or old.ledger,
         "start_time": base.start_time or old.start_time,
-        "completion_time": _completion(old, heard, lifecycle, now),
-        "message": _cut(message),
+        "completion_time": _completion(old, snapshot, lifecycle, now),
+        "message": _limited(message),
         "latest_checkpoint": base.latest_checkpoint or old.latest_checkpoint,
         "evaluated_at": base.evaluated_at or old.evaluated_at,
-        "latest_evaluation": _shown(base.latest_evaluation or old.latest_evaluation),
-        "best_checkpoint": _shown(base.best_checkpoint or old.best_checkpoint),
+        "latest_evaluation": _rounded_score(base.latest_evaluation or old.latest_evaluation),
+        "best_checkpoint": _rounded_score(base.best_checkpoint or old.best_checkpoint),
         "against_base": base.against_base or old.against_base,
     }
-    if over or heard is None:
+    # Rates are only true at the moment of an answer.
+    if has_ended or snapshot is None:
         changes |= {"throughput": None, "utilization": None, "stragglers": []}
-    if over:
+    if has_ended:
         changes |= {"world_size": None}
     return base.model_copy(update=changes)
 
 
-def refused(old: Status, generation: int, reason: str, message: str, now: float, for_good: bool = True) -> Status:
-    """The status of a job that is not looked after. It may train all the same: what is known of it stays.
+def stalled_status(
+    old: Status, generation: int, reason: str, message: str, now: float, permanent: bool = True
+) -> Status:
+    """The status of a job that the operator does not reconcile. It may train all the same, so what is known of it
+    stays.
 
     Args:
-        old: what of its status can be read.
+        old: its last status, as far as it can be read.
         reason: one CamelCase word.
-        for_good: as it stands, so that somebody has to change it.
+        permanent: it stays so until somebody changes the job.
     """
-    begun = condition(old, "Initialized")
+    initialized = find_condition(old, "Initialized")
     report = {
         "Initialized": (False, reason, message),
         "Ready": (False, reason, message),
-        "Reconciling": (not for_good, reason, message),
-        "Stalled": (for_good, reason, message),
+        "Reconciling": (not permanent, reason, message),
+        "Stalled": (permanent, reason, message),
     }
-    if begun is not None and begun.status == "True":
+    if initialized is not None and initialized.status == "True":
         del report["Initialized"]
-    kept = [one for one in old.conditions if one.type in OURS and one.type not in report]
-    conditions = [*_merged(old, report.items(), generation, now), *kept]
+    other_conditions = [
+        condition for condition in old.conditions if condition.type in OWNED_CONDITIONS and condition.type not in report
+    ]
+    conditions = [*_merged(old, report.items(), generation, now), *other_conditions]
     return old.model_copy(
-        update={"conditions": conditions, "observed_generation": generation, "message": _cut(message)}
+        update={"conditions": conditions, "observed_generation": generation, "message": _limited(message)}
     )
 
 
-def notices(old: Status, new: Status, heard: Snapshot | None) -> list[Notice]:
-    """What a person following the job wants to read, as the status goes from one to the other."""
-    found = [_generation(view) for view in _news(old, heard)]
-    # Of a group that trains its generation tells.
+def events_between(old: Status, new: Status, snapshot: Snapshot | None) -> list[KubeEvent]:
+    """Events for a change from one status to the next."""
+    events = [_generation(view) for view in _new_generations(old, snapshot)]
+    # The Event of its generation already reports a group that trains.
     if new.phase != old.phase and new.phase not in ("Pending", "Starting", "Running", "Restarting"):
-        why = next((one.message for one in new.conditions if one.status == "True" and one.type in _LAST), "")
-        found.append(Notice(new.phase, why or f"the job is {new.phase}", new.phase == "Failed"))
-    for one in new.conditions:
-        before = condition(old, one.type)
-        told = one.type == "Running" and one.status == "False" and one.reason in _WORTH_A_WARNING
-        if told and (before is None or before.reason != one.reason):
-            found.append(Notice(one.reason, one.message, warning=True))
-    return [*found, *_troubles(old, heard)]
-
-
-def _troubles(old: Status, heard: Snapshot | None) -> Iterator[Notice]:
-    """Each kind of trouble when it begins, and again when its sentence is about something new: not for each number."""
-    before = {(one.reason, one.lasts) for one in told(old.troubles)}
-    known = old.troubles or Troubles()
-    now = heard.status.troubles if heard is not None else None
-    for one in told(now):
-        again = now is not None and (
-            (one.reason == REWOUND and now.rewinds > known.rewinds)
-            or (one.reason == HALVED and now.micro_batches_halved > known.micro_batches_halved)
+        message = next(
+            (
+                condition.message
+                for condition in new.conditions
+                if condition.status == "True" and condition.type in _FINAL_CONDITIONS
+            ),
+            "",
         )
-        if again or ((one.reason, one.lasts) not in before and (one.lasts or (one.reason, True) not in before)):
-            yield Notice(one.reason, one.text, warning=one.level != "info")
+        events.append(KubeEvent(new.phase, message or f"the job is {new.phase}", new.phase == "Failed"))
+    for condition in new.conditions:
+        previous = find_condition(old, condition.type)
+        is_warning = (
+            condition.type == "Running" and condition.status == "False" and condition.reason in _WARNING_REASONS
+        )
+        if is_warning and (previous is None or previous.reason != condition.reason):
+            events.append(KubeEvent(condition.reason, condition.message, warning=True))
+    return [*events, *_troubles(old, snapshot)]
+
+
+def _troubles(old: Status, snapshot: Snapshot | None) -> Iterator[KubeEvent]:
+    """Events for each kind of trouble when it begins, and again when it happens once more, but not for each change of a
+    number."""
+    before = {(trouble.reason, trouble.lasts) for trouble in trouble_messages(old.troubles)}
+    previous = old.troubles or Troubles()
+    now = snapshot.status.troubles if snapshot is not None else None
+    for trouble in trouble_messages(now):
+        is_repeated = now is not None and (
+            (trouble.reason == REWOUND and now.rewinds > previous.rewinds)
+            or (trouble.reason == HALVED and now.micro_batches_halved > previous.micro_batches_halved)
+        )
+        if is_repeated or (
+            (trouble.reason, trouble.lasts) not in before and (trouble.lasts or (trouble.reason, True) not in before)
+        ):
+            yield KubeEvent(trouble.reason, trouble.text, warning=trouble.level != "info")
 
 
 def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +232,8 @@ def patch(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-_LAST = ("Complete", "Failed", "Suspended")
-_WORTH_A_WARNING = {
+_FINAL_CONDITIONS = ("Complete", "Failed", "Suspended")
+_WARNING_REASONS = {
     Reason.GAVE_WAY,
     Reason.NAME_TAKEN,
     Reason.QUOTA_EXCEEDED,
@@ -226,61 +249,61 @@ _WORTH_A_WARNING = {
 }
 
 
-def _phase(old: Status, heard: Snapshot | None) -> Phase:
-    if heard is not None:
-        return heard.status.phase
+def _phase(old: Status, snapshot: Snapshot | None) -> Phase:
+    if snapshot is not None:
+        return snapshot.status.phase
     # A coordinator that restarts does not disturb training, and is not shown as if it did.
     return old.phase if old.phase in ("Starting", "Running", "Restarting") else "Pending"
 
 
-def _completion(old: Status, heard: Snapshot | None, lifecycle: Lifecycle, now: float) -> str | None:
+def _completion(old: Status, snapshot: Snapshot | None, lifecycle: Lifecycle, now: float) -> str | None:
     if lifecycle.stage not in ("drain", "end"):
         return None
-    said = seconds(heard.status.completion_time) if heard is not None else None
-    # The coordinator's clock may be ahead of ours, and a job is kept for some time after this.
-    return old.completion_time or rfc3339(min(said or now, now))
+    completed = parse_rfc3339(snapshot.status.completion_time) if snapshot is not None else None
+    # The coordinator's clock may be ahead of the operator's, and the job is kept for some time after its completion.
+    return old.completion_time or rfc3339(min(completed or now, now))
 
 
 def _conditions(
     old: Status,
     generation: int,
-    heard: Snapshot | None,
+    snapshot: Snapshot | None,
     lifecycle: Lifecycle,
     phase: Phase,
-    troubles: Sequence[Want],
+    problems: Sequence[JobProblem],
     now: float,
 ) -> list[Condition]:
-    report = _report(old, heard, lifecycle, phase, troubles)
+    report = _report(old, snapshot, lifecycle, phase, problems)
     return _merged(old, report, generation, now)
 
 
 def _merged(
     old: Status, report: Iterable[tuple[str, tuple[bool, str, str]]], generation: int, now: float
 ) -> list[Condition]:
-    """Our conditions, and then those of other writers."""
-    ours = [
+    """The operator's own conditions, followed by those of other writers."""
+    own = [
         _condition(old, kind, holds, reason, message, generation, now)
         for kind, (holds, reason, message) in report
-        if holds or kind in ALWAYS or condition(old, kind) is not None
+        if holds or kind in ALWAYS_SHOWN or find_condition(old, kind) is not None
     ]
-    return [*ours, *(one for one in old.conditions if one.type not in OURS)]
+    return [*own, *(condition for condition in old.conditions if condition.type not in OWNED_CONDITIONS)]
 
 
 def _report(
-    old: Status, heard: Snapshot | None, lifecycle: Lifecycle, phase: Phase, troubles: Sequence[Want]
+    old: Status, snapshot: Snapshot | None, lifecycle: Lifecycle, phase: Phase, problems: Sequence[JobProblem]
 ) -> Iterator[tuple[str, tuple[bool, str, str]]]:
-    initialized = heard is not None or is_initialized(old)
-    trouble = troubles[0] if troubles else Want("", "")
+    initialized = snapshot is not None or is_initialized(old)
+    problem = problems[0] if problems else JobProblem("", "")
     yield (
         "Initialized",
-        (initialized, "CoordinatorAnswered", "the coordinator has taken the job up")
+        (initialized, "CoordinatorAnswered", "the coordinator has answered")
         if initialized
-        else (False, trouble.reason or "CoordinatorStarts", trouble.message or "the coordinator has not answered yet"),
+        else (False, problem.reason or "CoordinatorStarts", problem.message or "the coordinator has not answered yet"),
     )
     running = phase == "Running"
-    why = trouble.reason or lifecycle.reason or phase
-    yield "Running", (running, why, trouble.message or lifecycle.message or f"the job is {phase}")
-    yield "Restarting", (phase == "Restarting", phase, _message(heard) if phase == "Restarting" else "")
+    reason = problem.reason or lifecycle.reason or phase
+    yield "Running", (running, reason, problem.message or lifecycle.message or f"the job is {phase}")
+    yield "Restarting", (phase == "Restarting", phase, _message(snapshot) if phase == "Restarting" else "")
     yield (
         "Suspended",
         (
@@ -292,17 +315,21 @@ def _report(
     complete = phase == "Succeeded"
     yield "Complete", (complete, lifecycle.reason or phase, lifecycle.message)
     yield "Failed", (phase == "Failed", lifecycle.reason or phase, lifecycle.message)
-    wrong = lasting(heard.status.troubles) if heard is not None and phase not in ("Succeeded", "Failed") else None
-    yield "Degraded", (True, wrong.reason, wrong.text) if wrong is not None else (False, "Well", "")
+    degraded = (
+        persistent_trouble(snapshot.status.troubles)
+        if snapshot is not None and phase not in ("Succeeded", "Failed")
+        else None
+    )
+    yield "Degraded", (True, degraded.reason, degraded.text) if degraded is not None else (False, "Well", "")
     failed, rests = phase == "Failed", phase == "Suspended" and lifecycle.reason == "Suspended"
-    words = trouble.message or lifecycle.message or f"the job is {phase}"
-    yield "Ready", (phase in SETTLED or rests, why, words)
-    waits = not (failed or phase in SETTLED or rests)
-    # Who waits for the job (Flux, Argo CD, kstatus) would wait for ever.
-    lasting_want = next((one for one in troubles if one.for_good), None) if waits else None
-    yield "Reconciling", (waits and lasting_want is None, why, words)
-    if lasting_want is not None:
-        yield "Stalled", (True, lasting_want.reason, lasting_want.message)
+    message = problem.message or lifecycle.message or f"the job is {phase}"
+    yield "Ready", (phase in STEADY_PHASES or rests, reason, message)
+    waits = not (failed or phase in STEADY_PHASES or rests)
+    # Tools that wait for the job (Flux, Argo CD, kstatus) would wait for ever.
+    permanent_problem = next((candidate for candidate in problems if candidate.permanent), None) if waits else None
+    yield "Reconciling", (waits and permanent_problem is None, reason, message)
+    if permanent_problem is not None:
+        yield "Stalled", (True, permanent_problem.reason, permanent_problem.message)
     else:
         yield "Stalled", (failed, lifecycle.reason or phase, lifecycle.message)
 
@@ -311,8 +338,9 @@ def _condition(
     old: Status, kind: Any, holds: bool, reason: str, message: str, generation: int, now: float
 ) -> Condition:
     value: Literal["True", "False"] = "True" if holds else "False"
-    before = condition(old, kind)
-    # Since when a job gives way is part of what it says.
+    before = find_condition(old, kind)
+    # The transition time of GaveWay is when the back-off started, so a change of the reason alone counts as a
+    # transition.
     same = (
         before is not None
         and before.status == value
@@ -328,33 +356,33 @@ def _condition(
     )
 
 
-def _cut(message: str | None) -> str | None:
-    """A message as a condition's: `model_copy` validates nothing, and webhooks may say anything."""
+def _limited(message: str | None) -> str | None:
+    """A message within the bounds of a condition: `model_copy` validates nothing, and webhooks may answer anything."""
     return None if message is None else Condition(type="Ready", status="False", message=message).message
 
 
 def _rounded(value: float | None) -> float | None:
-    """`kubectl get` shows every digit there is."""
+    """A value with four significant digits, because `kubectl get` shows every digit there is."""
     return None if value is None else float(f"{value:.4g}")
 
 
-def _shown(score: Score | None) -> Score | None:
+def _rounded_score(score: Score | None) -> Score | None:
     return None if score is None else score.model_copy(update={"value": float(f"{score.value:.6g}")})
 
 
-def _message(heard: Snapshot | None) -> str:
-    return (heard.status.message if heard is not None else None) or ""
+def _message(snapshot: Snapshot | None) -> str:
+    return (snapshot.status.message if snapshot is not None else None) or ""
 
 
-def _news(old: Status, heard: Snapshot | None) -> Sequence[GenerationView]:
-    if heard is None:
+def _new_generations(old: Status, snapshot: Snapshot | None) -> Sequence[GenerationView]:
+    if snapshot is None:
         return []
-    return [view for view in heard.generations if view.generation > (old.generation or 0)][-MAX_GENERATIONS:]
+    return [view for view in snapshot.generations if view.generation > (old.generation or 0)][-MAX_GENERATIONS:]
 
 
-def _generation(view: GenerationView) -> Notice:
+def _generation(view: GenerationView) -> KubeEvent:
     count = len(view.members) if view.replicas is None else view.replicas
     size = "1 worker" if count == 1 else f"{count} workers"
     planned = not is_restart(view.reason) or view.reason == "MemberLeft"
     detail = f": {view.detail}" if view.detail else ""
-    return Notice(view.reason, f"generation {view.generation} with {size}{detail}", warning=not planned)
+    return KubeEvent(view.reason, f"generation {view.generation} with {size}{detail}", warning=not planned)

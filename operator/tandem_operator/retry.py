@@ -1,65 +1,70 @@
-"""Retries of a failed job in place: a user sets the annotation `tandem.dev/retry-at`, with a value that it did
-not have before. Pure.
+"""Retries of a failed job in place: a user sets the annotation `tandem.dev/retry-at` to a value that it did not have
+before. Pure.
 
-All its pods go, with the failures that they count. Then the job is Pending again, with one retry more, and its pods are
-told another incarnation: by that the coordinator knows that what made the run fail is to be set aside, that the restart
-budget is whole again, and that training goes on from the newest checkpoint.
+All pods of the job are deleted, and with them the failures that they count. Then the job is Pending again, its retry
+count is one higher, and its pods get a new incarnation. From that the coordinator knows that the failed run's cause is
+to be set aside, that the restart budget is full again, and that training resumes from the newest checkpoint.
 
-The value that was seen last is kept in the status, as Flux keeps that of `reconcile.fluxcd.io/resetAt`. One that comes
-while the job has not failed is seen, too, and has no effect: nobody is surprised by it weeks later.
+The status keeps the last value seen, as Flux keeps that of `reconcile.fluxcd.io/resetAt`. A value that is set while the
+job has not failed is recorded, too, and has no effect, so it cannot surprise anybody weeks later.
 
-Rejected: a field of the spec (a tool that applies Git again and again would take it back, and agents of a pinned image
-would have to know it); making the job anew (its Events, its age and what waits for it are lost).
+Rejected: a field of the spec (a tool that applies Git again and again would revert it, and agents of a pinned image
+would have to know it); recreating the job (its Events, its age and everything that waits for it are lost).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from tandem.formatting import rfc3339
-from tandem.job import DistributedTrainingJob
-from tandem.labels import RETRY_AT
-from tandem.status import Condition, Status
+from tandem.job.labels import RETRY_AT
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.status import Condition, Status
 
 REASON = "Retried"
-MAX_VALUE = 64
-"""Characters of the annotation that tell one from another."""
+MAX_VALUE_LENGTH = 64
+"""Maximum length of the annotation's value that is compared, in characters."""
 
 
-def asked(metadata: Mapping[str, Any]) -> str | None:
-    """The annotation's value, as far as anybody needs it."""
+def requested_retry(metadata: Mapping[str, Any]) -> str | None:
+    """The value of the retry annotation, cut to the compared length; None if it is not set."""
     annotations = metadata.get("annotations")
     value = annotations.get(RETRY_AT) if isinstance(annotations, Mapping) else None
-    return value[:MAX_VALUE] if isinstance(value, str) and value else None
+    return value[:MAX_VALUE_LENGTH] if isinstance(value, str) and value else None
 
 
 def incarnation(job: DistributedTrainingJob, uid: str) -> str:
-    """What tells the pods of one try from those of another, and from those of another job of that name."""
+    """Identifier that distinguishes the pods of one retry from those of another, and from those of an earlier job of
+    the same name."""
     retries = job.status.retries if job.status is not None else 0
     return f"{uid}.{retries}" if retries else uid
 
 
-def begun_anew(old: Status, at: str, generation: int, now: float) -> Status:
-    """The status with which a failed job is tried again.
+def restarted_status(old: Status, value: str, generation: int, now: float) -> Status:
+    """The status with which a failed job starts again.
 
     Args:
-        at: the annotation's value.
+        value: the annotation's value.
         now: seconds since the epoch.
     """
-    since, words = rfc3339(now), f"tried again, because {RETRY_AT} is {at}"
+    since, message = rfc3339(now), f"tried again, because {RETRY_AT} is {value}"
 
-    def anew(one: Condition) -> Condition:
-        changes = {"status": "False", "reason": REASON, "message": words, "last_transition_time": since}
-        return one.model_copy(update={**changes, "observed_generation": generation})
+    def cleared(condition: Condition) -> Condition:
+        changes = {"status": "False", "reason": REASON, "message": message, "last_transition_time": since}
+        return condition.model_copy(update={**changes, "observed_generation": generation})
 
-    ended = {"Initialized", "Running", "Failed", "Ready", "Stalled"}
+    # Conditions that describe the failed attempt; all others stay as they are.
+    reset_types = {"Initialized", "Running", "Failed", "Ready", "Stalled"}
+    # The higher count changes the incarnation, so no pod of the failed attempt is taken for one of the new one.
     return old.model_copy(
         update={
             "phase": "Pending",
-            "conditions": [anew(one) if one.type in ended else one for one in old.conditions],
+            "conditions": [
+                cleared(condition) if condition.type in reset_types else condition for condition in old.conditions
+            ],
             "observed_generation": generation,
             "completion_time": None,
-            "message": words,
+            "message": message,
             "retries": old.retries + 1,
-            "retried_at": at,
+            "retried_at": value,
         }
     )

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tandem import formatting
 from tandem.rundir.layout import RunDir
-from tandem.status import Progress, Score, Snapshot, Status
+from tandem.wire.status import Progress, Score, Snapshot, Status
 from tandem_cli.report.writing import write
 from tandem_coordinator.charts import drawing
 from tandem_coordinator.page.routes import LivePage

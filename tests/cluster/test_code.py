@@ -71,7 +71,7 @@ def test_an_edited_line_runs_on_the_cluster_within_seconds_and_every_pod_has_the
     told = logs(namespace, "second")
     assert told.count("event=install ") == 1, "the packages of requirements.txt are installed once for all pods"
     again = submit(namespace, folder, "second")
-    assert "is up to date" in again
+    assert "unchanged" in again
     assert "the code is on the job's volume already" in again
 
 

@@ -94,11 +94,11 @@ def follow(namespace: Namespace) -> Iterator[object]:
 def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     namespace: Namespace, operator: Operator, images: Images, follow: type[Following], tmp_path: Path
 ) -> None:
-    assert "would be made" in said(namespace, "submit", DIGITS, "--dry-run")
+    assert "would be created" in said(namespace, "submit", DIGITS, "--dry-run")
     assert "no job digits" in said(namespace, "status", "digits", code=2)
     longer = ("--set", "spec.trainer.config.epochs=400", "--set", "spec.elasticity.growAfterSeconds=5")
-    assert said(namespace, "submit", DIGITS, *longer).startswith(f"made in namespace {namespace.name}: digits:")
-    assert said(namespace, "submit", DIGITS, *longer).startswith("is up to date")
+    assert said(namespace, "submit", DIGITS, *longer).startswith(f"created in namespace {namespace.name}: digits:")
+    assert said(namespace, "submit", DIGITS, *longer).startswith("unchanged")
 
     job = Job(namespace, "digits")
     logs, watched = follow("logs", "digits", "--follow"), follow("status", "digits", "--watch")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tandem.manifest.reading import read_job
+from tandem.job.manifest.reading import read_job
 from tests.support import ROOT
 from tests.support.cluster.operated import established
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tests.support.cluster.images import ROOMS, Images
 from tests.support.cluster.pods import Namespace, container, named, pod
 
@@ -133,7 +133,7 @@ def test_no_secret_and_no_setting_of_the_builder_is_left(image: Opened) -> None:
 
 def test_nothing_is_compiled_at_a_start(image: Opened) -> None:
     """A pod cannot write bytecode: what has none is compiled at every start, which costs torch some seconds."""
-    modules = ["tandem/job.py", "pydantic/main.py"]
+    modules = ["tandem/job/resource.py", "pydantic/main.py"]
     if image.name == "operator":
         modules += ["aiohttp/web.py"]
     else:
@@ -141,7 +141,7 @@ def test_nothing_is_compiled_at_a_start(image: Opened) -> None:
             "torch/__init__.py",
             "torch/_dynamo/eval_frame.py",
             "numpy/__init__.py",
-            "tandem_trainer/agent.py",
+            "tandem_trainer/agent/torchrun.py",
         ]
     for module in modules:
         path = image.site / module

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tandem import launch
-from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.reading import read_job
-from tandem.status import Snapshot
+from tandem.job.manifest.reading import read_job
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.status import Snapshot
 from tests.support import EXAMPLES
 from tests.support.cluster.images import Images
 from tests.support.cluster.pods import Manifest, Namespace, container, named, pod, restricted
@@ -145,7 +145,7 @@ def endless() -> DistributedTrainingJob:
 
 ASK = """
 import os
-from tandem.coordinator_client import CoordinatorClient
+from tandem.wire.coordinator_client import CoordinatorClient
 print(CoordinatorClient("127.0.0.1:7070", os.environ["TANDEM_TOKEN"]).status().model_dump_json())
 """
 

@@ -94,7 +94,7 @@ def test_a_suspended_job_frees_its_pods_and_goes_on_where_it_was(namespace: Name
     assert not any(job.pods(role) for role in ("worker", "coordinator", "evaluator"))
     saved = job.status["latestCheckpoint"]["step"]
     assert saved >= before - 50, "the group did not save before it left"
-    assert f"long is suspended; saved at step {saved:,}. It goes on after: kubectl patch" in stopped.stdout
+    assert f"long is suspended; saved at step {saved:,}. To resume it: kubectl patch" in stopped.stdout
     namespace("patch", "dtj/long", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
     assert job.trains(beyond=saved) > saved
     job.becomes(lambda: len(job.live("evaluator")) == 1, "its evaluator")

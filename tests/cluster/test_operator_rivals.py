@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.formatting import seconds
+from tandem.formatting import parse_rfc3339
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.images import PAUSE
@@ -27,7 +27,7 @@ BACKOFF_SECONDS = 12.0
 def waiting(job: Job) -> float:
     """How long both workers of a job have been without a node."""
     conditions = [one for found in job.pods("worker") for one in found["status"].get("conditions", [])]
-    since = [seconds(one["lastTransitionTime"]) or 0.0 for one in conditions if one["type"] == "PodScheduled"]
+    since = [parse_rfc3339(one["lastTransitionTime"]) or 0.0 for one in conditions if one["type"] == "PodScheduled"]
     return time.time() - max(since) if len(since) == 2 else 0.0
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.metrics import COMMON
+from tandem.wire.metrics import COMMON
 from tests.support.cluster import ON_OUR_OWN, prometheus_operator
 from tests.support.cluster.helm import CHART, Helm, image_values
 from tests.support.cluster.images import Images

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tandem import metrics
-from tandem.protocol import RankReport
+from tandem.wire import metrics
+from tandem.wire.protocol import RankReport
 from tests.support import ROOT
 from tests.support.cluster.operated import Job, Operator, manifest
 from tests.support.cluster.pictures import draw

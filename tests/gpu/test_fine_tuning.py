@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.tasks import Optimizer
+from tandem.job.tasks import Optimizer
 from tandem_trainer.checkpoint.train_state import TrainState
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tandem_trainer.optimizers import torch_optimizer
 from tests.support.language import pretrained
 
@@ -18,7 +18,7 @@ LIGER = pytest.mark.skipif(find_spec("liger_kernel") is None, reason="liger-kern
 
 
 def task(folder: Path, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(folder), "length": 64, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(folder), "length": 64, **given}))
 
 
 def taken(made: FineTuning, device: torch.device, name: str, steps: int = 6) -> tuple[list[float], nn.Module, Any]:

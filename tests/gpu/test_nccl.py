@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem.tasks import ImageClassification
+from tandem.job.tasks import ImageClassification
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.ddp import Ddp

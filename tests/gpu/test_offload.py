@@ -9,12 +9,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tandem.tasks import Fsdp as Options
-from tandem.tasks import Optimizer, TaskLoop
-from tandem_trainer.causal_lm import CausalLM, Config
+from tandem.job.tasks import FsdpSettings as Options
+from tandem.job.tasks import Optimizer, TaskLoop
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
 from tandem_trainer.checkpoint.exchange import Exchange
-from tandem_trainer.checkpoint.sharding import here
-from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.sharding import to_local
+from tandem_trainer.checkpoint.staging import FileLayout, Staging, shared_memory
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.models.minigpt import MiniGPT
 from tandem_trainer.optimizers import torch_optimizer
@@ -24,7 +24,7 @@ from tandem_trainer.strategies.fsdp import Fsdp
 BACKEND = "nccl"
 # Of CUDA, NCCL and their drivers, which are those of the machine.
 pytestmark = pytest.mark.filterwarnings("default")
-TASK = CausalLM(Config(width=32, layers=2, heads=2, length=16))
+TASK = CausalLM(CausalLMConfig(width=32, layers=2, heads=2, length=16))
 ADAM = Optimizer(name="adamw", learning_rate=0.01)
 LOOP = TaskLoop(strategy="fsdp", fsdp=Options(cpu_offload=True), optimizer=ADAM)
 
@@ -77,7 +77,7 @@ def test_the_state_is_in_the_memory_of_the_machine_and_learns_the_same(group: Gr
     for _ in range(5):
         assert ours.step(tokens) == pytest.approx(stepped(alone, optimizer, tokens, None), rel=1e-3)
     moments = [one["exp_avg"] for one in ours.optimizer.state.values()]
-    assert {here(one).device.type for one in [*ours.model.parameters(), *moments]} == {"cpu"}
+    assert {to_local(one).device.type for one in [*ours.model.parameters(), *moments]} == {"cpu"}
     assert {one.device.type for one in ours.model.buffers()} == {group.device.type}
 
 
@@ -88,9 +88,9 @@ def test_it_goes_on_from_what_it_saves(group: Group) -> None:
         first.step(tokens)
     contents = first.kept.contents({})
     files = contents.files(rounds=False)
-    layout = Layout.of(files, 1)
+    layout = FileLayout.from_files(files, 1)
     staging = Staging(shared_memory(), files, layout, 0)
-    staging.copy(files, Exchange(files, layout, 0, 1).bring(files))
+    staging.copy(files, Exchange(files, layout, 0, 1).receive(files))
     whole: dict[str, dict[str, Tensor]] = {path: {} for path in files}
     for one in staging._slices:
         whole[one.path][one.name] = one.place.clone().view(files[one.path][one.name].shape)
@@ -100,5 +100,5 @@ def test_it_goes_on_from_what_it_saves(group: Group) -> None:
     second.kept.check(read)
     second.kept.load(read)
     found = [one["exp_avg"] for one in second.optimizer.state.values()]
-    assert {here(one).device.type for one in [*second.model.parameters(), *found]} == {"cpu"}
+    assert {to_local(one).device.type for one in [*second.model.parameters(), *found]} == {"cpu"}
     assert [second.step(tokens) for _ in range(2)] == pytest.approx([first.step(tokens) for _ in range(2)], rel=1e-4)

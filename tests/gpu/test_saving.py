@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from tandem.job.tasks import Optimizer
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.tasks import Optimizer
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
 from tandem_trainer.checkpoint.state import NamedOptimizer, weights

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem.rundir.layout import RunDir
-from tandem_trainer.checkpoint.file_names import OTHER_STATES
+from tandem_trainer.checkpoint.file_names import OBJECT_STATES
 from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.checkpoint.state import join
 from tests.support.ranks import Ranks, losses, make_rundir, records, sample_ids
@@ -66,7 +66,7 @@ def scaler_of(rundir: RunDir) -> dict[str, Any]:
     """What the newest checkpoint holds of the loss's scaler."""
     manifest = rundir.committed()[0]
     contents = read_contents(rundir.checkpoint(manifest.name), manifest)
-    state: dict[str, Any] = join(contents.loop[OTHER_STATES]["scaler"], contents.others)
+    state: dict[str, Any] = join(contents.loop[OBJECT_STATES]["scaler"], contents.others)
     return state
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tandem.status import Utilization
+from tandem.wire.status import Utilization
 from tests.support import manifests
 from tests.support.local_run import LocalRun
 from tests.support.waiting import until

@@ -144,5 +144,5 @@ def test_one_process_that_reads_for_all_is_refused(tmp_path: Path) -> None:
 def test_what_the_script_prepares_or_registers_and_does_not_give_is_refused(
     tmp_path: Path, case: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigurationError, match="a StepLR was prepared or registered, and checkpoints would not"):
+    with pytest.raises(ConfigurationError, match="a StepLR was prepared or registered, but checkpoints would not"):
         train(tmp_path, **case)

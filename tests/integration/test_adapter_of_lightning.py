@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_one_of_an_earlier_start_is_n
     assert (tmp_path / "own" / "last.ckpt").exists()
     with caplog.at_level(logging.WARNING, "tandem_trainer"):
         found = fit(tmp_path / "two", max_epochs=1, **own)
-    assert "last.ckpt is not read; training goes on from the run directory" in caplog.text
+    assert "last.ckpt is not read; training resumes from the run directory" in caplog.text
     assert found["step"] == 6
     assert found["weights"].equal(expected["weights"])
 

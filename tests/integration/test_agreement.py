@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
 from tests.support.ranks import Ranks, records, run

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
-from tandem import launch
-from tandem.exitcode import ExitCode
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
 from tests.support.lines import read_lines
@@ -23,7 +23,7 @@ FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
 STEPS = 100
 DIES_IN_PREFLIGHT = """
 import os, sys
-if "tandem_trainer.preflight" in sys.orig_argv:
+if "tandem_trainer.agent.preflight" in sys.orig_argv:
     import torch
     torch.matmul = lambda *_, **__: os.abort()
 """

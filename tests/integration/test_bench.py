@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem_cli.bench.schedule import Schedule, replayed
-from tandem_trainer.strategies.passes import RECORDED
+from tandem_cli.bench.schedule import RecordedSchedule, replayed
+from tandem_trainer.strategies.passes import RECORDED_STEPS
 from tests.support import EXAMPLES
 from tests.support.processes import TANDEM, environment
 from tests.support.waiting import until
@@ -58,8 +58,8 @@ def test_the_ranks_of_a_pipeline_record_each_pass_and_the_schedule_is_drawn(tmp_
     assert done.returncode == ExitCode.DONE, done.stderr
     assert "zeroBubble, 2 ranks, 4 micro-batches: bubble " in done.stderr
     assert (tmp_path / "out" / "schedule-pipeline-1.png").read_bytes().startswith(b"\x89PNG")
-    schedule = Schedule.read_json((tmp_path / "out" / "trace-pipeline-1.schedule.json").read_bytes())
-    assert len(schedule.steps) == RECORDED
+    schedule = RecordedSchedule.read_json((tmp_path / "out" / "trace-pipeline-1.schedule.json").read_bytes())
+    assert len(schedule.steps) == RECORDED_STEPS
     for step in schedule.steps:
         by_rank = {rank: [one for one in step if one.rank == rank] for rank in range(2)}
         for rank, passes in by_rank.items():

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tandem.distribution import install
+from tandem.processes.distribution import install_command
 from tandem.rundir.layout import RunDir
 from tandem_trainer.models import build
 from tests.support import ROOT
@@ -177,7 +177,7 @@ class TestPrune:
         # Training goes on, and a rewind would go back to 500.
         assert left == ["step-000000200", "step-000000300", "step-000000500", NAME]
         assert "step-000000150.bad" in run.names()
-        assert answer.stdout.endswith("deleted; 528 B came free\n")
+        assert answer.stdout.endswith("deleted; 528 B freed\n")
 
     def test_a_terminal_is_asked(self, run: SmallRun) -> None:
         before = run.names()
@@ -186,7 +186,7 @@ class TestPrune:
         assert "Delete 2 folders and free 528 B? [y/N]: n" in output
         code, output = on_a_terminal(80, "y\n", "prune", run.rundir.path)
         assert code == 0
-        assert "528 B came free" in output
+        assert "528 B freed" in output
         assert "step-000000400" not in run.names()
 
 
@@ -263,7 +263,7 @@ class TestMistakes:
         command = [sys.executable, "-c", code, "checkpoints", words[0], str(run.rundir.path), *words[1:]]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert answer.returncode == 2
-        expected = f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: {install(extra)}\n"
+        expected = f"error: tandem checkpoints {words[0]} needs {lacking}; install it with: {install_command(extra)}\n"
         assert answer.stderr == expected
 
     def test_a_run_without_checkpoints(self, tmp_path: Path) -> None:

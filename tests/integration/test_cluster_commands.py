@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tandem_cli.kubernetes.references import KEYS
-from tandem_cli.main import READER_GONE
+from tandem_cli.main import BROKEN_PIPE
 from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
@@ -91,7 +91,7 @@ def test_a_new_job_is_applied_as_it_was_written_and_what_to_type_next_is_told(fa
     result = called(fake, "submit", DIGITS, "--set", "spec.workers.replicas=3", "-n", "team", "--context", "prod")
     assert (result.returncode, result.stderr) == (0, "")
     first, *rest = result.stdout.splitlines()
-    assert first.startswith("made in namespace team: digits: image-classification")
+    assert first.startswith("created in namespace team: digits: image-classification")
     assert [line.strip() for line in rest] == [
         "tandem status digits -n team --context prod --watch",
         "tandem logs digits -n team --context prod --follow",
@@ -119,7 +119,7 @@ def test_a_dry_run_changes_nothing_and_says_so(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, "--ignore-not-found")
     fake.answers("apply", "--dry-run=server", says=fakes.job())
     result = called(fake, "submit", DIGITS, "--dry-run")
-    assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
+    assert (result.returncode, result.stdout.startswith("would be created in namespace team")) == (0, True)
     assert "tandem status" not in result.stdout
 
 
@@ -151,9 +151,9 @@ def test_a_check_names_what_the_cluster_lacks_and_passes_over_what_may_not_be_re
     result = called(fake, "submit", str(tmp_path / "job.yaml"), "--check")
     assert (result.returncode, result.stdout) == (2, "")
     assert re.findall(r"job.yaml:(\d+):\d+: error: (.*)", result.stderr) == [
-        ("9", "the Secret hub has no key token, and the job's pods would wait for it"),
-        ("12", "there is no claim data in namespace team, and the job's pods would wait for it"),
-        ("13", "there is no priority class urgent, and the job's pods would wait for it"),
+        ("9", "the Secret hub has no key token; the job's pods would wait for it"),
+        ("12", "there is no claim data in namespace team; the job's pods would wait for it"),
+        ("13", "there is no priority class urgent; the job's pods would wait for it"),
     ]
     assert not [one for one in fake.asked if "apply" in one.words or "perhaps" in one.words]
 
@@ -162,10 +162,10 @@ def test_a_check_that_finds_nothing_is_a_dry_run(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, "--ignore-not-found")
     fake.answers("apply", "--dry-run=server", says=fakes.job())
     result = called(fake, "submit", DIGITS, "--check")
-    assert (result.returncode, result.stdout.startswith("would be made in namespace team")) == (0, True)
+    assert (result.returncode, result.stdout.startswith("would be created in namespace team")) == (0, True)
 
 
-@pytest.mark.parametrize(("replicas", "verb"), [(2, "is up to date"), (5, "changed")])
+@pytest.mark.parametrize(("replicas", "verb"), [(2, "unchanged"), (5, "changed")])
 def test_a_job_that_is_there_is_told_apart(fake: FakeKubectl, replicas: int, verb: str) -> None:
     fake.answers("get", JOBS, "--ignore-not-found", says=fakes.job() | {"spec": {"workers": {"replicas": 2}}})
     fake.answers("apply", says=fakes.job() | {"spec": {"workers": {"replicas": replicas}}})
@@ -350,7 +350,7 @@ def test_a_reader_that_leaves_early_is_no_error(fake: FakeKubectl, words: tuple[
         )
     finally:
         os.close(writing)
-    assert (result.returncode, result.stderr) == (READER_GONE, b"")
+    assert (result.returncode, result.stderr) == (BROKEN_PIPE, b"")
 
 
 def test_events_are_sentences_with_a_count(fake: FakeKubectl) -> None:
@@ -394,7 +394,7 @@ def test_on_a_terminal_watching_draws_a_picture_and_ctrl_c_leaves_it(fake: FakeK
     try:
         os.close(theirs)
         seen, deadline = b"", time.monotonic() + 30
-        while b"Ctrl-C leaves; the job goes on" not in seen:
+        while b"Ctrl-C leaves; the job continues" not in seen:
             assert select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0], seen
             seen += os.read(ours, 4096)
         assert b"worker-0" in seen
@@ -415,7 +415,7 @@ def test_retry_asks_for_another_try_of_a_job_that_has_failed(fake: FakeKubectl) 
     done = called(fake, "retry", "digits", "-n", "team")
     assert (done.returncode, done.stdout.strip()) == (
         0,
-        "digits is tried again; see: tandem status digits --watch -n team",
+        "retrying digits; see: tandem status digits --watch -n team",
     )
     words = fake.asked[-1].words
     assert words[-5:-2] == ["annotate", JOBS, "digits"]
@@ -427,7 +427,7 @@ def test_retry_leaves_a_job_alone_that_has_not_failed(fake: FakeKubectl) -> None
     cluster(fake)
     done = called(fake, "retry", "digits")
     assert done.returncode == 2
-    assert "digits is Running; only a job that has Failed is tried again" in done.stderr
+    assert "digits is Running; only a Failed job can be retried" in done.stderr
     assert not [one for one in fake.asked if "annotate" in one.words]
 
 
@@ -492,7 +492,7 @@ def test_an_image_without_the_inspection_is_told(fake: FakeKubectl) -> None:
     fake.answers("exec", complains=said)
     told = called(fake, "debug", "digits", "0")
     assert told.returncode == 2
-    assert told.stderr.startswith("error: worker-0 cannot be asked: the image of the job's workers has a version")
+    assert told.stderr.startswith("error: worker-0 cannot be inspected: the image of the job's workers has a version")
 
 
 EXEC_FORBIDDEN = (
@@ -516,7 +516,7 @@ def test_who_may_not_execute_is_told_which_right_is_missing(fake: FakeKubectl) -
 def test_a_job_that_is_over_has_no_stacks(fake: FakeKubectl, words: tuple[str, ...]) -> None:
     cluster(fake, phase="Succeeded")
     told = called(fake, *words)
-    assert (told.returncode, told.stderr) == (2, "error: digits has ended (Succeeded), so there are no stacks\n")
+    assert (told.returncode, told.stderr) == (2, "error: digits has ended (Succeeded), so it has no stacks\n")
 
 
 def on_a_terminal(fake: FakeKubectl, *words: str) -> tuple[int, str]:
@@ -554,10 +554,10 @@ def test_a_shell_that_cannot_be_opened_says_why(fake: FakeKubectl) -> None:
     cluster(fake, waits)
     code, shown = on_a_terminal(fake, "shell", "digits")
     assert code == 2
-    assert "worker-0 of digits is not running now: ImagePullBackOff: no such image" in " ".join(shown.split())
+    assert "worker-0 of digits is not running: ImagePullBackOff: no such image" in " ".join(shown.split())
     assert "did you mean worker-0?" in " ".join(on_a_terminal(fake, "shell", "digits", "workr-0")[1].split())
     cluster(fake, phase="Failed")
     code, shown = on_a_terminal(fake, "shell", "digits")
     assert code == 2
-    assert "digits has ended (Failed), and its pods with it" in " ".join(shown.split())
+    assert "digits has ended (Failed), so it has no pods any more" in " ".join(shown.split())
     assert "exec" not in {word for one in fake.asked for word in one.words}

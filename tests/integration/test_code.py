@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.code import MAX_PACKED_BYTES
-from tandem.coordinator_client import Refused, Unreachable
+from tandem.rundir.code import MAX_PACKED_BYTES
 from tandem.rundir.durable import TEMPORARY
+from tandem.wire.coordinator_client import CoordinatorRefused, Unreachable
 from tandem_cli.packing import packed
 from tests.support import coded
 from tests.support.coordinator_process import Coordinator
@@ -80,7 +80,7 @@ def test_no_other_code_is_taken_whoever_sends_it(waiting: Coordinator) -> None:
         (PACK, DIGEST, "another token of a job", "token"),
         (PACK, "../../job.json", TOKEN, "Not Found"),
     ):
-        with pytest.raises((Refused, Unreachable)) as error:
+        with pytest.raises((CoordinatorRefused, Unreachable)) as error:
             send(waiting, content, digest, token)
         assert why in str(error.value)
         assert left(waiting) == []
@@ -173,7 +173,7 @@ def test_submit_sends_the_folder_once_through_kubectl_to_the_coordinator_of_its_
         (folder / "parts" / "setting.py").write_text("VALUE = 9\n")
         refused = tandem("submit", str(file), "--code", str(folder), variables={"PATH": fake.path})
         assert refused.returncode == 2
-        assert "digits does not take this code: the coordinator at" in refused.stderr
+        assert "digits refused this code: the coordinator at" in refused.stderr
         assert f"this job's code is {digest}, and no other is taken" in refused.stderr
     finally:
         found.kill()
@@ -182,7 +182,7 @@ def test_submit_sends_the_folder_once_through_kubectl_to_the_coordinator_of_its_
 def test_a_job_without_code_takes_none(tmp_path: Path) -> None:
     found = Coordinator(tmp_path).start()
     try:
-        with pytest.raises(Refused, match="this job has no code"):
+        with pytest.raises(CoordinatorRefused, match="this job has no code"):
             send(found)
         assert found.snapshot().status.message is None
     finally:
@@ -248,5 +248,5 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_made(tmp_path: Path
     (folder / ".gitignore").write_text("train.py\n")
     refused = tandem("run", str(tmp_path / "job.json"), "--code", str(folder), cwd=tmp_path)
     assert refused.returncode == 2
-    assert "train.py is left out by .gitignore" in refused.stderr
+    assert "train.py is excluded by .gitignore" in refused.stderr
     assert not (tmp_path / "runs").exists()

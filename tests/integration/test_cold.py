@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem_trainer.warm.stub import ADDRESS
+from tandem_trainer.agent.warm.stub import ADDRESS
 from tests.support.elastic import SCRIPT, Elastic
 
 REPLICAS = ("worker-0", "worker-1")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem import launch
-from tandem.exitcode import ExitCode
-from tandem.protocol import RankReport
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.protocol import RankReport
+from tandem.wire.status import CheckpointRef
 from tandem_coordinator.forming import STACKS_SECONDS
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.lines import Lines, read_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem import launch
+from tandem.processes import launch
 from tests.support import EXAMPLES
 from tests.support.coordinator_process import Coordinator, spawn
 from tests.support.ports import reserved_port
@@ -32,7 +32,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
     command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
     found.process = spawn(found.rundir, command)
     try:
-        found.port, bound = until(lambda: launch.ports(port_file), "the coordinator's start")
+        found.port, bound = until(lambda: launch.read_ports(port_file), "the coordinator's start")
         assert bound == metrics_port
         yield found, metrics_port
     finally:

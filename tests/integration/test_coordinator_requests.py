@@ -13,13 +13,13 @@ from unittest import mock
 
 import pytest
 
-from tandem import launch
-from tandem.coordinator_client import GivenUp, Refused
-from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
-from tandem.protocol import BRIEF, PROTOCOL, Sync
-from tandem.reasons import Reason
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
+from tandem.wire.coordinator_client import CoordinatorRefused, RequestCancelled
+from tandem.wire.protocol import BRIEF_PATH, PROTOCOL, Sync
+from tandem.wire.reasons import Reason
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
 from tests.support.waiting import SECONDS, until
@@ -59,12 +59,12 @@ def test_impossible_agents_are_refused(idle: Coordinator) -> None:
     }
     for wrong, complaint in [
         ({"processes": 2}, "every replica of this job has 1 processes"),
-        ({"generation": None}, "must say which generation"),
-        ({"generation": 2**50}, "was ever given out"),
+        ({"generation": None}, "must name the generation"),
+        ({"generation": 2**50}, "was never handed out"),
         ({"port": 0}, "port"),
         ({"address": "evil host"}, "address"),
         ({"ranks": [{"rank": 0, "step": 1}] * 65}, "ranks"),
-        ({"ranks": [{"rank": 0, "step": 1}] * 2}, "has 1 processes and tells of 2"),
+        ({"ranks": [{"rank": 0, "step": 1}] * 2}, "has 1 processes and reports 2 ranks"),
         ({"ranks": [{"rank": 0, "step": 1, "loss": "NaN"}]}, "ranks.0.loss"),
     ]:
         status, answer = idle.raw("POST", "/v1/sync", json.dumps(sound | wrong).encode())
@@ -80,7 +80,7 @@ def test_who_gives_up_a_request_still_knows_what_the_coordinator_reads(idle: Coo
     )
     with idle.client() as client:
         client.status()
-        with pytest.raises(GivenUp):
+        with pytest.raises(RequestCancelled):
             client.sync(wish, until=lambda *_: False)
         assert client._protocol == PROTOCOL
         client.sync(wish.model_copy(update={"state": "leaving", "finished": True}))
@@ -152,7 +152,7 @@ def test_another_token_is_as_good_if_the_coordinator_was_given_its_digest(tmp_pa
         for token in (TOKEN, "the operator's"):
             with found.client(token) as client:
                 assert client.status().job == "digits"
-        with found.client(digest) as client, pytest.raises(Refused, match="token"):
+        with found.client(digest) as client, pytest.raises(CoordinatorRefused, match="token"):
             client.status()
     finally:
         found.kill()
@@ -161,7 +161,7 @@ def test_another_token_is_as_good_if_the_coordinator_was_given_its_digest(tmp_pa
 def test_liveness_needs_no_token_and_other_paths_do_not_exist(idle: Coordinator) -> None:
     assert idle.raw("GET", "/healthz", Authorization="")[0] == 200
     assert idle.raw("GET", "/nowhere")[0] == 404
-    with idle.client("wrong") as client, pytest.raises(Refused, match="token"):
+    with idle.client("wrong") as client, pytest.raises(CoordinatorRefused, match="token"):
         client.status()
 
 
@@ -180,7 +180,9 @@ def test_a_heartbeat_that_says_nothing_new_is_held_and_then_answered(
 def test_the_operator_is_told_in_one_word_why_the_job_has_failed(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path).start()
     coordinator.rundir.mark_failed(Reason.CHECKPOINT_DOES_NOT_FIT, "layers differ", ExitCode.CONFIGURATION)
-    answer = until(lambda: (found := coordinator.raw("GET", BRIEF)[1])["status"]["phase"] == "Failed" and found, "it")
+    answer = until(
+        lambda: (found := coordinator.raw("GET", BRIEF_PATH)[1])["status"]["phase"] == "Failed" and found, "it"
+    )
     assert (answer["reason"], answer["status"]["message"]) == ("CheckpointDoesNotFit", "layers differ")
     coordinator.kill()
 
@@ -249,7 +251,7 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
     coordinator = Coordinator(tmp_path)
     rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
     for uid, epochs, replicas in (("first", 100, 2), ("second", 4, 3), ("third", 8, 3), ("fourth", 101, 3)):
-        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        given["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
         given["spec"]["trainer"]["config"] = {"epochs": epochs}
         given["spec"]["workers"]["replicas"] = replicas
         (tmp_path / "given.json").write_text(json.dumps(given))
@@ -272,7 +274,7 @@ def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(
     (rundir.checkpoints / "step-000000500").mkdir()
     first = rundir.read_job().dump()
     for uid, stays in (("first", True), ("first", True), ("second", False)):
-        first["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        first["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
         (tmp_path / "given.json").write_text(json.dumps(first))
         if uid == "first":
             rundir.write_job(DistributedTrainingJob.parse(first))
@@ -308,7 +310,7 @@ def test_what_a_job_lacks_on_its_volume_ends_it_before_a_worker_starts_and_never
     coordinator = Coordinator(tmp_path, trainer=trainer)
     rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
     for uid, lacks in (("first", True), ("second", False)):
-        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        given["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
         (tmp_path / "given.json").write_text(json.dumps(given))
         if not lacks:
             # The same object that has been taken already, as after its coordinator was killed.
@@ -331,7 +333,7 @@ def test_another_object_takes_what_saved_nothing_and_with_fresh_also_what_did(tm
     rundir = coordinator.rundir
     given = rundir.read_job().dump()
     for uid, seed in (("first", 0), ("second", 7), ("second", 7), ("second.1", 7)):
-        given["metadata"]["annotations"] = {launch.INCARNATION: uid}
+        given["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
         given["spec"]["trainer"]["config"] = {"seed": seed}
         given["spec"]["checkpoint"] = {"onExisting": "Fresh"}
         (tmp_path / "given.json").write_text(json.dumps(given))

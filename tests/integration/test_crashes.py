@@ -74,7 +74,7 @@ def test_a_script_that_chooses_one_of_our_numbers_has_failed_like_any_other(
     failed = run_job(tmp_path, trainer={"command": [str(script)]}, workers={"replicas": 2}, elasticity=elasticity)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert f"rank 1 (worker-1) ended with exit code {code}; twice, before Tandem heard of a step" in failed.stderr
-    assert "that are forgiven" in failed.stdout
+    assert "in the restart budget" in failed.stdout
     for wrong in ("Rewound", "became useless", "lost its connection"):
         assert wrong not in failed.stdout + failed.stderr
 
@@ -85,7 +85,7 @@ def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: 
     diverged = run_job(tmp_path, trainer={"task": "image-classification", "config": config}, evaluators={"replicas": 0})
     assert diverged.returncode == 65, diverged.stdout + diverged.stderr
     assert "training diverged: the loss became NaN at step 2; going back" in diverged.stdout
-    assert "that are forgiven" not in diverged.stdout
+    assert "in the restart budget" not in diverged.stdout
     assert "lost its connection" not in diverged.stdout
     assert "Try a lower learning rate" in diverged.stderr
     assert "trouble     the loss became useless: training went back " in diverged.stderr

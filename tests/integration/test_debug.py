@@ -156,7 +156,7 @@ def test_only_processes_that_have_the_token_give_it_to_a_shell(run: LocalRun) ->
 def test_a_process_that_is_not_there_is_told_with_those_that_are(run: LocalRun) -> None:
     code, shown = typed(run, "exit\n", "sleepy", "worker-9")
     assert code == 2
-    assert "is called worker-9; there are: coordinator, worker-0, worker-1" in shown.replace("\r\n", "")
+    assert "has no process worker-9; it has: coordinator, worker-0, worker-1" in shown.replace("\r\n", "")
 
 
 def test_a_shell_needs_a_terminal(run: LocalRun) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tests.support.elastic import Elastic
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until

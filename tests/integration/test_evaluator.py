@@ -14,8 +14,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 
-from tandem.exitcode import ExitCode
-from tandem.launch import INCARNATION, UID, environment
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import UID, UID_ANNOTATION, environment
 from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.watched import Finder
@@ -230,7 +230,7 @@ main(["--index", "0"])
     variables[UID] = uid
     if uid:
         body = run.job.dump()
-        body["metadata"]["annotations"] = {INCARNATION: uid}
+        body["metadata"]["annotations"] = {UID_ANNOTATION: uid}
         run.rundir.job_file.write_text(json.dumps(body))
     if found:
         torch.save({}, run.rundir.path / found)

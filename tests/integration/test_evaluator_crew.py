@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.launch import environment
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import environment
 from tests.support.evaluator_run import Run, ends
 from tests.support.waiting import until
 

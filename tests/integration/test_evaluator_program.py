@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tandem.exitcode import ExitCode
-from tandem.formatting import several
+from tandem.formatting import count_noun
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem_trainer import data, models
@@ -29,7 +29,7 @@ PROGRAM = """
     import torch
     from safetensors.torch import load_file
     from tandem.evaluation import Mean, checkpoints
-    from tandem.tasks import Data
+    from tandem.job.tasks import Data
     from tandem_trainer import data, models
 
     samples = data.load(Data(name="digits"), "test")
@@ -137,7 +137,7 @@ def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_no
     with LocalRun(tmp_path, *words) as run:
         assert run.ends() == 0, run.output
         *others, last = run.run_dir.checkpoint_names()
-        assert f"evaluated   {several(len(others), 'checkpoint')}, none skipped, 1 failed" in run.output
+        assert f"evaluated   {count_noun(len(others), 'checkpoint')}, none skipped, 1 failed" in run.output
         notes = list(run.run_dir.evaluations.glob("*/*.failed.json"))
         assert [path.parent.name for path in notes] == [last] == ["step-000000200"]
         why = read_json_or_none(notes[0])["why"]

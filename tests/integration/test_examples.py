@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.datasets import FILES
+from tandem.job.datasets import FILES
 from tests.support import EXAMPLES
 from tests.support.local_run import LocalRun, evaluations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem import metrics
+from tandem.wire import metrics
 from tandem_cli.report.logs import read_coordinator_log
 from tests.support import ROOT
 from tests.support.elastic import TOKEN, Elastic
@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 PYNVML = """
 import sys
-from tandem_trainer import gpu_watch
+from tandem_trainer.agent import gpu_watch
 from tests.support.nvml import Nvml
 
 gpu_watch.DRIVER = {driver!r}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.status import GenerationView
+from tandem.wire.status import GenerationView
 from tests.support.elastic import HEARTBEAT_SECONDS, SCRIPT, Elastic
 from tests.support.waiting import until
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tandem.evaluation import Mean, added
-from tandem.language_evaluation import Harness
+from tandem.job.language_evaluation import Harness
 from tandem_evaluator.harness import HarnessTasks, metric_of
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tests.support.language import pretrained
 
 pytestmark = [
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> FineTuning:
     model = pretrained(tmp_path_factory.mktemp("pretrained"))
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64}))
 
 
 @pytest.fixture(scope="module")

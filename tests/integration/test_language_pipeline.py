@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.ranks import Ranks, losses

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem import metrics
-from tandem.launch import PULSE
-from tandem.protocol import RankReport
+from tandem.processes.launch import PULSE
 from tandem.script import STEP_LOG
-from tandem.status import Snapshot
+from tandem.wire import metrics
+from tandem.wire.protocol import RankReport
+from tandem.wire.status import Snapshot
 from tests.support import EXAMPLES
 from tests.support.elastic import TOKEN, Elastic
 from tests.support.local_run import LocalRun

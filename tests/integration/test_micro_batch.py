@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tests.support.local_run import LocalRun
 from tests.support.manifests import job, manifest, run_directory
 from tests.support.ranks import records, run
@@ -114,7 +114,7 @@ def test_it_is_halved_until_it_fits_and_the_curve_is_that_of_small_micro_batches
     assert "8 samples in one forward pass did not fit into memory (CUDA out of memory." in halved.output
     assert "the next generation takes 4 at the most" in halved.output
     assert "out of memory: the micro-batch was halved 2 times, to 2 samples at the most" in halved.output
-    assert "that are forgiven" not in halved.output, "maxRestarts is 0"
+    assert "in the restart budget" not in halved.output, "maxRestarts is 0"
 
     further = written(tmp_path / "b", 3, epochs=4)
     with LocalRun(tmp_path / "b", manifest=further, cwd=tmp_path / "b") as longer:

@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tandem_operator import kinds, observed
-from tandem_operator.bounded import NESTING
-from tandem_operator.informer import Cache, Key, Watching
+from tandem_operator.bounded import MAX_DEPTH
+from tandem_operator.informer import Cache, Informer, Key
 
 SOUND = '{"trainer":{"task":"image-classification"}}'
 TEMPLATE = '{"trainer":{"task":"image-classification"},"workers":{"template":%s}}'
@@ -25,7 +25,7 @@ WIDE = TEMPLATE % ('{"a":[' + "[]," * 450_000 + "1]}")
 def _nesting() -> Iterator[None]:
     """What the operator sets at its start."""
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(NESTING)
+    sys.setrecursionlimit(MAX_DEPTH)
     yield
     sys.setrecursionlimit(before)
 
@@ -87,7 +87,7 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
     async with TestServer(application) as server:
         where = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
         monkeypatch.setattr(kopf, "login_via_client", lambda **_: where)
-        watch = asyncio.create_task(Watching(nobody, store, news, ()).watch(asyncio.Event()))
+        watch = asyncio.create_task(Informer(nobody, store, news, ()).watch(asyncio.Event()))
         ended = asyncio.create_task(sound.wait())
         done, _ = await asyncio.wait({watch, ended}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert ended in done

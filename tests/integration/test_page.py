@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.protocol import RankReport
-from tandem.status import CheckpointRef
+from tandem.wire.protocol import RankReport
+from tandem.wire.status import CheckpointRef
 from tandem_coordinator.page.viewers import MAX_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN

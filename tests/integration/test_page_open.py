@@ -154,7 +154,7 @@ class TestAJobOnACluster:
         forwards(fake, coordinator)
         told = tmp_path / "told.txt"
         with started(fake, tmp_path) as process:
-            until(lambda: "leads to digits" in told.read_text(), "the way")
+            until(lambda: "is forwarded to digits" in told.read_text(), "the way")
             coordinator.kill()
             until(lambda: "does not answer; trying again" in told.read_text(), "that it is away")
             until(lambda: any(f"{coordinator.port}:http" in call.words for call in fake.asked), "a new way")
@@ -174,7 +174,7 @@ class TestAJobOnACluster:
     def test_whose_secret_may_not_be_read_says_which_right_is_missing(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", "secret", "digits-token", complains=FORBIDDEN % ('secrets "digits-token"', 'get "secrets"'))
         message = refused(opened("digits", cwd=tmp_path, PATH=fake.path))
-        assert "the right to `get` this one of the `secrets`" in message
+        assert "permission to `get` this one of the `secrets`" in message
         assert 'User "ann"' in message
 
     def test_that_may_not_be_forwarded_says_which_rights_are_missing(self, fake: FakeKubectl, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ class TestAJobOnACluster:
 
     def test_without_a_secret_yet_says_who_makes_it(self, fake: FakeKubectl, tmp_path: Path) -> None:
         fake.answers("get", "secret", "digits-token", complains='Error from server (NotFound): secrets "x" not found')
-        assert "is the operator running?" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
+        assert "check that the operator is running" in refused(opened("digits", cwd=tmp_path, PATH=fake.path))
 
 
 @pytest.mark.full("core", "cli", "coordinator")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tests.support.elastic import Elastic
 from tests.support.waiting import SECONDS, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tests.support.elastic import Elastic
 from tests.support.waiting import SECONDS, until
 
@@ -16,7 +16,7 @@ THREE = ("worker-0", "worker-1", "worker-2")
 
 SITE = """
 import sys
-if "tandem_trainer.preflight" in sys.orig_argv:
+if "tandem_trainer.agent.preflight" in sys.orig_argv:
     import torch
     whole = torch.matmul
     def broken(*given, out):
@@ -44,7 +44,7 @@ def start_damaged(group: Elastic, replica: str, damage: str) -> None:
 def preflights(group: Elastic, replica: str) -> list[psutil.Process]:
     """The processes of the pre-flight of one agent."""
     children = psutil.Process(group.agents[replica].pid).children()
-    return [child for child in children if "tandem_trainer.preflight" in child.cmdline()]
+    return [child for child in children if "tandem_trainer.agent.preflight" in child.cmdline()]
 
 
 def has_begun(process: psutil.Process) -> bool:

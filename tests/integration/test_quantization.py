@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_contents
-from tandem_trainer.checkpoint.sharding import is_sharded, whole
+from tandem_trainer.checkpoint.sharding import full_tensor, is_sharded
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.task import task_in
 
@@ -47,7 +47,7 @@ found, codes = state.contents({}).optimizer, 0
 assert found.keys() == there.optimizer.keys()
 for name, tensor in sorted(found.items()):
     assert is_sharded(tensor) or tensor.ndim == 0, name
-    assert torch.equal(whole(tensor), there.optimizer[name]), name
+    assert torch.equal(full_tensor(tensor), there.optimizer[name]), name
     codes += name.endswith(".codes")
 print("equal", codes)
 dist.destroy_process_group()

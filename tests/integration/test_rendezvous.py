@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.datasets import FILES
-from tandem.exitcode import ExitCode
+from tandem.job.datasets import FILES
+from tandem.processes.exitcode import ExitCode
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.disks import unreadable
 from tests.support.elastic import Elastic

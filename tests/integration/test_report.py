@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.distribution import install
+from tandem.processes.distribution import install_command
 from tandem_cli.report.reading import read
 from tests.support.local_run import LocalRun
 from tests.support.processes import tandem
@@ -49,7 +49,7 @@ def test_everything_that_real_processes_log_is_understood(going: LocalRun) -> No
     going.ends()
     run = read(going.path)
     assert run.faults == ()
-    assert run.counted.step.tolist() == list(range(1, STEPS + 1))
+    assert run.model_steps.step.tolist() == list(range(1, STEPS + 1))
     assert run.total_steps == STEPS
     assert {use.kind for use in run.uses} >= {"trainer", "evaluator"}
     assert len(run.rates) > 0
@@ -98,4 +98,4 @@ class TestMistakesOfTheUser:
     def test_a_lack_of_resvg_is_answered_with_the_command_that_mends_it(self, tmp_path: Path) -> None:
         lack = "import sys; sys.modules['resvg_py'] = None; "
         message = self.refused(tandem("report", "run", cwd=tmp_path, before=lack))
-        assert message == f"error: tandem report needs resvg_py; install it with: {install('report')}\n"
+        assert message == f"error: tandem report needs resvg_py; install it with: {install_command('report')}\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.processes.supervision import SAVING_SECONDS
 from tandem.rundir.lease import is_held
 from tandem.rundir.ledger import newest_ledger
-from tandem.rundir.records import Accounted
-from tandem.supervision import SAVING_SECONDS
-from tandem.wrong_samples import gallery
+from tandem.rundir.records import LedgerRecord
+from tandem.rundir.wrong_samples import gallery
 from tandem_coordinator.charts.gallery import tiles
 from tests.support import ROOT
 from tests.support.local_run import DIGITS, Lifetimes, LocalRun, evaluations
@@ -58,7 +58,7 @@ def lifetimes(run: LocalRun) -> Iterator[None]:
         yield
 
 
-def expect_ledger(run: LocalRun) -> Accounted:
+def expect_ledger(run: LocalRun) -> LedgerRecord:
     """The ledger of a run whose processes were watched.
 
     How exact it is, tests/unit/coordinator/test_ledger.py says. Here processes take as long to end, and signs of life
@@ -155,7 +155,7 @@ class TestFromBeginningToEnd:
         before = sorted(complete.path.rglob("*"))
         again = LocalRun(complete.path.parent, *SHORT)
         assert again.ends() == 0
-        assert "nothing is left to do" in again.output
+        assert "nothing left to do" in again.output
         assert "--fresh" in again.output
         assert sorted(complete.path.rglob("*")) == before
 
@@ -195,7 +195,7 @@ class TestCtrlC:
         first.reaches(25)
         meanwhile = LocalRun(tmp_path, *ENDLESS)
         assert meanwhile.ends() == 2
-        assert f"another tandem run (process {first.process.pid}) is at work in" in meanwhile.output
+        assert f"another tandem run (process {first.process.pid}) uses" in meanwhile.output
         trains = until(
             lambda: next(
                 (
@@ -224,7 +224,7 @@ class TestCtrlC:
         second = LocalRun(tmp_path, *ENDLESS)
         runs.append(second)
         second.reaches(saved.step + 1)
-        assert f"going on from step {saved.step}" in second.output
+        assert f"resuming from step {saved.step}" in second.output
         assert second.logged("start")[-1]["step"] == saved.step
         until(lambda: second.of("worker-0"), "an agent").suspend()  # it cannot save, and is waited for
         second.interrupt()

@@ -84,7 +84,7 @@ def test_stop_has_it_save_and_whoever_follows_sees_it_end(run: LocalRun, tmp_pat
     assert following.wait(60) == 0
     assert "event=stopped" in followed.read_text()
     told = run.called("status", "digits").stdout
-    assert f"nothing of it runs; the same `tandem run` goes on after step {saved.step:,}" in told
+    assert f"not running; the same `tandem run` continues after step {saved.step:,}" in told
     again = run.called("stop", "digits")
     assert again.returncode == 2
     assert "is not running" in again.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.launch import PULSE
+from tandem.processes.launch import PULSE
 from tandem_cli.local.child import Process, last_lines
 from tandem_cli.local.guardian import MARK, marked, sweep
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_weights
 from tests.support import ROOT, SCRIPTS, manifests
@@ -128,7 +128,7 @@ def test_other_data_than_the_checkpoint_was_written_with_is_refused(
         codes, output = ranks.finish()
     assert codes == [ExitCode.CONFIGURATION] * 2, output
     assert said in output
-    assert "Set it back" in output
+    assert "Undo the change" in output
     assert rundir.committed()[0].step == 9
     failed = rundir.failed()
     assert failed is not None
@@ -441,13 +441,13 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         "RuntimeError call session.keep(model, optimizer) before session.batches(...)",
         "TypeError distribute(…, find_unused_parameter=…): DistributedDataParallel has no such option",
         "ValueError the optimizer has 2 parameters that are not the model's",
-        "TypeError other has no state_dict and load_state_dict, and is no dictionary",
+        "TypeError other has no state_dict and load_state_dict, and is not a dictionary",
         "ConfigurationError global_batch_size=0: it must be at least 1",
         "ConfigurationError the data set is empty",
         "ConfigurationError drop_last leaves out all of the 40 samples, because global_batch_size=41 is more",
-        "ConfigurationError give session.batches the data set itself and not a DataLoader",
+        "ConfigurationError pass the data set itself to session.batches and not a DataLoader",
         "ConfigurationError a tuple_iterator can be read only once",
-        "ConfigurationError say with global_batch_size how many samples make a step",
+        "ConfigurationError set global_batch_size, the number of samples in a step",
         "ConfigurationError order= needs a data set with indices",
         "ConfigurationError order <lambda> gives ids from 40 to 40 in epoch 0; the data set has those from 0 to 39",
         "RuntimeError session.batches(...) was called already",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
@@ -208,7 +208,7 @@ def test_a_plan_of_a_script_that_lacks_a_layer_fails_the_job(tmp_path: Path, nor
     with Ranks(rundir, 2, normed, "0", "2") as group:
         codes, output = group.finish()
     assert ExitCode.CONFIGURATION in codes, output
-    assert "each rank has another gradient of 1.weight, between matrices that are split" in output
+    assert "the ranks have different gradients of 1.weight, between matrices that are split" in output
     assert rundir.checkpoint_names() == []
 
 

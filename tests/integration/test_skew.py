@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem import launch
-from tandem.exitcode import ExitCode
-from tandem.protocol import HEADER, PROTOCOL
+from tandem.processes import launch
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, LOCK
+from tandem.wire.protocol import HEADER, PROTOCOL
 from tandem_evaluator.result import ShardResult
 from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.elastic import TOKEN, Elastic
@@ -166,7 +166,7 @@ def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_pat
             connection.close()
             assert answer.getheader(HEADER) == known
             # What is answered to somebody who does not ask, the previous version reads.
-            code = "import sys; from tandem.status import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
+            code = "import sys; from tandem.wire.status import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
 
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tests.support.local_run import LocalRun, evaluations
 from tests.support.manifests import job, manifest, run_directory

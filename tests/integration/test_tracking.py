@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch import POD, RUN_DIR
+from tandem.job.tracking import QUIET, SQLITE
+from tandem.processes.launch import POD, RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem.tracking import QUIET, SQLITE
 from tests.support import manifests
 from tests.support.lines import read_lines
 from tests.support.local_run import LocalRun

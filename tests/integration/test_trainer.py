@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import MAX_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
@@ -271,9 +271,9 @@ DIGITS = {"name": "digits"}
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": {**MNIST, "start": 20}}, "data.start 20 is no slice of mnist, which has 20"),
+        ({"data": {**MNIST, "start": 20}}, "data.start 20 is not a slice of mnist, which has 20"),
         ({"data": MNIST, "dropLast": True}, "dropLast leaves out all of the 20 samples"),
-        ({"data": {**MNIST, "end": 2000}}, "data.start 0 and data.end 2000 is no slice of mnist"),
+        ({"data": {**MNIST, "end": 2000}}, "data.start 0 and data.end 2000 is not a slice of mnist"),
         ({"initialWeights": "nowhere.safetensors"}, "initialWeights nowhere.safetensors cannot be read: No such file"),
         ({"initialWeights": __file__}, "it is not a safetensors file"),
     ],

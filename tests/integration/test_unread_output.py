@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_cli.main import READER_GONE
+from tandem_cli.main import BROKEN_PIPE
 from tests.support import ROOT
 from tests.support.local_run import DIGITS
 from tests.support.processes import TANDEM
@@ -59,7 +59,7 @@ def _called(
 
 
 def test_the_code_is_that_of_a_tool_that_sigpipe_has_killed() -> None:
-    assert READER_GONE == 141
+    assert BROKEN_PIPE == 141
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_code_is_that_of_a_tool_that_sigpipe_has_killed() -> None:
     ],
 )
 def test_what_is_told_of_checkpoints_ends_quietly(run: SmallRun, words: list[str]) -> None:
-    assert unread("checkpoints", words[0], run.rundir.path, *words[1:]) == (READER_GONE, "")
+    assert unread("checkpoints", words[0], run.rundir.path, *words[1:]) == (BROKEN_PIPE, "")
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_what_is_told_of_checkpoints_ends_quietly(run: SmallRun, words: list[str
     ],
 )
 def test_so_does_what_is_said_without_a_run(words: list[str]) -> None:
-    assert unread(*words) == (READER_GONE, "")
+    assert unread(*words) == (BROKEN_PIPE, "")
 
 
 @pytest.mark.parametrize("words", [["validate", "nothing.yaml"], ["no-such-command"]])
 def test_so_does_a_mistake_whose_message_nobody_reads(words: list[str]) -> None:
-    assert unread(*words, both=True) == (READER_GONE, "")
+    assert unread(*words, both=True) == (BROKEN_PIPE, "")
 
 
 def test_nothing_is_deleted_of_what_nobody_was_told(run: SmallRun) -> None:
     before = run.names()
-    assert unread("checkpoints", "prune", run.rundir.path, "--all", "--yes") == (READER_GONE, "")
+    assert unread("checkpoints", "prune", run.rundir.path, "--all", "--yes") == (BROKEN_PIPE, "")
     assert run.names() == before
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.manifest.reading import read_job
+from tandem.job.manifest.reading import read_job
 from tests.support import ROOT
 from tests.support.processes import TANDEM, tandem
 

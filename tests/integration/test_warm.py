@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import tandem_trainer
-from tandem.code import store
-from tandem.launch import CODE, RUN_DIR
+from tandem.processes.launch import CODE, RUN_DIR
+from tandem.rundir.code import store_pack
 from tandem_cli.packing import packed
+from tandem_trainer.agent.warm.stub import ADDRESS, LENGTH
 from tandem_trainer.failure import read
 from tandem_trainer.pulse import PulseView
-from tandem_trainer.warm.stub import ADDRESS, LENGTH
 from tests.support import SCRIPTS, manifests
 from tests.support.processes import alive
 from tests.support.waiting import until
@@ -314,7 +314,7 @@ def test_while_the_code_is_on_its_way_the_fork_server_is_there_and_its_ranks_wor
         agent = start("script.py", "exit", "0", variables={RUN_DIR: str(run_dir.path), CODE: pack.digest})
         children = psutil.Process(agent.process.pid).children
         until(lambda: any(one.name() == "tandem-spare" for one in children()), "a fork server without the code")
-        store(run_dir, pack.digest, pack.file)
+        store_pack(run_dir, pack.digest, pack.file)
         assert agent.process.wait(120) == 0, agent.errors
     facts = agent.facts()
     assert facts["folder"] == facts["path"]
@@ -340,7 +340,7 @@ def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_pa
 def test_where_an_import_has_started_a_thread_ranks_start_the_ordinary_way(tmp_path: Path) -> None:
     code = """
 import os
-from tandem_trainer.warm import forkserver, stub
+from tandem_trainer.agent.warm import forkserver, stub
 forkserver.fork_server(lambda: False)
 os.wait()
 os.execv(stub.sys.executable, [stub.sys.executable, "-I", "-S", stub.__file__, "rank.py"])
@@ -348,12 +348,12 @@ os.execv(stub.sys.executable, [stub.sys.executable, "-I", "-S", stub.__file__, "
     (tmp_path / "rank.py").write_text("raise SystemExit(7)")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
-    assert "ranks start the ordinary way" in done.stderr
+    assert "ranks start without it" in done.stderr
 
 
 KILLED = """
 import json, os, subprocess, sys
-from tandem_trainer.warm import forkserver, stub
+from tandem_trainer.agent.warm import forkserver, stub
 if forkserver.fork_server(lambda: True) is not None:
     print(os.getpid(), flush=True)
     os.kill(os.getpid(), 9)
@@ -449,8 +449,8 @@ def test_nothing_heavy_is_imported_after_the_fork() -> None:
     """What the first steps of a rank import is imported by the fork server already, but for a few small modules."""
     code = """
 import sys
-from tandem_trainer.agent import FOR_RANKS, SHARED, preload
-assert preload([*SHARED, *FOR_RANKS])
+from tandem_trainer.agent.torchrun import RANK_MODULES, AGENT_MODULES, preload
+assert preload([*AGENT_MODULES, *RANK_MODULES])
 before = set(sys.modules)
 import torch
 model = torch.nn.Linear(2, 2)

@@ -43,7 +43,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         ({"account": "left"}, NOT_VALID),
         ({"account": "full"}, "a limit of your account or quality of service is reached"),
         ({"qos": "nobodys"}, "there is no such quality of service for this account and partition"),
-        ({"qos": "strict"}, "the job asks for more than your account or quality of service allows one job"),
+        ({"qos": "strict"}, "the job requests more than your account or quality of service allows one job"),
     ],
     ids=lambda value: "-".join(next(iter(value.items()))) if isinstance(value, dict) else "",
 )
@@ -72,7 +72,7 @@ def test_a_job_whose_account_is_spent_says_so_and_how_it_ended_is_known_from_the
     run.slurm.forget()
     with pytest.raises(SlurmError, match="Invalid job id"):
         run.slurm.ask("scontrol", "show", "job", job)
-    tells(run, f"job {job} ended (CANCELLED); the same `tandem submit --slurm` begins anew")
+    tells(run, f"job {job} ended (CANCELLED); the same `tandem submit --slurm` starts over")
     assert f"job {job} ended (CANCELLED)" in run.tandem("ls").stdout
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tandem.status import lasting
+from tandem.wire.status import persistent_trouble
 from tests.support.cluster.prometheus import configured, program
 from tests.support.disks import BALLAST, fill, small_disk
 from tests.support.planned import planned_samples
@@ -131,7 +131,7 @@ def is_told_of_a_full_disk(run: SlurmRun, disk: Path) -> bool:
     with suppress(OSError):
         fill(disk)
     found = run.snapshot()
-    said = lasting(found.status.troubles) if found else None
+    said = persistent_trouble(found.status.troubles) if found else None
     return said is not None and said.text.startswith("the disk is full: the last ")
 
 

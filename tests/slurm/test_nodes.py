@@ -41,7 +41,7 @@ def test_a_node_that_failed_is_replaced_while_the_job_runs(run: SlurmRun) -> Non
 def test_a_user_adds_a_node_and_gives_it_back(run: SlurmRun) -> None:
     run.submit(*WHOLE)
     step = run.on({"n0", "n1"})
-    assert "goes on with 3 workers" in run.tandem("scale", "digits", "3").stdout
+    assert "scaled to 3 workers" in run.tandem("scale", "digits", "3").stdout
     step = run.on({"n0", "n1", "n2"}, after=step)
     assert "replicas must be from 1 to 3, not 4" in run.tandem("scale", "digits", "4").stderr
     run.tandem("scale", "digits", "2")
@@ -71,7 +71,7 @@ def test_where_compute_nodes_may_submit_nothing_the_status_says_so_and_the_user_
         run.tandem("scale", "digits", "3")
 
         def told() -> bool:
-            return "no further node can be asked for: " in run.tandem("status", "digits").stdout
+            return "no further node can be requested: " in run.tandem("status", "digits").stdout
 
         until(told, "the reason", pause=1.0, otherwise=run.output)
     words = ["sbatch", f"--chdir={run.folder}", str(run.path / "slurm" / "extend.sh")]

@@ -15,7 +15,7 @@ def test_a_partition_that_does_not_exist_is_named(run: SlurmRun) -> None:
     done = run.tandem("submit", "--slurm", DIGITS, "--profile", "away")
     assert done.returncode == 2
     assert "there is no such partition here" in done.stderr
-    assert "train.sh asks for partition away" in done.stderr
+    assert "train.sh requests partition away" in done.stderr
     assert not run.queue()
     assert "it was not submitted: there is no such partition here" in run.tandem("ls").stdout
 
@@ -23,7 +23,7 @@ def test_a_partition_that_does_not_exist_is_named(run: SlurmRun) -> None:
 def test_nodes_that_are_larger_than_any_are_said_and_leave_no_job(run: SlurmRun) -> None:
     done = run.tandem("submit", "--slurm", DIGITS, "--set", "workers.resources={requests: {memory: 999Gi}}")
     assert done.returncode == 2
-    assert "no nodes of this partition have what the job asks for" in done.stderr
+    assert "no nodes of this partition satisfy the job's request" in done.stderr
     assert not run.queue()
 
 
@@ -32,7 +32,7 @@ def test_a_full_disk_is_said_before_anything_is_submitted(run: SlurmRun) -> None
     with small_disk(run.folder / "runs", "size=9m"):
         done = run.tandem("submit", "--slurm", DIGITS)
     assert done.returncode == 2
-    assert "no space: 9.4 MB are free where runs/digits lies, and a run needs at least 16.0 MB" in done.stderr
+    assert "no space: 9.4 MB are free at runs/digits, and a run needs at least 16.0 MB" in done.stderr
     assert not run.queue()
 
 
@@ -51,7 +51,7 @@ def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_w
     job = run.submit()
 
     def told() -> bool:
-        return "all nodes that it could use are busy (Resources)" in run.tandem("status", "digits").stdout
+        return "all suitable nodes are busy (Resources)" in run.tandem("status", "digits").stdout
 
     until(told, "the reason", pause=1.0)
     assert "Pending" in run.tandem("status", "digits").stdout
@@ -70,7 +70,7 @@ def test_a_job_that_waits_says_why_is_not_submitted_twice_and_leaves_the_queue_w
     until(told_of_second, "the reason", pause=1.0, otherwise=second.state)
     third = run.tandem("submit", "--slurm", DIGITS, "--run-dir", "runs/third", "--after", "runs/digits")
     assert third.returncode == 2
-    assert "runs/digits is not complete and not in SLURM's queue, so it cannot be waited for" in third.stderr
+    assert "runs/digits is not complete and not in SLURM's queue, so nothing can wait for it" in third.stderr
 
 
 def test_an_option_that_srun_does_not_know_is_said(run: SlurmRun) -> None:

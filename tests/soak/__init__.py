@@ -1,1 +1,1 @@
-"""Random faults against one job, everything checked after each. See docs/recovery.md."""
+"""Random faults against one job, everything checked after each. See docs/development/benchmarks.md."""

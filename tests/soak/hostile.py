@@ -31,8 +31,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tandem.protocol import MAX_BRIEF_BYTES
-from tandem.status import GenerationView, Members, Snapshot, Status
+from tandem.wire.protocol import MAX_BRIEF_BYTES
+from tandem.wire.status import GenerationView, Members, Snapshot, Status
 from tandem_coordinator.run_watcher import RunDirectory
 from tandem_operator import bounded, coordinators
 from tandem_operator.bounded import MAX_COST, UNREAD, cost
@@ -127,7 +127,7 @@ async def _objects(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], 
     with soak.measuring("take it in", which):
         operator.take(kind, chance.choice(("ADDED", "MODIFIED", "DELETED")), body)
     with soak.measuring("look at its job", which):
-        await operator.attend(kind, body)
+        await operator.process(kind, body)
 
 
 def _metadata_of(body: Any) -> Any:
@@ -139,9 +139,9 @@ async def _answers(soak: Soak, operator: Operator, real: list[tuple[Any, Any]], 
     which, text = f"answer {which}", mutated(ANSWER.dump(), chance, most=MAX_BRIEF_BYTES)
     soak.counts["answer"] += 1
     with soak.measuring("read an answer", which), suppress(coordinators.UnreadableAnswer):
-        operator.api.heard = coordinators.understood(text)
+        operator.api.snapshot = coordinators.parse_snapshot(text)
     with soak.measuring("look at its job", which):
-        await operator.attend(*real[0])
+        await operator.process(*real[0])
 
 
 def _files(soak: Soak, run: SmallRun, real: dict[Path, bytes], chance: Random, which: str) -> None:
@@ -156,7 +156,7 @@ def _files(soak: Soak, run: SmallRun, real: dict[Path, bytes], chance: Random, w
     try:
         with soak.measuring(LOOK, which), suppress(ValueError):
             # The record of a generation that is damaged is told, and a person has to look.
-            RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).look(time.time())
+            RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).poll(time.time())
     finally:
         path.write_bytes(real[path])
 

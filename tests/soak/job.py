@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.recovery.sides import AUTHORITY, FOREVER, BestTandemTrainer
 from benchmarks.recovery.surroundings import Network, spawn
-from tandem import launch
+from tandem.processes import launch
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_contents
 from tandem_trainer.data import load
@@ -71,8 +71,8 @@ class SoakJob(BestTandemTrainer):
         self._evaluator.kill()
         self._evaluator.wait()
 
-    def others(self) -> list[subprocess.Popen[bytes]]:
-        return super().others() + ([self._evaluator] if self._evaluator else [])
+    def other_processes(self) -> list[subprocess.Popen[bytes]]:
+        return super().other_processes() + ([self._evaluator] if self._evaluator else [])
 
     def verdict(self) -> Verdict:
         """What holds and what does not, by now."""

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tandem.architectures import shapes
-from tandem.datasets import FILES
+from tandem.job.architectures import shapes
+from tandem.job.datasets import FILES
 from tests.support.manifests import TASK, Manifest, manifest
 
 IMAGES, LABELS = FILES["train"]
@@ -297,7 +297,7 @@ CASES = (
     _path("data-is-garbage", _mnist(_with(IMAGES, b"garbage, and more")), "not an IDX file of unsigned bytes"),
     _path("data-is-empty", _mnist(_with(LABELS, b"")), "ends before its header"),
     _path("data-of-floats", _mnist(_with(IMAGES, idx(20, 28, 28, kind=FLOATS))), "unsigned bytes"),
-    _path("data-too-large", _mnist(_with(IMAGES, idx(2**31, 28, 28, content=b""))), "more than this reads"),
+    _path("data-too-large", _mnist(_with(IMAGES, idx(2**31, 28, 28, content=b""))), "more than the maximum"),
     _path("images-cut-short", _mnist(_with(IMAGES, idx(20, 28, 28)[:-1])), "cut short: 15,679 of 15,680"),
     _path("labels-cut-short", _mnist(_with(TEST_LABELS, idx(20)[:-5])), "cut short: 15 of 20"),
     _path("no-gzip", _mnist(_compressed(IMAGES, b"garbage")), "Not a gzipped file"),

@@ -10,7 +10,7 @@ from tandem.rundir.checkpoint import FILE, FileEntry, Manifest
 from tandem.rundir.durable import commit_folder, encode, temporary_beside
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 
 def begin(rundir: RunDir, generation: int, parent: CheckpointRef | None = None, **facts: Any) -> None:
@@ -42,6 +42,6 @@ def commit(rundir: RunDir, step: int, generation: int = 1, /, **facts: Any) -> C
 
 def hash_file(path: Path, name: str = "") -> FileEntry:
     """Size and checksums of a file as a manifest lists them, by its name in the checkpoint."""
-    data, chunk = memoryview(path.read_bytes()), checkpoint.CHUNK
+    data, chunk = memoryview(path.read_bytes()), checkpoint.CHUNK_BYTES
     checksums = [checkpoint.checksum(data[at : at + chunk]) for at in range(0, len(data), chunk)]
     return FileEntry(path=name or path.name, size=len(data), xxh3=checksums)

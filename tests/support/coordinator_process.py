@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tandem import launch
-from tandem.coordinator_client import CoordinatorClient, Unreachable
-from tandem.protocol import Answer, Membership, RankReport, Sync
+from tandem.processes import launch
 from tandem.rundir.layout import RunDir
-from tandem.status import Snapshot
+from tandem.wire.coordinator_client import CoordinatorClient, Unreachable
+from tandem.wire.protocol import Answer, Membership, RankReport, Sync
+from tandem.wire.status import Snapshot
 from tests.support import manifests
 from tests.support.elastic import TOKEN
 from tests.support.ports import reserved_port

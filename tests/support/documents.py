@@ -25,13 +25,13 @@ import typer.main
 import yaml
 
 from tandem.errors import UserError
-from tandem.job import Spec
-from tandem.manifest.reading import job_of
-from tandem.manifest.source import parse
+from tandem.job.manifest.reading import parse_job
+from tandem.job.manifest.source import parse
+from tandem.job.resource import Spec
 from tandem_cli.main import application
 from tests.support import ROOT
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(
     r"<!-- (?P<word>not run: |beside a run|full tier|given:\s)(?P<rest>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL
@@ -213,7 +213,7 @@ def _yaml_problems(text: str) -> list[str]:
         keys = set(content) if isinstance(content, dict) else set()
         fields = {field.alias or name for name, field in Spec.model_fields.items()}
         if content.get("kind") == "DistributedTrainingJob":
-            job_of(parse(text.encode(), "block"))
+            parse_job(parse(text.encode(), "block"))
         elif keys == {"spec"} or keys <= fields:
             _check_part_of_a_job(content["spec"] if keys == {"spec"} else content)
         elif keys <= set(values := yaml.safe_load((ROOT / "charts/tandem/values.yaml").read_text())):
@@ -227,7 +227,7 @@ def _check_part_of_a_job(part: dict[str, Any]) -> None:
         whole = yaml.safe_load((ROOT / "examples/own-script.yaml").read_text())
     if ":" in part.get("trainer", {}).get("task", ""):
         whole = yaml.safe_load((ROOT / "examples/own-task.yaml").read_text())
-    job_of(parse(yaml.safe_dump(_merged(whole, {"spec": part})).encode(), "block"))
+    parse_job(parse(yaml.safe_dump(_merged(whole, {"spec": part})).encode(), "block"))
 
 
 def _merged(whole: Any, part: Any) -> Any:

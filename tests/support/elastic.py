@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tandem import launch
-from tandem.coordinator_client import CoordinatorClient, Unreachable
-from tandem.launch import endpoint
-from tandem.status import Snapshot
+from tandem.processes import launch
+from tandem.processes.launch import endpoint
+from tandem.wire.coordinator_client import CoordinatorClient, Unreachable
+from tandem.wire.status import Snapshot
 from tests.support import SCRIPTS, manifests
 from tests.support.ports import reserved_port
 from tests.support.waiting import until

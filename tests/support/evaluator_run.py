@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tandem.launch import environment, evaluator_command
+from tandem.processes.launch import environment, evaluator_command
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_trainer import models
 from tests.support import checkpoints, manifests
 from tests.support.lines import read_lines

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tandem_trainer.checkpoint import staging
 from tandem_trainer.checkpoint.exchange import Exchange
 from tandem_trainer.checkpoint.sharding import StageTensor
-from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.staging import FileLayout, Staging, shared_memory
 
 RANKS, CHUNK = 4, 256
 DEVICE = torch.device("cpu")
@@ -30,7 +30,7 @@ def files(rank: int, whole: bool) -> dict[str, dict[str, Tensor]]:
 
     def staged(tensor: Tensor, owner: int, *others: int) -> Tensor:
         is_here = rank in (owner, *others)
-        return tensor if whole else StageTensor.of(tensor if is_here else tensor.to("meta"), (owner,), DEVICE)
+        return tensor if whole else StageTensor.wrap(tensor if is_here else tensor.to("meta"), (owner,), DEVICE)
 
     numbers = torch.arange(3000, dtype=torch.float32)
     return {
@@ -57,18 +57,18 @@ def main() -> None:
     """Stage and compare."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    staging.CHUNK = CHUNK
+    staging.CHUNK_BYTES = CHUNK
     staging.chunks = lambda size: -(-size // CHUNK)
     staging.MIN_PART = CHUNK
     split, whole = files(rank, whole=False), files(rank, whole=True)
-    layout = Layout.of(split, RANKS)
+    layout = FileLayout.from_files(split, RANKS)
     assert layout.writers(RANKS) == [0, 1, 2, 3]
     part = layout.part_of(rank, RANKS)
     assert part is not None
     found, wanted = (Staging(shared_memory(), split, layout, part) for _ in range(2))
     exchange = Exchange(split, layout, rank, RANKS)
     for _ in range(2):
-        found.copy(split, exchange.bring(split))
+        found.copy(split, exchange.receive(split))
     wanted.copy(whole)
     dist.barrier()
     dist.destroy_process_group()

@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 from tandem.formatting import rfc3339
-from tandem.status import Snapshot
+from tandem.wire.status import Snapshot
 from tandem_operator import kinds, names
 from tandem_operator.controller import Controller
-from tandem_operator.informer import Cache, Key, Watching
+from tandem_operator.informer import Cache, Informer, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.operator_metrics import OperatorMetrics
 from tests.support import manifests
@@ -172,7 +172,7 @@ class Swallowing:
     """An API server that does all it is told and keeps nothing, and coordinators that all say the same."""
 
     def __init__(self) -> None:
-        self.heard: Snapshot | None = None
+        self.snapshot: Snapshot | None = None
         self.statuses: dict[Key, list[dict[str, Any]]] = {}
 
     def acts(self, _: str) -> bool:
@@ -198,10 +198,10 @@ class Swallowing:
 
     terminate = delete
 
-    async def ask(self, *_: Any) -> Snapshot | None:
-        return self.heard
+    async def poll(self, *_: Any) -> Snapshot | None:
+        return self.snapshot
 
-    async def tell(self, *_: Any) -> bool:
+    async def set_target(self, *_: Any) -> bool:
         return True
 
 
@@ -213,18 +213,18 @@ class Operator:
         api: Any = self.api
         self.controller = Controller(api, api, self.cache, IMAGES, self.metrics, b"key", patience=0.0)
         self.metrics.unreadable = lambda: self.cache.unreadable.counts
-        self.watching = Watching(api, self.cache, lambda key: None, ())
+        self.watching = Informer(api, self.cache, lambda key: None, ())
         healthy = manifests.manifest(HEALTHY[1], HEALTHY[0], trainer=TASK, workers=WORKERS)
         healthy["metadata"] |= {"uid": "healthy", "resourceVersion": "1", "generation": 1}
-        self.cache.see(kinds.JOB, healthy)
+        self.cache.upsert(kinds.JOB, healthy)
         for index, status in enumerate(({"phase": "Running"}, unplaced())):
-            self.cache.see(kinds.POD, worker(HEALTHY, "healthy", index, status))
+            self.cache.upsert(kinds.POD, worker(HEALTHY, "healthy", index, status))
 
     def take(self, kind: Kind, what: str, body: Any) -> None:
         """As a watch tells it."""
-        self.watching.take(kind, what, body)
+        self.watching.handle(kind, what, body)
 
-    async def attend(self, kind: Kind, body: Any) -> None:
+    async def process(self, kind: Kind, body: Any) -> None:
         """Look at the job that an object says it belongs to, if it says one. What a look raises is raised: where the
         operator goes on after it, the job's status says InternalError."""
         metadata = body.get("metadata") if isinstance(body, dict) else None
@@ -234,14 +234,14 @@ class Operator:
         job = metadata.get("name") if kind is kinds.JOB else labels.get(names.JOB) if isinstance(labels, dict) else None
         key = metadata.get("namespace"), job
         if all(isinstance(one, str) for one in key):
-            await self.controller.look((str(key[0]), str(key[1])))
+            await self.controller.sync((str(key[0]), str(key[1])))
 
     async def goes_on(self) -> None:
         """The healthy job is looked after, and metrics are told, whatever was taken in."""
         before = len(self.api.statuses.get(HEALTHY, ()))
         # What it found of the others a moment ago is not enough here.
         self.controller._claimants._due = 0.0
-        await self.controller.look(HEALTHY)
+        await self.controller.sync(HEALTHY)
         statuses = self.api.statuses.pop(HEALTHY)
         assert len(statuses) > before
         assert statuses[-1]["phase"] == "Pending"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tandem.tasks import Optimizer
+from tandem.job.tasks import Optimizer
 from tandem_trainer.language.fine_tuning import FineTuning
 
 TEMPLATE = (

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
-from tandem.launch import PULSE
+from tandem.processes.launch import PULSE
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.status import Snapshot
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
+from tandem.wire.status import Snapshot
 from tandem_cli.local.guardian import MARK, marked
 from tests.support import ROOT
 from tests.support.lines import read_lines
@@ -111,7 +111,7 @@ class LocalRun:
         try:
             with CoordinatorClient(endpoint["url"].removeprefix("http://"), endpoint["token"], timeout=5.0) as client:
                 return client.status()
-        except (Unreachable, Refused):
+        except (Unreachable, CoordinatorRefused):
             return None
 
     def step(self) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 
 Manifest = dict[str, Any]

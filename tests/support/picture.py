@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem_cli.report.figures.processors import at_work
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 from tandem_cli.report.writing import write
 from tests.support import ROOT
 
@@ -18,7 +18,7 @@ SLACK_SECONDS = 0.1
 """A checkpoint is on the disk a moment after its step."""
 
 
-def disagreements(run: Run) -> list[str]:
+def disagreements(run: RunData) -> list[str]:
     """What in the picture would not be so: a checkpoint where no rank is at work, or one that nobody evaluated."""
     found = []
     for use in run.uses:

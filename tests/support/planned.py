@@ -4,7 +4,7 @@ What `tandem run`, SLURM and Kubernetes train is compared with this one value, e
 are equal.
 """
 
-from tandem.manifest.reading import read_job
+from tandem.job.manifest.reading import read_job
 from tandem_trainer.data.loading import load
 from tandem_trainer.data.order import Batches, Order, digest
 from tests.support import EXAMPLES

@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 
-from tandem_trainer.warm import stub
+from tandem_trainer.agent.warm import stub
 
 SERVER = """
 import os, sys
-from tandem_trainer.agent import FOR_RANKS, SHARED, preload, run_and_end
-from tandem_trainer.warm import forkserver
-assert preload((*SHARED, *sys.argv[1:]))
-request = forkserver.fork_server(lambda: preload(FOR_RANKS))
+from tandem_trainer.agent.torchrun import RANK_MODULES, AGENT_MODULES, preload, run_and_exit
+from tandem_trainer.agent.warm import forkserver
+assert preload((*AGENT_MODULES, *sys.argv[1:]))
+request = forkserver.fork_server(lambda: preload(RANK_MODULES))
 if request is not None:
-    run_and_end(request.arguments)
+    run_and_exit(request.arguments)
 else:
     print(os.environ["TANDEM_FORK_SERVER"], flush=True)
     sys.stdin.read()

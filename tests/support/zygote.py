@@ -28,7 +28,8 @@ from typing import IO, Any
 
 from tests.support import ROOT
 
-PROGRAMS = ("tandem_trainer.agent", "tandem_cli.main")
+PROGRAMS = {"tandem_trainer.agent": "tandem_trainer.agent.torchrun", "tandem_cli.main": "tandem_cli.main"}
+"""Where the `main` of each is."""
 OF_COMMANDS = ("tandem_cli.commands.checkpoints", "tandem_cli.commands.status", "tandem_cli.commands.validate")
 """Commands that import what most others do."""
 POLL_SECONDS = 0.01
@@ -138,9 +139,9 @@ def _address() -> str:
 
 def serve() -> None:
     """Be the zygote, until standard input ends."""
-    from tandem_trainer.agent import FOR_RANKS, SHARED, preload
+    from tandem_trainer.agent.torchrun import AGENT_MODULES, RANK_MODULES, preload
 
-    assert preload((*SHARED, *FOR_RANKS, *PROGRAMS, *OF_COMMANDS)), "an import has started a thread"
+    assert preload((*AGENT_MODULES, *RANK_MODULES, *PROGRAMS.values(), *OF_COMMANDS)), "an import has started a thread"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"tandem-tests-{os.getpid()}"
     listener.bind("\0" + name)
@@ -199,7 +200,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     # As Python itself ends: what an exit means, then threads, exit functions (an agent says good-bye in one), flushing.
     code: Any = 0
     try:
-        sys.modules[request["module"]].main()
+        sys.modules[PROGRAMS[request["module"]]].main()
     except SystemExit as leaving:
         code = leaving.code
     except BaseException as error:

@@ -1,9 +1,9 @@
-"""Dashboards for Grafana, from the names in tandem.metrics.
+"""Dashboards for Grafana, from the names in tandem.wire.metrics.
 
     charts/tandem/files/dashboards/fleet.json   all jobs, and the operator
     charts/tandem/files/dashboards/job.json     one job
 
-`make generate` writes them. Needs Grafana's foundation SDK, which only a developer's environment has; nothing else
+`make generate` writes them. They need Grafana's foundation SDK, which only a developer's environment has; nothing else
 imports this package.
 """
 
@@ -17,4 +17,4 @@ FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/dashboards/fleet.json": lambda: as_json(fleet()),
     "charts/tandem/files/dashboards/job.json": lambda: as_json(job()),
 }
-"""Path below the repository's root, and what makes the content."""
+"""Paths below the repository's root, each with the function that generates the content."""

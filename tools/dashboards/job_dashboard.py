@@ -2,9 +2,9 @@
 
 from grafana_foundation_sdk.builders import dashboard as build
 
-from tandem import metrics
-from tandem.labels import POD
-from tandem.metrics import Metric
+from tandem.job.labels import POD
+from tandem.wire import metrics
+from tandem.wire.metrics import Metric
 from tools.dashboards.panels import (
     DCGM,
     GPUS,
@@ -27,9 +27,9 @@ WINDOW = "$__rate_interval"
 
 
 def job() -> build.Dashboard:
-    """Build it."""
+    """Build the dashboard."""
     jobs = f'{metrics.PHASE.name}{{namespace="$namespace"}}'
-    formed = f"sum by (reason) (increase({of(metrics.RESTARTS)}[{WINDOW}])) > 0"
+    formed = f"sum by (reason) (increase({series(metrics.RESTARTS)}[{WINDOW}])) > 0"
     dashboard = (
         build.Dashboard("Tandem / Job")
         .uid(UID)
@@ -41,7 +41,7 @@ def job() -> build.Dashboard:
         .with_variable(choice("namespace", "Namespace", f"label_values({metrics.PHASE.name}, namespace)", False))
         .with_variable(choice("job", "Job", f"label_values({jobs}, job)", False))
         .annotation(mark("Generations", formed, "orange"))
-        .annotation(mark("World size", f"changes({of(metrics.WORLD_SIZE)}[{WINDOW}]) > 0", "purple"))
+        .annotation(mark("World size", f"changes({series(metrics.WORLD_SIZE)}[{WINDOW}]) > 0", "purple"))
     )
     for title, group in (
         ("Is it training?", _training()),
@@ -58,37 +58,39 @@ def job() -> build.Dashboard:
     return dashboard
 
 
-def of(metric: Metric, more: str = "") -> str:
-    """The series of the job that is looked at."""
+def series(metric: Metric, more: str = "") -> str:
+    """The series of the selected job."""
     return f"{metric.name}{{{CHOSEN}{',' + more if more else ''}}}"
 
 
 def _goodput(window: str) -> str:
-    compute, everything = of(metrics.TIME, 'phase="compute"'), of(metrics.TIME)
+    compute, everything = series(metrics.TIME, 'phase="compute"'), series(metrics.TIME)
     return f"sum(rate({compute}[{window}])) / sum(rate({everything}[{window}]))"
 
 
 def _training() -> list[Panel]:
     return [
-        word("Phase", "In one word.", Query(f"{of(metrics.PHASE)} == 1", "{{phase}}")),
+        word("Phase", "Phase of the job.", Query(f"{series(metrics.PHASE)} == 1", "{{phase}}")),
         number(
             "Progress",
-            "Steps completed of those planned.",
-            Query(f"{of(metrics.STEP)} / {of(metrics.TOTAL_STEPS)}"),
+            "Share of the planned steps that are completed.",
+            Query(f"{series(metrics.STEP)} / {series(metrics.TOTAL_STEPS)}"),
             unit="percentunit",
             decimals=1,
         ),
-        number("Step", "Optimizer steps completed.", Query(of(metrics.STEP)), decimals=0),
-        number("Left", "Estimated from the pace of the last minute.", Query(of(metrics.REMAINING)), unit="s"),
+        number("Step", "Optimizer steps completed.", Query(series(metrics.STEP)), decimals=0),
+        number(
+            "Remaining", "Time estimated from the pace of the last minute.", Query(series(metrics.REMAINING)), unit="s"
+        ),
         number(
             "Workers",
-            "In the group, and desired.",
-            Query(of(metrics.WORKERS_READY), "ready"),
-            Query(of(metrics.WORKERS_DESIRED), "desired"),
+            "Workers in the group, and desired.",
+            Query(series(metrics.WORKERS_READY), "ready"),
+            Query(series(metrics.WORKERS_DESIRED), "desired"),
         ),
         number(
             "Goodput",
-            "The part of the time shown in which steps were computed.",
+            "Share of the time shown in which steps were computed.",
             Query(_goodput("$__range")),
             unit="percentunit",
             decimals=1,
@@ -97,44 +99,44 @@ def _training() -> list[Panel]:
 
 
 def _learning() -> list[Panel]:
-    step, loss = Query(of(metrics.STEP), "step"), Query(of(metrics.LOSS), "training loss")
-    evaluated = Query(of(metrics.EVALUATION_STEP), "evaluated step")
-    score = Query(of(metrics.EVALUATION_SCORE), "score")
+    step, loss = Query(series(metrics.STEP), "step"), Query(series(metrics.LOSS), "training loss")
+    evaluated = Query(series(metrics.EVALUATION_STEP), "evaluated step")
+    score = Query(series(metrics.EVALUATION_SCORE), "score")
     return [
         graph(
             "Loss and evaluation over time",
             "Training loss on the left; scores of checkpoints, newest and best, and of the base model, on the right.",
             loss,
-            Query(of(metrics.EVALUATION_METRIC), "{{metric}}", right=True),
-            Query(of(metrics.BEST_SCORE), "best {{metric}}", right=True),
-            Query(of(metrics.BASE_METRIC), "base model's {{metric}}", right=True),
+            Query(series(metrics.EVALUATION_METRIC), "{{metric}}", right=True),
+            Query(series(metrics.BEST_SCORE), "best {{metric}}", right=True),
+            Query(series(metrics.BASE_METRIC), "base model's {{metric}}", right=True),
             width=6,
         ),
         scatter(
             "Loss and evaluation over steps",
-            "The same over optimizer steps. After a restart training goes on from an earlier step.",
+            "Loss and scores over optimizer steps. After a restart training continues from an earlier step.",
             [("training loss", step, loss), ("score", evaluated, score)],
             width=5,
         ),
         graph(
             "Steps",
-            "Completed, in the newest checkpoint, and in the newest evaluated one.",
-            Query(of(metrics.STEP), "completed"),
-            Query(of(metrics.CHECKPOINT_STEP), "saved"),
-            Query(of(metrics.EVALUATION_STEP), "evaluated"),
+            "Steps completed, in the newest checkpoint, and in the newest evaluated one.",
+            Query(series(metrics.STEP), "completed"),
+            Query(series(metrics.CHECKPOINT_STEP), "saved"),
+            Query(series(metrics.EVALUATION_STEP), "evaluated"),
             width=4,
         ),
         graph(
             "Gradients and learning rate",
             "Norm of the gradients on the left, the learning rate on the right.",
-            Query(of(metrics.GRADIENT_NORM), "gradient norm"),
-            Query(of(metrics.LEARNING_RATE), "learning rate", right=True),
+            Query(series(metrics.GRADIENT_NORM), "gradient norm"),
+            Query(series(metrics.LEARNING_RATE), "learning rate", right=True),
             width=5,
         ),
         graph(
             "Logged values",
-            "What a script of the user's own logs beside its loss (tandem.log).",
-            Query(of(metrics.LOGGED_VALUE), "{{name}}"),
+            "Values that a script logs besides its loss (tandem.log).",
+            Query(series(metrics.LOGGED_VALUE), "{{name}}"),
             width=4,
             signed=True,
             needs=LOGS,
@@ -144,63 +146,63 @@ def _learning() -> list[Panel]:
 
 def _busy() -> list[Panel]:
     buckets = f"sum by (le) (rate({metrics.STEP_SECONDS.name}_bucket{{{CHOSEN}}}[{WINDOW}]))"
-    median = f"quantile by (namespace, job) (0.5, {of(metrics.RANK_BUSY)})"
+    median = f"quantile by (namespace, job) (0.5, {series(metrics.RANK_BUSY)})"
     return [
         graph(
             "Throughput",
-            "Training samples a second over all ranks: as told now, and counted.",
-            Query(of(metrics.THROUGHPUT), "now"),
-            Query(f"rate({of(metrics.SAMPLES)}[{WINDOW}])", "counted"),
+            "Training samples a second over all ranks: as reported now, and from the counter.",
+            Query(series(metrics.THROUGHPUT), "now"),
+            Query(f"rate({series(metrics.SAMPLES)}[{WINDOW}])", "counted"),
         ),
         graph(
             "Step time",
-            "Half of all steps, and 19 of 20, are faster than that.",
+            "Median and 95th percentile of the time of a step.",
             Query(f"histogram_quantile(0.5, {buckets})", "median"),
             Query(f"histogram_quantile(0.95, {buckets})", "95th percentile"),
             unit="s",
         ),
         graph(
             "Where time goes",
-            "Seconds of each second by phase: data, compute and checkpoint while steps are made; restore, rendezvous "
-            "and idle while none are.",
-            Query(f"sum by (phase) (rate({of(metrics.TIME)}[{WINDOW}]))", "{{phase}}"),
+            "Seconds per second by phase: data, compute and checkpoint while training steps; restore, rendezvous and "
+            "idle otherwise.",
+            Query(f"sum by (phase) (rate({series(metrics.TIME)}[{WINDOW}]))", "{{phase}}"),
             unit="percentunit",
             stacked=True,
         ),
         graph(
             "Goodput",
-            "The part of the time in which steps were computed.",
+            "Share of the time in which steps were computed.",
             Query(_goodput("5m"), "of 5 minutes"),
             unit="percentunit",
-            most=1,
+            maximum=1,
         ),
         graph(
             "Processor use by rank",
-            "Cores that each rank keeps busy.",
-            Query(of(metrics.RANK_CPU), "rank {{rank}}"),
+            "Busy cores of each rank.",
+            Query(series(metrics.RANK_CPU), "rank {{rank}}"),
         ),
         graph(
             "Stragglers",
-            "Each rank's own work in a step over the median of all: all wait for the one on top. From 1.5 on for ten "
-            "seconds, a rank is named in the job's status.",
-            Query(f"{of(metrics.RANK_BUSY)} / on (namespace, job) group_left () {median}", "rank {{rank}}"),
+            "Each rank's own work in a step over the median of all: all wait for the slowest. A rank above 1.5 for ten "
+            "seconds is a straggler in the job's status.",
+            Query(f"{series(metrics.RANK_BUSY)} / on (namespace, job) group_left () {median}", "rank {{rank}}"),
         ),
         graph(
             "GPUs by purpose",
-            "Of those that workers have: what they were for.",
-            Query(f"sum by (purpose) (rate({of(metrics.GPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
+            "GPUs of workers by what they were used for.",
+            Query(f"sum by (purpose) (rate({series(metrics.GPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
             stacked=True,
         ),
         graph(
             "CPUs by purpose",
-            "Of those that workers and evaluators have, busy or not: what they were for.",
-            Query(f"sum by (purpose) (rate({of(metrics.CPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
+            "CPUs of workers and evaluators, busy or not, by what they were used for.",
+            Query(f"sum by (purpose) (rate({series(metrics.CPU_SECONDS)}[{WINDOW}]))", "{{purpose}}"),
             stacked=True,
         ),
         graph(
             "Cost by purpose",
-            "Of the whole run so far, by the job's prices; 0 without.",
-            Query(of(metrics.COST), "{{purpose}}"),
+            "Cost of the whole run so far by the job's prices; 0 without prices.",
+            Query(series(metrics.COST), "{{purpose}}"),
             stacked=True,
         ),
     ]
@@ -210,36 +212,36 @@ def _trouble() -> list[Panel]:
     return [
         graph(
             "World size and generation",
-            "Ranks in the group, and which group it is since the job began.",
-            Query(of(metrics.WORLD_SIZE), "ranks"),
-            Query(of(metrics.GENERATION), "generation", right=True),
+            "Ranks in the group, and the number of its generation.",
+            Query(series(metrics.WORLD_SIZE), "ranks"),
+            Query(series(metrics.GENERATION), "generation", right=True),
         ),
         ranking(
             "Restarts by reason",
-            "Groups formed anew in the time shown, by what ended the one before.",
-            Query(f"sum by (reason) (increase({of(metrics.RESTARTS)}[$__range]))", "{{reason}}"),
+            "Groups formed again in the time shown, by the end of the one before.",
+            Query(f"sum by (reason) (increase({series(metrics.RESTARTS)}[$__range]))", "{{reason}}"),
             width=5,
         ),
         graph(
             "Restart budget",
-            "Failures that are forgiven, and those that were.",
-            Query(of(metrics.FAILURES), "used"),
-            Query(of(metrics.BUDGET), "of"),
+            "Tolerated failures, and failures so far.",
+            Query(series(metrics.FAILURES), "used"),
+            Query(series(metrics.BUDGET), "of"),
             width=5,
         ),
         graph(
-            "Lost and regretted",
-            "Steps taken again, and times that the loss became useless, in the time shown; batches left out.",
-            Query(f"increase({of(metrics.STEPS_LOST)}[$__range])", "steps lost"),
-            Query(f"increase({of(metrics.REWINDS)}[$__range])", "rewinds", right=True),
-            Query(of(metrics.LEFT_OUT), "batches left out"),
+            "Lost and skipped work",
+            "Repeated steps and rewinds in the time shown, and skipped batches.",
+            Query(f"increase({series(metrics.STEPS_LOST)}[$__range])", "steps lost"),
+            Query(f"increase({series(metrics.REWINDS)}[$__range])", "rewinds", right=True),
+            Query(series(metrics.SKIPPED_BATCHES), "skipped batches"),
             width=6,
         ),
         graph(
             "Silence",
             "Time since the last step, and since the last heartbeat of an agent.",
-            Query(of(metrics.STEP_AGE), "last step"),
-            Query(of(metrics.SILENT), "{{replica}}"),
+            Query(series(metrics.STEP_AGE), "last step"),
+            Query(series(metrics.SILENT), "{{replica}}"),
             unit="s",
             width=24,
         ),
@@ -250,30 +252,30 @@ def _checkpoints() -> list[Panel]:
     return [
         graph(
             "Age of the newest checkpoint",
-            "What a crash would cost, beside the time between two that the job asks for.",
-            Query(of(metrics.CHECKPOINT_AGE), "age"),
-            Query(of(metrics.CHECKPOINT_INTERVAL), "asked for"),
+            "Training time that a crash would cost, and the configured interval.",
+            Query(series(metrics.CHECKPOINT_AGE), "age"),
+            Query(series(metrics.CHECKPOINT_INTERVAL), "interval"),
             unit="s",
         ),
         graph(
             "Cost of a save",
-            "How long training stood still for the last one (left), and until it was on the disk (right).",
-            Query(of(metrics.CHECKPOINT_STALL), "stall"),
-            Query(of(metrics.CHECKPOINT_COMMIT), "commit", right=True),
+            "Time for which the last save blocked training (left), and until it was on the disk (right).",
+            Query(series(metrics.CHECKPOINT_STALL), "stall"),
+            Query(series(metrics.CHECKPOINT_COMMIT), "commit", right=True),
             unit="s",
             right_unit="s",
         ),
         graph(
             "Saves",
-            "A minute, by what became of them.",
-            Query(f"60 * sum by (result) (rate({of(metrics.SAVES)}[{WINDOW}]))", "{{result}}"),
+            "Saves a minute by result.",
+            Query(f"60 * sum by (result) (rate({series(metrics.SAVES)}[{WINDOW}]))", "{{result}}"),
             width=4,
         ),
         graph(
-            "Room for checkpoints",
-            "Free on the volume, and what one checkpoint takes.",
-            Query(of(metrics.VOLUME_FREE), "free"),
-            Query(of(metrics.CHECKPOINT_BYTES), "a checkpoint", right=True),
+            "Space for checkpoints",
+            "Free space on the volume, and the size of one checkpoint.",
+            Query(series(metrics.VOLUME_FREE), "free"),
+            Query(series(metrics.CHECKPOINT_BYTES), "a checkpoint", right=True),
             unit="bytes",
             right_unit="bytes",
             width=4,
@@ -285,74 +287,73 @@ def _evaluation() -> list[Panel]:
     return [
         graph(
             "Evaluation lag",
-            "Steps between the newest checkpoint and the newest evaluated one, and for how long one has waited.",
-            Query(of(metrics.EVALUATION_LAG), "steps"),
-            Query(of(metrics.EVALUATION_WAIT), "waiting", right=True),
+            "Steps between the newest checkpoint and the newest evaluated one, and the time for which one has waited.",
+            Query(series(metrics.EVALUATION_LAG), "steps"),
+            Query(series(metrics.EVALUATION_WAIT), "waiting", right=True),
             right_unit="s",
         ),
         graph(
-            "Checkpoints by what evaluators did",
-            "Over the whole life of the run directory.",
-            Query(of(metrics.EVALUATIONS), "{{result}}"),
+            "Checkpoints by evaluation result",
+            "Number of checkpoints over the whole life of the run directory.",
+            Query(series(metrics.EVALUATIONS), "{{result}}"),
         ),
         graph(
             "Evaluators",
-            "Cores that each keeps busy, and how many are alive.",
-            Query(of(metrics.EVALUATOR_CPU), "{{evaluator}}"),
-            Query(of(metrics.EVALUATORS_READY), "ready", right=True),
+            "Busy cores of each evaluator, and the number of evaluators that are alive.",
+            Query(series(metrics.EVALUATOR_CPU), "{{evaluator}}"),
+            Query(series(metrics.EVALUATORS_READY), "ready", right=True),
         ),
     ]
 
 
 def _gpus() -> list[Panel]:
-    each, name = "avg by (exported_pod, gpu)", "{{exported_pod}} {{gpu}}"
-    # By the pods that are the job's replicas: long names of jobs are shortened in those of pods.
-    ours = f"and on (replica) {of(metrics.SILENT)}"
+    per_gpu, name = "avg by (exported_pod, gpu)", "{{exported_pod}} {{gpu}}"
+    # Match GPUs by the names of the job's replicas: pods' names contain a shortened form of long job names.
+    of_job = f"and on (replica) {series(metrics.SILENT)}"
 
     def by_place(metric: str) -> str:
-        told = f'{metric}{{exported_namespace="$namespace"}}'
-        return f'label_replace({told}, "replica", "$1", "exported_pod", "{POD}")'
+        selector = f'{metric}{{exported_namespace="$namespace"}}'
+        return f'label_replace({selector}, "replica", "$1", "exported_pod", "{POD}")'
 
     return [
         graph(
             "Utilization by rank",
-            "As NVML told the rank.",
-            Query(of(metrics.RANK_GPU), "rank {{rank}}"),
+            "Utilization that NVML reports to the rank.",
+            Query(series(metrics.RANK_GPU), "rank {{rank}}"),
             unit="percentunit",
-            most=1,
+            maximum=1,
             width=5,
             needs=GPUS,
         ),
         graph(
             "MFU",
-            "What the model's own operations come to, over the peak of the GPUs. Of built-in models in bfloat16 or "
-            "float16.",
-            Query(of(metrics.MFU), "MFU"),
+            "Model FLOPs over the peak of the GPUs, for built-in models in bfloat16 or float16.",
+            Query(series(metrics.MFU), "MFU"),
             unit="percentunit",
             width=4,
             needs=GPUS,
         ),
         graph(
             "Memory by rank",
-            "In use on each rank's GPU.",
-            Query(of(metrics.RANK_GPU_MEMORY), "rank {{rank}}"),
+            "Memory in use on each rank's GPU.",
+            Query(series(metrics.RANK_GPU_MEMORY), "rank {{rank}}"),
             unit="bytes",
             width=5,
             needs=GPUS,
         ),
         graph(
-            "Tensor cores at work",
-            "The part of cycles in which they computed: what comes nearest to a model's FLOPs over the GPU's.",
-            Query(f"{each} ({by_place('DCGM_FI_PROF_PIPE_TENSOR_ACTIVE')} {ours})", name),
+            "Tensor core activity",
+            "Share of cycles in which tensor cores were active: the closest measure to MFU.",
+            Query(f"{per_gpu} ({by_place('DCGM_FI_PROF_PIPE_TENSOR_ACTIVE')} {of_job})", name),
             unit="percentunit",
-            most=1,
+            maximum=1,
             width=5,
             needs=DCGM,
         ),
         graph(
             "Power",
-            "Of each GPU.",
-            Query(f"{each} ({by_place('DCGM_FI_DEV_POWER_USAGE')} {ours})", name),
+            "Power of each GPU.",
+            Query(f"{per_gpu} ({by_place('DCGM_FI_DEV_POWER_USAGE')} {of_job})", name),
             unit="watt",
             width=5,
             needs=DCGM,

@@ -1,7 +1,7 @@
-"""Panels and variables, as the dashboards use them: a thin layer over Grafana's foundation SDK.
+"""Panels and variables of the dashboards: a thin layer over Grafana's foundation SDK.
 
-What needs an exporter of somebody else's, GPUs, or a line in the user's script, says so at the end of its title
-(NEEDS): the test that wants data from every query goes by it, and so does whoever wonders why a panel is empty.
+The title of a panel that needs another exporter, GPUs, or a line in the user's script ends with that requirement
+(NEEDS). It explains an empty panel to users, and exempts it from the test that expects data from every query.
 """
 
 import json
@@ -23,32 +23,32 @@ SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 GPUS, DCGM, LOGS = "needs GPUs", "needs dcgm-exporter", "needs tandem.log"
 NEEDS = (GPUS, DCGM, LOGS)
 WIDTH, HEIGHT = 8, 8
-"""Of 24 columns; in Grafana's rows of 30 pixels."""
+"""Default size: columns of 24, and Grafana's rows of 30 pixels."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query and what its series are called."""
+    """A query and the legend of its series."""
 
     expr: str
     legend: str = ""
     right: bool = False
-    """Drawn against an axis on the right."""
+    """Whether it is drawn against the axis on the right."""
     instant: bool = False
-    """Its value now, and not its course."""
+    """Whether only its present value is queried, and not its history."""
 
 
 def graph(
     title: str,
     description: str,
-    *asked: Query,
+    *query_list: Query,
     unit: str = "short",
     right_unit: str = "short",
     stacked: bool = False,
     bars: bool = False,
     width: int = WIDTH,
     signed: bool = False,
-    most: float | None = None,
+    maximum: float | None = None,
     needs: str = "",
 ) -> timeseries.Panel:
     """Values over time."""
@@ -58,13 +58,13 @@ def graph(
     panel = panel.fill_opacity(25 if stacked or bars else 5).line_width(1 if stacked else 2)
     panel = panel.show_points(options.VisibilityMode.AUTO)
     panel = panel.legend(_legend())
-    if most is not None:
-        panel = panel.max(most)
+    if maximum is not None:
+        panel = panel.max(maximum)
     if stacked:
         panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL))
     if bars:
         panel = panel.draw_style(options.GraphDrawStyle.BARS)
-    for letter, query in _lettered(asked):
+    for letter, query in _lettered(query_list):
         panel = panel.with_target(_target(letter, query))
         if query.right:
             placed = [
@@ -76,32 +76,33 @@ def graph(
 
 
 def number(
-    title: str, description: str, *asked: Query, unit: str = "short", width: int = 4, decimals: int | None = None
+    title: str, description: str, *query_list: Query, unit: str = "short", width: int = 4, decimals: int | None = None
 ) -> stat.Panel:
-    """The value now of each series, large. Not the newest of the time shown: a phase that is over would stay."""
+    """The present value of each series, large. Not the last one in the time shown: a phase that has ended would
+    stay."""
     panel = stat.Panel().title(title).description(description).datasource(SOURCE).span(width).height(4).unit(unit)
     panel = panel.graph_mode(options.BigValueGraphMode.NONE).reduce_options(_last())
     if decimals is not None:
         panel = panel.decimals(decimals)
-    for letter, query in _lettered(asked):
+    for letter, query in _lettered(query_list):
         panel = panel.with_target(_target(letter, replace(query, instant=True)))
     return panel
 
 
 def word(title: str, description: str, query: Query, width: int = 4) -> stat.Panel:
-    """The name of the series that there is, large: a state."""
+    """The name of the existing series, large: a state."""
     return number(title, description, query, width=width).text_mode(options.BigValueTextMode.NAME)
 
 
 def ranking(title: str, description: str, query: Query, unit: str = "short", width: int = WIDTH) -> bargauge.Panel:
-    """The value now of each series as a bar."""
+    """The present value of each series as a bar."""
     panel = bargauge.Panel().title(title).description(description).datasource(SOURCE).span(width).height(HEIGHT)
     panel = panel.unit(unit).min(0).orientation(options.VizOrientation.HORIZONTAL).reduce_options(_last())
     return panel.with_target(_target("A", replace(query, instant=True)))
 
 
 def listing(title: str, description: str, columns: Sequence[tuple[str, str, str]], width: int = 24) -> table.Panel:
-    """A row for each job.
+    """A table with a row for each job.
 
     Args:
         columns: name, query of one value for each job, and unit of each.
@@ -109,12 +110,12 @@ def listing(title: str, description: str, columns: Sequence[tuple[str, str, str]
     panel = table.Panel().title(title).description(description).datasource(SOURCE).span(width).height(HEIGHT)
     names = {}
     for letter, (name, expr, unit) in zip(_letters(), columns, strict=False):
-        asked = _target(letter, Query(expr, instant=True)).format(queries.PromQueryFormat.TABLE)
-        panel = panel.with_target(asked)
+        target = _target(letter, Query(expr, instant=True)).format(queries.PromQueryFormat.TABLE)
+        panel = panel.with_target(target)
         names[f"Value #{letter}"] = name
         panel = panel.override_by_name(name, [model.DynamicConfigValue("unit", unit)])
-    left_out = {"Time": True}
-    organized = {"renameByName": names, "excludeByName": left_out, "indexByName": {"namespace": 0, "job": 1}}
+    hidden_columns = {"Time": True}
+    organized = {"renameByName": names, "excludeByName": hidden_columns, "indexByName": {"namespace": 0, "job": 1}}
     return panel.transformations(
         [
             model.DataTransformerConfig(id_val="merge", options={}),
@@ -126,23 +127,23 @@ def listing(title: str, description: str, columns: Sequence[tuple[str, str, str]
 def scatter(
     title: str, description: str, pairs: Sequence[tuple[str, Query, Query]], width: int = WIDTH
 ) -> xychart.Panel:
-    """Values over other values.
+    """Values plotted over other values.
 
     Args:
         pairs: name, query for x, query for y; each query of one series.
     """
     panel = xychart.Panel().title(title).description(description).datasource(SOURCE).span(width).height(HEIGHT)
     series: list[Builder[xy.XYSeriesConfig]] = []
-    asked = [query for _, x, y in pairs for query in (x, y)]
-    for letter, query in _lettered(asked):
+    axes_queries = [query for _, x, y in pairs for query in (x, y)]
+    for letter, query in _lettered(axes_queries):
         panel = panel.with_target(_target(letter, query))
     for name, x, y in pairs:
-        one = xy.XYSeriesConfig(
+        config = xy.XYSeriesConfig(
             name=xy.XychartXYSeriesConfigName(name),
             x=xy.XychartXYSeriesConfigX(xy.MatcherConfig("byName", x.legend)),
             y=xy.XychartXYSeriesConfigY(xy.MatcherConfig("byName", y.legend)),
         )
-        series.append(_Built(one))
+        series.append(_Built(config))
     panel = panel.mapping(xy.SeriesMapping.MANUAL).series(series).legend(_legend())
     panel = panel.override_by_name(pairs[-1][2].legend, [model.DynamicConfigValue("custom.axisPlacement", "right")])
     return panel.transformations([model.DataTransformerConfig(id_val="joinByField", options={"byField": "Time"})])
@@ -154,10 +155,10 @@ def source() -> build.DatasourceVariable:
 
 
 def choice(name: str, label: str, query: str, several: bool) -> build.QueryVariable:
-    """A variable whose values are a label's.
+    """A variable with the values of a label.
 
     Args:
-        several: several may be chosen, and at first all are.
+        several: whether several values may be selected; initially all are.
     """
     variable = build.QueryVariable(name).label(label).datasource(SOURCE).query(query)
     variable = variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
@@ -169,21 +170,21 @@ def choice(name: str, label: str, query: str, several: bool) -> build.QueryVaria
 
 
 def mark(name: str, query: str, color: str) -> build.AnnotationQuery:
-    """Moments, marked in all panels."""
+    """An annotation: times that are marked in all panels."""
     return build.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(color).expr(query)
 
 
 def as_json(dashboard: build.Dashboard) -> str:
-    """A dashboard's file."""
+    """The file of a dashboard."""
     content = json.loads(json.dumps(dashboard.build(), cls=JSONEncoder))
-    # The model of the SDK lacks what Prometheus' annotations are told in.
+    # The SDK's model lacks the text formats of Prometheus annotations.
     for annotation in content["annotations"].get("list", []):
         annotation |= {"titleFormat": annotation["name"], "textFormat": "{{reason}}"}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
 class _Built(Builder[xy.XYSeriesConfig]):
-    """A series that is built already, for where the SDK asks for a builder."""
+    """A finished series, for the SDK's functions that take a builder."""
 
     def __init__(self, series: xy.XYSeriesConfig) -> None:
         self._series = series
@@ -200,8 +201,8 @@ def _letters() -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _lettered(asked: Sequence[Query]) -> list[tuple[str, Query]]:
-    return list(zip(_letters(), asked, strict=False))
+def _lettered(query_list: Sequence[Query]) -> list[tuple[str, Query]]:
+    return list(zip(_letters(), query_list, strict=False))
 
 
 def _target(letter: str, query: Query) -> prometheus.Dataquery:

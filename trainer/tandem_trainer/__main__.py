@@ -1,14 +1,14 @@
 """One training process: `torchrun … -m tandem_trainer`, or alone, `python -m tandem_trainer`.
 
-Its exit code says how it ended (tandem.exitcode), and so does its last word to its agent.
+Its exit code, which it also announces to its agent, tells how it ended (tandem.processes.exitcode).
 """
 
 import os
 import sys
 
-# Where ranks start cold, Python looks into the job's code before its own modules. There it is looked for last, as in a
-# warm rank: no file of the user's takes the name of what is imported here. The name is tandem.code's, which would be
-# imported too late.
+# In a rank that starts cold, Python searches the folder of the job's code before its own modules. Move the folder to
+# the end of the path, as in a warm rank: no file of the user's hides a module that is imported here. The name is
+# tandem.rundir.code's, which would be imported too late.
 if os.path.basename(sys.path[0]).lstrip(".").startswith("tandem-code-"):  # noqa: PTH119
     sys.path.append(sys.path.pop(0))
 
@@ -16,9 +16,9 @@ import logging
 
 from pydantic import ValidationError
 
-from tandem.exitcode import ExitCode
-from tandem.launch import RUN_DIR
-from tandem.rundir.durable import may_pass
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR
+from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 from tandem_trainer.elastic_run import rank_context
 from tandem_trainer.ending import code_of, leave
@@ -31,7 +31,7 @@ log = logging.getLogger("tandem_trainer")
 
 
 def main() -> None:
-    """Train, and leave with the exit code that says how it went."""
+    """Train, and exit with the code of the outcome."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s level=%(levelname)s %(message)s")
     keep_freed_memory()
     pulse = Pulse.open_for_rank()
@@ -50,7 +50,7 @@ def _run(pulse: Pulse | None) -> ExitCode:
         job = rundir.read_job()
     except (OSError, ValueError, ValidationError) as error:
         log.error("%s holds no job: %s", rundir.job_file, error)  # noqa: TRY400 - the sentence is enough
-        return ExitCode.FAILED if may_pass(error) else ExitCode.CONFIGURATION
+        return ExitCode.FAILED if is_transient(error) else ExitCode.CONFIGURATION
     rundir.create()
     group: Group | None = None
     try:

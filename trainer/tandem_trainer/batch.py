@@ -1,11 +1,11 @@
-"""The samples of one step, as a script with a session gets them."""
+"""The samples of one step, for a script with a session."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from tandem_trainer.data.feeding import Fed, cut
+from tandem_trainer.data.feeding import RankBatch, cut
 from tandem_trainer.data.order import pieces
 from tandem_trainer.strategies.session_models import Models
 
@@ -17,35 +17,36 @@ class Batch:
         self,
         models: Models,
         report: Callable[[Tensor], None],
-        fed: Fed,
+        loaded: RankBatch,
         data: Any,
         step: int,
-        mine: Tensor,
+        sample_keys: Tensor,
         weight: float,
     ) -> None:
-        self._models, self._report, self._fed, self._mine = models, report, fed, mine
+        self._models, self._report, self._loaded, self._sample_keys = models, report, loaded, sample_keys
         self.data = data
-        """What the collate function made of the samples, on the session's device."""
+        """Collated samples, on the session's device."""
         self.step = step
         """Optimizer steps completed before this one."""
-        self.epoch = fed.position.epoch
+        self.epoch = loaded.position.epoch
         """Passes over the data completed."""
-        self.size = len(fed.ids)
-        """Samples of all ranks together."""
+        self.size = len(loaded.ids)
+        """Samples over all ranks."""
         self.weight = weight
-        """1; 0 where this rank has no share of so small a batch, and one sample stands in for it."""
+        """1; 0 if this rank has no share of so small a batch, and one sample stands in for it."""
 
     def __len__(self) -> int:
-        return len(self._mine)
+        return len(self._sample_keys)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """What to call `backward` on: its gradient, averaged over ranks, is that of the mean over the global batch.
+        """Compute the loss to call `backward` on: its gradient, averaged over ranks, is that of the mean over the
+        global batch.
 
         Args:
-            losses: [samples of this batch], or their sum as a scalar.
+            losses: [samples of this batch], or the sum of these as a scalar.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the shape is another one.
         """
         if losses.ndim and losses.shape != (len(self),):
             raise ValueError(
@@ -65,21 +66,21 @@ class Batch:
         self._report(self._models.told(part))
 
     def draw(self, number: int) -> None:
-        """Random numbers from here on follow from the step, the rank and the number of a micro-batch."""
-        self._models.draw(self.step, self._mine, number)
+        """Seed random numbers by the step, the rank and the number of a micro-batch."""
+        self._models.draw(self.step, self._sample_keys, number)
 
     def parts(self, samples: int) -> "Iterator[Batch]":
         """Split the batch into micro-batches whose gradients add up to those of the batch (gradient accumulation).
 
-        Every rank gets as many, so that a forward pass may be a collective, and of nearly the same size; where a rank
-        has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged over ranks with
-        the last part alone; those of a model that is split, with each.
+        Every rank gets the same number of parts, of nearly the same size, so that a forward pass may be a collective.
+        Where a rank has too few samples, one of them stands in, and `mean` weighs it with 0. Gradients are averaged
+        over ranks with the last part only; those of a model that is split, with each.
 
         Args:
-            samples: the largest size of a micro-batch; the same number on every rank.
+            samples: maximum size of a micro-batch; the same on every rank.
 
         Raises:
-            ValueError: it is less than 1, or nothing in the data has one item for each sample.
+            ValueError: `samples` is less than 1, or nothing in the data has one item for each sample.
         """
         if samples < 1:
             raise ValueError(f"parts({samples}): a part has at least one sample")
@@ -88,8 +89,8 @@ class Batch:
         for number, (start, end) in enumerate(cuts):
             weight = float(start < end)
             start, end = (start, end) if start < end else (0, 1)
-            data = cut(self.data, count, start, end, self._fed.of_fields)
-            mine = self._mine[start:end]
-            self._models.draw(self.step, mine, number)
+            data = cut(self.data, count, start, end, self._loaded.of_fields)
+            sample_keys = self._sample_keys[start:end]
+            self._models.draw(self.step, sample_keys, number)
             with self._models.synchronised(last=number == len(cuts) - 1):
-                yield Batch(self._models, self._report, self._fed, data, self.step, mine, weight)
+                yield Batch(self._models, self._report, self._loaded, data, self.step, sample_keys, weight)

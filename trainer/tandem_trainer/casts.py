@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up those that are made while it is on."""
+    """Adds up the copies that are made while the mode is on."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -21,13 +21,13 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes of all copies that exist now."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at each operation."""
+        """Run an operation, and count the copy that it makes."""
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and id(args[0]) in self._ids:
             self.sizes[id(args[0])] = result.nbytes
             self.alive += result.nbytes
-            weakref.finalize(result.untyped_storage(), self._freed, result.nbytes)
+            weakref.finalize(result.untyped_storage(), self._subtract, result.nbytes)
         return result
 
-    def _freed(self, size: int) -> None:
+    def _subtract(self, size: int) -> None:
         self.alive -= size

@@ -5,7 +5,7 @@
 writes a text with a checkpoint of such a run.
 
 Tokens are the bytes of the text, or pieces of words (tandem_trainer.data.tokenizer). They are cut into passages of
-`length` tokens, and all but the last `heldOut` are trained on. A sample is a passage, and its loss the mean over its
+`length` tokens, and all but the last `heldOut` are training data. A sample is a passage, and its loss the mean over its
 tokens, in nats. Without `text` it is the English documentation that ships inside Python.
 """
 
@@ -23,12 +23,12 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.causal_lm import SmallModel
-from tandem.distribution import install
 from tandem.evaluation import GeometricMean, Mean, Value
-from tandem.language_evaluation import Generate
+from tandem.job.causal_lm import SmallModel
+from tandem.job.language_evaluation import Generate
+from tandem.processes.distribution import install_command
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
-from tandem.rundir.durable import may_pass
+from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir, step_of
 from tandem_trainer.checkpoint.state import load_weights
 from tandem_trainer.data.tokenizer import EXTRA, BytePairs, Bytes, Tokenizer, is_installed
@@ -39,29 +39,29 @@ from tandem_trainer.task import Split, Task, task_of
 
 PARAMETERS = "spec.trainer.parameters"
 VOCABULARY = 1024
-"""Tokens of `bpe` where nothing is said: for texts of a megabyte, and models of one million weights."""
+"""Default vocabulary of `bpe`: for texts of a megabyte, and models of one million weights."""
 
 
-class Config(SmallModel):
-    """What `trainer.parameters` may say, where the packages for it are installed."""
+class CausalLMConfig(SmallModel):
+    """Configuration in `trainer.parameters`, checked against the installed packages."""
 
     @field_validator("tokenizer")
     @classmethod
     def _is_there(cls, name: str) -> str:
         if name == "bpe" and not is_installed():
-            raise ValueError(f"must be bytes where the package tokenizers is not installed ({install(EXTRA)})")
+            raise ValueError(f"must be bytes where the package tokenizers is not installed ({install_command(EXTRA)})")
         return name
 
 
-class CausalLM(Task[Config]):
-    """Predicts the token that follows."""
+class CausalLM(Task[CausalLMConfig]):
+    """Language model that predicts the next token."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Cuts the text into tokens; the same in every process.
+        """Tokenizer of the text; the same in every process.
 
         Raises:
-            UnusableInput: a file is not there.
+            UnusableInput: a file is missing.
             ConfigurationError: the file is no tokenizer.
         """
         c = self.config
@@ -70,7 +70,7 @@ class CausalLM(Task[Config]):
         if c.tokenizer_file is not None:
             return BytePairs.read(Path(c.tokenizer_file), f"{PARAMETERS}.tokenizerFile")
         content = self._text()
-        # Not of what the model is evaluated with.
+        # Trained without the held-out part, which the model is evaluated with.
         return BytePairs.trained(content[: round(len(content) * (1 - c.held_out))], c.vocabulary or VOCABULARY)
 
     def model(self) -> MiniGPT:
@@ -93,7 +93,7 @@ class CausalLM(Task[Config]):
         """Passages, [passages, length + 1], uint8 or int32: each with the token that follows it.
 
         Raises:
-            UnusableInput: a file is not there.
+            UnusableInput: a file is missing.
             ConfigurationError: the text is too short, or the tokenizer changes it.
         """
         tokens, length = self.tokenizer.encode(self._text()), self.config.length
@@ -113,8 +113,8 @@ class CausalLM(Task[Config]):
         return F.cross_entropy(logits.transpose(1, 2), following, reduction="none").mean(dim=1)
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
-        """Bits for each byte of the text; perplexity, for each token; the share of tokens that were predicted; and the
-        loss, as `loss` gives it."""
+        """Compute bits per byte of the text; perplexity, per token; the share of tokens that were predicted; and the
+        loss, as `loss` does."""
         logits, following = _predicted(model, batch)
         losses = F.cross_entropy(logits.transpose(1, 2), following, reduction="none")
         nats = losses.double().sum()
@@ -127,13 +127,13 @@ class CausalLM(Task[Config]):
         }
 
     def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
-        """What the model writes for a prompt."""
+        """Complete a prompt."""
         if options.chat:
             raise ConfigurationError(f"{FIELD}.chat: a model that is trained from the beginning has no chat template")
         assert isinstance(model, MiniGPT)
         seed = options.seed + number
-        written = write(model, self.tokenizer, prompt.encode(), options.max_tokens, options.temperature, seed)
-        return written.decode(errors="replace")
+        completion = write(model, self.tokenizer, prompt.encode(), options.max_tokens, options.temperature, seed)
+        return completion.decode(errors="replace")
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """Attention is split by heads."""
@@ -147,29 +147,29 @@ class CausalLM(Task[Config]):
         return model.parts()
 
     def flops_per_sample(self) -> float:
-        """Of all tokens of a passage."""
+        """Operations of a training step for all tokens of a passage."""
         _ = self.tokenizer  # Made outside: no tensor of it belongs on that device.
         with torch.device("meta"):
             return flops_per_token(self.model()) * self.config.length
 
     def tokens_per_sample(self) -> int:
-        """Those of a passage."""
+        """Tokens of a passage."""
         return self.config.length
 
     def _text(self) -> bytes:
-        given = self.config.text
-        if given is None:
+        path = self.config.text
+        if path is None:
             return "\n".join(topics[name] for name in sorted(topics)).encode()
         try:
-            return Path(given).expanduser().read_bytes()
+            return Path(path).expanduser().read_bytes()
         except OSError as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
-            raise UnusableInput(f"{PARAMETERS}.text: {given} cannot be read: {error.strerror}") from error
+            raise UnusableInput(f"{PARAMETERS}.text: {path} cannot be read: {error.strerror}") from error
 
 
 def _predicted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Logits, [N, length, vocabulary], float32, and the tokens that they are for, [N, length], int64."""
+    """Return the logits, [N, length, vocabulary], float32, and their targets, [N, length], int64."""
     (passages,) = batch
     tokens = passages.long()
     logits: Tensor = model(tokens[:, :-1])
@@ -177,42 +177,43 @@ def _predicted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def write(model: MiniGPT, tokenizer: Tokenizer, prompt: bytes, count: int, temperature: float, seed: int = 0) -> bytes:
-    """Go on with a text, token by token.
+    """Continue a text, token by token.
 
     Args:
         model: in evaluation mode, on the CPU.
-        tokenizer: that it was trained with.
-        prompt: what to go on from; a line break if it is empty.
-        count: tokens to write.
-        temperature: 1 draws as the model predicts; 0 takes what is most likely.
+        tokenizer: tokenizer that the model was trained with.
+        prompt: text to continue; a line break if it is empty.
+        count: number of tokens to write.
+        temperature: 1 draws as the model predicts; 0 takes the most likely token.
+        seed: seed of the draws.
 
     Returns:
-        What was written, without the prompt.
+        The completion, without the prompt.
 
     Raises:
-        ConfigurationError: the prompt is none that the tokenizer takes.
+        ConfigurationError: the tokenizer does not take the prompt.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = tokenizer.encode(prompt or b"\n").tolist()
-    begin = len(tokens)
+    prompt_length = len(tokens)
     with torch.inference_mode():
         for _ in range(count):
-            seen = torch.tensor([tokens[-model.shape.length :]])
-            logits = model(seen)[0, -1].float()
+            context = torch.tensor([tokens[-model.shape.length :]])
+            logits = model(context)[0, -1].float()
             if temperature == 0:
                 tokens.append(int(logits.argmax()))
             else:
-                odds = (logits / temperature).softmax(dim=0)
-                tokens.append(int(torch.multinomial(odds, 1, generator=generator)))
-    return tokenizer.decode(tokens[begin:])
+                probabilities = (logits / temperature).softmax(dim=0)
+                tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
+    return tokenizer.decode(tokens[prompt_length:])
 
 
 def main() -> None:
     """Write a text with a checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m tandem_trainer.causal_lm", description="Write a text.")
     parser.add_argument("run", type=Path, help="run directory of a job with this task")
-    parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
-    parser.add_argument("--prompt", default="", help="what to go on from")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
+    parser.add_argument("--prompt", default="", help="text to continue")
     parser.add_argument("--count", type=int, default=400, help="tokens to write")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the most likely token")
     parser.add_argument("--seed", type=int, default=0)
@@ -221,7 +222,7 @@ def main() -> None:
     try:
         task = task_of(run_dir.read_job().spec.trainer)
     except (OSError, ValueError, ConfigurationError) as error:
-        parser.error(f"{options.run} is no run that can be read: {error}")
+        parser.error(f"{options.run} is not a readable run: {error}")
     if not isinstance(task, CausalLM):
         parser.error(f"{options.run} did not train a language model with this task")
     names = run_dir.checkpoint_names()
@@ -244,7 +245,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The task is made from the module of this name, whose classes are others than those of `__main__`.
+    # The task is created from the module of this name, whose classes are others than those of `__main__`.
     from tandem_trainer import causal_lm
 
     causal_lm.main()

@@ -1,9 +1,9 @@
 """One generation of an elastic run: its restore, the work after each step, and its last checkpoint.
 
 Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.train)
-and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest
-checkpoint that counts; after each step it may be told to save, to leave, or that the loss has become useless; and its
-last act names the final checkpoint.
+and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest valid
+checkpoint. After a step the ranks vote: they save, they leave, or training goes back because the loss has become
+useless. In the end it records the final checkpoint.
 """
 
 import logging
@@ -18,20 +18,20 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tandem.exitcode import ExitCode
-from tandem.formatting import number, several
-from tandem.job import Checkpoint
-from tandem.launch import GENERATION, REPLICA
-from tandem.protocol import SAVING
+from tandem.formatting import count_noun, number
+from tandem.job.resource import CheckpointSpec
+from tandem.job.tasks import RewindOn
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import GENERATION, REPLICA
 from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
-from tandem.rundir.durable import lacks
+from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
-from tandem.status import STOPPED_EARLY
-from tandem.tasks import RewindOn
-from tandem_trainer.agreement import TakenSamples, refuse_samples
+from tandem.wire.protocol import SAVING
+from tandem.wire.status import STOPPED_EARLY
+from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
@@ -49,27 +49,27 @@ log = logging.getLogger(__name__)
 
 LAST_SAVE_TRIES = 3
 CLOSE_SECONDS = 2.0
-"""What the disk gets for a line that follows the end of the log."""
+"""Time limit of a write that follows the end of the log, in seconds."""
 ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
-"""What helps where training diverges."""
+"""Advice for training that diverges."""
 NO_COST = Cost()
-"""Of a loop of the user's own, which is not known."""
+"""Cost of a loop of the user's own, which is not known."""
 LEFT_LOOP = "the script left its loop"
-"""Why, where the script says no more."""
-NO_END = 2**62
-"""Stands for the number of steps of a run whose data does not say how long it is."""
+"""Reason of an early end for which the script gives none."""
+UNKNOWN_STEPS = 2**62
+"""Number of steps of a run whose data has no known length."""
 
 
-class WentBack(Exception):  # noqa: N818 - it says what happened
-    """The loss became useless, and every rank knows; carries the exit code."""
+class TrainingDiverged(Exception):  # noqa: N818 - it says what happened
+    """The loss became useless, and training goes back or ends; carries the exit code. Raised on every rank."""
 
-    def __init__(self, code: ExitCode, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: ExitCode, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
 
 
 class StopRequest:
-    """Whether somebody asked this rank to save and leave: by SIGTERM, or through its pulse."""
+    """Request to save and leave: by SIGTERM, or by the agent through the pulse."""
 
     def __init__(self, pulse: Pulse | None) -> None:
         self._pulse, self._signalled = pulse, False
@@ -84,24 +84,24 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class RankContext:
-    """Which process of which job this is."""
+    """Identity of this process in its job."""
 
     rundir: RunDir
     """The job's run directory."""
     group: Group
     """The ranks of this generation."""
     generation: int
-    """Its number."""
+    """Number of the generation."""
     members: list[str]
-    """Its replicas in rank order."""
+    """Replicas of the generation, in rank order."""
     pulse: Pulse | None
-    """What the agent hears of it; None where there is no agent."""
+    """Channel to the agent; None where there is no agent."""
 
 
 def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankContext:
-    """This process's place as its environment names it. Collective.
+    """Create the context of this process from its environment. Collective.
 
-    Without a coordinator the generation is one more than the newest there is.
+    Without a coordinator the generation is one more than the newest in the run directory.
     """
     number = int(os.environ.get(GENERATION, "0"))
     if not number:
@@ -112,114 +112,134 @@ def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankConte
 
 
 class DataSteps(Protocol):
-    """The data of a run, counted in data steps: the steps of a run that leaves nothing out."""
+    """Data of a run, counted in data steps: the steps of a run that leaves nothing out."""
 
     @property
     def data_steps(self) -> int | None:
-        """How many there are; None where only the end tells."""
+        """Number of data steps; None if only the end of the data tells."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """How many make one pass; None where only its end tells."""
+        """Data steps of one epoch; None if only its end tells."""
 
     def position(self, step: int) -> DataPosition:
-        """Where the data stands before a data step."""
+        """Return the position of the data before a data step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Facts about a run that its log and its manifests record, or that explain a difference between its ranks."""
+
+    cost: Cost = NO_COST
+    """Cost of a sample, for the log (tandem_trainer.meter)."""
+    mesh: Mapping[str, int] | None = None
+    """Sizes of the mesh dimensions, for the manifests; None: all ranks replicate."""
+    is_shared: bool = False
+    """All ranks write into one copy of the weights. Rank 0 saves for all of them."""
+    datasets: Sequence[DatasetCommit] = ()
+    """Data sets of a hub that this rank has read."""
+    mistake: Callable[[], str] = lambda: ""
+    """Returns what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known."""
+
+
+NO_FACTS = RunFacts()
+"""Facts of a run with a loop of the user's own, on replicas."""
 
 
 class ElasticRun:
-    """The steps of one generation. Every rank of it does the same.
+    """Steps of one generation. Every rank makes the same calls.
 
     Args:
-        checkpoints: when to save.
-        stop: whether somebody asks to save and leave.
-        rewind_on: which losses send training back.
+        context: identity of this process.
+        checkpoints: settings of checkpoints.
+        stop: request to save and leave.
+        rewind_on: losses that send training back.
 
     Raises:
-        ConfigurationError: the disk cannot do what checkpoints need.
+        ConfigurationError: the file system lacks what checkpoints need.
     """
 
     def __init__(
-        self, context: RankContext, checkpoints: Checkpoint, stop: StopRequest, rewind_on: RewindOn = "Spikes"
+        self, context: RankContext, checkpoints: CheckpointSpec, stop: StopRequest, rewind_on: RewindOn = "Spikes"
     ) -> None:
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
-        _refuse_unfit_disk(context.rundir, context.group)
+        _check_disk(context.rundir, context.group)
         self._rewinds = _rewinds_of_all(context.rundir, context.group)
-        self._left_out = windows(self._rewinds)
+        self._skipped_windows = windows(self._rewinds)
         self._total: int | None = None
         self._log: LogWriter | None = None
         self._log_is_closed = False
-        self._why_early = ""
+        self._early_reason = ""
         self._ends_early = False
-        self._early = ""
+        self._early_end = ""
         self.step = 0
         """Optimizer steps completed."""
 
     @property
     def data_step(self) -> int:
-        """The data step that is next, counted from 0."""
-        return data_step(self.step, self._left_out)
+        """Next data step, counted from 0."""
+        return data_step(self.step, self._skipped_windows)
 
     def step_before(self, checkpoint: Manifest) -> int:
-        """The data step at which a checkpoint's position stands: rewinds decided since may leave out what follows."""
-        known = windows(rewind for rewind in self._rewinds if rewind.generation < checkpoint.generation)
-        return data_step(checkpoint.step, known)
+        """Return the data step of a checkpoint's position: rewinds decided since may leave out what follows."""
+        earlier = windows(rewind for rewind in self._rewinds if rewind.generation < checkpoint.generation)
+        return data_step(checkpoint.step, earlier)
 
     def leaves_out(self, step: int) -> bool:
         """Whether a rewind leaves a data step out."""
-        return any(start <= step < end for start, end in self._left_out)
+        return any(start <= step < end for start, end in self._skipped_windows)
 
-    def take_up_broken_off(self) -> bool:
-        """Whether the script has left its loop at the checkpoint that this generation started from. Collective."""
+    def resume_early_end(self) -> bool:
+        """Whether the script had left its loop at the checkpoint that this generation starts from. Collective."""
         last, rundir = self._saver.last, self._context.rundir
-        mine = rundir.broken_off(last) if self._context.group.rank == 0 and last is not None else None
-        why = self._context.group.tell({"why": mine})["why"]
-        self._why_early = self._why_early or str(why or "")
-        return why is not None
+        recorded = rundir.broken_off(last) if self._context.group.rank == 0 and last is not None else None
+        reason = self._context.group.tell({"why": recorded})["why"]
+        self._early_reason = self._early_reason or str(reason or "")
+        return reason is not None
 
     @property
     def data_steps_left(self) -> Iterator[int]:
-        """The data steps that are left to take, where their number is known."""
+        """Remaining data steps, where their number is known."""
         assert self._total is not None
-        return (data_step(step, self._left_out) for step in range(self.step, self._total))
+        return (data_step(step, self._skipped_windows) for step in range(self.step, self._total))
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run, without those that are left out; None where only the end tells."""
+        """Optimizer steps of the whole run, without those that are left out; None if only the end of the data tells."""
         return self._total
 
     def begin(
         self,
-        kept: TrainState,
+        train_state: TrainState,
         data: DataSteps,
         fresh: Callable[[], Origin | None] = lambda: None,
-        cost: Cost = NO_COST,
-        mesh: Mapping[str, int] | None = None,
-        is_shared: bool = False,
-        datasets: Sequence[DatasetCommit] = (),
-        mistake: Callable[[], str] = lambda: "",
+        facts: RunFacts = NO_FACTS,
     ) -> Manifest | None:
-        """Find out where to start, put the state there, and write it down. Collective.
+        """Restore the state of the newest valid checkpoint, or start fresh, and record the start. Collective.
 
         Args:
-            fresh: called when there is no checkpoint to start from; returns where the weights come from, if from
+            train_state: state of training, in which the checkpoint is loaded.
+            data: data of the run.
+            fresh: called if there is no checkpoint to start from; returns the origin of the weights, if they come from
                 elsewhere.
-            cost: of a sample, for the log (tandem_trainer.meter).
-            mesh: ranks in each of its dimensions, for the manifests; None: all replicate.
-            is_shared: all ranks write into one copy of the weights. Rank 0 saves for all of them.
-            datasets: those of a hub that this rank has read.
-            mistake: what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known.
+            facts: facts for the log and the manifests.
+
+        Returns:
+            The manifest of the checkpoint; None for a fresh start.
 
         Raises:
-            ConfigurationError: the checkpoint stands in other data.
+            ConfigurationError: the position of the checkpoint is one in other data.
             Superseded: a newer generation has taken over.
         """
         context, group = self._context, self._context.group
-        self._train_state, self._data, self._is_shared = kept, data, is_shared
+        self._train_state, self._data, self._is_shared = train_state, data, facts.is_shared
         if data.data_steps is not None:
-            self._total = data.data_steps - steps_left_out(data.data_steps, self._left_out)
-        kept.mark_start()
-        kept.copy_objects()
-        restored = restore(context.rundir, group, lambda found: kept.check(found.contents))
+            self._total = data.data_steps - steps_left_out(data.data_steps, self._skipped_windows)
+        # Before anything is loaded: a checkpoint holds what changes from here on, such as `requires_grad` and parameter
+        # groups.
+        train_state.mark_start()
+        train_state.copy_objects()
+        restored = restore(context.rundir, group, lambda loaded: train_state.check(loaded.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
             check_position(manifest.data, data, self.step_before(manifest))
@@ -227,29 +247,31 @@ class ElasticRun:
         if restored.loaded is None:
             origin = fresh()
         else:
-            kept.load(restored.loaded.contents)
+            train_state.load(restored.loaded.contents)
+            # The copy in memory is as large as the model and its optimizer state.
             restored.loaded = None
-        compare(group, kept.replicated())
-        record_start(context.rundir, group, context.generation, context.members, manifest, origin, datasets)
+        # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
+        compare(group, train_state.replicated())
+        record_start(context.rundir, group, context.generation, context.members, manifest, origin, facts.datasets)
         restored.release()
         self.step = manifest.step if manifest else 0
         self._loss_spikes = LossSpikes(manifest.loop.get("health") if manifest else None, self._rewind_on)
 
-        # All ranks save, rank 0 keeps the log
+        # All ranks write their part of a checkpoint; rank 0 alone writes the log.
         parent = manifest.name if manifest else None
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(
-            context.generation, parent, group.world_size, group.rank, rounds, mesh, 1 if is_shared else None
+            context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, 1 if facts.is_shared else None
         )
         if group.rank == 0:
             troubles = TroubleCounts(context.pulse)
             writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)
             self._saver = Saver(
-                context.rundir, author, writer.settle, lambda outcome: _tell_of_save(writer, troubles, outcome)
+                context.rundir, author, writer.settle, lambda outcome: _record_save(writer, troubles, outcome)
             )
-            for name, why in restored.passed_over.items():
-                writer.append(records.PassedOver(time=time.time(), checkpoint=name, why=why))
-                log.warning("checkpoint=%s passed over: %s", name, why)
+            for name, reason in restored.passed_over.items():
+                writer.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
+                log.warning("checkpoint=%s passed over: %s", name, reason)
             writer.append(
                 records.Start(
                     time=time.time(),
@@ -257,10 +279,10 @@ class ElasticRun:
                     total_steps=self._total,
                     world_size=group.world_size,
                     resumed_from=parent,
-                    flops_per_sample=cost.flops_per_sample,
-                    peak_flops=cost.peak_flops,
-                    tokens_per_sample=cost.tokens_per_sample,
-                    learned_per_sample=cost.learned_per_sample,
+                    flops_per_sample=facts.cost.flops_per_sample,
+                    peak_flops=facts.cost.peak_flops,
+                    tokens_per_sample=facts.cost.tokens_per_sample,
+                    learned_per_sample=facts.cost.learned_per_sample,
                 )
             )
             log.info(
@@ -271,79 +293,80 @@ class ElasticRun:
             self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
         self._saver.last = manifest.reference if manifest else None
         self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
-        self._taken = TakenSamples()
-        # What hogwild's ranks write into one copy of is nobody's replica.
-        self._replicas = Replicas(group, dict if is_shared else kept.replicas, mistake)
-        self._next_vote = self.step + 1
+        self._samples_since_vote = SampleDigest()
+        # Under hogwild the weights are one shared copy, so there are no replicas to compare.
+        self._replicas = Replicas(group, dict if facts.is_shared else train_state.replicas, facts.mistake)
+        # The first vote follows the first step: it measures how many steps fit between two votes.
+        self._next_vote_step = self.step + 1
         self._last_save = time.monotonic()
-        self._first = self.step
+        self._first_step = self.step
         self._stopping = False
         return manifest
 
     def steps(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None = None) -> Iterator[int]:
-        """The steps that are left, each counted from 0; between two of them everything else is done.
+        """Iterate over the remaining steps, each counted from 0; votes, saves and logs happen between two of them.
 
         Args:
-            busy_seconds: this rank's own work since the last call, without waiting for other ranks.
-            more: whether there is data for another step, where `total_steps` alone does not tell.
+            busy_seconds: returns this rank's own work since the last call, in seconds, without waiting for other ranks.
+            more: returns whether there is data for another step, where `total_steps` alone does not tell.
 
         Raises:
-            WentBack: the loss has become useless.
+            TrainingDiverged: the loss has become useless.
             Superseded: a newer generation has taken over.
             ConfigurationError: ranks have taken different samples, or do not average gradients.
             ReplicasDiffer: ranks hold different weights.
         """
-        while not self._stopping and self._is_more(more):
+        while not self._stopping and self._has_more_steps(more):
             self.meter.begin_step()
             yield self.step
             self.advance(busy_seconds, more)
 
     def advance(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None) -> None:
-        """A step is complete, and the next one may follow; arguments and errors are those of `steps`."""
+        """Count a complete step, and do what follows it; arguments and errors are those of `steps`."""
         self.step += 1
-        if self.step == self._first + 1:
+        if self.step == self._first_step + 1:
             self._saver.prepare(self._contents())
-        self._after_step(busy_seconds, is_last=not self._is_more(more))
+        self._after_step(busy_seconds, is_last=not self._has_more_steps(more))
 
-    def end_early(self, why: str) -> None:
-        """Have training end on all ranks after the same step: that of the next vote, and of one rank alone the one that
-        it is at. The first reason stays.
+    def end_early(self, reason: str) -> None:
+        """End training on all ranks after the same step: that of the next vote, or, with one rank alone, the current
+        one. The first reason stays.
 
         Args:
-            why: in one line.
+            reason: one line of text.
         """
-        self._why_early = self._why_early or why
+        self._early_reason = self._early_reason or reason
         if self._context.group.world_size == 1:
-            self._next_vote = self.step + 1
+            self._next_vote_step = self.step + 1
 
     def took(self, ids: Tensor, rate: float | None, loss: Tensor, content: int = 0) -> None:
-        """The step that `steps` asked for is taken; to be said once for each.
+        """Record the samples, rate and loss of the current step. Call it once for each.
 
         Args:
-            ids: [global batch], its sample ids.
+            ids: [global batch], sample ids of the step.
             rate: learning rate; None where there is none.
             loss: this rank's part of the global mean; scalar.
-            content: a digest of what the ids stand for, where they do not say it themselves.
+            content: digest of the samples' content, where the ids alone do not identify it.
         """
-        self._taken.add(self.step + 1, ids, content)
+        self._samples_since_vote.add(self.step + 1, ids, content)
         self.meter.end_step(self.step + 1, ids, rate, loss)
 
     def log_values(self, step: int, values: dict[str, float]) -> None:
-        """Write what the script says beside its loss into the training log, which rank 0 keeps."""
+        """Write other values of the script into the training log, on rank 0."""
         if (writer := self._log) is None:
             return
         if self._log_is_closed:
-            # The code after the loop runs.
+            # The code after the loop runs, and the log of the loop is closed.
             writer = LogWriter(self._context.rundir.training_log(self._context.generation))
         writer.append(records.Values(time=time.time(), step=step, values=values))
         if self._log_is_closed:
             writer.close(CLOSE_SECONDS)
 
     def end(self) -> ExitCode:
-        """Wait for the last checkpoint, and say that the run is complete, if it is. Collective.
+        """Wait for the last checkpoint, and mark the run complete if all steps are taken. Collective.
 
         Raises:
-            SaveFailed: it could not be written.
+            SaveFailed: the checkpoint could not be written.
             Superseded: a newer generation has taken over.
         """
         code = self.end_steps()
@@ -352,21 +375,21 @@ class ElasticRun:
         return code
 
     def complete(self) -> None:
-        """Say that the run is complete, with its last checkpoint. Collective, after `end_steps`."""
+        """Mark the run complete, with its last checkpoint. Collective, after `end_steps`."""
         if self._context.group.rank == 0:
             assert self._saver.last is not None
-            facts = {"totalSteps": self.step} | ({"plannedSteps": self._total} if self._early else {})
-            self._context.rundir.mark_done(self._saver.last, self._early, **facts)
+            facts = {"totalSteps": self.step} | ({"plannedSteps": self._total} if self._early_end else {})
+            self._context.rundir.mark_done(self._saver.last, self._early_end, **facts)
         self._context.group.barrier()
 
     def end_steps(self, broken_off: bool = False) -> ExitCode:
-        """No step follows: wait for the last checkpoint. Collective.
+        """Wait for the last checkpoint, when no step follows. Collective.
 
         Args:
-            broken_off: there could have been more steps.
+            broken_off: the loop was left although there could have been more steps.
 
         Raises:
-            SaveFailed: it could not be written.
+            SaveFailed: the checkpoint could not be written.
             Superseded: a newer generation has taken over.
         """
         group, rundir, saver = self._context.group, self._context.rundir, self._saver
@@ -374,42 +397,44 @@ class ElasticRun:
         self.meter.close()
         self.meter.phase(SAVING)
         peaks = peak_memory(group.device)
+        # A run is complete only with a checkpoint of its last step. Rank 0 says whether it is committed.
         for _ in range(LAST_SAVE_TRIES):
             saver.wait()
             if saver.superseded:
                 raise Superseded(f"generation {self._context.generation} was superseded")
             saved = saver.last is not None and saver.last.step == self.step
-            told = group.gather({"saved": saved, "why": self._why_early, **peaks})
-            if told[0]["saved"]:
+            reports = group.gather({"saved": saved, "why": self._early_reason, **peaks})
+            if reports[0]["saved"]:
                 break
             self._save()
         outcome = saver.wait()
         saver.close()
-        why_early = next((str(one["why"]) for one in told if one["why"]), "")
+        early_reason = next((str(report["why"]) for report in reports if report["why"]), "")
         if complete and broken_off:
-            self._early = early_words(self.step, self._total, why_early)
+            self._early_end = early_end_summary(self.step, self._total, early_reason)
         if group.rank == 0:
             if saver.last is None or saver.last.step != self.step:
                 raise SaveFailed(f"the checkpoint after step {self.step} could not be written: {outcome.get('failed')}")
             if complete and broken_off:
-                rundir.mark_broken_off(saver.last, why_early)
+                rundir.mark_broken_off(saver.last, early_reason)
         if self._log is not None:
-            why = (self._early or "complete") if complete else "asked to leave"
+            reason = (self._early_end or "complete") if complete else "asked to leave"
             self._log.append(
                 records.TrainingEnd(
                     time=time.time(),
                     step=self.step,
-                    why=why,
-                    peak_memory=_by_rank(told, RESIDENT),
-                    peak_gpu_memory=_by_rank(told, ON_GPU),
+                    why=reason,
+                    peak_memory=_values_by_rank(reports, RESIDENT),
+                    peak_gpu_memory=_values_by_rank(reports, ON_GPU),
                 )
             )
             self._log.close()
             self._log_is_closed = True
+        # No rank leaves before rank 0 has written the record and the end of the log.
         group.barrier()
         return ExitCode.DONE if complete else ExitCode.PREEMPTED
 
-    def _is_more(self, more: Callable[[], bool] | None) -> bool:
+    def _has_more_steps(self, more: Callable[[], bool] | None) -> bool:
         if self._ends_early or (self._total is not None and self.step >= self._total):
             return False
         return more is None or more()
@@ -418,154 +443,165 @@ class ElasticRun:
         step, group, saver, meter = self.step, self._context.group, self._saver, self.meter
         every = self._checkpoints.every_steps
         save_due = every is not None and step % every == 0
-        # A vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
-        if not (save_due or is_last or step == self._next_vote):
+        # Vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
+        if not (save_due or is_last or step == self._next_vote_step):
             return
         interval = self._checkpoints.interval_seconds
         overdue = interval is not None and time.monotonic() - self._last_save >= interval
-        # First the losses: a GPU is waited for, and only then is it known how long the steps took.
+        # Read the losses first: that waits for a GPU, and only then is it known how long the steps took.
         losses = meter.pending_losses()
-        taken = self._taken.digest
+        samples_digest = self._samples_since_vote.digest
         verdict = group.vote(
-            *(losses, bool(self._stop), overdue, saver.busy, taken, meter.mean_step_seconds()),
-            finish=bool(self._why_early),
+            *(losses, bool(self._stop), overdue, saver.busy, samples_digest, meter.mean_step_seconds()),
+            finish=bool(self._early_reason),
         )
         if not verdict.same_samples:
-            # Before the steps are logged: what the log says of samples all ranks have agreed on.
-            refuse_samples(group, self._taken, step - len(losses) + 1, step)
-        self._taken.clear()
-        self._next_vote = step + verdict.steps_to_next
+            # Before the steps are logged: the log holds only samples that all ranks have agreed on.
+            refuse_samples(group, self._samples_since_vote, step - len(losses) + 1, step)
+        self._samples_since_vote.clear()
+        # All below follows from the vote and from numbers that are equal on all ranks, so all ranks do the same.
+        self._next_vote_step = step + verdict.steps_to_next
         self._ends_early = verdict.finish and not is_last
         is_last = is_last or self._ends_early
+        # After the last step, a request to leave changes nothing: the run is complete.
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())
-        if step == self._first + 1:
+        # After the first step of a generation, replicas that differ show that gradients are not averaged.
+        if step == self._first_step + 1:
             self._replicas.compare(step)
         bad = self._loss_spikes.first_bad(step - len(verdict.losses) + 1, verdict.losses)
         if bad is not None:
-            self._go_back(bad, verdict.losses)
+            self._rewind_or_fail(bad, verdict.losses)
         if (save_due or verdict.save) and not is_last and not self._stopping:
             if saver.superseded:
                 raise Superseded(f"generation {self._context.generation} was superseded")
+            # A rank that still writes the previous checkpoint has no room for another one: skip this save.
             if not verdict.busy:
                 self._save()
             elif self._log is not None:
-                why = "the checkpoint before is still being written"
-                self._log.append(records.NotSaved(time=time.time(), step=step, why=why))
+                reason = "the checkpoint before is still being written"
+                self._log.append(records.NotSaved(time=time.time(), step=step, why=reason))
             self._last_save = time.monotonic()
 
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
-        if self.step != self._first + 1:
+        if self.step != self._first_step + 1:
             self._replicas.compare(self.step)
-        for name, why in self._train_state.lost_in_round_trip(self._context.group).items():
+        for name, reason in self._train_state.lost_in_round_trip(self._context.group).items():
             if self._context.group.rank == 0:
-                log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, why)
+                log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, reason)
         position = self._data.position(self.data_step)
         contents = self._contents(of_all=True)
         self.meter.checkpoint_seconds += self._saver.save(self.step, position, contents)
         if self._is_shared:
-            # All came here from a vote, so none writes now; the next step of any rank would.
+            # All ranks come here from a vote, so none writes weights now; the next step of any rank would.
             self._context.group.barrier()
 
     def _contents(self, of_all: bool = False) -> Contents:
-        """What a checkpoint of this moment would hold, as this rank has it, or as all ranks save it. The latter is
-        collective."""
-        kept, loop = self._train_state, {"health": self._loss_spikes.memory()}
+        """Collect the contents of a checkpoint of this moment, as this rank has them, or as all ranks save them. The
+        latter is collective."""
+        train_state, loop = self._train_state, {"health": self._loss_spikes.memory()}
         try:
-            return kept.saved(self._context.group, loop) if of_all else kept.contents(loop)
+            return train_state.saved(self._context.group, loop) if of_all else train_state.contents(loop)
         except TypeError as error:
             raise ConfigurationError(str(error)) from error
 
-    def _go_back(self, bad_step: int, losses: list[float]) -> None:
-        """The loss is useless: write down from where the next generation starts, or, after too many times, the end."""
+    def _rewind_or_fail(self, bad_step: int, losses: list[float]) -> None:
+        """Record from where the next generation starts, or, after too many rewinds, the end of the run; then raise
+        TrainingDiverged. Collective."""
+        # A checkpoint that is being written holds steps that will be taken back.
         self._saver.close()
-        at = bad_step - self.step - 1
-        loss = losses[at] if -at <= len(losses) else None
-        steps = self._data.data_steps or NO_END
+        index = bad_step - self.step - 1
+        loss = losses[index] if -index <= len(losses) else None
+        steps = self._data.data_steps or UNKNOWN_STEPS
         generation = self._context.generation
-        known = [found.step for found in self._context.rundir.committed()] if self._context.group.rank == 0 else []
-        known = self._context.group.tell({"checkpoints": known})["checkpoints"]
+        checkpoints = (
+            [manifest.step for manifest in self._context.rundir.committed()] if self._context.group.rank == 0 else []
+        )
+        checkpoints = self._context.group.tell({"checkpoints": checkpoints})["checkpoints"]
+        # Rank 0 lists the checkpoints: a rank that reads the disk by itself might see one more, and decide otherwise.
         finite = loss if loss is not None and math.isfinite(loss) else None
-        rewind = decide(self._rewinds, generation, bad_step, finite, steps, known)
-        code, why = decision(rewind, bad_step, loss, len(self._rewinds))
+        rewind = decide(self._rewinds, generation, bad_step, finite, steps, checkpoints)
+        code, reason = decision(rewind, bad_step, loss, len(self._rewinds))
         self.meter.close()
         if self._log is not None:
             if rewind is None:
-                self._context.rundir.mark_failed("Diverged", why, code)
+                self._context.rundir.mark_failed("Diverged", reason, code)
             else:
                 self._context.rundir.record_rewind(rewind)
                 self._log.append(records.Rewound(time=time.time(), **rewind.model_dump()))
-            self._log.append(records.TrainingEnd(time=time.time(), step=bad_step, why=why))
+            self._log.append(records.TrainingEnd(time=time.time(), step=bad_step, why=reason))
             self._log.close()
-            log.error("%s", why)
+            log.error("%s", reason)
+        # The record must be on the disk before the first rank leaves, which closes the generation.
         self._context.group.barrier()
-        raise WentBack(code, why)
+        raise TrainingDiverged(code, reason)
 
 
-def early_words(step: int, total_steps: int | None, why: str) -> str:
-    """What is told of a run that ended before its last step; empty where it took all, or nobody knows how many there
-    are and no reason was given.
+def early_end_summary(step: int, total_steps: int | None, reason: str) -> str:
+    """Summarize a run that ended before its last step; empty if it took all steps, or their number is not known and no
+    reason was given.
 
     Args:
         step: steps taken.
-        total_steps: of the whole run; None where only the end tells.
-        why: the reason that was given, if one was.
+        total_steps: steps of the whole run; None if only the end of the data tells.
+        reason: reason of the script; empty if it gave none.
     """
     if total_steps is None:
-        return f"{STOPPED_EARLY} after step {number(step)}: {why}" if why else ""
+        return f"{STOPPED_EARLY} after step {number(step)}: {reason}" if reason else ""
     if step >= total_steps:
         return ""
-    return f"{STOPPED_EARLY} after step {number(step)} of {number(total_steps)}: {why or LEFT_LOOP}"
+    return f"{STOPPED_EARLY} after step {number(step)} of {number(total_steps)}: {reason or LEFT_LOOP}"
 
 
 def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: int) -> tuple[ExitCode, str]:
-    """What follows from a useless loss, and how it is told.
+    """Return the exit code and the message that follow from a useless loss.
 
     Args:
-        rewind: where training goes back to; None: nowhere any more.
-        loss: that of the bad step, None where it is not known any more.
-        earlier: how often it went back before.
+        rewind: where training goes back to; None: it ends.
+        bad_step: step with the useless loss.
+        loss: loss of that step; None if it is not known any more.
+        earlier: number of earlier rewinds.
     """
     if loss is None or math.isfinite(loss):
-        what = "worse than untrained" if loss is None else f"{loss:.4g}, worse than untrained,"
+        description = "worse than untrained" if loss is None else f"{loss:.4g}, worse than untrained,"
     else:
-        what = "NaN" if math.isnan(loss) else "infinite"
-    became = f"training diverged: the loss became {what} at step {number(bad_step)}"
+        description = "NaN" if math.isnan(loss) else "infinite"
+    became = f"training diverged: the loss became {description} at step {number(bad_step)}"
     if rewind is None:
         times = "once" if earlier == 1 else f"{earlier} times"
         helped = f"to go back and leave data out {times} has not helped"
         tried = helped if earlier else "the run is too short to leave data out"
         return ExitCode.DIVERGED, f"{became}, and {tried}. T{ADVICE[1:]}"
-    left_out = several(rewind.skip_to - rewind.skip_from, "batch", "batches")
-    back = f"going back to before step {number(rewind.resume_before)} and leaving out {left_out}"
+    batches = count_noun(rewind.skip_to - rewind.skip_from, "batch", "batches")
+    back = f"going back to before step {number(rewind.resume_before)} and leaving out {batches}"
     return ExitCode.REWOUND, f"{became}; {back}{'' if earlier else f'. If it does so again, {ADVICE}'}"
 
 
-def _by_rank(told: Sequence[Mapping[str, float]], name: str) -> dict[str, float] | None:
-    """What the ranks have told under a name; None where none has."""
-    return {str(rank): one[name] for rank, one in enumerate(told) if name in one} or None
+def _values_by_rank(reports: Sequence[Mapping[str, float]], name: str) -> dict[str, float] | None:
+    """Collect a value of the ranks by its name; None if no rank has it."""
+    return {str(rank): report[name] for rank, report in enumerate(reports) if name in report} or None
 
 
-def _refuse_unfit_disk(rundir: RunDir, group: Group) -> None:
-    """Try the disk out, before the first generation. Collective.
+def _check_disk(rundir: RunDir, group: Group) -> None:
+    """Check the file system, before the first generation. Collective.
 
     Raises:
-        ConfigurationError: it cannot do what checkpoints need, as rank 0 found out.
+        ConfigurationError: it lacks what checkpoints need, as rank 0 found.
     """
     is_first = group.rank == 0 and rundir.newest_generation() == 0
-    why = group.tell({"why": lacks(rundir.path) if is_first else ""})["why"]
-    if why:
-        raise ConfigurationError(str(why))
+    problem = group.tell({"why": unsupported_operation(rundir.path) if is_first else ""})["why"]
+    if problem:
+        raise ConfigurationError(str(problem))
 
 
 def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
-    """The rewinds of the run, as rank 0 reads them. Collective."""
-    mine = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
-    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": mine})["rewinds"]]
+    """Read the rewinds of the run on rank 0, and send them to all ranks. Collective."""
+    recorded = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
+    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": recorded})["rewinds"]]
 
 
-def _tell_of_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -> None:
+def _record_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -> None:
     name, step, stall = outcome["name"], outcome["step"], round(outcome["stallSeconds"], 6)
     if "committed" in outcome:
         writer.append(
@@ -578,10 +614,10 @@ def _tell_of_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) 
                 bytes=outcome["bytes"],
             )
         )
-        troubles.save_went_well()
+        troubles.save_succeeded()
     else:
-        why = outcome.get("failed") or outcome["superseded"]
-        writer.append(records.NotSaved(time=time.time(), name=name, step=step, stall_seconds=stall, why=str(why)))
-        log.warning("checkpoint=%s not written: %s", outcome["name"], why)
+        reason = outcome.get("failed") or outcome["superseded"]
+        writer.append(records.NotSaved(time=time.time(), name=name, step=step, stall_seconds=stall, why=str(reason)))
+        log.warning("checkpoint=%s not written: %s", outcome["name"], reason)
         if "failed" in outcome:
-            troubles.save_failed(str(why))
+            troubles.save_failed(str(reason))

@@ -6,11 +6,11 @@ import sys
 import traceback
 from typing import NoReturn
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.elastic_run import WentBack
+from tandem_trainer.elastic_run import TrainingDiverged
 from tandem_trainer.failure import ConfigurationError, MicroBatchHalved, UnusableInput, is_of_peers
 from tandem_trainer.process_group import PeerFault
 from tandem_trainer.pulse import Pulse
@@ -18,25 +18,29 @@ from tandem_trainer.pulse import Pulse
 log = logging.getLogger("tandem_trainer")
 
 FRAMES = 8
-"""So many of the innermost frames say where a rank missed its peers."""
+"""Innermost frames printed for a rank that lost its peers."""
 
 
 def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
-    """The exit code for what ended training; says on the log what it was, and on the disk if trying again is no use.
+    """Map the error that ended training to an exit code. Log it, and record it in the run directory if a restart is of
+    no use.
 
     Args:
         has_peers: whether there are other ranks, or may be.
     """
-    Pulse.tell_failure(error)
+    Pulse.record_failure(error)
     match error:
+        # Another machine may have the input that this one lacks.
         case UnusableInput() if _has_trained(rundir):
             log.error("input: %s; earlier generations had it, so this machine may lack it", error)
             return ExitCode.FAILED
+        # Only a change of the manifest helps: the record in the run directory ends the job.
         case ConfigurationError():
             log.error("configuration: %s", error)
             rundir.mark_failed(error.reason, str(error), ExitCode.CONFIGURATION)
             return ExitCode.CONFIGURATION
-        case WentBack():
+        # Recorded by elastic_run, together with where the next generation starts.
+        case TrainingDiverged():
             return error.code
         case MicroBatchHalved():
             log.warning("%s", error)
@@ -50,6 +54,7 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
         case SaveFailed():
             log.error("%s", error)
             return ExitCode.FAILED
+        # A collective failed because a peer is gone. The peer's own error counts, not this one.
         case _ if has_peers and is_of_peers(error):
             log.warning("another rank is gone: %s", next(iter(str(error).splitlines()), ""))
             traceback.print_exception(error, limit=-FRAMES)
@@ -60,11 +65,11 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
 
 
 def _has_trained(rundir: RunDir) -> bool:
-    """Whether a generation of the run has begun to train, as all of its ranks had read data and weights by then."""
+    """Whether a generation of the run has started to train: all of its ranks had read data and weights by then."""
     try:
         return rundir.newest_generation() >= rundir.first_generation()
     except OSError:
-        # A machine that cannot read the run directory has said enough about itself.
+        # A machine that cannot read the run directory is the one at fault.
         return True
 
 

@@ -2,9 +2,8 @@
 
     python -m tandem_trainer.export --checkpoint FOLDER --digest SHA256 --to FILE --form safetensors --dtype bfloat16
 
-Every byte is verified before it is used, and nothing is unpickled. The answer is one JSON line on standard output:
-`tensors`, `parameters` and `dtypes` of what was written, and the files `beside` it, or `refused` with a sentence for
-the user.
+Every byte is verified before it is used, and nothing is unpickled. The result is one JSON line on standard output:
+`tensors`, `parameters` and `dtypes` of the file, and the files `beside` it, or `refused` with a sentence for the user.
 """
 
 import argparse
@@ -32,47 +31,50 @@ FORMS = ("safetensors", "state-dict", "peft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class CannotExport(Exception):  # noqa: N818 - it is what happened
-    """The weights cannot be written like that; says why."""
+class CannotExport(Exception):  # noqa: N818 - it says what happened
+    """The weights cannot be written in this form; the message has the reason."""
 
 
 def export(
-    checkpoint: Path, digest: str, to: Path, form: str, dtype: torch.dtype | None, task: "FineTuning | None" = None
+    checkpoint: Path, digest: str, target: Path, form: str, dtype: torch.dtype | None, task: "FineTuning | None" = None
 ) -> dict[str, Any]:
-    """Read, cast, write.
+    """Read the weights of a checkpoint, cast them, and write them.
 
     Args:
-        digest: of the manifest that was meant: a name may have been given to another checkpoint meanwhile.
+        checkpoint: folder of the checkpoint.
+        digest: digest of the expected manifest: the name may stand for another checkpoint meanwhile.
+        target: file to write.
         form: one of FORMS.
-        dtype: what floating-point tensors are cast to; None: as they are.
-        task: knows the weights as transformers or peft does; None: they are written as they are in the checkpoint.
+        dtype: dtype of the written floating-point tensors; None: unchanged.
+        task: converts the weights to the form of transformers or peft; None: they are written as in the checkpoint.
 
     Raises:
-        Refused: the checkpoint is gone or damaged, a value does not fit the dtype, or the disk does not take the file.
+        CannotExport: the checkpoint is gone or damaged, a value does not fit the dtype, or the disk does not take the
+            file.
     """
     try:
         manifest = Manifest.load(checkpoint)
         if manifest.digest != digest:
             raise CannotExport(f"{checkpoint.name} was replaced by another checkpoint meanwhile; try again")
-        weights = read_for(dtype)(checkpoint, manifest)
+        weights = reader_for(dtype)(checkpoint, manifest)
     except FileNotFoundError as error:
         raise CannotExport(
-            f"{checkpoint.name} was deleted while it was read, as retention does; take a newer one"
+            f"{checkpoint.name} was deleted while it was read, as retention does; export a newer one"
         ) from error
     except Broken as error:
         raise CannotExport(f"{checkpoint.name} is damaged and was not exported: {error}") from error
     except OSError as error:
         raise CannotExport(f"{checkpoint.name} cannot be read: {error.strerror or error}") from error
     if task is not None:
-        with _told("the weights cannot be written as those of the model"):
+        with _errors_as("the weights cannot be written as those of the model"):
             weights = task.adapter(weights) if form == "peft" else task.exported(weights, _name(dtype))
     if dtype is not None:
         weights = {name: cast(name, tensor, dtype) for name, tensor in weights.items()}
     try:
-        write(weights, to, form)
+        write(weights, target, form)
     except (OSError, SafetensorError, RuntimeError) as error:
         # torch and safetensors have errors of their own for a full disk.
-        raise CannotExport(f"{to.parent} does not take the copy: {error}") from error
+        raise CannotExport(f"{target.parent} does not take the copy: {error}") from error
     return {
         "tensors": len(weights),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
@@ -83,82 +85,86 @@ def export(
     }
 
 
-def read_for(dtype: torch.dtype | None) -> Callable[[Path, Manifest], dict[str, Tensor]]:
-    """Which weights to read: those that were evaluated, unless the type asked for holds more than they may have."""
+def reader_for(dtype: torch.dtype | None) -> Callable[[Path, Manifest], dict[str, Tensor]]:
+    """Choose the weights to read: the evaluated ones, unless the dtype holds more than they may have."""
     return read_weights if dtype in (None, torch.bfloat16) else read_full_weights
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another floating-point type; whole numbers stay what they are.
+    """Cast a tensor to another floating-point dtype; integers stay unchanged.
 
     Raises:
-        Refused: a finite value is too large for the type.
+        CannotExport: a finite value is too large for the type.
     """
     if not tensor.is_floating_point():
         return tensor
     converted = tensor.to(dtype)
     if not torch.equal(tensor.isfinite(), converted.isfinite()):
         largest = tensor[tensor.isfinite()].abs().max().item()
-        raise CannotExport(f"{name} holds {largest:.4g}, which {_name(dtype)} cannot; take bfloat16")
+        raise CannotExport(f"{name} holds {largest:.4g}, which {_name(dtype)} cannot; use bfloat16")
     return converted
 
 
-def write(weights: dict[str, Tensor], to: Path, form: str) -> None:
-    """Write a file that is not there yet; not synced."""
+def write(weights: dict[str, Tensor], target: Path, form: str) -> None:
+    """Write a new file; not synced."""
     if form != "state-dict":
         # transformers refuses a file that does not say which framework it is for.
-        save_file(weights, to, metadata={"format": "pt"})
-        # The library makes files that nobody else may read, whatever the user's umask says.
+        save_file(weights, target, metadata={"format": "pt"})
+        # The library makes files that only their owner may read, whatever the umask is.
         mask = os.umask(0)
         os.umask(mask)
-        to.chmod(0o666 & ~mask)
+        target.chmod(0o666 & ~mask)
     else:
-        torch.save(weights, to)
+        torch.save(weights, target)
 
 
 def task_of_run(run: Path) -> "FineTuning":
-    """The task of a run that fine-tunes a pretrained model.
+    """Create the task of a run that fine-tunes a pretrained model.
 
     Raises:
-        CannotExport: the pretrained model is not there any more.
+        CannotExport: the pretrained model does not exist any more.
     """
     from tandem_trainer.language.fine_tuning import FineTuning
     from tandem_trainer.task import task_in
 
-    with _told("the job of the run cannot be read"):
+    with _errors_as("the job of the run cannot be read"):
         task = task_in(RunDir(run))
     assert isinstance(task, FineTuning)
     return task
 
 
 def write_beside(task: "FineTuning", form: str, folder: Path, dtypes: list[str]) -> list[str]:
-    """Write what transformers or peft needs to open a folder with exported weights.
+    """Write the files that transformers or peft needs to open a folder with exported weights.
 
     Args:
-        dtypes: of the weights that were written, that of most of them first.
+        task: task of the run.
+        form: one of FORMS.
+        folder: folder with the weights.
+        dtypes: dtypes of the written weights, the most frequent one first.
 
     Returns:
         Names of the files.
 
     Raises:
-        CannotExport: the pretrained model is not there any more, or the disk does not take the files.
+        CannotExport: the pretrained model does not exist any more, or the disk does not take the files.
     """
-    with _told("the configuration and the tokenizer of the model cannot be written"):
+    with _errors_as("the configuration and the tokenizer of the model cannot be written"):
         if form == "peft":
             return task.write_adapter_config(folder)
         return task.write_beside(folder, next(iter(dtypes), None))
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """
+def _errors_as(description: str) -> Iterator[None]:
+    """Convert errors of the block.
+
     Raises:
         CannotExport: the block fails.
     """
     try:
         yield
     except (ConfigurationError, OSError, ValueError) as error:
-        raise CannotExport(f"{what}: {error}") from error
+        raise CannotExport(f"{description}: {error}") from error
 
 
 def _name(dtype: torch.dtype | None) -> str | None:
@@ -166,7 +172,7 @@ def _name(dtype: torch.dtype | None) -> str | None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the export, and print its result."""
     parser = argparse.ArgumentParser(description="Write a checkpoint's weights; started by tandem checkpoints export.")
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--digest", required=True)
@@ -174,16 +180,16 @@ def main() -> None:
     parser.add_argument("--form", choices=FORMS, required=True)
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--beside", type=Path, metavar="RUN", help="with configuration and tokenizer of its model")
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        dtype = DTYPES[given.dtype] if given.dtype else None
-        task = None if given.beside is None else task_of_run(given.beside)
-        answer = export(given.checkpoint, given.digest, given.to, given.form, dtype, task)
+        dtype = DTYPES[args.dtype] if args.dtype else None
+        task = None if args.beside is None else task_of_run(args.beside)
+        result = export(args.checkpoint, args.digest, args.to, args.form, dtype, task)
         if task is not None:
-            answer["beside"] = write_beside(task, given.form, given.to.parent, answer["dtypes"])
+            result["beside"] = write_beside(task, args.form, args.to.parent, result["dtypes"])
     except CannotExport as error:
-        answer = {"refused": str(error)}
-    print(json.dumps(answer), flush=True)
+        result = {"refused": str(error)}
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The failure of a rank, as reported to its agent: the error, its place, and the traceback of the script.
+"""The failure of a rank, as reported to its agent: the error, its location, and the traceback of the script.
 
 torchrun tells its rendezvous that a rank has failed, and not how. So a rank that ends by an error leaves a record in
-the memory that it shares with its agent (tandem_trainer.pulse), and the agent sends the first one of its ranks to the
-coordinator, which finds the first one of all. A rank that was killed leaves none; its exit status says what there is to
-say.
+the memory that it shares with its agent (tandem_trainer.pulse). The agent sends the first record of its ranks to the
+coordinator, which finds the first of all. A rank that was killed leaves none; its exit status is all that is known.
 """
 
 import json
@@ -13,24 +12,24 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from tandem.exitcode import ExitCode
 from tandem.formatting import number, one_line
 from tandem.model import finite
-from tandem.protocol import MAX_ERROR, MAX_TRACEBACK, MAX_WHERE, Failure
-from tandem.rundir.durable import may_pass
+from tandem.processes.exitcode import ExitCode
+from tandem.rundir.durable import is_transient
+from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_LOCATION_LENGTH, MAX_TRACEBACK_LENGTH, Failure
 
 
 class ConfigurationError(Exception):
-    """The job cannot work as it is written; says what to change. Never retried."""
+    """The job cannot work as it is written; the message says what to change. Never retried."""
 
     reason = "ConfigurationError"
-    """What the job's status calls it."""
+    """Reason in the job's status."""
 
 
-class UnusableInput(ConfigurationError):  # noqa: N818 - it is what is the case
+class UnusableInput(ConfigurationError):  # noqa: N818 - names the input, not the error
     """Data or weights that the job names are not there, may not be read, or are not what they should be.
 
-    Once a generation has trained with them, only the process that finds them so is at fault, or its machine.
+    Once a generation has trained with them, the fault lies with the process, or its machine.
     """
 
 
@@ -38,7 +37,7 @@ class MicroBatchHalved(Exception):  # noqa: N818 - it says what happened
     """A micro-batch did not fit into memory, and the next generation takes a smaller one."""
 
 
-class DoesNotFit(Exception):  # noqa: N818 - it says what is the case
+class SampleTooLarge(Exception):  # noqa: N818 - it says what is wrong
     """A single sample does not fit into memory."""
 
 
@@ -60,108 +59,114 @@ class EndedAlone(Exception):  # noqa: N818 - it says what happened
         super().__init__("it ended with exit code 0 while other ranks still worked")
 
 
-GLOO = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
-"""How what gloo says begins, with the place in its source: it has no type of exception. Read off torch 2.15 with peers
-that were killed, had ended or were late, in each kind of collective. NCCL and the store have one, `DistError`."""
-DISTRIBUTED = "torch.distributed"
-DEVICES = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
-"""Names of torch's errors that tell of a device or of a network."""
-CONSEQUENCES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
-"""Exit codes whose cause is elsewhere, where Tandem has announced them."""
+GLOO_MESSAGE = re.compile(r"^\[[^\]]*\bgloo/[^\]]*:\d+\]|^Gloo connectFullMesh failed")
+"""Beginning of gloo's error messages, with the location in its source: gloo has no exception type. Read off torch 2.15
+with peers that were killed, had ended or were late, in each kind of collective. NCCL and the store have a type,
+`DistError`."""
+DISTRIBUTED_MODULE = "torch.distributed"
+DEVICE_ERRORS = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+"""Names of torch's errors of a device or a network."""
+CONSEQUENCE_CODES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
+"""Exit codes whose cause is another rank, if Tandem has announced them."""
 
 
-def record(error: BaseException, frames: TracebackType | None, most_bytes: int) -> bytes:
-    """What is left for the agent: JSON of at most `most_bytes` bytes.
+def record(error: BaseException, frames: TracebackType | None, max_bytes: int) -> bytes:
+    """Encode the record for the agent: JSON of at most `max_bytes` bytes.
 
     Args:
-        frames: the traceback, from the first frame that is worth showing.
+        error: error that ends the rank.
+        frames: traceback, from the first frame of the script on.
+        max_bytes: maximum size of the record.
     """
-    ours = _is_ours(error)
-    text = "" if ours else "".join(traceback.format_exception(type(error), error, frames))
-    stack = [] if ours else traceback.extract_tb(frames)
+    is_own = _is_own_error(error)
+    text = "" if is_own else "".join(traceback.format_exception(type(error), error, frames))
+    stack = [] if is_own else traceback.extract_tb(frames)
     last = stack[-1] if stack else None
     content: dict[str, Any] = {
         "at": time.monotonic(),
-        "error": _sentence(error)[:MAX_ERROR],
-        "where": f"{last.filename}:{last.lineno}, in {last.name}"[-MAX_WHERE:] if last else "",
+        "error": _sentence(error)[:MAX_ERROR_LENGTH],
+        "where": f"{last.filename}:{last.lineno}, in {last.name}"[-MAX_LOCATION_LENGTH:] if last else "",
         "consequence": is_of_peers(error),
         "passing": _may_pass(error),
-        "traceback": text[-MAX_TRACEBACK:],
+        "traceback": text[-MAX_TRACEBACK_LENGTH:],
     }
-    while len(encoded := json.dumps(content, ensure_ascii=False).encode(errors="replace")) > most_bytes:
-        shown = content["traceback"]
-        content["traceback"] = shown[len(shown) // 4 + 1 :]
+    # Shorten the traceback until the record fits. Its end matters most.
+    while len(encoded := json.dumps(content, ensure_ascii=False).encode(errors="replace")) > max_bytes:
+        traceback_text = content["traceback"]
+        content["traceback"] = traceback_text[len(traceback_text) // 4 + 1 :]
     return encoded
 
 
 def read(content: bytes | None, rank: int, code: int, ended_at: float, announced: bool = True) -> tuple[float, Failure]:
-    """When a rank failed, on the monotonic clock, and how.
+    """Decode the failure of a rank. Returns its time on the monotonic clock, and the failure.
 
     Args:
-        content: what it has left, if it has.
-        code: its exit code, or minus the signal that killed it.
-        ended_at: when its end was seen.
-        announced: whether Tandem, in the rank, has announced the code, so that it means what Tandem's codes mean.
+        content: record that the rank left; None if it left none.
+        rank: global rank.
+        code: exit code of the rank, or minus the signal that killed it.
+        ended_at: time at which the agent saw the end, on the monotonic clock.
+        announced: whether Tandem, in the rank, has announced the code, so that the code is one of Tandem's.
     """
+    # A script may write to the shared memory, so nothing in the record is trusted.
     try:
-        said = json.loads(content or b"{}")
+        decoded = json.loads(content or b"{}")
     except ValueError:
-        said = {}
-    said = said if isinstance(said, dict) else {}
-    at = finite(said.get("at"))
+        decoded = {}
+    fields = decoded if isinstance(decoded, dict) else {}
+    failed_at = finite(fields.get("at"))
     failure = Failure(
         rank=rank,
         code=code,
-        error=str(said.get("error", ""))[:MAX_ERROR],
-        where=str(said.get("where", ""))[-MAX_WHERE:],
-        traceback=str(said.get("traceback", ""))[-MAX_TRACEBACK:],
+        error=str(fields.get("error", ""))[:MAX_ERROR_LENGTH],
+        where=str(fields.get("where", ""))[-MAX_LOCATION_LENGTH:],
+        traceback=str(fields.get("traceback", ""))[-MAX_TRACEBACK_LENGTH:],
         announced=announced,
-        consequence=(announced and code in CONSEQUENCES) or bool(said.get("consequence")),
-        passing=bool(said.get("passing")),
+        consequence=(announced and code in CONSEQUENCE_CODES) or bool(fields.get("consequence")),
+        passing=bool(fields.get("passing")),
     )
-    return (ended_at if at is None else min(at, ended_at)), failure
+    return (ended_at if failed_at is None else min(failed_at, ended_at)), failure
 
 
 def aged(failure: tuple[float, Failure] | None) -> Failure | None:
-    """As it is sent: with how long ago it was, for no two machines have the same monotonic clock."""
+    """Return the failure with its age, as it is sent: no two machines have the same monotonic clock."""
     if failure is None:
         return None
     return failure[1].model_copy(update={"seconds_ago": max(0.0, time.monotonic() - failure[0])})
 
 
 def is_of_peers(error: BaseException | None) -> bool:
-    """Whether a collective or the store has failed, also if the script has made another error of it."""
+    """Whether a collective or the store has failed, including errors that the script has derived from that."""
     while error is not None:
-        if (DISTRIBUTED, "DistError") in ((kind.__module__, kind.__name__) for kind in type(error).__mro__):
+        if (DISTRIBUTED_MODULE, "DistError") in ((kind.__module__, kind.__name__) for kind in type(error).__mro__):
             return True
-        if isinstance(error, RuntimeError) and GLOO.match(str(error)):
+        if isinstance(error, RuntimeError) and GLOO_MESSAGE.match(str(error)):
             return True
         error = error.__cause__
     return False
 
 
 def _sentence(error: BaseException) -> str:
-    words = one_line(next(iter(str(error).splitlines()), ""))
-    if words and _is_ours(error):
-        return words
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    message = one_line(next(iter(str(error).splitlines()), ""))
+    if message and _is_own_error(error):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether it is a sentence of Tandem's, which needs neither place nor traceback."""
+def _is_own_error(error: BaseException) -> bool:
+    """Whether the message is one of Tandem's, which needs neither location nor traceback."""
     return type(error).__module__.startswith("tandem_trainer.")
 
 
 def _may_pass(error: BaseException) -> bool:
-    if _is_ours(error):
-        return not isinstance(error, ConfigurationError | DoesNotFit | StoppedEarly | EndedAlone)
+    if _is_own_error(error):
+        return not isinstance(error, ConfigurationError | SampleTooLarge | StoppedEarly | EndedAlone)
     if type(error) is OSError and error.errno is None:
-        # A library's word for a file that it cannot use, such as a broken picture, or for a network behind it.
+        # A library raises it for a file that it cannot use, such as a broken picture, or for a network error behind it.
         return error.__cause__ is not None and _may_pass(error.__cause__)
     if isinstance(error, OSError):
-        return may_pass(error)
-    return any(kind.__name__ in DEVICES for kind in _kinds(error)) or "CUDA error" in str(error)
+        return is_transient(error)
+    return any(kind.__name__ in DEVICE_ERRORS for kind in _base_classes(error)) or "CUDA error" in str(error)
 
 
-def _kinds(error: BaseException) -> tuple[type, ...]:
+def _base_classes(error: BaseException) -> tuple[type, ...]:
     return type(error).__mro__

@@ -1,22 +1,23 @@
-"""Traces a training step of a task and says what it takes, without its weights: `python -m tandem_trainer.footprint`.
+"""Traces a training step of a task and measures its memory and operations, without weights: `python -m
+tandem_trainer.footprint`.
 
 The step is that of the loop (tandem_trainer.train): the task's own model, loss and optimizer, with the loop's precision
 and activation checkpointing, forward, backward, clipping and the optimizer's step. Its tensors are fake ones
 (torch's FakeTensorMode): they have shapes and no memory, so a model of any size is traced on any machine.
 `torch.distributed._tools.mem_tracker` adds up what is alive at each operation.
 
-Two steps are traced for each size of the micro-batch, because gradients come into being while activations go. Where
-they exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
+Two steps are traced for each size of the micro-batch, because gradients are allocated while activations are freed.
+Where gradients exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
 
-Of a rank that splits matrices with others (tensorParallel) the step is traced over its part of them: the model computes
-with what it holds, and what is added up over ranks keeps its shape. So the same trace says what is sent. Of a process
-with several devices it is traced over them (tandem_trainer.device_footprint).
+With tensorParallel, the step is traced over one rank's part of the matrices: the model computes with its part, and what
+is summed over ranks keeps its shape. So the same trace shows what is sent. A process with several devices is traced
+over all of them (tandem_trainer.device_footprint).
 
 The kernels are those of a CPU. Those of a GPU save about the same tensors; scratch memory that a kernel allocates
 by itself is not seen. `compile` is left out.
 
-The question and the answer are those of tandem.footprint. What the user's code prints goes to standard error, and so
-does the progress.
+The question and the answer are those of tandem.job.footprint. Output of the user's code and the progress go to standard
+error.
 """
 
 import itertools
@@ -33,34 +34,44 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from tandem.footprint import Answer, Footprint, Mistake, Moment, Pass, Portion, Question, Stage
 from tandem.formatting import one_line
-from tandem.rundir.durable import may_pass
-from tandem.tasks import Fsdp, Loop
+from tandem.job.footprint import (
+    DeviceFootprint,
+    Footprint,
+    FootprintRequest,
+    FootprintResponse,
+    JobMistake,
+    Moment,
+    Pass,
+    StageFootprint,
+)
+from tandem.job.tasks import FsdpSettings, Loop
+from tandem.rundir.durable import is_transient
 from tandem_trainer.casts import Casts
-from tandem_trainer.device_footprint import FirstCopy, Moves, lay_out, places
+from tandem_trainer.device_footprint import FirstCopy, Transfers, place_model, stand_in_devices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
-from tandem_trainer.stage_footprint import Sizes, Stages, tracker_of
+from tandem_trainer.stage_footprint import Sizes, StageTracer, tracker_of
 from tandem_trainer.strategies.strategy import Plan, blocks_of, mixed_precision, prepare
 from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, check, split_modules
-from tandem_trainer.task import Task, class_of, configured, name_of, sentence, task_of, tensors_of, told
+from tandem_trainer.task import Task, class_of, configured, describe_error, name_of, sentence, task_of, tensors_of
 from tandem_trainer.train import examples_of, samples_of
 
 TASK = ("spec", "trainer", "task")
 Progress = Callable[[str], None]
 
 
-class Untraceable(Exception):  # noqa: N818 - it says what the model is
-    """A step cannot be traced; says why."""
+class Untraceable(Exception):  # noqa: N818 - names the model, not the error
+    """A step cannot be traced; the message has the reason."""
 
 
-def footprint(question: Question, progress: Progress) -> Footprint:
-    """What the task of a job takes.
+def footprint(question: FootprintRequest, progress: Progress) -> Footprint:
+    """Measure the footprint of a job's task.
 
     Args:
-        progress: told what is done, in words.
+        question: the job and what to trace.
+        progress: called with a description of each stage of the work.
 
     Raises:
         ConfigurationError: the task cannot work as it is written, or its model cannot be made without its weights.
@@ -73,14 +84,14 @@ def footprint(question: Question, progress: Progress) -> Footprint:
     tensors = tensors_of(task, dataset)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         progress("makes the model, without its weights")
-        traced = _Step(task, loop, question.tensor_parallel)
+        traced = _TracedStep(task, loop, question.tensor_parallel)
         stages = traced.stages(mode) if question.by_stage else None
         passes, untraced = [], ""
         try:
             if question.devices > 1:
                 traced.spread(question.devices)
             for samples in question.micro_batches:
-                progress(f"traces a step of {samples:,} samples{_whose(question)}")
+                progress(f"traces a step of {samples:,} samples{_description(question)}")
                 with mode_off():
                     batch = _batch(task, dataset, start, end, samples)
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
@@ -92,14 +103,14 @@ def footprint(question: Question, progress: Progress) -> Footprint:
             passes, untraced = [], str(error)
         return traced.footprint(
             passes=passes,
-            stages=() if stages is None or untraced else stages.found(),
+            stages=() if stages is None or untraced else stages.results(),
             untraced=untraced,
             samples=end - start,
             data=sum(tensor.nbytes for tensor in tensors) if tensors is not None else 0,
         )
 
 
-def _whose(question: Question) -> str:
+def _description(question: FootprintRequest) -> str:
     if question.by_stage:
         return ", stage by stage"
     if question.devices > 1:
@@ -108,7 +119,7 @@ def _whose(question: Question) -> str:
 
 
 def mode_off() -> Any:
-    """Tensors made in it are real."""
+    """Return a context in which tensors are real."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     return unset_fake_temporarily()
@@ -118,53 +129,55 @@ def _batch(task: Task[Any], dataset: Any, start: int, end: int, samples: int) ->
     try:
         return examples_of(task, dataset, start, end, samples)
     except Exception as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
-        raise ConfigurationError(f"{name_of(type(task))}: its samples cannot be read: {told(error)}") from error
+        raise ConfigurationError(
+            f"{name_of(type(task))}: its samples cannot be read: {describe_error(error)}"
+        ) from error
 
 
-class _Still(Draws):
-    """Draws of dropout without a count of the calls, which is a number that a fake tensor does not have."""
+class _ConstantDraws(Draws):
+    """Draws of dropout without a count of the calls: fake tensors have no such number."""
 
     def of_call(self, layer: int) -> Tensor:
-        """The same keys for each call."""
+        """Return the same keys for each call."""
         return self.keys
 
 
-class _Whole(nn.Module):
-    """All of a forward pass as one module: the tracker takes a second call of the outermost one for another step, and a
-    task may call its model as often as it likes."""
+class _WholeForward(nn.Module):
+    """A whole forward pass as one module: the tracker takes a second call of the outermost module for another step, and
+    a task may call its model several times."""
 
     def __init__(self, task: Task[Any], model: nn.Module) -> None:
         super().__init__()
         self._task, self.model = task, model
 
     def forward(self, batch: Any, samples: int) -> Tensor:
-        """The sum of the losses. Scalar."""
+        """Return the sum of the losses. Scalar."""
         return self._task.loss_sum(self.model, batch, samples)
 
 
-class _Step:
-    """The step of the loop, over fake tensors. Made and used under a FakeTensorMode."""
+class _TracedStep:
+    """A step of the loop, over fake tensors. Created and used under a FakeTensorMode."""
 
     def __init__(self, task: Task[Any], loop: Loop, tensor_parallel: int) -> None:
-        self._task, self._loop, self._added_up = task, loop, 0
+        self._task, self._loop, self._reduced_bytes = task, loop, 0
         torch.manual_seed(0)
-        # Of one rank: what strategies add is the planner's to say. On CPUs syncBatchNorm is ignored, with a warning.
+        # Traced for one rank: the planner adds what strategies need. On CPUs syncBatchNorm is ignored, with a warning.
         loop = loop.model_copy(update={"sync_batch_norm": False})
         try:
             model = task.model()
         except ConfigurationError:
             raise
         except Exception as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
             raise ConfigurationError(
-                f"{name_of(type(task))}.model cannot be made without its weights: {told(error)}"
+                f"{name_of(type(task))}.model cannot be made without its weights: {describe_error(error)}"
             ) from error
         if not isinstance(model, nn.Module):
             raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
-        self._draws = _Still(key_dropout(model).layers)
+        self._draws = _ConstantDraws(key_dropout(model).layers)
         for module in model.modules():
             if isinstance(module, SampleDropout):
                 module.draws = self._draws
@@ -173,36 +186,36 @@ class _Step:
         self._model = prepare(model, loop, Group(0, 1, 0, torch.device("cpu"))).train()
         if tensor_parallel > 1:
             self._split(task.tensor_plan(self._model, tensor_parallel), tensor_parallel)
-        self._whole = _Whole(task, self._model)
+        self._forward = _WholeForward(task, self._model)
         self._optimizer = task.optimizer(self._model, loop.optimizer)
-        self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._casts: Mapping[int, int] = {}
-        self._copies, self._places = 1, places(1)
+        self._copies, self._devices = 1, stand_in_devices(1)
 
     def spread(self, devices: int) -> None:
         """Trace the step of a process with several devices from here on.
 
         Raises:
-            Untraceable: the layers cannot be spread over as many.
+            Untraceable: the layers cannot be spread over that many devices.
         """
         if self._loop.strategy == "dp":
             self._copies = devices
-            self._whole = _Whole(self._task, FirstCopy(self._model, devices))
+            self._forward = _WholeForward(self._task, FirstCopy(self._model, devices))
             return
-        self._places = places(devices)
+        self._devices = stand_in_devices(devices)
         try:
-            lay_out(self._model, self._places)
+            place_model(self._model, self._devices)
         except ConfigurationError as error:
             raise Untraceable(str(error)) from error
         self._optimizer = self._task.optimizer(self._model, self._loop.optimizer)
-        self._learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def _split(self, plan: Plan, ranks: int) -> None:
-        """Leave of each matrix that a plan splits what the first rank holds."""
+        """Shrink each matrix that a plan splits to the part of the first rank."""
         check(plan, self._model, ranks)
         for _, module, style in split_modules(plan, self._model):
             if style == REPLICATED or isinstance(module, SampleDropout):
-                continue  # It has no matrix.
+                continue  # Such a module has no matrix.
             if not isinstance(module, nn.Linear | nn.Embedding):
                 raise ConfigurationError(
                     f"the plan for tensorParallel splits a {type(module).__name__}; only Linear and Embedding can be"
@@ -214,55 +227,56 @@ class _Step:
             if isinstance(module, nn.Linear) and module.bias is not None and style == COLWISE:
                 module.bias = _part(module.bias, 0, rows)
             if style == COLWISE:
-                module.register_forward_pre_hook(lambda _, given: self._adds_up(given[0]))
+                module.register_forward_pre_hook(lambda _, args: self._count_reduced(args[0]))
             else:
-                module.register_forward_hook(lambda _, given, out: self._adds_up(out))
+                module.register_forward_hook(lambda _, args, out: self._count_reduced(out))
 
-    def _adds_up(self, tensor: Tensor) -> None:
-        """The ranks add up such a tensor: what follows a split of inputs, and the gradient of what goes into a split of
-        outputs."""
+    def _count_reduced(self, tensor: Tensor) -> None:
+        """Count a tensor that the ranks sum: the output of a row-wise layer, or the gradient of a column-wise layer's
+        input."""
         if tensor.requires_grad:
-            self._added_up += tensor.nbytes
+            self._reduced_bytes += tensor.nbytes
 
     def take(self, batch: Any, samples: int) -> list[Pass]:
-        """Trace a micro-batch; a pass for each device.
+        """Trace a micro-batch; returns a pass for each device.
 
         Raises:
-            ConfigurationError: the loss is not one for each sample.
-            Untraceable: it cannot be traced.
+            ConfigurationError: the loss is not one number for each sample.
+            Untraceable: the step cannot be traced.
         """
-        self._added_up = 0
+        self._reduced_bytes = 0
         with self._traceable():
             with (
                 FlopCounterMode(display=False) as operations,
                 Casts(self._model.parameters()) as casts,
-                Moves() as moves,
+                Transfers() as transfers,
             ):
                 self._run(batch, samples)
-            self._casts, added_up = casts.sizes, self._added_up
+            self._casts, reduced = casts.sizes, self._reduced_bytes
             fresh = self._peaks(batch, samples)
-            for parameter in self._learning:
+            for parameter in self._trainable:
                 parameter.grad = torch.zeros_like(parameter)
             accumulating = self._peaks(batch, samples)
         return [
             Pass(
                 samples=samples,
-                moments=moments(fresh[place], self._state_size(place)),
+                moments=moments(fresh[device], self._state_size(device)),
                 accumulating=max(
-                    0, max(accumulating[place].values()) - self._state_size(place) - self._gradients(place)
+                    0, max(accumulating[device].values()) - self._state_size(device) - self._gradients(device)
                 ),
                 flops=float(operations.get_total_flops()),
-                added_up=added_up,
-                moved=moves.size,
+                added_up=reduced,
+                moved=transfers.size,
             )
-            for place in self._places
+            for device in self._devices
         ]
 
     @contextmanager
     def _traceable(self) -> Iterator[None]:
-        """
+        """Map errors of the block to Untraceable.
+
         Raises:
-            Untraceable: what is done in it cannot be.
+            Untraceable: the block cannot be traced.
         """
         if not all(isinstance(parameter, FakeTensor) for parameter in self._model.parameters()):
             raise Untraceable("the model brings weights of its own, which are read from somewhere")
@@ -271,37 +285,41 @@ class _Step:
         except ConfigurationError:
             raise
         except Exception as error:
-            if may_pass(error):
+            if is_transient(error):
                 raise
-            why = "it depends on the values of data" if "DataDependent" in type(error).__name__ else told(error)
-            raise Untraceable(f"a step cannot be traced: {why}") from error
+            reason = (
+                "it depends on the values of data" if "DataDependent" in type(error).__name__ else describe_error(error)
+            )
+            raise Untraceable(f"a step cannot be traced: {reason}") from error
 
     def _peaks(self, batch: Any, samples: int) -> dict[torch.device, dict[int, int]]:
-        """The most that is alive on each device in a step, by the size of the gradients at that time."""
-        found: dict[torch.device, dict[int, int]] = {place: {0: 0} for place in self._places}
+        """Measure the peak memory on each device in a step, by the size of the gradients at that time."""
+        peaks: dict[torch.device, dict[int, int]] = {device: {0: 0} for device in self._devices}
 
-        def seen(sizes: Sizes) -> None:
-            for place, kinds in sizes.items():
+        def record(sizes: Sizes) -> None:
+            for device, kinds in sizes.items():
                 by_name = {getattr(kind, "value", kind): size for kind, size in kinds.items()}
-                most, gradients = found.setdefault(place, {}), by_name["Gradient"]
-                most[gradients] = max(most.get(gradients, 0), by_name["Total"])
+                by_gradients, gradients = peaks.setdefault(device, {}), by_name["Gradient"]
+                by_gradients[gradients] = max(by_gradients.get(gradients, 0), by_name["Total"])
 
-        tracker = tracker_of(self._model.parameters(), seen)
-        tracker.track_external(self._whole, self._optimizer, *(one for one in tree_leaves(batch) if _is_tensor(one)))
+        tracker = tracker_of(self._model.parameters(), record)
+        tracker.track_external(
+            self._forward, self._optimizer, *(leaf for leaf in tree_leaves(batch) if _is_tensor(leaf))
+        )
         with tracker:
             self._run(batch, samples)
-        return found
+        return peaks
 
     def _run(self, batch: Any, samples: int) -> None:
         self._draws.set(self._loop.seed, 0, torch.zeros(-(-samples // self._copies), dtype=torch.int64))
         if self._loop.precision == "float32":
-            loss: Tensor = self._whole(batch, samples)
+            loss: Tensor = self._forward(batch, samples)
         else:
             with self._precision:
-                loss = self._whole(batch, samples).float()
+                loss = self._forward(batch, samples).float()
         (loss * (1.0 / samples)).backward()  # type: ignore[no-untyped-call]
         if self._loop.gradient_clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._learning, self._loop.gradient_clip_norm)
+            nn.utils.clip_grad_norm_(self._trainable, self._loop.gradient_clip_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -309,23 +327,33 @@ class _Step:
     def _precision(self) -> torch.autocast:
         return mixed_precision(self._loop, torch.device("cpu"))
 
-    def stages(self, mode: FakeTensorMode) -> Stages:
-        """What traces stages of the model."""
-        return Stages(self._task, self._model, self._loop, mode, self._precision, lambda: self._added_up)
+    def stages(self, mode: FakeTensorMode) -> StageTracer:
+        """Create a tracer of the model's stages."""
+        return StageTracer(self._task, self._model, self._loop, mode, self._precision, lambda: self._reduced_bytes)
 
-    def take_stages(self, stages: Stages, batch: Any, samples: int) -> None:
+    def take_stages(self, stages: StageTracer, batch: Any, samples: int) -> None:
         """Trace a micro-batch through stages; arguments and errors are those of `take`."""
         self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
         with self._traceable():
             stages.take(batch, samples)
 
     def footprint(
-        self, *, passes: Sequence[list[Pass]], stages: tuple[Stage, ...], untraced: str, samples: int, data: int
+        self,
+        *,
+        passes: Sequence[list[Pass]],
+        stages: tuple[StageFootprint, ...],
+        untraced: str,
+        samples: int,
+        data: int,
     ) -> Footprint:
-        """All there is to say.
+        """Build the footprint.
 
         Args:
-            passes: what `take` has returned for each micro-batch.
+            passes: results of `take` for each micro-batch.
+            stages: results of the stages.
+            untraced: reason why no step could be traced; empty if one was.
+            samples: samples of the data.
+            data: size of the data on the device, in bytes.
         """
         parameters, buffers = _size(self._model.parameters()), _size(self._model.buffers())
         optimizer = self._optimizer_size()
@@ -334,9 +362,9 @@ class _Step:
             momentum = 1 if self._loop.optimizer.momentum else 0
             numbers = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": momentum}
             optimizer = int(self._gradients() * numbers[self._loop.optimizer.name])
-        blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or Fsdp()).wrap_parameters)))
+        blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or FsdpSettings()).wrap_parameters)))
         by_device = list(zip(*passes, strict=True))
-        is_spread = len(self._places) > 1
+        is_spread = len(self._devices) > 1
         return Footprint(
             parameters=parameters,
             parameter_count=sum(parameter.numel() for parameter in self._model.parameters()),
@@ -347,73 +375,77 @@ class _Step:
             casts=sum(self._casts.values()),
             data=data,
             samples=samples,
-            blocks=tuple(sum(one.nbytes for one in block) for block in blocks),
-            block_gradients=tuple(sum(one.nbytes for one in block if one.requires_grad) for block in blocks),
+            blocks=tuple(sum(parameter.nbytes for parameter in block) for block in blocks),
+            block_gradients=tuple(
+                sum(parameter.nbytes for parameter in block if parameter.requires_grad) for block in blocks
+            ),
             passes=by_device[0] if by_device and not is_spread else (),
             stages=stages,
-            portions=tuple(map(self._portion, self._places, by_device)) if is_spread else (),
+            portions=tuple(map(self._portion, self._devices, by_device)) if is_spread else (),
             untraced=untraced,
         )
 
-    def _portion(self, place: torch.device, passes: tuple[Pass, ...]) -> Portion:
-        here = [one for one in self._model.parameters() if one.device == place]
-        return Portion(
-            parameters=_size(here),
-            gradients=self._gradients(place),
-            optimizer=self._optimizer_size(place),
-            buffers=_size(self._model.buffers(), place),
-            casts=sum(self._casts.get(id(one), 0) for one in here),
+    def _portion(self, device: torch.device, passes: tuple[Pass, ...]) -> DeviceFootprint:
+        parameters = [parameter for parameter in self._model.parameters() if parameter.device == device]
+        return DeviceFootprint(
+            parameters=_size(parameters),
+            gradients=self._gradients(device),
+            optimizer=self._optimizer_size(device),
+            buffers=_size(self._model.buffers(), device),
+            casts=sum(self._casts.get(id(parameter), 0) for parameter in parameters),
             passes=passes,
         )
 
-    def _gradients(self, place: torch.device | None = None) -> int:
-        return _size(self._learning, place)
+    def _gradients(self, device: torch.device | None = None) -> int:
+        return _size(self._trainable, device)
 
-    def _optimizer_size(self, place: torch.device | None = None) -> int:
-        states = (one for state in self._optimizer.state.values() for one in state.values() if _is_tensor(one))
-        return _size(states, place)
+    def _optimizer_size(self, device: torch.device | None = None) -> int:
+        states = (value for state in self._optimizer.state.values() for value in state.values() if _is_tensor(value))
+        return _size(states, device)
 
-    def _state_size(self, place: torch.device) -> int:
+    def _state_size(self, device: torch.device) -> int:
         tensors = itertools.chain(self._model.parameters(), self._model.buffers())
-        return _size(tensors, place) + self._optimizer_size(place)
+        return _size(tensors, device) + self._optimizer_size(device)
 
 
 def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each block that are in none before it."""
-    seen: set[int] = set()
+    """Iterate over the parameters of each block that are in none before it."""
+    earlier_ids: set[int] = set()
     for block in blocks:
-        own = [parameter for parameter in block.parameters() if id(parameter) not in seen]
-        seen.update(map(id, own))
-        yield own
+        new = [parameter for parameter in block.parameters() if id(parameter) not in earlier_ids]
+        earlier_ids.update(map(id, new))
+        yield new
 
 
-def moments(most: Mapping[int, int], state: int) -> tuple[Moment, ...]:
-    """Those of the most that exists, by the size of the gradients, at which it is most for some share of the gradients:
-    the corners of the convex hull on its upper right side.
+def moments(peaks: Mapping[int, int], state: int) -> tuple[Moment, ...]:
+    """Select the moments of peak memory, by the size of the gradients, that are the largest for some share of the
+    gradients: the corners of the convex hull on its upper right side.
 
     Args:
-        state: what always exists, in bytes.
+        peaks: peak memory by the size of the gradients, in bytes.
+        state: memory that always exists, in bytes.
     """
     hull: list[Moment] = []
-    for gradients, total in sorted(most.items()):
+    for gradients, total in sorted(peaks.items()):
         new = Moment(activations=max(0, total - state - gradients), gradients=gradients)
         while len(hull) > 1 and not _is_corner(hull[-2], hull[-1], new):
             hull.pop()
         hull.append(new)
     first, last = (
-        max(range(len(hull)), key=lambda at: hull[at].activations + share * hull[at].gradients) for share in (0, 1)
+        max(range(len(hull)), key=lambda index: hull[index].activations + share * hull[index].gradients)
+        for share in (0, 1)
     )
     return tuple(hull[first : last + 1])
 
 
 def _is_corner(before: Moment, between: Moment, after: Moment) -> bool:
-    """Whether the one between is above the line from one to the other."""
+    """Whether `between` is above the line from `before` to `after`."""
     rise = (between.activations - before.activations) * (after.gradients - before.gradients)
     return rise > (after.activations - before.activations) * (between.gradients - before.gradients)
 
 
 def _part(parameter: Tensor, dimension: int, rows: int) -> nn.Parameter:
-    """The first rows of a parameter, in memory of their own."""
+    """Copy the first rows of a parameter."""
     return nn.Parameter(parameter.detach().narrow(dimension, 0, rows).clone(), parameter.requires_grad)
 
 
@@ -421,13 +453,13 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _size(tensors: Iterable[Tensor], place: torch.device | None = None) -> int:
-    """Bytes of those on a device, or of all; each tensor once."""
-    return sum({id(one): one.nbytes for one in tensors if place in (None, one.device)}.values())
+def _size(tensors: Iterable[Tensor], device: torch.device | None = None) -> int:
+    """Add up the bytes of tensors on a device, or of all; each tensor once."""
+    return sum({id(tensor): tensor.nbytes for tensor in tensors if device in (None, tensor.device)}.values())
 
 
-def answered(question: Question, progress: Progress) -> Answer:
-    """The footprint, or what is wrong with the job.
+def answer_question(question: FootprintRequest, progress: Progress) -> FootprintResponse:
+    """Answer with the footprint, or with the mistakes of the job.
 
     Raises:
         OSError: the disk fails.
@@ -435,23 +467,26 @@ def answered(question: Question, progress: Progress) -> Answer:
     trainer = question.trainer
     try:
         if trainer.own_task is not None:
-            _, wrong = configured(class_of(trainer), trainer.parameters or {})
-            if wrong:
-                return Answer(mistakes=tuple(Mistake(path=path, message=sentence(path, what)) for path, what in wrong))
-        return Answer(footprint=footprint(question, progress))
+            _, mistakes = configured(class_of(trainer), trainer.parameters or {})
+            if mistakes:
+                return FootprintResponse(
+                    mistakes=tuple(JobMistake(path=path, message=sentence(path, problem)) for path, problem in mistakes)
+                )
+        return FootprintResponse(footprint=footprint(question, progress))
     except ConfigurationError as error:
-        return Answer(mistakes=(Mistake(path=TASK, message=one_line(str(error))),))
+        return FootprintResponse(mistakes=(JobMistake(path=TASK, message=one_line(str(error))),))
 
 
 def main() -> None:
-    """Entry point."""
-    answer = os.dup(1)
+    """Read a question from standard input, and write the answer to standard output."""
+    # Prints of the user's code must not get into the answer.
+    output = os.dup(1)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    question = Question.read_json(sys.stdin.read())
-    told_of = answered(question, lambda words: print(f"plan: {words}", file=sys.stderr, flush=True))
-    with os.fdopen(answer, "w") as file:
-        file.write(told_of.model_dump_json(exclude_none=True))
+    question = FootprintRequest.read_json(sys.stdin.read())
+    answer = answer_question(question, lambda text: print(f"plan: {text}", file=sys.stderr, flush=True))
+    with os.fdopen(output, "w") as file:
+        file.write(answer.model_dump_json(exclude_none=True))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A GPU as NVML sees it: how busy it is, and how much of its memory is in use.
 
-A rank measures its own with `Gpu`. Of a rank that says nothing of its GPU the agent asks (tandem_trainer.gpu_watch).
-NVML needs no context on the GPU, and takes no memory of it.
+A rank measures its own with `Gpu`. For a rank that does not report its GPU, the agent does
+(tandem_trainer.agent.gpu_watch). NVML needs no context on the GPU, and takes no memory of it.
 """
 
 import os
@@ -14,15 +14,15 @@ from types import ModuleType
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Variable with the GPUs that a process may use, by number or UUID."""
+"""Environment variable with the GPUs that a process may use, by number or UUID."""
 DRIVER = "/dev/nvidia-uvm"
-"""What a process has open once it has begun to compute on a GPU of NVIDIA, and not while it only asks NVML."""
+"""Device file that a process has open once it computes on a GPU of NVIDIA, and not while it only queries NVML."""
 DRIVERS = {DRIVER, "/dev/kfd"}
-"""The same of any GPU."""
+"""Device files of the drivers of GPUs of any vendor."""
 
 
 def load() -> ModuleType | None:
-    """NVML, ready to be asked; None where there is none."""
+    """Load and initialize NVML; None where there is none."""
     try:
         pynvml = import_module("pynvml")
     except ImportError:
@@ -35,7 +35,7 @@ def load() -> ModuleType | None:
 
 
 def open_driver(files: Iterable[Path], drivers: Container[str] = DRIVERS) -> Path | None:
-    """The first of these open files of processes that is the driver of a GPU; None if none is.
+    """Return the first of these open files of processes that is the driver of a GPU; None if none is.
 
     Args:
         files: `/proc/PID/fd/NUMBER`; those that are closed by now are passed over.
@@ -52,43 +52,44 @@ class Device:
     """One GPU.
 
     Args:
-        visible: what CUDA_VISIBLE_DEVICES says.
-        index: which of those that are visible; the last one where there are fewer.
+        nvml: the loaded library.
+        visible: value of CUDA_VISIBLE_DEVICES.
+        index: index among the visible GPUs; the last one where there are fewer.
     """
 
     def __init__(self, nvml: ModuleType, visible: str | None, index: int) -> None:
         self._nvml = nvml
         self._handle: Any = None
-        # A name of strange letters is no name.
+        # A name that is not ASCII is no GPU's.
         with suppress(nvml.NVMLError, ValueError):
             self._handle = _handle(nvml, visible, index)
 
     def sample(self) -> tuple[float, int] | None:
-        """Utilization from 0 to 1 and bytes in use; None from the first time on that one of them is not known."""
+        """Measure utilization, 0 to 1, and bytes in use; None from the first time on that one of them is not known."""
         if self._handle is None:
             return None
         try:
             busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
             return busy, int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except self._nvml.NVMLError:
-            # A partition of a GPU has no utilization of its own, a lost GPU has nothing: neither comes back.
+            # A MIG partition has no utilization of its own, and a lost GPU has nothing: neither comes back.
             self._handle = None
             return None
 
 
 class Gpu:
-    """The GPU of this rank: found at the first sample after torch has begun to use CUDA."""
+    """The GPU of this rank; looked up at the first sample after torch has initialized CUDA."""
 
     def __init__(self) -> None:
         self._device: Device | None = None
         self._absent = False
 
     def sample(self) -> tuple[float | None, int | None]:
-        """Utilization from 0 to 1 and bytes in use; None for what is not known."""
+        """Measure utilization, 0 to 1, and bytes in use; None for values that are not known."""
         if self._device is None and not self._absent:
             self._find()
-        found = None if self._device is None else self._device.sample()
-        return (None, None) if found is None else found
+        sample = None if self._device is None else self._device.sample()
+        return (None, None) if sample is None else sample
 
     def _find(self) -> None:
         torch = sys.modules.get("torch")
@@ -103,7 +104,8 @@ class Gpu:
 
 
 def _handle(nvml: ModuleType, visible: str | None, index: int) -> Any:
-    """NVML counts all GPUs of the machine, CUDA those that are visible; a visible one has a number or a UUID."""
+    """Return the NVML handle of a visible GPU. NVML counts all GPUs of the machine, CUDA only the visible ones, which
+    are listed by number or UUID."""
     if not visible:
         return nvml.nvmlDeviceGetHandleByIndex(min(index, nvml.nvmlDeviceGetCount() - 1))
     names = visible.split(",")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from tandem.evaluation import Confusion
-from tandem.tasks import ImageClassification
+from tandem.job.tasks import ImageClassification
 from tandem_trainer.data import Samples, load
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import per_sample
@@ -17,39 +17,39 @@ from tandem_trainer.task import Split, Task
 
 
 class ImageTask(Task[ImageClassification]):
-    """Learns the class of an image, with the cross entropy for a loss."""
+    """Image classifier, trained with the cross entropy."""
 
     def __init__(self, config: ImageClassification) -> None:
         super().__init__(config)
         self._loaded: dict[Split, Samples] = {}
 
     def model(self) -> nn.Module:
-        """The model that the configuration names, as large as the images ask for."""
+        """Build the model that the configuration names, in the size of the images."""
         samples = self._samples("train")
         return build(self.config.model, samples.channels, samples.image_size, samples.classes)
 
     def data(self, split: Split) -> Any:
-        """Images and labels; of the training data the slice that the job trains on."""
+        """Return images and labels; of the training data, the slice that the job trains on."""
         samples = self._samples(split)
-        whole = TensorDataset(samples.images, samples.labels)
+        dataset = TensorDataset(samples.images, samples.labels)
         if split == "test":
-            return whole
+            return dataset
         start, end = slice_of(self.config, len(samples))
-        return Subset(whole, range(start, end))
+        return Subset(dataset, range(start, end))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross entropies. [samples], float32."""
+        """Compute the cross entropies. [samples], float32."""
         images, labels = batch
         return F.cross_entropy(model(images).float(), labels, reduction="none")
 
     def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
-        """Their sum, by one kernel. Scalar, float32."""
+        """Compute the sum of the cross entropies by one kernel. Scalar, float32."""
         images, labels = batch
         return F.cross_entropy(model(images).float(), labels, reduction="sum")
 
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Confusion]:
-        """The confusion matrix. The evaluators of this task count more of it by themselves, such as what is shown of
-        single images (tandem_evaluator.evaluation)."""
+        """Compute the confusion matrix. The evaluators of this task add more by themselves, such as the single images
+        shown (tandem_evaluator.evaluation)."""
         images, labels = batch
         classes = self._samples("test").classes
         predicted = model(images).argmax(dim=1)
@@ -57,7 +57,7 @@ class ImageTask(Task[ImageClassification]):
         return {"confusion": Confusion(cells.view(classes, classes).tolist())}
 
     def flops_per_sample(self) -> float:
-        """Counted on the model."""
+        """Operations of a training step for one sample, counted on the model."""
         samples = self._samples("train")
         return per_sample(self.config, samples.channels, samples.image_size, samples.classes)
 
@@ -68,13 +68,13 @@ class ImageTask(Task[ImageClassification]):
 
 
 def slice_of(config: ImageClassification, samples: int) -> tuple[int, int]:
-    """The first training sample and the one after the last.
+    """Return the first training sample of the slice, and the one after its last.
 
     Raises:
         ConfigurationError: the data set has no such slice.
     """
     start, end = config.data.start or 0, config.data.end or samples
     if end > samples or start >= end:
-        asked = f"data.start {start} and data.end {end}" if config.data.end else f"data.start {start}"
-        raise ConfigurationError(f"{asked} is no slice of {config.data.name}, which has {samples} training samples")
+        fields = f"data.start {start} and data.end {end}" if config.data.end else f"data.start {start}"
+        raise ConfigurationError(f"{fields} is not a slice of {config.data.name}, which has {samples} training samples")
     return start, end

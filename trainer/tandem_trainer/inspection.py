@@ -1,19 +1,19 @@
-"""What the ranks of a run on this machine, or in this pod, are doing now, without stopping them.
+"""Shows what the ranks of a run on this machine, or in this pod, are doing now, without stopping them.
 
     python -m tandem_trainer.inspection [--run-dir FOLDER] [--rank N [--attach]]
 
-Prints a `tandem.stacks.Inspection` as JSON: without `--rank` all ranks with the stack of their main threads, with it
-all threads of that rank. `tandem debug` runs it, on a cluster through `kubectl exec` in the pod of a worker.
+Prints a `tandem.wire.stacks.Inspection` as JSON: without `--rank` all ranks with the stack of their main threads, with
+it all threads of that rank. `tandem debug` runs it, on a cluster through `kubectl exec` in the pod of a worker.
 
-With `--attach` it asks the rank to let a debugger attach (tandem_trainer.debugger), and prints a
-`tandem.stacks.Attachment`.
+With `--attach` it requests a debugger from the rank (tandem_trainer.debugger), and prints a
+`tandem.wire.stacks.Attachment`.
 
 A rank holds its pulse and the file for its stacks open; their names are gone. Both are found through /proc, where the
 kernel lets the same user open them again. So this needs neither the agent, which may be stuck itself, nor a network,
 nor the job. Rejected: a request to the coordinator, which passes it on with the next heartbeat: a second path for the
-same stacks, which says nothing where the agent is what hangs.
+same stacks, which fails where the agent is what hangs.
 
-A rank without the handler, such as a program that is not Python, is named and left alone: the signal would end it.
+A rank without the handler, such as a program that is not Python, is only listed: the signal would end it.
 """
 
 import argparse
@@ -26,132 +26,136 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.launch import REPLICA, RUN_DIR
-from tandem.protocol import SCRIPT
+from tandem.processes.launch import REPLICA, RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
-from tandem_trainer.debugger import folder_of
+from tandem.wire.protocol import SCRIPT
+from tandem.wire.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
+from tandem_trainer.debugger import working_directory
 from tandem_trainer.pulse import Beat, debugger_slot, pulse_file, read_beat
 from tandem_trainer.stacks import Stacks, Subject, answers, is_stopped, read_stacks
 
-PROCESSES = Path("/proc")
-RANK = "RANK"
-"""The variable in which torchrun tells a process its rank."""
+PROC = Path("/proc")
+RANK_VARIABLE = "RANK"
+"""Environment variable in which torchrun passes a process its rank."""
 
 _FRAME = re.compile(r'  File "(.*)", line ([0-9]+|\?\?\?) in (.*)')
 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank that beats."""
+    """A rank with a pulse."""
 
     beat: Beat
     pulse: Path
-    """Its pulse file."""
+    """Pulse file of the rank."""
     replica: str
     subject: Subject
 
 
 def inspect(run_dir: Path, rank: int | None = None) -> Inspection:
-    """The ranks of a run that are processes of this machine or pod, ascending.
+    """Inspect the ranks of a run that are processes of this machine or pod, in ascending order.
 
     Args:
-        rank: of this one all threads are asked, and of the others none; None: of all ranks the main thread.
+        run_dir: run directory.
+        rank: rank whose threads are all asked, and no other rank's; None: the main threads of all ranks are asked.
     """
-    found, silent = _ranks(run_dir)
+    processes, silent = _ranks(run_dir)
     try:
-        asked = [one for one in found if rank is None or one.beat.rank == rank]
-        stacks = read_stacks([one.subject for one in asked], only_main=rank is None)
-        told = {one.beat.rank: threads for one, threads in zip(asked, stacks, strict=True)}
-        ranks = [_seen(one, told.get(one.beat.rank)) for one in found]
+        selected = [process for process in processes if rank is None or process.beat.rank == rank]
+        stacks = read_stacks([process.subject for process in selected], only_main=rank is None)
+        by_rank = {process.beat.rank: threads for process, threads in zip(selected, stacks, strict=True)}
+        ranks = [_rank_stacks(process, by_rank.get(process.beat.rank)) for process in processes]
     finally:
-        for one in found:
-            one.subject.close()
-    known = {one.rank for one in ranks}
-    ranks += [one for one in silent if one.rank not in known]
+        for process in processes:
+            process.subject.close()
+    # A stub or an agent's child may carry the rank's number, too; the process that beats counts.
+    beating = {entry.rank for entry in ranks}
+    ranks += [entry for entry in silent if entry.rank not in beating]
     return Inspection(
-        ranks=sorted(ranks, key=lambda one: one.rank),
-        members=_members(run_dir, max((one.generation for one in ranks), default=0)),
+        ranks=sorted(ranks, key=lambda entry: entry.rank),
+        members=_members(run_dir, max((entry.generation for entry in ranks), default=0)),
     )
 
 
 def attach(run_dir: Path, rank: int) -> Attachment | None:
-    """Have a rank let a debugger attach; None if there is no such rank here."""
-    found, silent = _ranks(run_dir)
+    """Request a debugger from a rank; None if there is no such rank here."""
+    processes, silent = _ranks(run_dir)
     try:
-        for one in found:
-            if one.beat.rank == rank:
-                return _attached(one)
+        for process in processes:
+            if process.beat.rank == rank:
+                return _request_debugger(process)
     finally:
-        for one in found:
-            one.subject.close()
+        for process in processes:
+            process.subject.close()
     return next(
         (
-            Attachment(rank=one.rank, replica=one.replica, pid=one.pid, trouble=one.trouble)
-            for one in silent
-            if one.rank == rank
+            Attachment(rank=entry.rank, replica=entry.replica, pid=entry.pid, trouble=entry.trouble)
+            for entry in silent
+            if entry.rank == rank
         ),
         None,
     )
 
 
-def _attached(one: RankProcess) -> Attachment:
-    pid = one.beat.pid
-    told = Attachment(rank=one.beat.rank, replica=one.replica, pid=pid, folder=folder_of(pid))
+def _request_debugger(process: RankProcess) -> Attachment:
+    pid = process.beat.pid
+    attachment = Attachment(rank=process.beat.rank, replica=process.replica, pid=pid, folder=working_directory(pid))
     if is_stopped(pid):
-        return told.model_copy(update={"trouble": _why(pid)})
+        return attachment.model_copy(update={"trouble": _no_answer_reason(pid)})
     try:
-        answer = debugger_slot(one.pulse).ask()
+        answer = debugger_slot(process.pulse).request()
     except (OSError, ValueError) as error:
-        return told.model_copy(update={"trouble": f"it cannot be asked: {error}"})
-    return told.model_copy(update={"port": answer} if isinstance(answer, int) else {"trouble": answer})
+        return attachment.model_copy(update={"trouble": f"it cannot be asked: {error}"})
+    return attachment.model_copy(update={"port": answer} if isinstance(answer, int) else {"trouble": answer})
 
 
 def frames(text: str) -> list[Frame]:
-    """The calls of a thread in what it has written, the innermost last."""
-    found = [match for line in text.splitlines() if (match := _FRAME.fullmatch(line))]
+    """Parse the stack that a thread has written; the innermost call is last."""
+    matches = [match for line in text.splitlines() if (match := _FRAME.fullmatch(line))]
     return [
         Frame(file=match[1], line=int(match[2]) if match[2].isdecimal() else 0, function=match[3])
-        for match in reversed(found)
+        for match in reversed(matches)
     ]
 
 
 def _ranks(run_dir: Path) -> tuple[list[RankProcess], list[RankStacks]]:
-    """Ranks that beat, of each the newest generation; and processes that were started as a rank and do not."""
-    where = os.path.realpath(run_dir)
-    found: dict[int, RankProcess] = {}
+    """Find the ranks of a run: those that beat, each in its newest generation, and processes that were started as a
+    rank and do not beat."""
+    folder = os.path.realpath(run_dir)
+    beating: dict[int, RankProcess] = {}
     silent: dict[int, RankStacks] = {}
-    for pid in sorted(int(entry.name) for entry in PROCESSES.iterdir() if entry.name.isdecimal()):
+    for pid in sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()):
         # Another user's process, or one that is gone by now.
         with suppress(OSError):
             variables = _variables(pid)
-            if RUN_DIR not in variables or os.path.realpath(variables[RUN_DIR]) != where:
+            if RUN_DIR not in variables or os.path.realpath(variables[RUN_DIR]) != folder:
                 continue
-            for one in _beating(pid, variables.get(REPLICA, "")):
-                before = found.get(one.beat.rank)
-                if before is not None and before.beat.generation >= one.beat.generation:
-                    one.subject.close()
+            for process in _rank_processes(pid, variables.get(REPLICA, "")):
+                before = beating.get(process.beat.rank)
+                if before is not None and before.beat.generation >= process.beat.generation:
+                    process.subject.close()
                     continue
                 if before is not None:
                     before.subject.close()
-                found[one.beat.rank] = one
-            if (number := variables.get(RANK, "")).isdecimal():
+                beating[process.beat.rank] = process
+            if (number := variables.get(RANK_VARIABLE, "")).isdecimal():
                 silent.setdefault(
                     int(number),
                     RankStacks(
                         rank=int(number),
                         replica=variables.get(REPLICA, ""),
                         pid=pid,
-                        trouble="it has not said anything: it is starting, or it is a program that Tandem cannot ask",
+                        trouble="it has not reported yet: it is starting, or it is a program Tandem cannot inspect",
                     ),
                 )
-    return list(found.values()), list(silent.values())
+    return list(beating.values()), list(silent.values())
 
 
-def _beating(pid: int, replica: str) -> Iterator[RankProcess]:
-    """The rank that a process is, if it is one: its children and its agent hold the same files under other numbers."""
+def _rank_processes(pid: int, replica: str) -> Iterator[RankProcess]:
+    """Yield the rank that a process is, if it is one: its children and its agent hold the same files under other
+    numbers."""
     open_files: dict[str, dict[str, Path]] = {}
-    for descriptor in (PROCESSES / str(pid) / "fd").iterdir():
+    for descriptor in (PROC / str(pid) / "fd").iterdir():
         with suppress(OSError):
             if (file := pulse_file(os.readlink(descriptor))) is not None:  # noqa: PTH115 - a path would be tidied
                 open_files.setdefault(file[0], {})[file[1]] = descriptor
@@ -163,16 +167,16 @@ def _beating(pid: int, replica: str) -> Iterator[RankProcess]:
             continue
         pidfd = os.pidfd_open(pid)
         try:
-            # Opened by way of the process, so it is this process that the descriptor above stands for.
-            answer = os.open(files[".stacks"], os.O_RDWR | os.O_CLOEXEC)
+            # Opened through the process, so it is this process that the descriptor above stands for.
+            stacks = os.open(files[".stacks"], os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             os.close(pidfd)
             raise
-        yield RankProcess(beat, files[""], replica, Subject(beat.rank, pid, pidfd, answer, beat.phase))
+        yield RankProcess(beat, files[""], replica, Subject(beat.rank, pid, pidfd, stacks, beat.phase))
 
 
-def _seen(one: RankProcess, stacks: Stacks | None) -> RankStacks:
-    beat = one.beat
+def _rank_stacks(process: RankProcess, stacks: Stacks | None) -> RankStacks:
+    beat = process.beat
     threads = [
         ThreadStack(
             number=thread.number,
@@ -185,22 +189,22 @@ def _seen(one: RankProcess, stacks: Stacks | None) -> RankStacks:
     ]
     return RankStacks(
         rank=beat.rank,
-        replica=one.replica,
+        replica=process.replica,
         pid=beat.pid,
         generation=beat.generation,
         step=None if beat.phase == SCRIPT else beat.step,
         phase=beat.phase,
-        silent_seconds=max(0.0, round(time.monotonic() - beat.at, 3)),
-        trouble="" if stacks is None or any(thread.frames for thread in threads) else _why(beat.pid),
+        silent_seconds=max(0.0, round(time.monotonic() - beat.reported_at, 3)),
+        trouble="" if stacks is None or any(thread.frames for thread in threads) else _no_answer_reason(beat.pid),
         threads=threads,
     )
 
 
-def _why(pid: int) -> str:
-    """Why a rank has not answered."""
+def _no_answer_reason(pid: int) -> str:
+    """Return the reason why a rank has not answered."""
     if is_stopped(pid):
         return f"its process is stopped, and answers only after `kill -CONT {pid}`"
-    if not (PROCESSES / str(pid)).exists():
+    if not (PROC / str(pid)).exists():
         return "it has just ended"
     if not answers(pid):
         return "it is just starting, and cannot be asked yet"
@@ -208,7 +212,7 @@ def _why(pid: int) -> str:
 
 
 def _members(run_dir: Path, generation: int) -> list[str]:
-    """The workers of a generation in rank order, where its first rank has recorded them."""
+    """Return the workers of a generation in rank order, where its first rank has recorded them."""
     with suppress(OSError, ValueError):
         for record in reversed(RunDir(run_dir).generation_records()):
             if record.generation == generation:
@@ -217,29 +221,29 @@ def _members(run_dir: Path, generation: int) -> list[str]:
 
 
 def _variables(pid: int) -> dict[str, str]:
-    """What a process was started with."""
-    content = (PROCESSES / str(pid) / "environ").read_bytes()
+    """Return the environment with which a process was started."""
+    content = (PROC / str(pid) / "environ").read_bytes()
     pairs = (entry.partition(b"=") for entry in content.split(b"\0") if b"=" in entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Print what the ranks do."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the inspection, or the attachment."""
     parser = argparse.ArgumentParser(prog="python -m tandem_trainer.inspection")
     parser.add_argument("--run-dir", type=Path, default=os.environ.get(RUN_DIR))
     parser.add_argument("--rank", type=int, default=None)
     parser.add_argument("--attach", action="store_true")
-    given = parser.parse_args(words)
-    if given.run_dir is None:
+    args = parser.parse_args(argv)
+    if args.run_dir is None:
         parser.error(f"give --run-dir, or set {RUN_DIR}")
-    if given.attach:
-        if given.rank is None:
+    if args.attach:
+        if args.rank is None:
             parser.error("--attach needs --rank")
-        if (found := attach(given.run_dir, given.rank)) is None:
-            parser.exit(1, f"rank {given.rank} has just ended\n")
-        sys.stdout.write(found.model_dump_json() + "\n")
+        if (attachment := attach(args.run_dir, args.rank)) is None:
+            parser.exit(1, f"rank {args.rank} has just ended\n")
+        sys.stdout.write(attachment.model_dump_json() + "\n")
         return
-    sys.stdout.write(inspect(given.run_dir, given.rank).model_dump_json() + "\n")
+    sys.stdout.write(inspect(args.run_dir, args.rank).model_dump_json() + "\n")
 
 
 if __name__ == "__main__":

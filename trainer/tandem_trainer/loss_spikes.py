@@ -1,9 +1,9 @@
 """Loss spike detection: finds the step at which the loss became NaN or worse than untrained.
 
-Two signs. A loss that is NaN or infinite is bad at once. A *spike* is bad when the mean of the last SPAN losses exceeds
-the mean with which the run began and also FACTOR times the median of what came before: the model has become worse than
-an untrained one. That is deliberately blunt. Ratios alone call every hard sample of a nearly perfect model a spike, and
-a rewind that was not needed costs more than a spike that heals by itself.
+Two signs. A loss that is NaN or infinite is bad at once. A *spike* is bad when the mean of the last SPIKE_SPAN_STEPS
+losses exceeds the mean with which the run began and also FACTOR times the median of what came before: the model has
+become worse than an untrained one. That is deliberately blunt. Ratios alone call every hard sample of a nearly perfect
+model a spike, and a rewind that was not needed costs more than a spike that heals by itself.
 
 Where a loss can be negative (a likelihood of densities, a policy gradient) a ratio means nothing. There the rise above
 the median is compared: with FACTOR times what has been learned since the beginning, and with SPREADS times the usual
@@ -19,23 +19,23 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-from tandem.rundir.lineage import SPAN
-from tandem.tasks import RewindOn
+from tandem.job.tasks import RewindOn
+from tandem.rundir.lineage import SPIKE_SPAN_STEPS
 
 MEMORY = 200
-"""Steps that tell what is usual."""
+"""Steps over which the usual loss is taken."""
 FACTOR = 3.0
 SPREADS = 10.0
 NORMAL = 1.4826
-"""Standard deviations in a median deviation, were the losses normally distributed."""
+"""Standard deviations in a median deviation, if the losses are normally distributed."""
 
 
 class LossSpikes:
-    """Follows the losses of one run; its memory travels with the checkpoints.
+    """Follows the losses of one run; checkpoints hold its memory.
 
     Args:
-        memory: what a checkpoint kept of it.
-        rewind_on: which losses are bad.
+        memory: memory from a checkpoint.
+        rewind_on: losses that count as bad.
     """
 
     def __init__(self, memory: dict[str, object] | None = None, rewind_on: RewindOn = "Spikes") -> None:
@@ -43,26 +43,26 @@ class LossSpikes:
         memory = memory or {}
         self._beginning = _floats(memory.get("beginning"))
         self._usual: deque[float] = deque(_floats(memory.get("usual")), maxlen=MEMORY)
-        self._latest: deque[float] = deque(_floats(memory.get("latest")), maxlen=SPAN)
+        self._latest: deque[float] = deque(_floats(memory.get("latest")), maxlen=SPIKE_SPAN_STEPS)
 
     def first_bad(self, step: int, losses: Iterable[float]) -> int | None:
-        """Take note of the losses of the steps from `step` on; the first one that is bad, None if all is well."""
+        """Record the losses of the steps from `step` on. Returns the first bad step, None if all are fine."""
         for number, loss in enumerate(losses, start=step):
             if not math.isfinite(loss):
                 if self._rewind_on == "Never":
                     continue
                 return number
-            if len(self._beginning) < SPAN:
+            if len(self._beginning) < SPIKE_SPAN_STEPS:
                 self._beginning.append(loss)
-            if len(self._latest) == SPAN:
+            if len(self._latest) == SPIKE_SPAN_STEPS:
                 self._usual.append(self._latest[0])
             self._latest.append(loss)
             if self._spikes():
-                return number - SPAN + 1
+                return number - SPIKE_SPAN_STEPS + 1
         return None
 
     def memory(self) -> dict[str, object]:
-        """What a checkpoint keeps of it, as JSON."""
+        """Return the memory for a checkpoint, as JSON."""
         return {"beginning": self._beginning, "usual": list(self._usual), "latest": list(self._latest)}
 
     def _spikes(self) -> bool:

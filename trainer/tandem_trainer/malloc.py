@@ -33,17 +33,17 @@ from collections.abc import Mapping
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_COUNT = 2**31 - 1
 _MAX_MMAP_THRESHOLD = 2**25
-"""Older versions refuse more. Blocks that are larger are mapped and unmapped each time, as before."""
+"""Largest threshold that older versions accept. Larger blocks are mapped and unmapped each time, as before."""
 _BY_ENVIRONMENT = ("MALLOC_", "GLIBC_TUNABLES")
-"""How variables begin that set it."""
+"""Prefixes of environment variables that set malloc's thresholds."""
 LARGE_BYTES = 2**26
-"""Weights of a model from which on large blocks return to the system under fsdp."""
+"""Size of a model's weights from which on large blocks return to the system under fsdp, in bytes."""
 _RETURNED = 2**20
-"""Bytes of a block that returns to the system, where large ones do."""
+"""Minimum size of a block that returns to the system, in bytes, where large ones do."""
 
 
 def keep_freed_memory() -> bool:
-    """Set it for this process; whether its C library can."""
+    """Keep freed memory in this process; returns whether its C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -52,19 +52,19 @@ def keep_freed_memory() -> bool:
     return large and bool(mallopt(_TRIM_THRESHOLD, _MAX_COUNT))
 
 
-def begin_adapted() -> bool:
-    """Begin where glibc's own adaptation to freed blocks ends, unless the environment says otherwise; whether that is
-    done."""
+def use_adapted_thresholds() -> bool:
+    """Start with the thresholds at which glibc's own adaptation ends, unless the environment sets others; returns
+    whether that is done."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or _says_otherwise(os.environ):
+    if mallopt is None or _is_configured(os.environ):
         return False
     large = bool(mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD))
     return large and bool(mallopt(_TRIM_THRESHOLD, 2 * _MAX_MMAP_THRESHOLD))
 
 
-def adapted(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same for a program that is started with an environment: variables to add to it, for glibc alone."""
-    if _says_otherwise(environment):
+def adapted_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that start a program with these thresholds, for glibc only."""
+    if _is_configured(environment):
         return {}
     return {
         "MALLOC_MMAP_THRESHOLD_": str(_MAX_MMAP_THRESHOLD),
@@ -72,12 +72,11 @@ def adapted(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _says_otherwise(environment: Mapping[str, str]) -> bool:
+def _is_configured(environment: Mapping[str, str]) -> bool:
     return any(name.startswith(_BY_ENVIRONMENT) for name in environment)
 
 
 def return_large_blocks() -> bool:
-    """Give large blocks back to the system as soon as they are freed, from now on; whether the C library of this
-    process can."""
+    """Return large blocks to the system as soon as they are freed, from now on; returns whether the C library can."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _RETURNED))

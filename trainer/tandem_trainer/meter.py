@@ -1,19 +1,19 @@
-"""Measures training: time by phase, throughput, losses. Feeds the log and the pulse.
+"""Measures training: time by phase, throughput, losses, gradient norm. Feeds the log and the pulse.
 
-Cheap enough for every step: clock reads and list appends; JSON and disk are the business of the log's thread.
+Cheap enough for every step: clock reads and list appends; the log's thread does the JSON and the disk.
 
-It is looked at where an optimizer is about to take its step, so that a loop of the user's own need not say anything:
-what has been clipped by then is measured clipped. A reading costs one pass over the gradients; with one in
-INTERVAL_SECONDS that is little beside steps of any length. Its value stays on the device until the log is written, for
-which the losses are waited for anyway.
+The gradient norm is read in an optimizer pre-step hook, so that a loop of the user's own need not report it: gradients
+that are clipped by then are measured clipped. A reading costs one pass over the gradients; with one in INTERVAL_SECONDS
+that is little beside steps of any length. Its value stays on the device until the log is written, which waits for the
+losses anyway.
 
-All ranks of a group take a step in the same time, because they wait for each other when they average gradients. The
-forward pass is what each does alone, so its time is compared. On a GPU it is timed there, between two events, which
-costs the training thread nothing; the times are read at a vote, when the losses have been waited for anyway.
+All ranks of a group take a step in the same time, because they wait for each other when they average gradients. Each
+does its forward pass alone, so the time of this pass is compared. On a GPU it is timed between two events, which costs
+the training thread nothing; the times are read at a vote, which waits for the losses anyway.
 
-Counted as in the PaLM paper (arXiv 2204.02311, appendix B): forward and backward pass once, nothing that is computed
-again, over the peak of the GPU's data sheet. Only where both are well defined: a built-in model in a precision that
-runs on tensor cores, on a GPU that is listed here. In float32, convolutions may or may not use TF32.
+Utilization (MFU) is computed as in the PaLM paper (arXiv 2204.02311, appendix B): forward and backward pass once,
+without recomputation, over the peak of the GPU's data sheet. Only where both are well defined: a built-in model in a
+precision that runs on tensor cores, on a GPU that is listed here. In float32, convolutions may or may not use TF32.
 """
 
 import contextlib
@@ -31,71 +31,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from tandem.job.tasks import ImageClassification
 from tandem.rundir import records
 from tandem.rundir.log import LogWriter
-from tandem.tasks import ImageClassification
 from tandem_trainer.data.order import digest
 from tandem_trainer.models import build
 from tandem_trainer.process_group import MAX_STEPS_BETWEEN_VOTES, VOTE_SECONDS
 from tandem_trainer.pulse import Pulse
 
 INTERVAL_SECONDS = 0.5
-"""As often as the training log says how fast training is."""
+"""Interval of readings of the gradient norm, and of rates in the training log, in seconds."""
 
 
 class GradientNorm:
-    """Measures on one rank. Gradients are those of the global batch there, which the ranks have averaged."""
+    """Norm of the gradients, measured on one rank. They are those of the global batch there, averaged over the
+    ranks."""
 
     def __init__(self) -> None:
-        self._measured: Tensor | None = None
+        self._reading: Tensor | None = None
         self._due = 0.0
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Look at the gradients of an optimizer before its steps."""
-        # What wraps an optimizer may be one by name alone.
+        """Measure the gradients of an optimizer before its steps."""
+        # A wrapper may be an optimizer by name only.
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.register_step_pre_hook(self._before_step)
 
     @property
     def is_due(self) -> bool:
-        """Whether a reading is wanted of this step."""
+        """Whether a reading of this step is due."""
         return time.monotonic() >= self._due
 
-    def tell(self, norm: Tensor) -> None:
-        """Take over what was measured for another purpose, such as clipping."""
-        self._measured, self._due = norm.detach(), time.monotonic() + INTERVAL_SECONDS
+    def record(self, norm: Tensor) -> None:
+        """Record a norm that was measured for another purpose, such as clipping."""
+        self._reading, self._due = norm.detach(), time.monotonic() + INTERVAL_SECONDS
 
     def take(self) -> Tensor | None:
-        """The newest reading, which counts once, a scalar that may still be being computed; None if there is none."""
-        measured, self._measured = self._measured, None
-        return measured
+        """Return the newest reading, once: a scalar that may still be being computed; None if there is none."""
+        reading, self._reading = self._reading, None
+        return reading
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_due:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        # Of a stage of a pipeline alone it would say nothing.
-        norm = None if any(one.is_meta for one in parameters) else _norm(one.grad for one in parameters)
+        # The norm of one pipeline stage alone would mean nothing.
+        norm = (
+            None
+            if any(parameter.is_meta for parameter in parameters)
+            else _norm(parameter.grad for parameter in parameters)
+        )
         if norm is not None:
             # Fused optimizers take a scaled gradient, and its scale with it.
             scale = getattr(optimizer, "grad_scale", None)
-            self.tell(norm if scale is None else norm / scale)
+            self.record(norm if scale is None else norm / scale)
 
 
 def _norm(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """Of plain tensors alone: the norm of a sharded one is a collective, and ranks would wait for each other."""
-    found = [gradient for gradient in gradients if gradient is not None]
-    if not found or any(type(one) is not Tensor or one.layout != torch.strided for one in found):
+    """Compute the norm of plain tensors; None for others: the norm of a sharded tensor is a collective, and ranks would
+    wait for each other."""
+    tensors = [gradient for gradient in gradients if gradient is not None]
+    if not tensors or any(type(tensor) is not Tensor or tensor.layout != torch.strided for tensor in tensors):
         return None
-    return get_total_norm(found)
+    return get_total_norm(tensors)
 
 
 RATE_SECONDS = VOTE_SECONDS / 2
-"""Throughput and phases are reported at each vote, over this time at least: a save has a vote of its own."""
+"""Minimum time over which throughput and phases are reported, in seconds. They are reported at votes, and each save has
+a vote of its own."""
 
 
 class Meter:
-    """The measurements of one rank; rank 0 writes the log."""
+    """Measurements of one rank; rank 0 writes the log."""
 
     def __init__(
         self,
@@ -108,44 +115,44 @@ class Meter:
         self._steps_per_epoch, self._world_size, self._total_steps = steps_per_epoch, world_size, total_steps
         self._log, self._pulse = writer, pulse
         self.gradients = GradientNorm() if writer is not None else None
-        """Where a log is written."""
+        """Gradient norm; None on ranks that write no log."""
         self._norms: list[Tensor | None] = []
         self._learning_rate: float | None = None
         self._gradient_norm: float | None = None
-        """The last that are known."""
+        """Last value that is known."""
         self._losses: list[Tensor] = []
         self._steps: list[records.Step] = []
         self._step = 0
         self._loss: float | None = None
         self._throughput: float | None = None
-        self._window = time.perf_counter()
+        self._window_start = time.perf_counter()
         self._window_samples = self._window_steps = 0
         self._window_pause = 0.0
         self._pauses = 0
         self._data_seconds = 0.0
         self.checkpoint_seconds = 0.0
-        self._voted: float | None = None
-        self._began = self._ready = 0.0
+        self._last_vote: float | None = None
+        self._step_start = self._ready = 0.0
         self._busy_seconds: float | None = None
 
     def begin_step(self) -> None:
-        """A step begins: its data is looked for."""
-        self._began = time.perf_counter()
-        if self._voted is None:
-            self._voted = self._began
+        """Record the start of a step: its data is being loaded."""
+        self._step_start = time.perf_counter()
+        if self._last_vote is None:
+            self._last_vote = self._step_start
 
     def data_ready(self) -> None:
-        """The data is there; computing begins."""
+        """Record that the data is loaded; computing starts."""
         self._ready = time.perf_counter()
-        self._data_seconds += self._ready - self._began
+        self._data_seconds += self._ready - self._step_start
 
     def end_step(self, step: int, ids: Tensor, learning_rate: float | None, loss: Tensor) -> None:
-        """A step is complete.
+        """Record a complete step.
 
         Args:
             step: steps completed.
-            ids: [global batch], its sample ids.
-            learning_rate: that it was taken with; None where there is none.
+            ids: [global batch], sample ids of the step.
+            learning_rate: learning rate of the step; None if there is none.
             loss: this rank's part of the global mean; scalar, may still be being computed on a GPU.
         """
         self._losses.append(loss)
@@ -164,20 +171,21 @@ class Meter:
         assert len(self._losses) <= MAX_STEPS_BETWEEN_VOTES
 
     def pending_losses(self) -> Tensor:
-        """Losses of the steps since the last vote; [steps], float32, on the CPU."""
+        """Return the losses of the steps since the last vote; [steps], float32, on the CPU."""
         return torch.stack(self._losses).to("cpu", torch.float32)
 
     def mean_step_seconds(self) -> float:
-        """Mean time of a step since the last vote, on the CPU and on the GPU, once the losses were waited for.
+        """Compute the mean time of a step since the last vote, on the CPU and on the GPU, in seconds. Call it after
+        `pending_losses`.
 
-        Not the sum of what the training thread took for the steps: that runs ahead of a GPU, whose steps may be a
+        Not the sum of the training thread's times: that thread runs ahead of a GPU, whose steps may be a
         thousand times as long, and the next vote would be a hundred of them away.
         """
-        assert self._voted is not None
-        return (time.perf_counter() - self._voted) / max(1, len(self._losses))
+        assert self._last_vote is not None
+        return (time.perf_counter() - self._last_vote) / max(1, len(self._losses))
 
     def agreed(self, losses: list[float], busy_seconds: float) -> None:
-        """The ranks have agreed on the losses since the last vote: log them.
+        """Log the losses since the last vote, on which the ranks have agreed.
 
         Args:
             losses: mean loss of the global batch, for each step since the last vote.
@@ -185,54 +193,54 @@ class Meter:
         """
         self._busy_seconds = busy_seconds / len(losses)
         self._losses.clear()
-        self._voted = time.perf_counter()
+        self._last_vote = time.perf_counter()
         self._loss = losses[-1]
         if self._log is not None:
             self._log.append(
                 *(
-                    made.model_copy(update={"loss": loss, "gradient_norm": self._norm(norm)})
-                    for made, loss, norm in zip(self._steps, losses, self._norms, strict=True)
+                    step.model_copy(update={"loss": loss, "gradient_norm": self._norm(norm)})
+                    for step, loss, norm in zip(self._steps, losses, self._norms, strict=True)
                 )
             )
             self._steps.clear()
             self._norms.clear()
-        elapsed = time.perf_counter() - self._window
+        elapsed = time.perf_counter() - self._window_start
         if elapsed - self._window_pause >= RATE_SECONDS:
             self._throughput = self._window_samples / (elapsed - self._window_pause)
-            self._tell_rate(elapsed)
+            self._write_rate(elapsed)
         if self._pulse is not None:
             self._beat("train")
 
     def close(self) -> None:
-        """No step follows: tell what has not been told, so that sums over the log are exact."""
+        """Write the last rate, so that sums over the log are exact: no step follows."""
         if self._window_steps:
-            self._tell_rate(time.perf_counter() - self._window)
+            self._write_rate(time.perf_counter() - self._window_start)
 
     def phase(self, name: str) -> None:
-        """Tell the pulse what this rank is doing."""
+        """Report the activity of this rank through the pulse."""
         if self._pulse is not None:
             self._beat(name)
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """What the block does is no part of a step, and its time not one of training."""
-        began = time.perf_counter()
+        """Exclude a block from the time of steps and of training."""
+        started_at = time.perf_counter()
         self._pauses += 1
         try:
             yield
         finally:
             self._pauses -= 1
             if not self._pauses:
-                seconds = time.perf_counter() - began
-                self._began += seconds
-                if self._voted is not None:
-                    self._voted += seconds
+                seconds = time.perf_counter() - started_at
+                self._step_start += seconds
+                if self._last_vote is not None:
+                    self._last_vote += seconds
                 self._window_pause += seconds
 
-    def _tell_rate(self, elapsed: float) -> None:
+    def _write_rate(self, elapsed: float) -> None:
         if self._log is not None:
             self._log.append(self._rate(elapsed))
-        self._window += elapsed
+        self._window_start += elapsed
         self._window_samples = self._window_steps = 0
         self._data_seconds = self.checkpoint_seconds = self._window_pause = 0.0
 
@@ -256,7 +264,7 @@ class Meter:
         )
 
     def _norm(self, norm: Tensor | None) -> float | None:
-        """What is logged of a reading, which is of a step now and then."""
+        """Return the value to log for a reading; only some steps have one."""
         if norm is None:
             return None
         value = float(norm)
@@ -280,45 +288,45 @@ class Meter:
         )
 
 
-class Busy:
-    """A stopwatch for forward passes: `with busy: loss = forward(…)`. A pass that does not end counts for nothing."""
+class Stopwatch:
+    """Stopwatch of forward passes: `with busy: loss = forward(…)`. A pass that raises is not counted."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._began: float | torch.cuda.Event | None = None
+        self._started: float | torch.cuda.Event | None = None
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._pauses = False
 
     def __enter__(self) -> None:
         if not self._pauses:
-            self._began = self._now()
+            self._started = self._now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        began, self._began = self._began, None
-        if self._pauses or began is None:
+        started, self._started = self._started, None
+        if self._pauses or started is None:
             return
-        if isinstance(began, float):
-            self._seconds += time.perf_counter() - began
+        if isinstance(started, float):
+            self._seconds += time.perf_counter() - started
         else:
-            self._events.append((began, self._event()))
+            self._events.append((started, self._event()))
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """What is done in the block is no part of a step."""
-        before, self._pauses = self._pauses, True
+        """Exclude a block from the measured time."""
+        was_paused, self._pauses = self._pauses, True
         try:
             yield
         finally:
-            self._pauses = before
+            self._pauses = was_paused
 
     def take(self) -> float:
-        """Seconds since the last call. On a GPU the work must be complete."""
-        milliseconds: float = sum(begin.elapsed_time(end) for begin, end in self._events)
+        """Return the seconds of forward passes since the last call. On a GPU the work must be complete."""
+        milliseconds: float = sum(start.elapsed_time(end) for start, end in self._events)
         seconds = self._seconds + milliseconds / 1000
-        self._began, self._seconds = None, 0.0
+        self._started, self._seconds = None, 0.0
         self._events.clear()
         return seconds
 
@@ -343,85 +351,87 @@ PEAKS: tuple[tuple[str, float], ...] = (
     (r"\bA40\b", 149.7e12),
     (r"\bA10\b", 125e12),
 )
-"""By a part of the name that CUDA gives a GPU, the first that fits: operations a second in bfloat16 or float16, dense,
-from NVIDIA's data sheets."""
+"""Peak operations a second in bfloat16 or float16, dense, from NVIDIA's data sheets, by a pattern of the name that CUDA
+gives a GPU; the first match counts."""
 
 
 RESIDENT, ON_GPU = "resident", "onGpu"
-"""Names of what `peak_memory` finds."""
+"""Keys of the result of `peak_memory`."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """The most memory that this process has had so far, in bytes: RESIDENT, and of a GPU what torch had allocated,
-    ON_GPU. What the system does not tell is left out."""
-    found = {}
-    if (resident := _most_resident()) is not None:
-        found[RESIDENT] = resident
+    """Measure the peak memory of this process so far, in bytes: RESIDENT, and on a GPU the memory allocated by torch,
+    ON_GPU. Values that the system does not tell are left out."""
+    peaks = {}
+    if (resident := _max_resident()) is not None:
+        peaks[RESIDENT] = resident
     if device.type == "cuda":
-        found[ON_GPU] = torch.cuda.max_memory_allocated(device)
-    return found
+        peaks[ON_GPU] = torch.cuda.max_memory_allocated(device)
+    return peaks
 
 
-def _most_resident() -> int | None:
+def _max_resident() -> int | None:
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Not getrusage there: it remembers the program that has started this one, too.
+    # Not getrusage on Linux: it includes the program that has started this one.
     with contextlib.suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return None if found is None else 1024 * int(found[1])
+        match = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return None if match is None else 1024 * int(match[1])
     return None
 
 
 class Cost(NamedTuple):
-    """None where it is not well defined."""
+    """Cost of training. None: not well defined."""
 
     flops_per_sample: float | None = None
-    """Of a training step."""
+    """Operations of a training step for one sample."""
     peak_flops: float | None = None
-    """Of one GPU, a second."""
+    """Peak operations of one GPU, a second."""
     tokens_per_sample: float | None = None
-    """As the task says it."""
+    """Tokens of a sample, as the task reports them."""
     learned_per_sample: float | None = None
-    """Tokens of these that the loss is over."""
+    """Tokens of a sample that the loss is over."""
 
 
 def cost_of(precision: str, flops_per_sample: Callable[[], float | None], device: torch.device) -> Cost:
-    """What training in a precision costs.
+    """Compute the cost of training in a precision.
 
     Args:
-        flops_per_sample: asked only where a cost is well defined.
+        precision: precision of the forward pass.
+        flops_per_sample: called only where a cost is well defined.
+        device: device of the rank.
     """
     if device.type != "cuda" or precision == "float32":
         return Cost()
-    most = peak(torch.cuda.get_device_name(device))
-    flops = None if most is None else flops_per_sample()
-    return Cost() if flops is None else Cost(flops, most)
+    peak_flops = peak(torch.cuda.get_device_name(device))
+    flops = None if peak_flops is None else flops_per_sample()
+    return Cost() if flops is None else Cost(flops, peak_flops)
 
 
 def peak(name: str) -> float | None:
-    """Operations a second of the GPU of this name; None if it is not known."""
-    return next((most for pattern, most in PEAKS if re.search(pattern, name)), None)
+    """Return the peak operations a second of the GPU of this name; None if it is not listed."""
+    return next((flops for pattern, flops in PEAKS if re.search(pattern, name)), None)
 
 
 def per_sample(config: ImageClassification, channels: int, image_size: int, classes: int) -> float:
-    """Operations of the forward and the backward pass for one sample, a multiplication and an addition being two. The
-    backward pass counts twice the forward pass: once for the gradient of weights, once for that of inputs.
+    """Count the operations of the forward and the backward pass for one sample, a multiplication and an addition being
+    two. The backward pass counts twice the forward pass: once for the gradient of weights, once for that of inputs.
 
-    Draws random numbers: seed after it.
+    Draws random numbers: set the seed afterwards.
     """
     # Not torch's FlopCounterMode, nor the meta device: their first use imports for 3.6 and 1.8 s. A test compares them.
     model = build(config.model, channels, image_size, classes).eval()
     image = torch.zeros(1, channels, image_size, image_size)
-    counted: list[int] = []
+    operations: list[int] = []
 
-    def count(module: nn.Module, given: object, out: Tensor) -> None:
+    def count(module: nn.Module, inputs: object, out: Tensor) -> None:
         assert isinstance(module, nn.Conv2d | nn.Linear)
         # Each output is a sum of as many products as the weight has elements for it.
-        counted.append(2 * out.numel() * module.weight[0].numel())
+        operations.append(2 * out.numel() * module.weight[0].numel())
 
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.register_forward_hook(count)
     with torch.no_grad():
         model(image)
-    return 3.0 * sum(counted)
+    return 3.0 * sum(operations)

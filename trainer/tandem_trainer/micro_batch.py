@@ -1,9 +1,9 @@
-"""Micro-batches that do not fit into memory: the rank writes that down, and the next generation takes half.
+"""Handling of micro-batches that do not fit into memory: the rank records the size, and the next generation takes half.
 
-A smaller micro-batch changes no gradient (tandem_trainer.train): the parts of a batch add up to the same. So to run out
-of memory in a step is a reason to start again from the newest checkpoint, and no failure, until a forward pass is of
-one sample. Ranks that share a step must cut their batches alike. So what generations before have learnt
-(tandem.rundir.micro_batch) is read by rank 0 once, at the beginning, and told to all.
+A smaller micro-batch changes no gradient (tandem_trainer.train): the parts of a batch add up to the same. So running
+out of memory in a step restarts the group from the newest checkpoint, and is no failure, until a forward pass has one
+sample. Ranks that share a step must cut their batches alike. So rank 0 reads the limits that earlier generations
+recorded (tandem.rundir.micro_batch) once, at the start, and sends them to all ranks.
 
 Only forward and backward pass count: what an optimizer or a checkpoint takes is the same however a batch is cut.
 
@@ -18,26 +18,26 @@ from typing import NoReturn
 
 import torch
 
-from tandem.formatting import number, several, shortened
-from tandem.job import DistributedTrainingJob
-from tandem.rundir.micro_batch import Misfit, settings_of
+from tandem.formatting import count_noun, number, truncate_end
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
 from tandem_trainer.elastic_run import RankContext
-from tandem_trainer.failure import DoesNotFit, MicroBatchHalved
+from tandem_trainer.failure import MicroBatchHalved, SampleTooLarge
 
 log = logging.getLogger(__name__)
 
-REFUSED = re.compile("DefaultCPUAllocator: (can't allocate memory|not enough memory)")
-"""What torch says on a CPU, with a plain RuntimeError."""
-MAX_WORDS = 160
-"""Characters of what the allocator says that are shown."""
+NO_MEMORY = re.compile("DefaultCPUAllocator: (can't allocate memory|not enough memory)")
+"""Message of torch's CPU allocator, which raises a plain RuntimeError."""
+MAX_CAUSE_LENGTH = 160
+"""Maximum length of the quoted allocator message, in characters."""
 ADVICE = (
-    "one sample is the least. Take strategy: fsdp, or activationCheckpointing: true, or a device with more memory; "
+    "one sample is the minimum. Use strategy: fsdp, or activationCheckpointing: true, or a device with more memory; "
     "tandem plan says what each would take"
 )
 
 
 class PassDidNotFit(Exception):  # noqa: N818 - it says what happened
-    """A forward or backward pass ran out of memory; carries how many samples it was of."""
+    """A forward or backward pass ran out of memory; carries its number of samples."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
@@ -45,8 +45,8 @@ class PassDidNotFit(Exception):  # noqa: N818 - it says what happened
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device, or the CPU, had no memory to give."""
-    return isinstance(error, torch.OutOfMemoryError) or REFUSED.search(str(error)) is not None
+    """Whether an error says that a device, or the CPU, is out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or NO_MEMORY.search(str(error)) is not None
 
 
 class MicroBatch:
@@ -57,45 +57,47 @@ class MicroBatch:
     """
 
     def __init__(self, job: DistributedTrainingJob, context: RankContext) -> None:
-        self._context, self._settings = context, settings_of(job)
+        self._context, self._settings = context, memory_settings_digest(job)
         limit: int | None = None
         if context.group.rank == 0:
             limit = min(context.rundir.limits(job), default=None)
-        self.learnt: int | None = context.group.tell({"limit": limit})["limit"]
-        """Samples of it at the most, because more did not fit; None if nothing is known."""
-        given = job.spec.trainer.settings_of_loop.micro_batch_size
-        self.most = min((size for size in (given, self.learnt) if size is not None), default=None)
-        """Samples of it at the most; None where a rank takes its share of the batch at once."""
-        if context.group.rank == 0 and self.learnt is not None:
-            log.info("micro-batch=%d at the most, because %d samples did not fit", self.most, 2 * self.learnt)
+        self.proven_limit: int | None = context.group.tell({"limit": limit})["limit"]
+        """Maximum samples of a micro-batch, because more did not fit; None if nothing is known."""
+        configured = job.spec.trainer.settings_of_loop.micro_batch_size
+        self.max_samples = min((size for size in (configured, self.proven_limit) if size is not None), default=None)
+        """Maximum samples of a micro-batch; None where a rank takes its share of the batch at once."""
+        if context.group.rank == 0 and self.proven_limit is not None:
+            log.info(
+                "micro-batch=%d at the most, because %d samples did not fit", self.max_samples, 2 * self.proven_limit
+            )
 
     def halve(self, failed: PassDidNotFit) -> NoReturn:
-        """Leave what did not fit for the next generation.
+        """Record what did not fit, and end this generation.
 
         Raises:
-            MicroBatchHalved: it will take half.
-            DoesNotFit: it was one sample.
+            MicroBatchHalved: the next generation takes half.
+            SampleTooLarge: the pass had one sample.
             OSError: the disk fails.
         """
-        samples, said = failed.samples, _words(failed.__cause__)
-        tried = f"{several(samples, 'sample')} in one forward pass did not fit into memory ({said})"
+        samples, cause = failed.samples, _allocator_message(failed.__cause__)
+        tried = f"{count_noun(samples, 'sample')} in one forward pass did not fit into memory ({cause})"
         if samples == 1:
-            raise DoesNotFit(f"{tried}, and {ADVICE}") from failed.__cause__
+            raise SampleTooLarge(f"{tried}, and {ADVICE}") from failed.__cause__
         context = self._context
-        misfit = Misfit(
+        misfit = OutOfMemoryRecord(
             generation=context.generation,
             rank=context.group.rank,
             samples=samples,
             settings=self._settings,
-            error=said,
+            error=cause,
         )
         context.rundir.record_misfit(misfit)
         raise MicroBatchHalved(f"{tried}; the next generation takes {number(misfit.limit)} at the most") from failed
 
 
-def _words(error: BaseException | None) -> str:
-    """The first sentences of what torch says; what follows is advice on its settings."""
+def _allocator_message(error: BaseException | None) -> str:
+    """Return the first sentences of an allocation error; what follows is advice on torch's settings."""
     line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    # On a CPU it begins with a place in torch's source.
-    line = line[found.start() :] if (found := REFUSED.search(line)) else line
-    return shortened(line, MAX_WORDS)
+    # On a CPU it begins with a location in torch's source.
+    line = line[match.start() :] if (match := NO_MEMORY.search(line)) else line
+    return truncate_end(line, MAX_CAUSE_LENGTH)

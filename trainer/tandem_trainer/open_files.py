@@ -1,8 +1,8 @@
 """Closes files that a script left open, before its process exits without finalizing the interpreter.
 
-Python closes what is open when it ends, and so writes what is still in buffers. A rank that leaves with `os._exit`
-would lose that: the last lines of a log, a whole small file, the directory of a zip archive, what C has printed. It
-would also leave temporary files behind that Python deletes. Rejected: taking the interpreter apart after all (seconds
+Python closes open files when it ends, and so writes their buffers. A rank that leaves with `os._exit` would lose the
+last lines of a log, a whole small file, the directory of a zip archive, the output of C code. It would also leave
+temporary files behind that Python deletes. Rejected: taking the interpreter apart after all (seconds
 with torch, and threads of gloo may abort the process meanwhile).
 """
 
@@ -17,19 +17,19 @@ import time
 from contextlib import suppress
 
 CLOSE_SECONDS = 5.0
-"""A pipe that nobody reads, or a disk that does not answer, keeps a rank for so long at most."""
+"""Maximum time that a pipe without a reader, or a disk that does not answer, delays the exit, in seconds."""
 WRAPS = ("buffer", "fileobj", "_fp")
-"""Where a text file, a compressed one of gzip, and one of bz2 and lzma, keep what they write to."""
+"""Attributes in which a text file, a compressed file of gzip, and one of bz2 and lzma hold the file below them."""
 OWNERS = (("zipfile", "ZipFile"), ("shelve", "Shelf"), ("tempfile", "_TemporaryFileWrapper"))
-"""What is no file, has one, and does more than close it when it is closed: it goes first."""
+"""Classes of objects that own a file and do more than close it when they are closed: they are closed first."""
 
 
 def close_files() -> None:
-    """Close what is open for writing. Returns after twice CLOSE_SECONDS in any case."""
+    """Close all files that are open for writing. Returns after twice CLOSE_SECONDS in any case."""
     _in_time([threading.Thread(target=_close_owners, daemon=True), threading.Thread(target=_flush_c, daemon=True)])
     outermost = _open_files()
-    # Pipes and sockets may wait for who reads them. The files on a disk must not wait for that.
-    kinds = [[one for one in outermost if _is_on_disk(one) == on_disk] for on_disk in (True, False)]
+    # Pipes and sockets may wait for their readers. Files on a disk must not wait for that.
+    kinds = [[file for file in outermost if _is_on_disk(file) == on_disk] for on_disk in (True, False)]
     _in_time([threading.Thread(target=_close, args=(files,), daemon=True) for files in kinds if files])
 
 
@@ -43,36 +43,36 @@ def _in_time(threads: list[threading.Thread]) -> None:
 
 def _close_owners() -> None:
     kinds = tuple(kind for module, name in OWNERS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
-    for owner in [one for one in gc.get_objects() if issubclass(type(one), kinds)]:
+    for owner in [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kinds)]:
         with suppress(Exception):
             owner.close()
 
 
 def _flush_c() -> None:
-    """Write what is in the buffers of C's own files, such as what a library has printed with printf."""
+    """Flush the buffers of C's own files, such as the output of a library's printf."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).fflush(None)
 
 
 def _open_files() -> list[io.IOBase]:
-    """The outermost file of each that is open for writing and has a buffer."""
-    # The type alone is asked: some modules put objects there that import what they stand for when they are touched.
-    found: list[io.IOBase] = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]
-    inner = {id(layer) for one in found for layer in _layers(one)[1:]}
-    return [one for one in found if id(one) not in inner and _is_written(one)]
+    """Return the outermost file of each stack of files that is open for writing and has a buffer."""
+    # Check the type only: some modules hold objects that import what they stand for when they are touched.
+    files: list[io.IOBase] = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), io.IOBase)]
+    inner = {id(layer) for file in files for layer in _layers(file)[1:]}
+    return [file for file in files if id(file) not in inner and _is_written(file)]
 
 
 def _layers(file: object) -> list[io.IOBase]:
-    """A file and those that it writes to, the outermost first."""
-    found: list[io.IOBase] = []
-    while isinstance(file, io.IOBase) and all(file is not one for one in found):
-        found.append(file)
-        file = next((inside for name in WRAPS if (inside := _attribute(file, name)) is not None), None)
-    return found
+    """Return a file and the files below it, the outermost first."""
+    layers: list[io.IOBase] = []
+    while isinstance(file, io.IOBase) and all(file is not layer for layer in layers):
+        layers.append(file)
+        file = next((inner for name in WRAPS if (inner := _attribute(file, name)) is not None), None)
+    return layers
 
 
 def _attribute(file: io.IOBase, name: str) -> object:
-    # What was detached or closed raises.
+    # A detached or closed file raises.
     with suppress(Exception):
         return getattr(file, name, None)
     return None

@@ -1,8 +1,8 @@
 """The group of ranks: its members, their devices, and their collectives.
 
-Gradients travel over NCCL or gloo as torch sees fit. What the ranks say to each other about the run itself goes through
-a gloo group of its own, so that it neither waits behind gradients nor touches the GPU. torch.distributed does not know
-that group: a script that destroys all process groups at its end, as scripts should, does not take it away.
+Gradients travel over NCCL or gloo as torch chooses. Messages between ranks about the run itself go through a gloo group
+of their own, the control group, so that they neither wait behind gradients nor touch the GPU. torch.distributed does
+not know that group: a script that destroys all process groups at its end, as scripts should, does not destroy it.
 
 The *vote* is how all ranks take the same decision after the same step: to stop, to save, how the loss stands. One small
 all-reduce carries everything; it is held about twice a second whatever a step takes, because its interval in steps
@@ -28,50 +28,51 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 VOTE_SECONDS = 0.5
-"""How often the ranks agree: often enough that a stop or a loss is never old, rarely enough to cost nothing."""
+"""Interval of votes, in seconds: short enough that a stop or a loss is never old, long enough to cost nothing."""
 MAX_STEPS_BETWEEN_VOTES = 100
 SETTLE_SECONDS = 0.1
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
-"""For gradients, where no coordinator looks for ranks that hang."""
+"""Timeout of gradient collectives where no coordinator watches for ranks that hang."""
 PATIENCE = datetime.timedelta(days=30)
-"""For what ranks say to each other, and for all else where a coordinator looks: it knows who pauses and who hangs.
+"""Timeout of the control group, and of all collectives where a coordinator watches: it knows which ranks pause and
+which hang.
 
-Without a coordinator, too: between two steps and after the loop a rank may pause for as long as it takes, for a
-validation or an export, while the others wait for what it says next. A rank that has died breaks the connection at
+The control group has it without a coordinator, too: between two steps and after the loop a rank may pause for any time,
+for a validation or an export, while the others wait for its next message. A rank that has died breaks the connection at
 once, and one that hangs in the model's own collectives ends them after COLLECTIVE_TIMEOUT."""
 
 _numbers = itertools.count()
-"""Groups that this process has made; all ranks make them in the same order."""
+"""Counter of the groups of this process; all ranks create them in the same order."""
 
 
 class PeerFault(Exception):  # noqa: N818 - it says what happened
-    """Another rank cannot go on, and says why; this one could."""
+    """Another rank cannot go on, and has sent the reason; this rank could."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """What all ranks agreed on in one vote."""
+    """Result of a vote, equal on all ranks."""
 
     losses: list[float]
     """Mean loss of the global batch of each step since the last vote."""
     stop: bool
-    """Somebody asks to save and leave."""
+    """A rank is asked to save and leave."""
     finish: bool
-    """Somebody asks to end training early."""
+    """A rank asks to end training early."""
     save: bool
-    """Rank 0 wants a checkpoint."""
+    """A checkpoint is due, by the clock of rank 0."""
     busy: bool
-    """Somebody is still writing the last one."""
+    """A rank is still writing the previous checkpoint."""
     same_samples: bool
-    """All have taken the same samples since the last vote."""
+    """All ranks have taken the same samples since the last vote."""
     step_seconds: float
     """Mean time of a step over the ranks."""
     steps_to_next: int
-    """How many steps from here the next vote is due."""
+    """Number of steps until the next vote."""
 
 
 class Group:
-    """This rank and the others. A group of one needs no process group at all."""
+    """The ranks of a generation, seen from this one. A group of one needs no process group."""
 
     def __init__(
         self,
@@ -83,7 +84,11 @@ class Group:
     ) -> None:
         """
         Args:
-            timeout: of collectives, on its meshes too.
+            rank: global rank.
+            world_size: number of ranks.
+            local_rank: rank within the worker.
+            device: device of this rank.
+            timeout: timeout of collectives, also on meshes.
         """
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
         self.timeout = timeout
@@ -94,11 +99,12 @@ class Group:
 
     @classmethod
     def join(cls, watched: bool = False, device: torch.device | None = None) -> "Group":
-        """Join the group that torchrun's variables describe; alone without them. A framework may have joined already.
+        """Join the group that torchrun's variables describe; a group of one without them. A framework may have joined
+        already.
 
         Args:
             watched: a coordinator ends ranks that wait for one that hangs.
-            device: where this rank computes; None: on its GPU, if there is one.
+            device: device of this rank; None: its GPU, if there is one.
         """
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -113,18 +119,18 @@ class Group:
         return cls(rank, world_size, local_rank, device, timeout)
 
     def mesh(self, sizes: Mapping[str, int]) -> "DeviceMesh":
-        """A device mesh of all ranks, in row-major order. Collective.
+        """Create a device mesh of all ranks, in row-major order. Collective.
 
         Args:
-            sizes: the size of each dimension, by name, from the outermost.
+            sizes: size of each dimension, by name, from the outermost.
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        made = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         for name in sizes:
-            # A mesh makes groups of its own, which do not have the timeout of the group of all ranks.
-            _set_timeout(self.timeout, made.get_group(name))
-        return made
+            # The mesh creates groups of its own, without the timeout of the group of all ranks.
+            _set_timeout(self.timeout, mesh.get_group(name))
+        return mesh
 
     def vote(
         self,
@@ -132,23 +138,23 @@ class Group:
         stop: bool,
         save: bool,
         busy: bool,
-        taken: int,
+        samples_digest: int,
         step_seconds: float,
         finish: bool = False,
     ) -> Vote:
-        """Agree with all other ranks. Collective.
+        """Agree with all other ranks on stop, save, losses and samples. Collective.
 
         Args:
             losses: [steps since the last vote], float32 on the CPU; this rank's part of each global mean.
-            stop: this rank wants to save and leave.
-            save: a checkpoint is due (rank 0's word counts).
+            stop: this rank is asked to save and leave.
+            save: a checkpoint is due; only that of rank 0 counts.
             busy: this rank is still writing its part of the last one.
-            taken: a digest of the samples since the last vote, of 64 bits.
+            samples_digest: digest of the samples since the last vote, 64 bits.
             step_seconds: mean time of a step here since the last vote.
             finish: this rank wants to end training early.
         """
-        digits = [taken >> shift & 0xFFFF for shift in range(0, 64, 16)]
-        wants = [
+        digits = [samples_digest >> shift & 0xFFFF for shift in range(0, 64, 16)]
+        inputs = [
             stop,
             finish,
             save and self.rank == 0,
@@ -157,14 +163,15 @@ class Group:
             *digits,
             *(digit * digit for digit in digits),
         ]
-        # In double precision sums of whole numbers are exact. Of one size, also where ranks have taken different steps.
-        ballot = torch.zeros(len(wants) + MAX_STEPS_BETWEEN_VOTES, dtype=torch.float64)
-        ballot[: len(wants)] = torch.tensor(wants, dtype=torch.float64)
-        ballot[len(wants) : len(wants) + len(losses)] = losses
+        # Sums of whole numbers are exact in double precision. The size is fixed, also where ranks have taken a
+        # different number of steps.
+        ballot = torch.zeros(len(inputs) + MAX_STEPS_BETWEEN_VOTES, dtype=torch.float64)
+        ballot[: len(inputs)] = torch.tensor(inputs, dtype=torch.float64)
+        ballot[len(inputs) : len(inputs) + len(losses)] = losses
         if self._control is not None:
             self._control.allreduce([ballot]).wait()
-        stops, finishes, saves, busies, seconds, *sums = ballot[: len(wants)].tolist()
-        agreed = ballot[len(wants) : len(wants) + len(losses)].float().tolist()
+        stops, finishes, saves, busies, seconds, *sums = ballot[: len(inputs)].tolist()
+        agreed = ballot[len(inputs) : len(inputs) + len(losses)].float().tolist()
         # Numbers are equal if and only if the square of their sum is their count times the sum of their squares.
         pairs = zip(sums[: len(digits)], sums[len(digits) :], strict=True)
         same = all(int(total) ** 2 == self.world_size * int(squares) for total, squares in pairs)
@@ -174,7 +181,7 @@ class Group:
         return Vote(agreed, stops > 0, finishes > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's small JSON value, in rank order, on every rank. Collective."""
+        """Gather a small JSON value of every rank, in rank order, on every rank. Collective."""
         if self._control is None:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -188,11 +195,11 @@ class Group:
         return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, sizes, strict=True)]
 
     def tell(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's small JSON value on every rank. Collective."""
+        """Broadcast a small JSON value of rank 0 to every rank. Collective."""
         return self.gather(value if self.rank == 0 else {})[0]
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the values that rank 0 has. Collective.
+        """Copy the tensors of rank 0 to every rank. Collective.
 
         Args:
             tensors: the same shapes and types on every rank; changed in place.
@@ -200,10 +207,10 @@ class Group:
         self.copy_from(0, tensors)
 
     def copy_from(self, rank: int, tensors: Sequence[Tensor]) -> None:
-        """Give every rank the values that one rank has. Collective.
+        """Copy the tensors of one rank to every rank. Collective.
 
         Args:
-            rank: that one.
+            rank: source rank.
             tensors: the same shapes and types on every rank; changed in place.
         """
         if self._control is None or not tensors:
@@ -221,11 +228,11 @@ class Group:
             self._control.barrier().wait()
 
     def leave(self) -> None:
-        """Give the process groups back, as far as the script has not. Called at the end of the process: until then the
-        script may have collectives of its own."""
+        """Destroy the process groups, unless the script has. Called at the end of the process: until then the script
+        may have collectives of its own."""
         if self._control is not None:
-            # A thread of gloo lets go of the last gradients after we have seen them, takes the interpreter's lock for
-            # it, and aborts the process if the interpreter is ending by then (torch 2.15). So it gets a moment.
+            # A thread of gloo releases the last gradients after they have arrived, takes the interpreter lock for it,
+            # and aborts the process if the interpreter is ending by then (torch 2.15). So it gets a moment.
             time.sleep(SETTLE_SECONDS)
             if dist.is_initialized():
                 dist.destroy_process_group()

@@ -1,12 +1,12 @@
 """The pulse: the channel between a rank and its agent, a small memory-mapped file.
 
-For each local rank the agent lays out, in the folder `$TANDEM_PULSE`,
+For each local rank the agent creates, in the folder `$TANDEM_PULSE`,
 
-    rank-0         8 KiB, mapped by both: the rank's beats and its last word, the agent's order
+    rank-0         8 KiB, mapped by both: the rank's beats and exit code, the agent's order
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
     rank-0.stacks  where the rank writes the stacks of its threads when it hangs (tandem_trainer.stacks)
 
-**Beats.** The rank writes a record after each step; nobody is woken, no system call is made, it costs a microsecond.
+**Beats.** The rank writes a record after each step: no wake-up, no system call, about a microsecond.
 A record goes alternately into one of two slots, with a sequence number and a CRC over all of it; the reader takes the
 newest slot whose CRC holds. A slot that is just being written says that the other one holds the newest record, but not
 that what was read from that one before still is: it is read again. So it needs no lock and no memory barriers (which
@@ -22,15 +22,15 @@ signals alone (Python runs their handlers in the main thread, which may be stuck
 
 **A debugger.** A byte asks the rank to let a debugger attach (tandem_trainer.debugger).
 
-A script of the user's own obeys no order, also where it says how far it is (tandem_trainer.step_log): a byte says so.
+A script of the user's own obeys no order, even if it reports its steps (tandem_trainer.step_log): a byte says so.
 
-**Last word.** A rank that leaves on purpose says why before it exits, because torchrun's rendezvous handler never sees
-exit codes, and leaving after an order is not a failure. One that leaves by an error says by which, in
-tandem_trainer.failure.
+**Last word.** A rank that leaves on purpose announces its exit code before it exits, because torchrun's rendezvous
+handler never sees exit codes, and leaving after an order is not a failure. A rank that fails leaves a record of its
+error (tandem_trainer.failure).
 
-An exit code alone means nothing: a script may end with any number, also with one of tandem.exitcode. It counts as
-Tandem's only if Tandem, in the rank, has announced that number as its last word. A script that was forked leaves its
-own exit code there, too, because its agent cannot ask the kernel for it; a byte says so.
+An exit code alone means nothing: a script may end with any number, including one of tandem.processes.exitcode. It
+counts as Tandem's only if Tandem, in the rank, has announced it as its last word. A script that was forked leaves its
+own exit code there, too, because its agent cannot ask the kernel for it; a byte tells the two apart.
 
 Exit code 0 of a session is a completion only if the session says so: by a byte, when all steps are taken and their last
 checkpoint is committed, or by its last word. Code in the loop, or a signal handler, may end the process with 0.
@@ -55,11 +55,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, get_args
 
-from tandem.exitcode import ExitCode
-from tandem.launch import GENERATION, PULSE
-from tandem.processor_time import ProcessorTime
-from tandem.protocol import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
-from tandem_trainer.debugger import DebuggerSlot, keep_out
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import GENERATION, PULSE
+from tandem.processes.processor_time import ProcessorTime
+from tandem.wire.protocol import FINISHING, SAVING, SCRIPT, STARTING, STOPPED, TRAIN, Trouble
+from tandem_trainer.debugger import DebuggerSlot, exempt_from_debugger
 from tandem_trainer.failure import record
 from tandem_trainer.gpu import Gpu
 from tandem_trainer.stacks import answer_with_stacks
@@ -70,54 +70,54 @@ Order = Literal["run", "save-and-leave", "abort"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 USAGE_SECONDS = 0.5
-"""Time between two samples of the processor's use: twice in the shortest sensible heartbeat."""
+"""Interval of samples of processor use, in seconds: half of the shortest sensible heartbeat."""
 
-MAX_LETTERS = 16
-"""A phase has no more."""
-TAKEN = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
-"""Phases that mean something, and so cannot be the name of a pause."""
+MAX_PHASE_LENGTH = 16
+"""Maximum length of a phase's name, in ASCII characters."""
+RESERVED_PHASES = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
+"""Phases with a meaning of their own, which cannot name a pause."""
 
-MAX_READS = 8
-"""Of slots, in turn, before they are said to have no record. Two are enough while nobody writes, three once a writer
-has died in the middle."""
+MAX_SLOT_READS = 8
+"""Reads of slots, in turn, after which there is no record. Two are enough while nobody writes, three once a writer has
+died in the middle of a write."""
 
 _MAGIC = b"tandem-3"
-_BYTES = 8192
-_AT_ORDER = 64
-_AT_LAST_WORD = 65
-_AT_SCRIPT = 66
-"""1 if a script of the user's own beats, which obeys no orders. A rank of a version that does not say leaves it 0."""
-_AT_OWN_CODE = 68
+_FILE_BYTES = 8192
+_ORDER_OFFSET = 64
+_LAST_WORD_OFFSET = 65
+_SCRIPT_OFFSET = 66
+"""1 if a script of the user's own beats, which obeys no orders. Ranks of versions that do not write it leave it 0."""
+_OWN_CODE_OFFSET = 68
 """1 if the last word is an exit code that a script has chosen. The byte before is the debugger's."""
-_AT_TAKEN = 69
+_COMPLETE_OFFSET = 69
 """1 once a session has taken all of its steps, and their last checkpoint is committed."""
-_AT_BEATS = (128, 384)
-_AT_USAGE = (640, 768)
-_AT_TROUBLE = (1024, 2560)
-_AT_FAILURE = 4096
-_SILENT = 255
+_BEAT_OFFSETS = (128, 384)
+_USAGE_OFFSETS = (640, 768)
+_TROUBLE_OFFSETS = (1024, 2560)
+_FAILURE_OFFSET = 4096
+_NO_WORD = 255
 _BEAT = struct.Struct("=QqqqqqddddBBBd16s")
 _USAGE = struct.Struct("=Qdddddq")
 _TROUBLE = struct.Struct("=Q1500s")
-_SEAL = struct.Struct("=I")
+_CHECKSUM = struct.Struct("=I")
 _NAN = float("nan")
 
 _PULSE_FILE = re.compile(r"(.*/rank-[0-9]+)(|\.wake|\.stacks)(?: \(deleted\))?")
 
-_Said = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
-"""The arguments of a beat."""
+_BeatValues = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
+"""Arguments of `Pulse.beat`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last thing a rank said about its work. What it does not know is None."""
+    """Last report of a rank on its work. None: not known."""
 
     pid: int
-    """Its process."""
+    """Process number."""
     rank: int
     """Global rank."""
     generation: int
-    """The generation it belongs to; 0 outside of one."""
+    """Generation that the rank belongs to; 0 outside of one."""
     step: int
     """Optimizer steps completed."""
     total_steps: int | None
@@ -129,28 +129,28 @@ class Beat:
     throughput: float | None
     """Samples a second over all ranks."""
     busy_seconds: float | None
-    """Mean time of its own work in a step, without waiting for other ranks."""
+    """Mean time of the rank's own work in a step, in seconds, without waiting for other ranks."""
     phase: str
-    """What it is doing, at most 16 ASCII characters."""
+    """Activity, at most 16 ASCII characters."""
     pauses: bool
-    """Whether that may take as long as it takes: no step is due."""
+    """Whether the rank is in a pause: no step is due."""
     finishing: bool
     """Whether all steps are taken, and the code after the loop runs."""
-    at: float
-    """When, seconds of the monotonic clock, which all processes of a machine share."""
+    reported_at: float
+    """Time of the report, in seconds of the monotonic clock, which all processes of a machine share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """What a rank has used of its processors."""
+    """Processor and GPU use of a rank."""
 
-    at: float
-    """When, seconds of the monotonic clock."""
+    sampled_at: float
+    """Time of the sample, in seconds of the monotonic clock."""
     cpu_seconds: float
     """Processor time of all its threads since its start."""
     first_at: float
     first_cpu_seconds: float
-    """Both when it was sampled first: since then for who has not read it before."""
+    """First sample: the start of the interval for a reader that has read none before."""
     gpu: float | None
     """Utilization of its GPU, 0 to 1."""
     gpu_memory_bytes: int | None
@@ -158,54 +158,60 @@ class ProcessorUse:
 
 
 def check_name(pause: str) -> None:
-    """
+    """Refuse a name that no pause can have.
+
     Raises:
-        ValueError: no pause can be called so.
+        ValueError: the name is reserved, too long, or not plain ASCII.
     """
-    if not (pause.isascii() and pause.isprintable() and 0 < len(pause) <= MAX_LETTERS) or pause in TAKEN:
+    if not (pause.isascii() and pause.isprintable() and 0 < len(pause) <= MAX_PHASE_LENGTH) or pause in RESERVED_PHASES:
         raise ValueError(
-            f"{pause!r} cannot name a pause; take up to {MAX_LETTERS} plain letters, and none of {sorted(TAKEN)}"
+            f"{pause!r} cannot name a pause; use up to {MAX_PHASE_LENGTH} plain letters, and none of "
+            f"{sorted(RESERVED_PHASES)}"
         )
 
 
 class Slots:
-    """Two places for one kind of record, written in turn by one thread, and read by any process."""
+    """Two slots for one kind of record, written in turn by one thread, and read by any process."""
 
     def __init__(self, memory: mmap.mmap | bytearray, layout: struct.Struct, offsets: tuple[int, int]) -> None:
         self.memory, self.layout, self.offsets = memory, layout, offsets
         self.sequence = 0
 
     def write(self, *values: Any) -> None:
-        """Write a record in the place of the one before the last."""
+        """Write a record into the slot of the one before the last."""
         self.sequence += 1
         body = self.layout.pack(self.sequence, *values)
         start = self.offsets[self.sequence & 1]
-        self.memory[start : start + len(body) + 4] = body + _SEAL.pack(zlib.crc32(body))
+        # The other slot stays whole: a rank killed in the middle of this write leaves its previous record.
+        self.memory[start : start + len(body) + 4] = body + _CHECKSUM.pack(zlib.crc32(body))
 
     def read(self) -> tuple[Any, ...] | None:
-        """The newest whole record without its sequence number; None if there is none, or all reads met a writer."""
-        before: tuple[Any, ...] | None = None
-        for number in range(MAX_READS):
+        """Return the newest whole record without its sequence number; None if there is none, or all reads met a
+        writer."""
+        previous: tuple[Any, ...] | None = None
+        for number in range(MAX_SLOT_READS):
+            # While one slot is being written, the other one may be overwritten next. So a record counts only once the
+            # other slot has been read after it.
             record = self._read(self.offsets[number & 1])
             if number and record is not None:
-                newest = record if before is None or record[0] > before[0] else before
+                newest = record if previous is None or record[0] > previous[0] else previous
                 return newest[1:]
-            before = record
+            previous = record
         return None
 
     def _read(self, start: int) -> tuple[Any, ...] | None:
-        """The record of a slot; None if it is not whole."""
+        """Return the record of a slot; None if it is not whole."""
         size = self.layout.size
         copy = self.memory[start : start + size + 4]
-        is_whole = _SEAL.unpack_from(copy, size)[0] == zlib.crc32(copy[:size])
+        is_whole = _CHECKSUM.unpack_from(copy, size)[0] == zlib.crc32(copy[:size])
         return self.layout.unpack_from(copy) if is_whole else None
 
 
 class Pulse:
-    """The rank's end. One thread beats; any thread may read the order."""
+    """The rank's end of its pulse. One thread beats; any thread may read the order."""
 
-    ours: ClassVar["Pulse | None"] = None
-    """That of this process, once it was opened."""
+    current: ClassVar["Pulse | None"] = None
+    """Pulse of this process, once it is open."""
 
     def __init__(self, path: Path, rank: int, generation: int) -> None:
         self.path, self.rank, self.generation = path, rank, generation
@@ -213,23 +219,23 @@ class Pulse:
         # Non-blocking, or opening would wait for an agent that is gone already.
         self.wake = os.open(_wake_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._beats = Slots(self._memory, _BEAT, _AT_BEATS)
-        self._usage = Slots(self._memory, _USAGE, _AT_USAGE)
-        self._trouble = Slots(self._memory, _TROUBLE, _AT_TROUBLE)
+        self._beats = Slots(self._memory, _BEAT, _BEAT_OFFSETS)
+        self._usage = Slots(self._memory, _USAGE, _USAGE_OFFSETS)
+        self._trouble = Slots(self._memory, _TROUBLE, _TROUBLE_OFFSETS)
         self._debugger = DebuggerSlot(self._memory)
-        self._said: _Said = (0, None, None, None, None, None, STARTING, False)
+        self._last_beat: _BeatValues = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
         self._pid = os.getpid()
         self._gpu = Gpu()
         self._closed = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="tandem-usage", daemon=True)
-        keep_out(self._sampler)
+        exempt_from_debugger(self._sampler)
 
     @classmethod
     def open_for_rank(cls, phase: str = STARTING) -> "Pulse | None":
-        """The pulse of this rank as its environment names it, already beating; None outside of Tandem.
+        """Open the pulse that the environment names for this rank, and send a first beat; None outside of Tandem.
 
-        A process has one: its names are gone once the agent has heard it (see PulseView.unlink).
+        A process has one: the files have no names any more after the first beat (see PulseView.unlink).
 
         Raises:
             FileNotFoundError, ValueError: TANDEM_PULSE names no folder with this rank's pulse.
@@ -238,18 +244,20 @@ class Pulse:
         if not folder:
             return None
         path = Path(folder) / f"rank-{os.environ.get('LOCAL_RANK', '0')}"
-        if cls.ours is not None and cls.ours.path == path:
-            cls.ours._finishing = False
-            cls.ours._begin(phase)
-            return cls.ours
-        pulse = cls.ours = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
-        pulse._begin(phase)
+        # A second call in the same process: the files have no names any more, so the open ones are used.
+        if cls.current is not None and cls.current.path == path:
+            cls.current._finishing = False
+            cls.current._start(phase)
+            return cls.current
+        pulse = cls.current = cls(path, int(os.environ.get("RANK", "0")), int(os.environ.get(GENERATION, "0")))
+        pulse._start(phase)
         pulse._sampler.start()
         return pulse
 
-    def _begin(self, phase: str) -> None:
-        self._memory[_AT_SCRIPT] = phase == SCRIPT
-        self._memory[_AT_TAKEN] = 0
+    def _start(self, phase: str) -> None:
+        # The flags come before the first beat, with which the agent starts to read them.
+        self._memory[_SCRIPT_OFFSET] = phase == SCRIPT
+        self._memory[_COMPLETE_OFFSET] = 0
         self.beat(step=0, phase=phase)
 
     def beat(
@@ -264,8 +272,8 @@ class Pulse:
         phase: str = TRAIN,
         pauses: bool = False,
     ) -> None:
-        """Say how far this rank is. Costs about a microsecond, so that it may follow every step."""
-        self._said = (step, total_steps, epoch, loss, throughput, busy_seconds, phase, pauses)
+        """Report the progress of this rank. Costs about a microsecond, so that it may follow every step."""
+        self._last_beat = (step, total_steps, epoch, loss, throughput, busy_seconds, phase, pauses)
         self._beats.write(
             self._pid,
             self.rank,
@@ -285,32 +293,32 @@ class Pulse:
 
     @contextlib.contextmanager
     def pausing(self, phase: str) -> Iterator[None]:
-        """Say, for as long as the block takes, that this rank is at something of its own and no step is due.
+        """Report a pause for as long as the block takes: no step is due.
 
         Raises:
-            ValueError: no phase can be called so.
+            ValueError: the phase cannot name a pause.
         """
         check_name(phase)
-        *_, before, paused = self._said
-        self._say(phase, pauses=True)
+        *_, phase_before, paused_before = self._last_beat
+        self._beat_with_phase(phase, pauses=True)
         try:
             yield
         finally:
-            self._say(before, pauses=paused)
+            self._beat_with_phase(phase_before, pauses=paused_before)
 
     def all_steps_taken(self) -> None:
-        """Say that all steps are taken and their last checkpoint is committed: exit code 0 is a completion from now
+        """Report that all steps are taken and their last checkpoint is committed: exit code 0 is a completion from now
         on."""
-        self._memory[_AT_TAKEN] = 1
+        self._memory[_COMPLETE_OFFSET] = 1
 
     def finish(self) -> None:
-        """Say, from now on, that all steps are taken and the code after the loop runs."""
+        """Report, from now on, that all steps are taken and the code after the loop runs."""
         self._finishing = True
-        self._say(FINISHING, pauses=True)
+        self._beat_with_phase(FINISHING, pauses=True)
 
-    def _say(self, phase: str, pauses: bool) -> None:
+    def _beat_with_phase(self, phase: str, pauses: bool) -> None:
         """Repeat the last beat with another phase."""
-        step, total_steps, epoch, loss, throughput, busy_seconds, _, _ = self._said
+        step, total_steps, epoch, loss, throughput, busy_seconds, _, _ = self._last_beat
         self.beat(
             step=step,
             total_steps=total_steps,
@@ -322,36 +330,39 @@ class Pulse:
             pauses=pauses,
         )
 
-    def tell(self, trouble: Trouble) -> None:
-        """Say what went wrong so far. One thread at a time."""
+    def report_trouble(self, trouble: Trouble) -> None:
+        """Report the trouble so far. One thread at a time."""
         self._trouble.write(trouble.model_dump_json().encode()[: _TROUBLE.size - 8])
 
     @property
     def order(self) -> Order:
-        """What the agent wants of this rank."""
-        return ORDERS[self._memory[_AT_ORDER]]
+        """Current order of the agent."""
+        return ORDERS[self._memory[_ORDER_OFFSET]]
 
     def last_word(self, code: int) -> None:
-        """Say with which exit code this rank is about to end, so that its agent knows whether that is a failure."""
-        self._memory[_AT_OWN_CODE] = 0
-        self._memory[_AT_LAST_WORD] = code
+        """Announce the exit code of this rank before it ends, so that its agent knows whether the end is a failure."""
+        # Flag before code: the agent must never take the code for the script's own.
+        self._memory[_OWN_CODE_OFFSET] = 0
+        self._memory[_LAST_WORD_OFFSET] = code
 
     def last_word_of_script(self, code: int) -> None:
-        """Say with which exit code a script ends. Where Tandem has announced the same, its word stays."""
-        if self._memory[_AT_LAST_WORD] != code:
-            self._memory[_AT_OWN_CODE] = 1
-            self._memory[_AT_LAST_WORD] = code
+        """Record the exit code of a script. If Tandem has announced the same, its word stays."""
+        if self._memory[_LAST_WORD_OFFSET] != code:
+            # Flag before code: a script's code must never count as Tandem's.
+            self._memory[_OWN_CODE_OFFSET] = 1
+            self._memory[_LAST_WORD_OFFSET] = code
 
     @classmethod
-    def tell_failure(cls, error: BaseException, frames: TracebackType | None = None) -> None:
-        """Leave word of what this rank is about to fail by, if it has a pulse; what was said first stays.
+    def record_failure(cls, error: BaseException, frames: TracebackType | None = None) -> None:
+        """Record the error that ends this rank, if it has a pulse; the first record stays.
 
         Args:
             frames: the traceback, from the first frame that is worth showing; default: all of it.
         """
-        if cls.ours is not None and cls.ours._memory[_AT_FAILURE] == 0:
-            content = record(error, frames or error.__traceback__, _BYTES - _AT_FAILURE - 1)
-            cls.ours._memory[_AT_FAILURE : _AT_FAILURE + len(content)] = content
+        if cls.current is not None and cls.current._memory[_FAILURE_OFFSET] == 0:
+            # A consequence, such as an error in a clean-up, must not replace the cause.
+            content = record(error, frames or error.__traceback__, _FILE_BYTES - _FAILURE_OFFSET - 1)
+            cls.current._memory[_FAILURE_OFFSET : _FAILURE_OFFSET + len(content)] = content
 
     def close(self) -> None:
         """Stop sampling. The file stays mapped: other threads may still look at the order."""
@@ -362,15 +373,16 @@ class Pulse:
         first = time.monotonic(), processor.seconds()
         while True:
             gpu, memory = self._gpu.sample()
-            told = _NAN if gpu is None else gpu, -1 if memory is None else memory
-            self._usage.write(time.monotonic(), processor.seconds(), *first, *told)
+            gpu_use = _NAN if gpu is None else gpu, -1 if memory is None else memory
+            self._usage.write(time.monotonic(), processor.seconds(), *first, *gpu_use)
             self._debugger.answer()
             if self._closed.wait(USAGE_SECONDS):
                 return
 
 
 class Watchdog(threading.Thread):
-    """Ends this rank the moment its agent orders `abort` or is gone, also while its main thread hangs in a collective.
+    """Thread that ends this rank as soon as its agent orders `abort` or is gone, even while the main thread hangs in a
+    collective.
 
     On Linux the kernel additionally kills the rank when its parent dies, which covers native code that holds the
     interpreter lock.
@@ -378,23 +390,25 @@ class Watchdog(threading.Thread):
 
     def __init__(self, pulse: Pulse) -> None:
         super().__init__(name="tandem-watchdog", daemon=True)
-        keep_out(self)
+        exempt_from_debugger(self)
         self._pulse = pulse
 
     def start(self) -> None:
-        """Begin to watch. Call it from the main thread, early."""
+        """Start the thread. Call it from the main thread, early."""
         die_with_parent()
         answer_with_stacks(self._pulse.stacks)
         super().start()
 
     def run(self) -> None:
-        """Sleep until there is an order, and obey it."""
+        """Wait for orders, and obey them."""
         poll = select.poll()
         poll.register(self._pulse.wake, select.POLLIN)
         while True:
+            # Read before sleeping: the order may be older than the wait for the pipe.
             if self._pulse.order == "abort":
                 self._leave()
             poll.poll()
+            # An empty read is the end of the pipe: the agent is gone, and no order can come any more.
             with contextlib.suppress(BlockingIOError):
                 if not os.read(self._pulse.wake, 64):
                     self._leave()
@@ -406,23 +420,24 @@ class Watchdog(threading.Thread):
 
 
 class PulseView:
-    """The agent's end of one rank's pulse: makes the file, reads beats, gives orders. Used by one thread at a time."""
+    """The agent's end of one rank's pulse: creates the file, reads beats, gives orders. Used by one thread at a
+    time."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self.path = folder / f"rank-{local_rank}"
-        content = bytearray(_BYTES)
+        content = bytearray(_FILE_BYTES)
         content[: len(_MAGIC)] = _MAGIC
-        content[_AT_LAST_WORD] = _SILENT
+        content[_LAST_WORD_OFFSET] = _NO_WORD
         self.path.write_bytes(content)
         os.mkfifo(_wake_path(self.path), 0o600)
         self.stacks = os.open(_stacks_path(self.path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        # Read and write, because a pipe without a reader cannot be opened for writing alone without waiting.
+        # Opened for reading, too: opening a pipe for writing alone waits for a reader.
         self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._memory = _map(self.path)
         self._debugger = DebuggerSlot(self._memory)
-        self._beats = Slots(self._memory, _BEAT, _AT_BEATS)
-        self._usage = Slots(self._memory, _USAGE, _AT_USAGE)
-        self._trouble = Slots(self._memory, _TROUBLE, _AT_TROUBLE)
+        self._beats = Slots(self._memory, _BEAT, _BEAT_OFFSETS)
+        self._usage = Slots(self._memory, _USAGE, _USAGE_OFFSETS)
+        self._trouble = Slots(self._memory, _TROUBLE, _TROUBLE_OFFSETS)
 
     def beat(self) -> Beat | None:
         """The newest beat; None before the first one."""
@@ -431,16 +446,16 @@ class PulseView:
     @property
     def runs_script(self) -> bool:
         """Whether the rank is a script of the user's own, which obeys no orders."""
-        return bool(self._memory[_AT_SCRIPT])
+        return bool(self._memory[_SCRIPT_OFFSET])
 
     @property
     def is_complete(self) -> bool:
-        """Whether exit code 0 of the rank means that it is complete: of a session, only if the session said so."""
-        return self.runs_script or bool(self._memory[_AT_TAKEN]) or self.announced() == ExitCode.DONE
+        """Whether exit code 0 of the rank means that it is complete: for a session, only if the session said so."""
+        return self.runs_script or bool(self._memory[_COMPLETE_OFFSET]) or self.announced() == ExitCode.DONE
 
     @property
     def is_debugged(self) -> bool:
-        """Whether a debugger is attached to the rank, or was when it ended."""
+        """Whether a debugger is attached to the rank, or was when the rank ended."""
         return self._debugger.state == "attached"
 
     def usage(self) -> ProcessorUse | None:
@@ -448,64 +463,67 @@ class PulseView:
         record = self._usage.read()
         if record is None:
             return None
-        at, cpu_seconds, first_at, first_cpu_seconds, gpu, memory = record
-        return ProcessorUse(at, cpu_seconds, first_at, first_cpu_seconds, _known(gpu), None if memory < 0 else memory)
+        sampled_at, cpu_seconds, first_at, first_cpu_seconds, gpu, memory = record
+        return ProcessorUse(
+            sampled_at, cpu_seconds, first_at, first_cpu_seconds, _none_if_nan(gpu), None if memory < 0 else memory
+        )
 
     def trouble(self) -> Trouble | None:
-        """What went wrong in the rank so far; None if nothing did."""
+        """Trouble of the rank so far; None if there is none."""
         record = self._trouble.read()
         return None if record is None else Trouble.read_json(record[0].rstrip(b"\0"))
 
     def order(self, order: Order) -> None:
-        """Give an order and wake the rank's watchdog. There is no way back from `abort`."""
-        if ORDERS[self._memory[_AT_ORDER]] in ("abort", order):
+        """Give an order and wake the rank's watchdog. `abort` cannot be revoked."""
+        if ORDERS[self._memory[_ORDER_OFFSET]] in ("abort", order):
             return
-        self._memory[_AT_ORDER] = ORDERS.index(order)
+        # Byte before wake-up: the watchdog reads the order as soon as the pipe wakes it.
+        self._memory[_ORDER_OFFSET] = ORDERS.index(order)
         os.write(self._wake, b"!")
 
     def last_word(self) -> int | None:
-        """The exit code that the rank announced; None if it did not."""
-        code = self._memory[_AT_LAST_WORD]
-        return None if code == _SILENT else code
+        """Exit code that the rank announced; None if it announced none."""
+        code = self._memory[_LAST_WORD_OFFSET]
+        return None if code == _NO_WORD else code
 
     def announced(self) -> int | None:
-        """The exit code that Tandem, in the rank, announced; None if it did not, or the script chose another one."""
-        return None if self._memory[_AT_OWN_CODE] else self.last_word()
+        """Exit code that Tandem, in the rank, announced; None if it announced none, or the script chose another one."""
+        return None if self._memory[_OWN_CODE_OFFSET] else self.last_word()
 
     def failure(self) -> bytes | None:
-        """What the rank has left of the error that it failed by; None if it has not."""
-        return self._memory[_AT_FAILURE:].partition(b"\0")[0] or None
+        """Record of the error that ended the rank; None if it left none."""
+        return self._memory[_FAILURE_OFFSET:].partition(b"\0")[0] or None
 
     def close(self) -> None:
-        """Let go of the file and of the pipe; a rank that still watches it leaves."""
+        """Close the file and the pipe; a rank that still watches the pipe leaves."""
         os.close(self._wake)
         os.close(self.stacks)
         self._memory.close()
         self.unlink()
 
     def unlink(self) -> None:
-        """Remove the names. After the first beat both ends hold what they need, and nothing is left on the disk should
-        both be killed."""
+        """Remove the files' names. After the first beat both ends hold the files open, and nothing is left on the disk
+        if both are killed."""
         for path in (self.path, _wake_path(self.path), _stacks_path(self.path)):
             path.unlink(missing_ok=True)
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The newest beat in a pulse file, for a process that is neither its rank nor its agent; None if there is none, or
-    if the file is of another version.
+    """Return the newest beat in a pulse file, for a process that is neither its rank nor its agent; None if there is
+    none, or the file is of another version.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        content = bytearray(file.read(_BYTES))
-    if len(content) < _BYTES or not content.startswith(_MAGIC):
+        content = bytearray(file.read(_FILE_BYTES))
+    if len(content) < _FILE_BYTES or not content.startswith(_MAGIC):
         return None
-    return _beat(Slots(content, _BEAT, _AT_BEATS).read())
+    return _beat(Slots(content, _BEAT, _BEAT_OFFSETS).read())
 
 
 def debugger_slot(path: Path) -> DebuggerSlot:
-    """By which a process that is neither the rank nor its agent asks for a debugger.
+    """Open the slot through which a process that is neither the rank nor its agent asks for a debugger.
 
     Raises:
         OSError, ValueError: the file cannot be written to, or is of another version.
@@ -514,35 +532,35 @@ def debugger_slot(path: Path) -> DebuggerSlot:
 
 
 def pulse_file(path: str) -> tuple[str, str] | None:
-    """What an open file of a process is, by its path: the path of its pulse, and `""`, `.wake` or `.stacks`; None for
+    """Identify an open file of a process by its path: the path of its pulse, and `""`, `.wake` or `.stacks`; None for
     any other file. The kernel marks a file whose name was removed."""
-    found = _PULSE_FILE.fullmatch(path)
-    return None if found is None else (found[1], found[2])
+    match = _PULSE_FILE.fullmatch(path)
+    return None if match is None else (match[1], match[2])
 
 
 def _beat(record: tuple[Any, ...] | None) -> Beat | None:
     if record is None:
         return None
-    pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, *flags, at, phase = record
+    pid, rank, generation, step, total, epoch, loss, throughput, busy, has_loss, *flags, reported_at, phase = record
     return Beat(
         pid=pid,
         rank=rank,
         generation=generation,
         step=step,
         total_steps=None if total < 0 else total,
-        epoch=_known(epoch),
+        epoch=_none_if_nan(epoch),
         loss=loss if has_loss else None,
-        throughput=_known(throughput),
-        busy_seconds=_known(busy),
+        throughput=_none_if_nan(throughput),
+        busy_seconds=_none_if_nan(busy),
         phase=phase.rstrip(b"\0").decode(errors="replace"),
         pauses=bool(flags[0]),
         finishing=bool(flags[1]),
-        at=at,
+        reported_at=reported_at,
     )
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. Linux only; elsewhere nothing happens."""
+    """Make the kernel kill this process when the thread that started it ends. Linux only; elsewhere it does nothing."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
@@ -550,8 +568,8 @@ def die_with_parent() -> None:
 
 def _map(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
-        if file.read(len(_MAGIC)) == _MAGIC and os.fstat(file.fileno()).st_size == _BYTES:
-            return mmap.mmap(file.fileno(), _BYTES)
+        if file.read(len(_MAGIC)) == _MAGIC and os.fstat(file.fileno()).st_size == _FILE_BYTES:
+            return mmap.mmap(file.fileno(), _FILE_BYTES)
     raise ValueError(f"{path} is not a pulse of this version of Tandem")
 
 
@@ -563,5 +581,5 @@ def _stacks_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.stacks")
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value

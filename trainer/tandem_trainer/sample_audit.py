@@ -1,9 +1,9 @@
-"""Whether a run has taken each sample once in each epoch, read from its logs.
+"""Audit of a run's samples: whether each was taken once in each epoch, read from the logs.
 
     python -m tandem_trainer.sample_audit RUN_DIR
 
-`tandem verify` runs it, in a process of its own, because the order of the samples is torch's. The last line of the
-output is the answer as JSON.
+`tandem verify` runs it, in a process of its own, because the order of the samples needs torch. The last line of the
+output is the result as JSON.
 
 The steps that count are those along the lineage: of each generation the steps from the checkpoint that it resumed from
 up to the one that its successor resumed from. Each must be logged once, with the digest of the samples that its seed
@@ -23,8 +23,8 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import TRAINING, Step
 from tandem_trainer.data.order import Batches, Order, digest
 
-NAMED = 5
-"""Steps that a problem names at the most."""
+MAX_STEPS_NAMED = 5
+"""Maximum steps that a problem names."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Audit:
     """Result of an audit."""
 
     steps: int
-    """Steps that count."""
+    """Steps along the lineage."""
     samples: int | None
     """Samples in the data set; None if not known."""
     epochs: int
@@ -42,7 +42,7 @@ class Audit:
     problems: list[str]
     """Problems found, one sentence each."""
     unknown: str
-    """Why the samples of the steps cannot be told from the logs; empty: they can, and were compared."""
+    """Reason why the samples of the steps cannot be told from the logs; empty: they can, and were compared."""
 
 
 def audit(rundir: RunDir) -> Audit:
@@ -54,44 +54,46 @@ def audit(rundir: RunDir) -> Audit:
     """
     records = {record.generation: record for record in rundir.generation_records()}
     rewinds, links = rundir.rewind_records(), rundir.chain()
-    position = next((one.data for one in rundir.committed() if one.data is not None), None)
+    position = next((manifest.data for manifest in rundir.committed() if manifest.data is not None), None)
     order = _order(position)
     batches = None if order is None else Batches(order)
     logged: dict[int, int] = {}
-    other: list[int] = []
+    deviating: list[int] = []
     compared = 0
-    taken: list[int] = []
+    data_steps: list[int] = []
     for generation in reversed(links):
-        resumed, limit = records[generation].resumed_from, links[generation]
-        skipped = windows(one for one in rewinds if one.generation < generation)
+        resumed, last_step = records[generation].resumed_from, links[generation]
+        skipped = windows(rewind for rewind in rewinds if rewind.generation < generation)
         for step in _steps(rundir, generation):
-            if step.step <= (resumed.step if resumed else 0) or (limit is not None and step.step > limit):
+            if step.step <= (resumed.step if resumed else 0) or (last_step is not None and step.step > last_step):
                 continue
             logged[step.step] = logged.get(step.step, 0) + 1
             if batches is not None and step.ids is not None:
                 compared += 1
-                data = data_step(step.step - 1, skipped)
-                taken.append(data)
-                if step.ids != digest(batches.ids(data)):
-                    other.append(step.step)
+                taken_step = data_step(step.step - 1, skipped)
+                data_steps.append(taken_step)
+                if step.ids != digest(batches.ids(taken_step)):
+                    deviating.append(step.step)
     last = int((rundir.done() or {}).get("totalSteps") or max(logged, default=0))
     problems = [
-        f"{words}: {_named(steps)}"
-        for words, steps in (
+        f"{description}: {_list_steps(steps)}"
+        for description, steps in (
             ("steps that are not logged", [step for step in range(1, last + 1) if step not in logged]),
-            ("steps that are logged more than once", [step for step, times in logged.items() if times > 1]),
+            ("steps that are logged more than once", [step for step, count in logged.items() if count > 1]),
         )
         if steps
     ]
-    unknown = "" if order is not None else _why_unknown(position)
-    if other and len(other) == compared:
-        unknown, other = "its order is a function of the script's own, or it trains on a slice", []
-    if other:
-        problems.append(f"steps that took other samples than the seed gives them: {_named(other)}")
-    known = order is not None and not unknown
-    left_out = sum(end - start for start, end in windows(rewinds))
-    epochs = (max(taken) + 1) // order.steps_per_epoch if order is not None and known and taken else 0
-    return Audit(len(logged), None if position is None else position.samples, epochs, left_out, problems, unknown)
+    unknown = "" if order is not None else _unknown_reason(position)
+    if deviating and len(deviating) == compared:
+        unknown, deviating = "its order is a function of the script's own, or it trains on a slice", []
+    if deviating:
+        problems.append(f"steps that took other samples than the seed gives them: {_list_steps(deviating)}")
+    is_known = order is not None and not unknown
+    skipped_batches = sum(end - start for start, end in windows(rewinds))
+    epochs = (max(data_steps) + 1) // order.steps_per_epoch if order is not None and is_known and data_steps else 0
+    return Audit(
+        len(logged), None if position is None else position.samples, epochs, skipped_batches, problems, unknown
+    )
 
 
 def _order(position: DataPosition | None) -> Order | None:
@@ -100,7 +102,7 @@ def _order(position: DataPosition | None) -> Order | None:
     return Order(position.samples, position.batch, position.seed, drop_last=bool(position.drop_last))
 
 
-def _why_unknown(position: DataPosition | None) -> str:
+def _unknown_reason(position: DataPosition | None) -> str:
     if position is None:
         return "no checkpoint says in which order it reads its data"
     if position.taken is not None:
@@ -113,13 +115,13 @@ def _steps(rundir: RunDir, generation: int) -> Iterator[Step]:
     return (record for record in reader if isinstance(record, Step))
 
 
-def _named(steps: list[int]) -> str:
-    more = f" and {len(steps) - NAMED:,} more" if len(steps) > NAMED else ""
-    return ", ".join(f"{step:,}" for step in sorted(steps)[:NAMED]) + more
+def _list_steps(steps: list[int]) -> str:
+    more = f" and {len(steps) - MAX_STEPS_NAMED:,} more" if len(steps) > MAX_STEPS_NAMED else ""
+    return ", ".join(f"{step:,}" for step in sorted(steps)[:MAX_STEPS_NAMED]) + more
 
 
 def main() -> None:
-    """Print the answer."""
+    """Print the audit."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     print(json.dumps(asdict(audit(RunDir(parser.parse_args().run_dir)))), flush=True)

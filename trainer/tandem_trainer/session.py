@@ -18,8 +18,8 @@ is asked to save and leave does so when it asks for a batch.
 
 **The code after the loop is a part of the run.** DONE ends a job: agents end what still runs, and the operator ends its
 pods. So the last checkpoint is committed when the loop ends, and DONE is written when all ranks are through: where an
-agent watches, at the end of the script, else at the end of the `with` block. Meanwhile the pulse says `finishing`, for
-which no hang is declared, and nobody's arrival or going closes the group. Code after the loop that fails is a rank that
+agent watches, at the end of the script, else at the end of the `with` block. Meanwhile the pulse says `finishing`:
+no hang is declared, and no worker that joins or leaves closes the group. If the code after the loop fails, the rank
 fails: the group starts again, finds no steps left, and comes to the same place.
 
 Rejected: callbacks and a trainer class (a loop that cannot be read), a call at the end of each step (forgotten, or put
@@ -42,29 +42,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from tandem.exitcode import ExitCode
 from tandem.formatting import one_line
-from tandem.job import Checkpoint
-from tandem.launch import RUN_DIR
+from tandem.job.resource import CheckpointSpec
+from tandem.job.tasks import RewindOn
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
-from tandem.tasks import RewindOn
 from tandem_trainer import step_log
 from tandem_trainer.agreement import Terms, agree, dtypes_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
-from tandem_trainer.data.feeding import Collate, Fed, Reading, Stream, feed, moved
+from tandem_trainer.data.feeding import Collate, RankBatch, Reading, Stream, feed, to_device
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
-from tandem_trainer.elastic_run import ElasticRun, StopRequest, rank_context
+from tandem_trainer.elastic_run import ElasticRun, RunFacts, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.meter import Busy
+from tandem_trainer.meter import Stopwatch
 from tandem_trainer.open_files import close_files
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
-from tandem_trainer.session_settings import agreed_settings, given_settings
+from tandem_trainer.session_settings import agreed_settings, parse_settings
 from tandem_trainer.strategies.session_models import Models, SessionStrategy
 from tandem_trainer.strategies.strategy import Plan
 
@@ -74,16 +74,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-MAX_REASON = 500
-"""Characters of why training stops early."""
-FINALLY_SECONDS = 10.0
-"""What encloses the session may take so long to clean up when the session ends before it is complete."""
-AT_ONCE = {ExitCode.PEER_LOST, ExitCode.SUPERSEDED}
-"""Collectives of a script's own clean-up would wait for who is gone, and who is superseded must not write."""
+MAX_REASON_LENGTH = 500
+"""Maximum length of the reason in `Session.stop`, in characters."""
+CLEANUP_SECONDS = 10.0
+"""Time limit for `finally` clauses around a session that ends before it is complete, in seconds."""
+WITHOUT_CLEANUP = {ExitCode.PEER_LOST, ExitCode.SUPERSEDED}
+"""Exit codes after which no clean-up of the script runs: its collectives would wait for a lost peer, and a superseded
+process must not write."""
 
 
 class Session:
-    """The training of one script, in one process of it.
+    """Training of one script, in one of its processes.
 
     Args:
         folder: the run directory, where there is no job that brings one.
@@ -93,7 +94,7 @@ class Session:
         rewind_on: which losses send training back to an older checkpoint, and have the data around them left out:
             "NotFinite", those that are NaN or infinite; "Spikes", also those that are for some time worse than the
             untrained model's; "Never".
-        device: where this rank computes; None: on its GPU, if there is one.
+        device: device on which this rank computes; None: its GPU, if there is one.
         tensor_parallel: the tensor-parallel degree: this many neighbouring ranks split each matrix and work on the
             same samples. Must divide the number of ranks per worker. Ignored with one rank.
 
@@ -107,65 +108,69 @@ class Session:
         folder: str | os.PathLike[str] | None = None,
         *,
         seed: int = 0,
-        checkpoint: Checkpoint | Mapping[str, Any] | None = None,
+        checkpoint: CheckpointSpec | Mapping[str, Any] | None = None,
         rewind_on: RewindOn = "NotFinite",
         device: torch.device | None = None,
         tensor_parallel: int = 1,
     ) -> None:
+        # The pulse first: from here on the agent knows of this rank, and the watchdog obeys its orders.
         self._pulse = Pulse.open_for_rank()
         if self._pulse is not None:
             Watchdog(self._pulse).start()
-        settings = given_settings(checkpoint)
+        settings = parse_settings(checkpoint)
         path = os.environ.get(RUN_DIR) or folder
         if path is None:
             raise ConfigurationError('give the session a folder, Session("runs/mine"), or start it with tandem run')
         # A script may change its working directory.
         self._rundir = RunDir(Path(path).absolute())
-        self._refuse_second()
+        self._refuse_second_session()
+        # A second session of the same job is refused before it joins a collective.
         self._group = Group.join(watched=self._pulse is not None, device=device)
         self._seed = seed
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
         self._terms = Terms(seed=seed, settings={"tensor_parallel": tensor_parallel, "rewind_on": rewind_on})
+        # Compare what is known so far. Ranks whose settings differ would hang in different collectives later.
         agree(self._group, self._terms)
         self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
-        self._busy = Busy(self._group.device)
+        self._busy = Stopwatch(self._group.device)
         per_worker = self._per_worker() if tensor_parallel > 1 else 0
         self._models = Models(self._group, seed, self._busy, tensor_parallel, per_worker)
         self._train_state: TrainState | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._elastic: ElasticRun | None = None
-        self._more: Callable[[], bool] | None = None
+        self._has_more: Callable[[], bool] | None = None
         self._loss: Tensor | None = None
-        self._fed: Fed | None = None
-        self._ended: ExitCode | None = None
+        self._loaded: RankBatch | None = None
+        self._end_code: ExitCode | None = None
         self._failed = False
         self._code: ExitCode | None = None
-        self._known_error = _last_error()
+        self._error_before = _last_error()
         self._process = os.getpid()
         _open.append(self)
-        step_log.give_way(self)
+        # From now on `tandem.log` of this process only adds values to the log of this session.
+        step_log.use_session(self)
         torch.manual_seed(mixed(seed))
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device on which this rank computes."""
         return self._group.device
 
     @property
     def rank(self) -> int:
-        """This process among all, from 0."""
+        """Global rank of this process, from 0."""
         return self._group.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes there are now; it may be another number after a restart."""
+        """Number of processes now; it may differ after a restart."""
         return self._group.world_size
 
     @property
     def dp_rank(self) -> int:
-        """Data-parallel rank: this rank's place among those with other samples. With `tensor_parallel` neighbouring
-        ranks have the same one."""
+        """Data-parallel rank: the index of this rank's share of the samples. Neighbouring ranks have the same one with
+        `tensor_parallel`."""
         return self._models.dp_rank
 
     @property
@@ -175,79 +180,84 @@ class Session:
 
     @property
     def mesh(self) -> "DeviceMesh":
-        """All ranks, by `shard`, the ranks that share the samples out, and `tensor`, those that work on the same ones:
-        for a script that splits its model itself, with `fully_shard(model, mesh=session.mesh["shard"])` or
+        """Device mesh of all ranks. Ranks along `shard` have different samples, those along `tensor` the same ones. For
+        a script that splits its model itself, with `fully_shard(model, mesh=session.mesh["shard"])` or
         `parallelize_module(model, session.mesh["tensor"], plan)`. Collective when it is first asked for.
 
         Raises:
-            ConfigurationError: there is one process, and so no mesh.
+            ConfigurationError: with one process there is no mesh.
         """
         return self._models.mesh
 
     @property
     def step(self) -> int:
-        """Optimizer steps completed, from `batches` on; the batch that is being used does not count yet."""
+        """Optimizer steps completed, known from `batches` on; the batch that is being used does not count yet."""
         return 0 if self._elastic is None else self._elastic.step
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run, from `batches` on; None where only the end tells."""
+        """Optimizer steps of the whole run, known from `batches` on; None if only the end of the data tells."""
         return None if self._elastic is None else self._elastic.total_steps
 
     def global_batch_size(self, of_one: int) -> int:
-        """Samples of a step over all ranks, for a framework that counts those of one rank. Collective.
+        """Return the samples of a step over all ranks, for a framework that counts those of one rank. Collective.
 
-        It is what the run began with, whatever the number of ranks now: the number that its newest checkpoint has, or
-        for a new run `of_one` for each process that the job asks for; without a job, for each that there is. Processes
-        that work on the same samples count once.
+        The number stays that with which the run started, whatever the number of ranks now: the number in its newest
+        checkpoint, or, for a new run, `of_one` for each process of the job's spec; without a job, for each process that
+        exists. Processes that work on the same samples count once.
 
         Args:
             of_one: samples of a step of one rank.
         """
-        known, processes = None, self.world_size
+        recorded, processes = None, self.world_size
         tensor_parallel = self.world_size // self.dp_size
+        # Rank 0 decides: the others may read the run directory before or after a write.
         if self.rank == 0:
             if os.environ.get(RUN_DIR):
                 workers = self._rundir.read_job().spec.workers
                 processes = workers.replicas * workers.processes
-            known = next((one.data.batch for one in self._rundir.committed() if one.data is not None), None)
-        told = self._group.tell({"known": known, "size": of_one * (processes // tensor_parallel)})
-        if told["known"] not in (None, told["size"]) and self.rank == 0:
+            recorded = next(
+                (manifest.data.batch for manifest in self._rundir.committed() if manifest.data is not None), None
+            )
+        answer = self._group.tell({"known": recorded, "size": of_one * (processes // tensor_parallel)})
+        if answer["known"] not in (None, answer["size"]) and self.rank == 0:
             log.warning(
                 "setting=global_batch_size is %d, as this run began; batch sizes and replicas of now would make it %d",
-                *(told["known"], told["size"]),
+                *(answer["known"], answer["size"]),
             )
-        return int(told["known"] or told["size"])
+        return int(answer["known"] or answer["size"])
 
     def _mesh_sizes(self) -> dict[str, int] | None:
-        """Ranks in each dimension of what is kept, for the manifests; None if no weight of it is split."""
+        """Return the sizes of the mesh dimensions over which the train state is split, for the manifests; None if no
+        weight is split."""
         assert self._train_state is not None
         return {name: size for name, size in self._train_state.mesh_sizes().items() if size > 1} or None
 
-    def _refuse_second(self) -> None:
-        """
+    def _refuse_second_session(self) -> None:
+        """Refuse a second session of one job in one process.
+
         Raises:
-            ConfigurationError: an earlier session has the run directory of the job, with its checkpoints and its order.
+            ConfigurationError: an earlier session uses the job's run directory, with its checkpoints and its order.
         """
-        if os.environ.get(RUN_DIR) and self._rundir.path in _trained:
+        if os.environ.get(RUN_DIR) and self._rundir.path in _used_folders:
             raise ConfigurationError(
                 "the script begins a second session, and a job has one, with its checkpoints and its order of samples. "
                 "Make each a job of its own, for instance with the fold or the stage as an argument of the script"
             )
 
     def _per_worker(self) -> int:
-        """Ranks of each worker; 0: there is one. Collective."""
+        """Return the ranks of each worker; 0 if there is one worker. Collective."""
         if not os.environ.get(RUN_DIR):
             return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-        told = {"processes": self._rundir.read_job().spec.workers.processes} if self.rank == 0 else {}
-        return int(self._group.tell(told)["processes"])
+        spec = {"processes": self._rundir.read_job().spec.workers.processes} if self.rank == 0 else {}
+        return int(self._group.tell(spec)["processes"])
 
     def follow(self, model: nn.Module) -> None:
-        """Time the forward passes of a model that a framework distributes."""
+        """Measure the time of forward passes of a model that a framework distributes."""
         self._models.time(model)
 
     def share(self, model: nn.Module) -> None:
-        """Give all ranks the weights of rank 0, for a framework that does so only later. Collective."""
+        """Copy the weights of rank 0 to all ranks, for a framework that does so only later. Collective."""
         self._models.share(model)
 
     def distribute(
@@ -289,20 +299,20 @@ class Session:
             TypeError: torch has no such option, or it is the session's to choose.
             ValueError: a session has no such strategy.
         """
-        if strategy == "fsdp" or any(one.requires_grad for one in model.parameters()):
-            # Where ranks begin different collectives they hang.
+        if strategy == "fsdp" or any(parameter.requires_grad for parameter in model.parameters()):
+            # Ranks that distribute different models would hang in different collectives.
             self._terms = replace(self._terms, strategy=(*self._terms.strategy, strategy))
             agree(self._group, replace(self._terms, dtypes=dtypes_of(model.parameters())))
         return self._models.distribute(model, sample_dropout, strategy, tensor_plan, comm_hook, comm_state, options)
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float) -> Tensor:
-        """Scale gradients down to a norm of at most so much, however the parameters are split. Collective.
+        """Clip the norm of the gradients to `max_norm`, however the parameters are split. Collective.
 
         torch's function of this name takes parameters of one mesh at a time, and with tensor parallelism there are
         several.
 
         Returns:
-            The norm that they had, a scalar.
+            The norm before clipping, a scalar.
         """
         return self._models.clip([parameters] if isinstance(parameters, Tensor) else [*parameters], max_norm)
 
@@ -311,32 +321,33 @@ class Session:
         model: nn.Module | Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
         average: nn.Module | None = None,
-        **others: Stateful | MutableMapping[str, Any],
+        **states: Stateful | MutableMapping[str, Any],
     ) -> None:
-        """Name what belongs into checkpoints; it is put back when the batches begin. The same on every rank.
+        """Register the state that checkpoints hold; it is restored when the batches begin. Register the same on every
+        rank.
 
         Args:
-            model: as it was, or as `distribute` or `torch.compile` gave it back; several by name.
-            optimizer: over parameters of the model; several by name. The learning rate shown is that of the first.
+            model: model, or the result of `distribute` or `torch.compile`; several by name.
+            optimizer: optimizer of the model; several by name. The learning rate shown is that of the first.
             average: averaged weights, exported in the place of the model: an `AveragedModel`, whose count of updates is
                 kept, too, or any module of the model's shape.
-            others: a schedule, a scaler, whatever has `state_dict` and `load_state_dict`; or a dictionary of numbers,
+            states: a schedule, a scaler, whatever has `state_dict` and `load_state_dict`; or a dictionary of numbers,
                 texts and tensors, which is changed in place.
 
         Raises:
             ConfigurationError: no rank has all of the optimizer's state.
-            TypeError: one of the others is neither, or something has a state that a checkpoint cannot hold.
+            TypeError: one of the `states` is neither, or something has a state that a checkpoint cannot hold.
             ValueError: the optimizer has parameters that the model does not have.
         """
-        for name, other in others.items():
+        for name, other in states.items():
             if not isinstance(other, Stateful | MutableMapping):
-                raise TypeError(f"{name} has no state_dict and load_state_dict, and is no dictionary")
+                raise TypeError(f"{name} has no state_dict and load_state_dict, and is not a dictionary")
         if isinstance(model, Mapping):
             # One module with the others in it: names of their tensors begin with the names given here.
-            model = nn.ModuleDict({name: unwrapped(one) for name, one in model.items()})
+            model = nn.ModuleDict({name: unwrapped(module) for name, module in model.items()})
         first = next(iter(optimizer.values()), None) if isinstance(optimizer, Mapping) else optimizer
         self._optimizer = first
-        self._train_state = TrainState(model, optimizer, average, others, hyperparameters=True)
+        self._train_state = TrainState(model, optimizer, average, states, hyperparameters=True)
         self._train_state.contents({}).check()
 
     def batches(
@@ -352,7 +363,7 @@ class Session:
         collate: Collate = default_collate,
         transform: Callable[[Any], Any] | None = None,
     ) -> Iterator[Batch]:
-        """The steps that are left, each with this rank's share of its samples. To be called once.
+        """Iterate over the remaining steps, each with this rank's share of its samples. Can be called once.
 
         Each sample comes exactly once in an epoch, whatever the number of ranks and restarts. A data set with a length
         is shuffled anew for each epoch; any other iterable is read in its own order (tandem_trainer.data.feeding). With
@@ -370,14 +381,15 @@ class Session:
             transform: applied to each sample, in the loader workers; what it draws at random follows from the sample.
 
         Raises:
-            ConfigurationError: the data cannot be used like that.
+            ConfigurationError: the data and the arguments do not go together.
             RuntimeError: it was called before, or a batch was not used.
         """
         if self._train_state is None:
             raise RuntimeError("call session.keep(model, optimizer) before session.batches(...)")
         if self._elastic is not None:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
-        self._refuse_second()
+        self._refuse_second_session()
+        # Rejected before any collective: a mistake in the arguments is the same on every rank.
         check_data(dataset, global_batch_size, order, epochs, max_steps)
         group = self._group
         terms = replace(
@@ -395,36 +407,40 @@ class Session:
         elastic = ElasticRun(
             rank_context(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on
         )
-        batches: Iterator[Fed]
+        facts = RunFacts(mesh=self._mesh_sizes(), mistake=self._models.mistake)
+        batches: Iterator[RankBatch]
+        # Each kind of data restores its own position: of an order and of a stream from the checkpoint, of a shuffled
+        # data set from the step alone. All ranks compare their terms before the restore, which is collective.
         if order is not None:
             listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
             agree(group, replace(terms, order=listing.name))
-            loaded = elastic.begin(self._train_state, listing, mesh=self._mesh_sizes(), mistake=self._models.mistake)
-            at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
-            batches = pages = listing.feed(dataset, *at, elastic.leaves_out, reading)
-            self._more = pages.more
+            loaded = elastic.begin(self._train_state, listing, facts=facts)
+            resume = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
+            batches = pages = listing.feed(dataset, *resume, elastic.leaves_out, reading)
+            self._has_more = pages.more
         elif has_indices(dataset):
             assert global_batch_size is not None
             agree(group, terms)
             passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes, mesh=self._mesh_sizes(), mistake=self._models.mistake)
+            elastic.begin(self._train_state, passes, facts=facts)
             batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
         else:
             assert global_batch_size is not None
             agree(group, terms)
             stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream, mesh=self._mesh_sizes(), mistake=self._models.mistake)
-            at = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
-            batches = pages = stream.feed(*at, elastic.leaves_out)
-            self._more = pages.more
+            loaded = elastic.begin(self._train_state, stream, facts=facts)
+            resume = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
+            batches = pages = stream.feed(*resume, elastic.leaves_out)
+            self._has_more = pages.more
         self._elastic = elastic
-        _trained.add(self._rundir.path)
+        _used_folders.add(self._rundir.path)
+        # Only rank 0 writes the log, so only it measures the gradient norm.
         if elastic.meter.gradients is not None and self._optimizer is not None:
             elastic.meter.gradients.follow(self._optimizer)
         return self._loop(elastic, batches)
 
     def stop(self, reason: str) -> None:
-        """End training early, on purpose: the loop ends on all ranks after the same step.
+        """End training early: the loop ends on all ranks after the same step.
 
             if worse_for == 5:
                 session.stop("the validation loss has not fallen for 5 epochs")
@@ -434,7 +450,7 @@ class Session:
         After the last step it changes nothing.
 
         Args:
-            reason: what is shown, one line of at most 500 characters.
+            reason: shown in the status of the run; one line of at most 500 characters.
 
         Raises:
             RuntimeError: the batches have not begun.
@@ -442,89 +458,91 @@ class Session:
         """
         if self._elastic is None:
             raise RuntimeError("call session.stop(...) in the loop over session.batches(...)")
-        if not (words := one_line(reason).strip()[:MAX_REASON]):
+        if not (text := one_line(reason).strip()[:MAX_REASON_LENGTH]):
             raise ValueError("session.stop(...) takes a reason, which people read in the status of the run")
-        self._elastic.end_early(words)
+        self._elastic.end_early(text)
 
     @contextlib.contextmanager
     def pausing(self, name: str) -> Iterator[None]:
-        """Do something that takes as long as it takes and is no part of a step: a validation, an upload.
+        """Exclude a block from hang detection and from the time of steps: a validation, an upload.
 
             with session.pausing("validation"):
                 accuracy = evaluate(model)
 
-        Until the end of the block no hang is declared, whether all ranks pause or one does and the others wait for it,
-        and its time counts neither as a step's nor towards the time that a planned change waits for a save. It may
+        Until the end of the block no hang is declared, whether all ranks pause or one does and the others wait for it.
+        Its time counts neither as a step's nor towards the time that a planned change waits for a save. The block may
         stand before, in and after the loop.
 
         Args:
-            name: what is shown meanwhile, 1 to 16 ASCII characters.
+            name: the phase shown meanwhile, 1 to 16 ASCII characters.
 
         Raises:
-            ValueError: a pause cannot be called so.
+            ValueError: the name is no valid phase.
         """
         check_name(name)
-        with contextlib.ExitStack() as paused:
+        with contextlib.ExitStack() as stack:
             if self._pulse is not None:
-                paused.enter_context(self._pulse.pausing(name))
+                stack.enter_context(self._pulse.pausing(name))
             if self._elastic is not None:
-                paused.enter_context(self._elastic.meter.pausing())
-            paused.enter_context(self._busy.pausing())
+                stack.enter_context(self._elastic.meter.pausing())
+            stack.enter_context(self._busy.pausing())
             yield
 
     def log_values(self, step: int, values: dict[str, float]) -> None:
-        """Other values that the script logs of a step with `tandem.log`, from its first batch on."""
+        """Write values that the script logs with `tandem.log` for a step, once its batches have begun."""
         if self._elastic is not None:
             self._elastic.log_values(step, values)
 
-    def _loop(self, elastic: ElasticRun, batches: Iterator[Fed]) -> Iterator[Batch]:
-        if elastic.take_up_broken_off():
+    def _loop(self, elastic: ElasticRun, batches: Iterator[RankBatch]) -> Iterator[Batch]:
+        # A script that left its loop before the restart must not enter it again.
+        if elastic.resume_early_end():
             self._end(elastic, broken_off=True)
             return
-        for step in elastic.steps(self._busy.take, self._more):
-            fed = self._fed = next(batches)
-            data = moved(fed.data, self.device)
+        for step in elastic.steps(self._busy.take, self._has_more):
+            loaded = self._loaded = next(batches)
+            data = to_device(loaded.data, self.device)
             elastic.meter.data_ready()
-            self._models.draw(step, fed.mine)
+            self._models.draw(step, loaded.mine)
             try:
-                yield Batch(self._models, self._report, fed, data, step, fed.mine, fed.weight)
+                yield Batch(self._models, self._report, loaded, data, step, loaded.mine, loaded.weight)
             except GeneratorExit:
-                # The script has left the loop, or fails. The other ranks are not asked before that is known.
+                # The script has left the loop, or is failing. Which of the two is known only later, so no collective is
+                # called here.
                 self._finish()
                 raise
-            self._took(elastic)
+            self._record_step(elastic)
         self._end(elastic)
 
     def _finish(self) -> None:
-        """The code after the loop follows."""
+        """Report that the code after the loop runs."""
         if self._pulse is not None:
             self._pulse.finish()
 
-    def _took(self, elastic: ElasticRun) -> None:
+    def _record_step(self, elastic: ElasticRun) -> None:
         if self._loss is None:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
-        assert self._fed is not None
+        assert self._loaded is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._fed.ids, rate, self._loss, self._fed.content ^ self._fed.common)
-        self._loss = self._fed = None
+        elastic.took(self._loaded.ids, rate, self._loss, self._loaded.content ^ self._loaded.common)
+        self._loss = self._loaded = None
         self._models.end_step()
 
     def _end(self, elastic: ElasticRun, broken_off: bool = False) -> None:
         self._models.close()
-        self._ended = elastic.end_steps(broken_off)
-        if self._ended != ExitCode.DONE:
-            raise SystemExit(int(self._ended))
+        self._end_code = elastic.end_steps(broken_off)
+        if self._end_code != ExitCode.DONE:
+            raise SystemExit(int(self._end_code))
         if self._pulse is not None:
             self._pulse.all_steps_taken()
         self._finish()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A framework's loop. An error ends this process as it does a `with` block of the session; what follows the
-        loop is code after it, up to the end of the script."""
+        """Wrap the loop of a framework. An error ends this process as in a `with` block of the session; what follows
+        the loop is code after it, up to the end of the script."""
         try:
             yield
-            self._break_off()
+            self._end_early()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -535,45 +553,46 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Leave in the way that the job's coordinator understands.
+        """End the session in the way that the job's coordinator understands.
 
         A loop that was left with `break` has stopped early, on all ranks after the same step. After an error, or when
-        asked to leave, the process ends with the exit code that says so: what encloses the block still runs its
-        `finally`, for FINALLY_SECONDS, and files are closed. It ends at once where another rank is gone.
+        asked to leave, the process ends with the exit code for it: enclosing `finally` clauses still run, for at most
+        CLEANUP_SECONDS, and files are closed. The process ends at once where another rank is gone.
         """
         try:
             if error is None:
-                self._break_off()
+                self._end_early()
             if error is None or self._exits_well(error):
+                # Under an agent the run is complete at the end of the script, after the code behind the block.
                 if self._pulse is None:
                     self._close()
                 return
-        except (Exception, SystemExit) as late:
-            error = late
+        except (Exception, SystemExit) as end_error:
+            error = end_error
         self._models.close()
         self._failed = True
         code = self._code_after(error)
-        if code in AT_ONCE:
+        if code in WITHOUT_CLEANUP:
             self._leave(code)
         if code is not None:
             self._code = code
             if self._pulse is not None:
                 self._pulse.last_word(code)
             if self._pulse is not None or self.world_size > 1:
-                # Others wait for the end of this process.
-                deadline = threading.Timer(FINALLY_SECONDS, self._leave, [code])
+                # The other ranks and the agent wait for the end of this process.
+                deadline = threading.Timer(CLEANUP_SECONDS, self._leave, [code])
                 deadline.daemon = True
                 deadline.start()
             raise SystemExit(int(code)) from None
 
     def _exits_well(self, error: BaseException) -> bool:
-        """Whether this is the exit of a script whose loop is over."""
-        return isinstance(error, SystemExit) and not error.code and self._ended == ExitCode.DONE
+        """Return whether a script exits with 0 after its loop has ended."""
+        return isinstance(error, SystemExit) and not error.code and self._end_code == ExitCode.DONE
 
     def _code_after(self, error: BaseException) -> ExitCode | None:
-        """What to exit with; None where Python knows."""
-        if self._ended not in (None, ExitCode.DONE):
-            return self._ended
+        """Return the exit code after an error; None where Python's own is right."""
+        if self._end_code not in (None, ExitCode.DONE):
+            return self._end_code
         if isinstance(error, Exception):
             return code_of(error, self._rundir, has_peers=self.world_size > 1)
         return None
@@ -583,9 +602,9 @@ class Session:
         leave(code, self._pulse)
 
     def _close(self) -> None:
-        """This rank is through, and so is the run when all of them are. Collective."""
+        """Close the session of this rank, and mark the run complete when all ranks have come here. Collective."""
         _open.remove(self)
-        if self._ended == ExitCode.DONE:
+        if self._end_code == ExitCode.DONE:
             assert self._elastic is not None
             self._group.barrier()
             self._elastic.complete()
@@ -594,58 +613,68 @@ class Session:
         _groups.append(self._group)
 
     def _end_of_script(self) -> None:
-        """The interpreter ends, and there may have been an error outside of any `with` block."""
+        """Close the session at the end of the interpreter, where an error may have been raised outside of any `with`
+        block."""
+        # A forked child, such as a loader worker, inherits the exit function.
         if self._process != os.getpid():
             return
         if self._code is not None:
-            # Not Python's own end: peers may be gone, and their process group would be waited for.
+            # Python's own finalization would wait for the process group, whose peers may be gone.
             self._leave(self._code)
         error = _last_error()
-        if error is not self._known_error and isinstance(error, Exception) and self.world_size > 1:
+        if error is not self._error_before and isinstance(error, Exception) and self.world_size > 1:
             self._leave(ExitCode.FAILED)
-        if isinstance(error, SystemExit) and self._ended and error.code == self._ended and self._pulse is not None:
-            self._pulse.last_word(self._ended)
-        if self._failed or error is not self._known_error:
+        # The script ends with the code that the session raised: announce it, so that it counts as Tandem's.
+        if (
+            isinstance(error, SystemExit)
+            and self._end_code
+            and error.code == self._end_code
+            and self._pulse is not None
+        ):
+            self._pulse.last_word(self._end_code)
+        # An error that no block has seen is reported by Python. The agent sees a failed rank.
+        if self._failed or error is not self._error_before:
             return
         try:
-            self._break_off()
-            if self._ended in (None, ExitCode.DONE):
+            self._end_early()
+            if self._end_code in (None, ExitCode.DONE):
                 self._close()
             elif self._pulse is not None:
-                self._pulse.last_word(self._ended)
+                self._pulse.last_word(self._end_code)
         except (Exception, SystemExit) as error:
             self._leave(self._code_after(error) or ExitCode.FAILED)
 
-    def _break_off(self) -> None:
-        """The loop was left early."""
+    def _end_early(self) -> None:
+        """End a loop that the script left early."""
         elastic = self._elastic
-        if elastic is None or self._ended is not None:
+        if elastic is None or self._end_code is not None:
             return
+        # The script has learned from the last batch, so it counts as a step.
         if self._loss is not None:
-            self._took(elastic)
+            self._record_step(elastic)
             elastic.advance(self._busy.take, lambda: False)
         self._end(elastic, broken_off=True)
 
     def _report(self, part: Tensor) -> None:
-        """A part of the mean loss of the global batch."""
+        """Add a part of the mean loss of the global batch."""
         self._loss = part if self._loss is None else self._loss + part
 
 
-_trained: set[Path] = set()
-"""Run directories of this process in which a session has begun to train."""
+_used_folders: set[Path] = set()
+"""Run directories in which a session of this process has begun to train."""
 _open: list[Session] = []
-"""Sessions of this process that are not closed yet."""
+"""Sessions of this process that are open."""
 _groups: list[Group] = []
-"""Groups of those that are closed."""
+"""Groups of the sessions that are closed."""
 
 
 def _end_of_script() -> None:
     error, folder = _last_error(), os.environ.get(RUN_DIR)
     if isinstance(error, ConfigurationError) and folder:
-        # Raised outside of any `with` block, by the session itself for one.
+        # The session itself may have raised it, before any `with` block.
         code = code_of(error, RunDir(Path(folder)), has_peers=False)
         close_files()
-        leave(code, Pulse.ours)
+        leave(code, Pulse.current)
     for session in _open[:]:
         session._end_of_script()
     if not isinstance(error, Exception):
@@ -653,11 +682,11 @@ def _end_of_script() -> None:
             group.leave()
 
 
-# At import, so that it runs after whatever the script has registered.
+# Registered at import, so that it runs after all exit functions of the script.
 atexit.register(_end_of_script)
 
 
 def _last_error() -> BaseException | None:
-    """The last error that nobody has handled."""
+    """Return the last unhandled error."""
     error: BaseException | None = getattr(sys, "last_value", None)
     return error

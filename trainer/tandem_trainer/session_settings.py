@@ -1,4 +1,4 @@
-"""The checkpoint settings of a session: those of its job, or what the script gives."""
+"""Checkpoint settings of a session: those of its job, or those that the script gives."""
 
 import re
 import sys
@@ -8,68 +8,71 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem.job import API_VERSION, KIND, Checkpoint, DistributedTrainingJob
-from tandem.rundir.durable import may_pass
+from tandem.job.resource import API_VERSION, KIND, CheckpointSpec, DistributedTrainingJob
+from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group, PeerFault
 
-WHERE = "Session(checkpoint=…)"
-IN_A_JOB = ("spec", "checkpoint")
+ARGUMENT = "Session(checkpoint=…)"
+MANIFEST_PATH = ("spec", "checkpoint")
 
 
-def given_settings(given: Checkpoint | Mapping[str, Any] | None) -> Checkpoint:
-    """What a script gives its session.
+def parse_settings(settings: CheckpointSpec | Mapping[str, Any] | None) -> CheckpointSpec:
+    """Parse the settings that a script gives to its session.
 
     Args:
-        given: a dictionary has the names that `spec.checkpoint` of a manifest has.
+        settings: settings, or a dictionary with the names of `spec.checkpoint` in a manifest.
 
     Raises:
-        ConfigurationError: it is no such thing.
+        ConfigurationError: it is neither, or a value is wrong.
     """
-    if given is None or isinstance(given, Checkpoint):
-        return given or Checkpoint()
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f'{WHERE} takes a dictionary such as {{"everySteps": 100}}, not {given!r}')
-    data = dict(given)
+    if settings is None or isinstance(settings, CheckpointSpec):
+        return settings or CheckpointSpec()
+    if not isinstance(settings, Mapping):
+        raise ConfigurationError(f'{ARGUMENT} takes a dictionary such as {{"everySteps": 100}}, not {settings!r}')
+    data = dict(settings)
     try:
-        return Checkpoint.parse(data)
+        return CheckpointSpec.parse(data)
     except ValidationError as error:
-        details = [{**one, "loc": (*IN_A_JOB, *one["loc"])} for one in error.errors(include_url=False)]
-    # Words for mistakes are not needed by a rank that starts again.
-    from tandem.manifest.reading import problems
-    from tandem.manifest.source import Source
+        details = [{**detail, "loc": (*MANIFEST_PATH, *detail["loc"])} for detail in error.errors(include_url=False)]
+    # Imported here: only a mistake needs these modules, and a rank that starts again has made none.
+    from tandem.job.manifest.reading import problems
+    from tandem.job.manifest.source import Source
 
-    found = problems(details, Source(WHERE, [""]), {IN_A_JOB[0]: {IN_A_JOB[1]: data}}, [])  # type: ignore[arg-type]
-    told = (f"{one.message}{f'; did you mean {one.suggestion}?' if one.suggestion else ''}" for one in found)
-    raise ConfigurationError(f"{WHERE}: {'; '.join(told)}")
+    mistakes = problems(details, Source(ARGUMENT, [""]), {MANIFEST_PATH[0]: {MANIFEST_PATH[1]: data}}, [])  # type: ignore[arg-type]
+    messages = (
+        f"{mistake.message}{f'; did you mean {mistake.suggestion}?' if mistake.suggestion else ''}"
+        for mistake in mistakes
+    )
+    raise ConfigurationError(f"{ARGUMENT}: {'; '.join(messages)}")
 
 
-def agreed_settings(rundir: RunDir, group: Group, given: Checkpoint) -> Checkpoint:
-    """When to save: as the job says, which is made where there is none. Collective.
+def agreed_settings(rundir: RunDir, group: Group, settings: CheckpointSpec) -> CheckpointSpec:
+    """Return the checkpoint settings of the job. Creates the job if there is none. Collective.
 
     Raises:
         ConfigurationError: the folder holds something else.
-        OSError: rank 0's disk fails.
-        PeerFault: so it does, for the other ranks.
+        OSError: the disk fails, on rank 0.
+        PeerFault: the disk of rank 0 fails, on the other ranks.
     """
-    problem, passes = "", False
+    problem, is_passing = "", False
     if group.rank == 0:
         try:
             rundir.create()
             if not rundir.job_file.exists():
-                rundir.write_job(_job(rundir.path, given))
-            given = rundir.read_job().spec.checkpoint
+                rundir.write_job(_job(rundir.path, settings))
+            settings = rundir.read_job().spec.checkpoint
         except (OSError, ValueError) as error:
-            problem, passes = f"the run directory {rundir.path} cannot be used: {error}", may_pass(error)
-    told = group.tell({"problem": problem, "passes": passes, "checkpoint": given.dump()})
-    if told["problem"]:
-        fault = ConfigurationError if not told["passes"] else OSError if group.rank == 0 else PeerFault
-        raise fault(str(told["problem"]))
-    return Checkpoint.parse(told["checkpoint"])
+            problem, is_passing = f"the run directory {rundir.path} cannot be used: {error}", is_transient(error)
+    answer = group.tell({"problem": problem, "passes": is_passing, "checkpoint": settings.dump()})
+    if answer["problem"]:
+        fault = ConfigurationError if not answer["passes"] else OSError if group.rank == 0 else PeerFault
+        raise fault(str(answer["problem"]))
+    return CheckpointSpec.parse(answer["checkpoint"])
 
 
-def _job(folder: Path, checkpoint: Checkpoint) -> DistributedTrainingJob:
+def _job(folder: Path, checkpoint: CheckpointSpec) -> DistributedTrainingJob:
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:63].strip("-") or "session"
     return DistributedTrainingJob.parse(
         {

@@ -1,7 +1,7 @@
 """Stack dumps of a rank that hangs: the stacks of all its threads, written before it is ended.
 
 A rank registers a signal handler in C (faulthandler), which needs neither the interpreter lock nor the main thread: a
-rank that hangs gives neither. The handler writes into a file beside the pulse that both rank and agent hold open. The
+hanging rank provides neither. The handler writes into a file beside the pulse that both rank and agent hold open. The
 agent asks one thread after the other, the main thread first, reads what each wrote, and puts all of it into the run
 directory, with what the kernel says of the process. A rank that was stopped (SIGSTOP) is continued, so that it can
 answer.
@@ -32,47 +32,48 @@ from typing import Literal
 log = logging.getLogger("tandem.agent")
 
 SIGNAL = signal.SIGRTMIN + 7
-"""A script of the user's own has more use for SIGUSR1 and SIGUSR2."""
+"""Signal that asks a thread for its stack; scripts are more likely to use SIGUSR1 and SIGUSR2."""
 WAIT_SECONDS = 1.5
-"""For all threads of all ranks of a replica; each takes a millisecond."""
-LOOK_SECONDS = 0.001
+"""Time limit for the stacks of all threads of a replica's ranks, in seconds; each takes a millisecond."""
+POLL_SECONDS = 0.001
 SILENT_SECONDS = 0.2
-"""For a moment the signal is not pending any more, and the handler not begun yet: so long that may take at most."""
+"""Maximum time between the moment at which the signal is not pending any more and the first byte of the handler, in
+seconds."""
 MAX_BYTES = 2**20
 LOCK_SECONDS = 0.5
-"""So long the stacks of a group that hangs wait for somebody else who asks it; the group is ended soon."""
+"""Maximum wait for a lock that another process holds, in seconds; a hanging group is ended soon."""
 PATIENT_SECONDS = 10.0
-"""The same, and for all answers, where training goes on and a person waits …"""
+"""Time limit for the lock, and for all answers, where training goes on and a person waits, in seconds."""
 PATIENT_SILENT_SECONDS = 3.0
-"""… and for the beginning of a main thread's: on a busy machine it has to wait for a processor first."""
+"""SILENT_SECONDS of a main thread in that case: on a busy machine it has to wait for a processor first."""
 
 
 def answer_with_stacks(file: int) -> None:
-    """Have each thread of this process write its stack to a descriptor whenever it gets SIGNAL."""
+    """Make each thread of this process write its stack to a descriptor when it gets SIGNAL."""
     faulthandler.register(SIGNAL, file, all_threads=False, chain=False)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A rank whose stacks are wanted."""
+    """A rank whose stacks are to be dumped."""
 
     rank: int
     pid: int
     pidfd: int
     file: int
-    """Where it answers."""
+    """Descriptor of the file that the rank writes its stacks to."""
     doing: str
-    """What it said last of itself, in words."""
+    """Last report of the rank on its activity, as text."""
 
     @property
     def lives(self) -> bool:
-        """Whether the process number is still its own."""
+        """Whether the process still lives, so that its number is its own."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         os.close(self.pidfd)
         os.close(self.file)
 
@@ -89,36 +90,37 @@ class Thread:
 
 
 Stacks = dict[Thread, str]
-"""For each thread of a rank, the main thread first, what it has written; empty if it wrote nothing."""
+"""Stack of each thread of a rank, the main thread first; empty if the thread wrote nothing."""
 
 
 def read_stacks(subjects: list[Subject], only_main: bool = False, resume: bool = False) -> list[Stacks]:
-    """Ask all ranks, and wait for the answers. A rank without the handler is not asked: the signal would end it.
+    """Ask all ranks for their stacks, and wait for the answers. A rank without the handler is not asked: the signal
+    would end it.
 
     Args:
         only_main: ask the main threads alone.
         resume: continue a process that was stopped (SIGSTOP); one that stays stopped does not answer.
     """
-    locked = [_lock(subject.file, LOCK_SECONDS if resume else PATIENT_SECONDS) for subject in subjects]
+    locked = [_lock_file(subject.file, LOCK_SECONDS if resume else PATIENT_SECONDS) for subject in subjects]
     deadline = time.monotonic() + (WAIT_SECONDS if resume else PATIENT_SECONDS)
-    found: list[Stacks] = [dict.fromkeys(_threads(subject.pid), "") for subject in subjects]
+    dumps: list[Stacks] = [dict.fromkeys(_threads(subject.pid), "") for subject in subjects]
     try:
         for subject in subjects if resume else ():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(subject.pidfd, signal.SIGCONT)
-        asked = [
+        requests = [
             (subject, stacks, list(stacks)[:1] if only_main else list(stacks))
-            for subject, stacks in zip(subjects, found, strict=True)
+            for subject, stacks in zip(subjects, dumps, strict=True)
             if answers(subject.pid) and (resume or not is_stopped(subject.pid))
         ]
-        for subject, _, threads in asked:
-            _let_finish(subject, threads, deadline)
+        for subject, _, threads in requests:
+            _wait_for_late_answers(subject, threads, deadline)
         # All main threads before any other, should time run out.
-        for place in range(max((len(threads) for _, _, threads in asked), default=0)):
-            for subject, stacks, threads in asked:
-                if place < len(threads):
-                    silent = SILENT_SECONDS if resume or place else PATIENT_SILENT_SECONDS
-                    stacks[threads[place]] = _stack(subject, threads[place], deadline, silent)
+        for index in range(max((len(threads) for _, _, threads in requests), default=0)):
+            for subject, stacks, threads in requests:
+                if index < len(threads):
+                    silent = SILENT_SECONDS if resume or index else PATIENT_SILENT_SECONDS
+                    stacks[threads[index]] = _stack(subject, threads[index], deadline, silent)
     finally:
         for subject, is_locked in zip(subjects, locked, strict=True):
             if is_locked:
@@ -126,23 +128,23 @@ def read_stacks(subjects: list[Subject], only_main: bool = False, resume: bool =
                 with suppress(OSError):
                     os.ftruncate(subject.file, 0)
                 fcntl.flock(subject.file, fcntl.LOCK_UN)
-    return found
+    return dumps
 
 
 def collect(subjects: list[Subject], folder: Path) -> None:
-    """Ask all ranks of a group that hangs, and write one file for each. Those that were stopped are continued.
+    """Write the stacks of a hanging group's ranks, one file for each. Ranks that were stopped are continued.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    found = read_stacks(subjects, resume=True)
+    dumps = read_stacks(subjects, resume=True)
     folder.mkdir(parents=True, exist_ok=True)
-    for subject, stacks in zip(subjects, found, strict=True):
-        (folder / f"rank-{subject.rank}.txt").write_text(_written(subject, stacks), encoding="utf-8")
+    for subject, stacks in zip(subjects, dumps, strict=True):
+        (folder / f"rank-{subject.rank}.txt").write_text(_format(subject, stacks), encoding="utf-8")
 
 
 def write_stacks(subjects: list[Subject], folder: Path) -> None:
-    """Collect their stacks, and let go of them. A folder that cannot be written to is told in the log."""
+    """Collect the stacks of ranks, and close the ranks. A folder that cannot be written to is only logged."""
     try:
         collect(subjects, folder)
         log.warning("event=stacks-written folder=%s ranks=%s", folder, [subject.rank for subject in subjects])
@@ -164,24 +166,24 @@ def is_stopped(pid: int) -> bool:
 
 def answers(pid: int) -> bool:
     """Whether a process has the handler that `answer_with_stacks` registers."""
-    return bool(_mask(Path(f"/proc/{pid}/status"), "SigCgt"))
+    return bool(_signal_bit(Path(f"/proc/{pid}/status"), "SigCgt"))
 
 
-def _lock(file: int, seconds: float) -> bool:
-    """Whether nobody else asks the rank that answers here, as long as it is locked."""
-    until = time.monotonic() + seconds
+def _lock_file(file: int, seconds: float) -> bool:
+    """Lock the file of a rank's answers; return False if another process has it for so many seconds."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-def _mask(status: Path, field: str) -> int:
-    """SIGNAL's bit in one of the masks of signals that the kernel shows of a process."""
+def _signal_bit(status: Path, field: str) -> int:
+    """Return SIGNAL's bit in one of the signal masks that the kernel shows of a process."""
     with suppress(OSError):
         for line in status.read_text().splitlines():
             if line.startswith(f"{field}:"):
@@ -189,28 +191,29 @@ def _mask(status: Path, field: str) -> int:
     return 0
 
 
-def _let_finish(subject: Subject, threads: list[Thread], deadline: float) -> None:
-    """Wait a moment for threads that were asked by an earlier call and did not come to answer on a busy machine: what
-    they write must not be taken for the answer of another one, whose handler would return without a word meanwhile."""
-    until = min(deadline, time.monotonic() + SILENT_SECONDS)
-    while any(_is_late(subject, thread) for thread in threads) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
+def _wait_for_late_answers(subject: Subject, threads: list[Thread], deadline: float) -> None:
+    """Wait a moment for threads that have not answered an earlier request, on a busy machine: their stack must not be
+    taken for the answer of another thread, whose handler would return without a word meanwhile."""
+    give_up_at = min(deadline, time.monotonic() + SILENT_SECONDS)
+    while any(_is_late(subject, thread) for thread in threads) and time.monotonic() < give_up_at:
+        time.sleep(POLL_SECONDS)
 
 
 def _stack(subject: Subject, thread: Thread, deadline: float, silent_seconds: float) -> str:
-    """What the thread writes; nothing if it knows no Python, blocks the signal, or does not answer in time."""
-    before = os.fstat(subject.file).st_size
+    """Return the stack that a thread writes; empty if the thread does not run Python, blocks the signal, or does not
+    answer in time."""
+    size_before = os.fstat(subject.file).st_size
     if not subject.lives or _is_answering(subject, thread) == "yes" or not _send(subject.pid, thread.number):
         return ""
     silent_until = time.monotonic() + silent_seconds
     while (answering := _is_answering(subject, thread)) != "no":
         now = time.monotonic()
-        silent = os.fstat(subject.file).st_size == before
+        silent = os.fstat(subject.file).st_size == size_before
         if now > deadline or (answering == "perhaps" and (not silent or now > silent_until)):
-            _let_finish(subject, [thread], deadline)
+            _wait_for_late_answers(subject, [thread], deadline)
             break
-        time.sleep(LOOK_SECONDS)
-    answer = os.pread(subject.file, MAX_BYTES, before).decode(errors="replace")
+        time.sleep(POLL_SECONDS)
+    answer = os.pread(subject.file, MAX_BYTES, size_before).decode(errors="replace")
     return answer[:1].lower() + answer[1:]
 
 
@@ -220,22 +223,23 @@ def _send(process: int, thread: int) -> bool:
 
 
 def _is_answering(subject: Subject, thread: Thread) -> Literal["yes", "perhaps", "no"]:
-    """Whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs. A thread that
-    sleeps has not got it, or is done with it; one that runs may be between the two."""
-    pending, blocked, sleeps = _signals(subject, thread)
+    """Return whether the signal is on its way to the thread, or blocked in it, as it is while its handler runs. A
+    thread that sleeps has not got it, or is done with it; one that runs may be between the two."""
+    pending, blocked, sleeps = _signal_state(subject, thread)
     if pending or blocked:
         return "yes"
     return "no" if sleeps else "perhaps"
 
 
 def _is_late(subject: Subject, thread: Thread) -> bool:
-    """Whether a thread has yet to answer, or is about it. One that blocks the signal for good mostly sleeps."""
-    pending, blocked, sleeps = _signals(subject, thread)
+    """Return whether a thread has yet to answer, or is answering. One that blocks the signal for good mostly sleeps."""
+    pending, blocked, sleeps = _signal_state(subject, thread)
     return pending or (blocked and not sleeps)
 
 
-def _signals(subject: Subject, thread: Thread) -> tuple[bool, bool, bool]:
-    """Whether the signal is pending for the thread, whether it is blocked in it, and whether the thread sleeps."""
+def _signal_state(subject: Subject, thread: Thread) -> tuple[bool, bool, bool]:
+    """Return whether the signal is pending for the thread, whether it is blocked in it, and whether the thread
+    sleeps."""
     try:
         status = Path(f"/proc/{subject.pid}/task/{thread.number}/status").read_text()
     except OSError:
@@ -245,19 +249,19 @@ def _signals(subject: Subject, thread: Thread) -> tuple[bool, bool, bool]:
     return pending, blocked, fields["State"].strip().startswith("S")
 
 
-def _written(subject: Subject, stacks: Stacks) -> str:
+def _format(subject: Subject, stacks: Stacks) -> str:
     lines = [f"rank {subject.rank}, process {subject.pid}, {subject.doing}", ""]
     lines.append("thread     state         waits in               name")
     lines += [f"{thread.number:<10} {thread.state:<13} {thread.waits_in:<22} {thread.name}" for thread in stacks]
     if not any(stacks.values()):
         lines += ["", f"No answer within {WAIT_SECONDS:g} s: the process is stuck in the kernel."]
-    told = [f"Thread {thread.number} ({thread.name}), {stack}" for thread, stack in stacks.items() if stack]
-    return "\n".join(lines) + "\n\n" + "\n".join(told)
+    texts = [f"Thread {thread.number} ({thread.name}), {stack}" for thread, stack in stacks.items() if stack]
+    return "\n".join(lines) + "\n\n" + "\n".join(texts)
 
 
 def _threads(pid: int) -> list[Thread]:
-    """All threads as the kernel sees them, the main thread first."""
-    found = []
+    """Return all threads of a process, the main thread first."""
+    threads = []
     with suppress(OSError):
         for task in sorted(
             Path(f"/proc/{pid}/task").iterdir(), key=lambda task: (int(task.name) != pid, int(task.name))
@@ -266,5 +270,5 @@ def _threads(pid: int) -> list[Thread]:
                 status = (task / "status").read_text()
                 name, waits_in = (task / "comm").read_text().strip(), (task / "wchan").read_text().strip()
                 state = status.partition("\nState:")[2].splitlines()[0].strip()
-                found.append(Thread(int(task.name), name, state, waits_in))
-    return found
+                threads.append(Thread(int(task.name), name, state, waits_in))
+    return threads

@@ -1,6 +1,6 @@
-"""The step log: what a script without a session says of its steps through `tandem.log`.
+"""The step log: steps of a script without a session, logged through `tandem.log`.
 
-It goes two ways. The pulse tells the agent, at once and without a system call, for views and hang detection. A thread
+Steps go two ways. The pulse tells the agent, at once and without a system call, for views and hang detection. A thread
 writes the training log twice a second: step by step for the report, and in sums for the coordinator's counters. So a
 call costs microseconds, a disk that is slow or full holds up no step, and what a script logs before it hangs is
 written.
@@ -11,9 +11,9 @@ of the last stage of a pipeline where that alone calls. Rejected: rank 0 alone (
 each rank (every reader would have to merge them).
 
 **Steps, samples.** `step` may jump: after 50 comes 100 where every fiftieth step is logged. `samples` is of one step,
-so the calls between which nothing was said count too. A second call of the same step adds values and counts nothing.
+so steps between two calls count, too. A second call of the same step adds values and counts nothing.
 
-Beside a session, which tells its own steps, only other values count. They go into the session's log.
+Beside a session, which logs its own steps, only other values count. They go into the session's log.
 """
 
 import atexit
@@ -28,13 +28,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tandem.launch import RUN_DIR
 from tandem.model import MAX_COUNT
-from tandem.protocol import SCRIPT, TRAIN
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.script import MAX_NAME_LENGTH, MAX_VALUES, is_name
+from tandem.wire.protocol import SCRIPT, TRAIN
 from tandem_trainer.pulse import Pulse, check_name
 from tandem_trainer.stacks import answer_with_stacks
 from tandem_trainer.trouble import TroubleCounts
@@ -42,31 +42,31 @@ from tandem_trainer.trouble import TroubleCounts
 logger = logging.getLogger("tandem.log")
 
 WRITE_SECONDS = 0.5
-"""Time between two writes, and the least that a rate is measured over."""
+"""Interval of writes, and the minimum time that a rate is measured over, in seconds."""
 CLAIM_SECONDS = 1.0
-"""For so long another rank leaves the training log to rank 0."""
+"""Time for which another rank leaves the training log to rank 0, in seconds."""
 CLOSE_SECONDS = 2.0
-"""What the disk gets at the end of the script."""
-MAX_WAITING = 100_000
-"""Records that wait while the disk hangs; what comes then is lost."""
-TAKEN = frozenset({"time"})
-"""Names of other columns, besides those of the arguments."""
+"""Time limit of the last write at the end of the script, in seconds."""
+MAX_PENDING_RECORDS = 100_000
+"""Maximum records that wait while the disk hangs; further records are dropped."""
+RESERVED_NAMES = frozenset({"time"})
+"""Names of columns of the log that are no arguments of `tandem.log`."""
 MEASURES = ("lr", "gradient_norm")
-"""Values that a step has a field for: they stand where those of a session stand."""
+"""Values with a field of their own in a step's record, as in a session's."""
 
 
 class OpenSession(Protocol):
-    """A session of this process, which tells its steps itself."""
+    """A session of this process, which logs its steps itself."""
 
     def log_values(self, step: int, values: dict[str, float]) -> None:
-        """Write other values into its log."""
+        """Write other values into the session's log."""
 
     def pausing(self, name: str) -> AbstractContextManager[None]:
-        """Do something that takes as long as it takes."""
+        """Report a pause for as long as the block takes."""
 
 
-class _Step(NamedTuple):
-    """A step that waits to be written. Its record is made by the thread that writes: it costs as much as the call."""
+class _PendingStep(NamedTuple):
+    """A step that waits to be written. The writing thread makes the record, because that costs as much as the call."""
 
     time: float
     step: int
@@ -76,7 +76,7 @@ class _Step(NamedTuple):
     gradient_norm: float | None
 
     def record(self) -> records.Step:
-        """As it is written."""
+        """Build the record."""
         return records.Step(
             time=self.time,
             step=self.step,
@@ -87,7 +87,7 @@ class _Step(NamedTuple):
         )
 
 
-class _Values(NamedTuple):
+class _PendingValues(NamedTuple):
     """Other values that wait to be written."""
 
     time: float
@@ -95,28 +95,28 @@ class _Values(NamedTuple):
     values: dict[str, float]
 
     def record(self) -> records.Values:
-        """As they are written."""
+        """Build the record."""
         return records.Values(time=self.time, step=self.step, values=self.values)
 
 
-Waiting = _Step | _Values | records.TrainingRecord
+PendingRecord = _PendingStep | _PendingValues | records.TrainingRecord
 
 
 class StepLog:
-    """What one rank says. Any thread may call."""
+    """Step log of one rank. Any thread may call it."""
 
     def __init__(self, pulse: Pulse, rundir: RunDir, world_size: int | None) -> None:
         self._pulse, self._rundir, self._world_size = pulse, rundir, world_size
         self._process = os.getpid()
-        # A signal's handler may call in the middle of a call.
+        # Reentrant: a signal handler may log in the middle of a call.
         self._lock = threading.RLock()
         self._troubles = TroubleCounts(pulse)
-        self._waiting: list[Waiting] = []
-        self._lost = 0
+        self._pending: list[PendingRecord] = []
+        self._dropped = 0
         self._start: records.Start | None = None
-        """What the log begins with, whenever that can be written."""
+        """First record of the log, written whenever the log can be opened."""
         self._writer: LogWriter | None = None
-        self._is_others = False
+        self._belongs_to_other_rank = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -129,11 +129,11 @@ class StepLog:
         self._throughput: float | None = None
         self._phase = TRAIN
 
-        # Since the last rate. The time of the first step is not known: it is counted, and not timed.
-        self._began = 0.0
+        # Since the last rate. The first step is counted, but not timed: its start is not known.
+        self._window_start = 0.0
         self._steps = self._samples = self._untimed_steps = self._untimed_samples = 0
         self._paused = 0.0
-        # As it was at the last step: what comes after it is no part of one.
+        # Time and pauses at the last step: what follows a step belongs to no step.
         self._last = (0.0, 0.0)
 
     def log(
@@ -141,10 +141,10 @@ class StepLog:
     ) -> None:
         """See `tandem.log`."""
         if os.getpid() != self._process:
-            # A child that was forked, such as a loader worker: its steps are not those of the rank.
+            # A forked child, such as a loader worker: its steps are not those of the rank.
             return
         with self._lock:
-            self._take(step, loss, samples, total, values)
+            self._log_step(step, loss, samples, total, values)
 
     @contextlib.contextmanager
     def pausing(self, name: str) -> Iterator[None]:
@@ -153,40 +153,40 @@ class StepLog:
         if os.getpid() != self._process:
             yield
             return
-        before, began = self._phase, time.perf_counter()
+        phase_before, started_at = self._phase, time.perf_counter()
         with self._pulse.pausing(name):
             self._phase = name
             try:
                 yield
             finally:
-                self._phase = before
-                if before == TRAIN:
-                    self._paused += time.perf_counter() - max(began, self._began)
+                self._phase = phase_before
+                if phase_before == TRAIN:
+                    self._paused += time.perf_counter() - max(started_at, self._window_start)
 
     def close(self) -> None:
-        """The script ends: write what waits."""
+        """Write the pending records at the end of the script."""
         if self._thread is None or self._closed.is_set() or os.getpid() != self._process:
             return
         with self._lock:
-            self._tell_rate(*self._last)
-            self._wait_for_disk(records.TrainingEnd(time=time.time(), step=self._step, why="the script ended"))
+            self._write_rate(*self._last)
+            self._enqueue(records.TrainingEnd(time=time.time(), step=self._step, why="the script ended"))
         self._closed.set()
         self._thread.join(2 * CLOSE_SECONDS)
 
-    def _take(
+    def _log_step(
         self, step: int, loss: float | None, samples: int | None, total: int | None, values: dict[str, float]
     ) -> None:
-        now, at = time.perf_counter(), time.time()
-        before, self._step = self._step, step
+        now, wall_time = time.perf_counter(), time.time()
+        previous, self._step = self._step, step
         self._loss = self._loss if loss is None else loss
         self._total = self._total if total is None else total
         self._samples_per_step = self._samples_per_step if samples is None else samples
         measured = [values.pop(name, None) for name in MEASURES] if values else [None, None]
         self._lr = self._lr if measured[0] is None else measured[0]
         self._gradient_norm = self._gradient_norm if measured[1] is None else measured[1]
-        if before is None:
-            self._begin(step, now, at)
-        self._count(before, step, now)
+        if previous is None:
+            self._start_writer(step, now, wall_time)
+        self._count(previous, step, now)
         self._pulse.beat(
             step=step,
             total_steps=self._total,
@@ -195,41 +195,41 @@ class StepLog:
             phase=self._phase,
             pauses=self._phase != TRAIN,
         )
-        if step != before or loss is not None:
-            self._wait_for_disk(_Step(at, step, self._samples_per_step, loss, *measured))
+        if step != previous or loss is not None:
+            self._enqueue(_PendingStep(wall_time, step, self._samples_per_step, loss, *measured))
         if values:
-            self._wait_for_disk(_Values(at, step, values))
+            self._enqueue(_PendingValues(wall_time, step, values))
 
-    def _begin(self, step: int, now: float, at: float) -> None:
-        self._began, self._paused = now, 0.0
+    def _start_writer(self, step: int, now: float, wall_time: float) -> None:
+        self._window_start, self._paused = now, 0.0
         first = max(0, step - 1)
-        self._start = records.Start(time=at, step=first, total_steps=self._total, world_size=self._world_size)
+        self._start = records.Start(time=wall_time, step=first, total_steps=self._total, world_size=self._world_size)
         self._thread = threading.Thread(target=self._write, name="tandem-step-log", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def _count(self, before: int | None, step: int, now: float) -> None:
+    def _count(self, previous: int | None, step: int, now: float) -> None:
         samples = self._samples_per_step or 0
-        if before is None:
+        if previous is None:
             self._steps = self._untimed_steps = 1
             self._samples = self._untimed_samples = samples
-        elif step > before:
-            self._steps += step - before
-            self._samples += samples * (step - before)
-        if step != before:
+        elif step > previous:
+            self._steps += step - previous
+            self._samples += samples * (step - previous)
+        if step != previous:
             self._last = (now, self._paused)
-            if now - self._began - self._paused >= WRITE_SECONDS:
-                self._tell_rate(now, self._paused)
+            if now - self._window_start - self._paused >= WRITE_SECONDS:
+                self._write_rate(now, self._paused)
 
-    def _tell_rate(self, now: float, paused: float) -> None:
-        """Sum up what was done since the last time."""
-        seconds = now - self._began - paused
+    def _write_rate(self, now: float, paused: float) -> None:
+        """Write the rate since the last one."""
+        seconds = now - self._window_start - paused
         timed = self._steps - self._untimed_steps
         if timed <= 0 or seconds <= 0:
             return
         has_samples = self._samples_per_step is not None
         self._throughput = (self._samples - self._untimed_samples) / seconds if has_samples else None
-        self._wait_for_disk(
+        self._enqueue(
             records.Rate(
                 time=time.time(),
                 step=self._step,
@@ -244,18 +244,18 @@ class StepLog:
                 gradient_norm=self._gradient_norm,
             )
         )
-        self._began, self._paused = now, 0.0
+        self._window_start, self._paused = now, 0.0
         self._steps = self._samples = self._untimed_steps = self._untimed_samples = 0
 
-    # What the thread does
+    # The writing thread
 
-    def _wait_for_disk(self, record: Waiting) -> None:
-        if self._is_others:
+    def _enqueue(self, record: PendingRecord) -> None:
+        if self._belongs_to_other_rank:
             return
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(record)
+        if len(self._pending) < MAX_PENDING_RECORDS:
+            self._pending.append(record)
         else:
-            self._lost += 1
+            self._dropped += 1
 
     def _write(self) -> None:
         if self._pulse.rank:
@@ -263,34 +263,36 @@ class StepLog:
         while True:
             is_closed = self._closed.is_set()
             with self._lock:
-                waiting, self._waiting = self._waiting, []
-                lost, self._lost = self._lost, 0
-            if lost:
-                self._troubles.lines_lost(lost)
-            if waiting:
-                self._hand_over(waiting)
-            if is_closed or self._is_others:
+                pending, self._pending = self._pending, []
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                self._troubles.lines_lost(dropped)
+            if pending:
+                self._append(pending)
+            if is_closed or self._belongs_to_other_rank:
                 break
             self._closed.wait(WRITE_SECONDS)
         if self._writer is not None:
             self._writer.close(CLOSE_SECONDS)
 
-    def _hand_over(self, waiting: list[Waiting]) -> None:
+    def _append(self, pending: list[PendingRecord]) -> None:
         if self._writer is None:
             path = self._rundir.training_log(self._pulse.generation)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
             except FileExistsError:
-                self._is_others = True
+                self._belongs_to_other_rank = True
                 return
             except OSError as error:
                 logger.warning("event=log-not-written path=%s error=%s", path, error)
-                self._troubles.lines_lost(len(waiting))
+                self._troubles.lines_lost(len(pending))
                 return
             self._writer = LogWriter(path, self._troubles.lines_lost)
-            waiting = [self._start, *waiting] if self._start is not None else waiting
-        self._writer.append(*(one.record() if isinstance(one, _Step | _Values) else one for one in waiting))
+            pending = [self._start, *pending] if self._start is not None else pending
+        self._writer.append(
+            *(entry.record() if isinstance(entry, _PendingStep | _PendingValues) else entry for entry in pending)
+        )
 
 
 # The functions of tandem.script
@@ -299,23 +301,23 @@ _step_log: StepLog | None = None
 _session: OpenSession | None = None
 _has_no_pulse = False
 _names: set[str] = set()
-"""Of the other values so far."""
+"""Names of other values so far."""
 
 
 def log(step: Any, loss: Any, samples: Any, total: Any, values: dict[str, Any]) -> None:
     """See `tandem.log`."""
-    number = _whole("step", step)
-    given = None if loss is None else _number("loss", loss)
-    counts = None if samples is None else _whole("samples", samples)
-    most = None if total is None else _whole("total", total)
-    others = {name: _number(name, value) for name, value in values.items()} if values else {}
-    if not _names.issuperset(others):
-        _check_names(others)
+    number = _as_count("step", step)
+    loss_value = None if loss is None else _as_float("loss", loss)
+    counts = None if samples is None else _as_count("samples", samples)
+    total_steps = None if total is None else _as_count("total", total)
+    other_values = {name: _as_float(name, value) for name, value in values.items()} if values else {}
+    if not _names.issuperset(other_values):
+        _check_names(other_values)
     if _session is not None:
-        if others:
-            _session.log_values(number, others)
-    elif (found := _step_log or _open()) is not None:
-        found.log(number, given, counts, most, others)
+        if other_values:
+            _session.log_values(number, other_values)
+    elif (step_log := _step_log or _open()) is not None:
+        step_log.log(number, loss_value, counts, total_steps, other_values)
 
 
 def pausing(name: str) -> AbstractContextManager[None]:
@@ -323,12 +325,12 @@ def pausing(name: str) -> AbstractContextManager[None]:
     check_name(name)
     if _session is not None:
         return _session.pausing(name)
-    found = _step_log or _open()
-    return nullcontext() if found is None else found.pausing(name)
+    step_log = _step_log or _open()
+    return nullcontext() if step_log is None else step_log.pausing(name)
 
 
-def give_way(session: OpenSession) -> None:
-    """A session begins in this process: from now on it tells the steps."""
+def use_session(session: OpenSession) -> None:
+    """Hand the steps over to a session that starts in this process."""
     global _session
     _session = session
     if _step_log is not None:
@@ -339,7 +341,7 @@ _opening = threading.Lock()
 
 
 def _open() -> StepLog | None:
-    """The step log of this process; None where it is not one that an agent has started."""
+    """Return the step log of this process; None if no agent has started the process."""
     if _has_no_pulse:
         return None
     with _opening:
@@ -348,7 +350,7 @@ def _open() -> StepLog | None:
 
 def _opened() -> StepLog | None:
     global _step_log, _has_no_pulse
-    pulse = Pulse.ours
+    pulse = Pulse.current
     try:
         if pulse is None and (pulse := Pulse.open_for_rank(phase=SCRIPT)) is not None:
             answer_with_stacks(pulse.stacks)
@@ -362,10 +364,12 @@ def _opened() -> StepLog | None:
     return _step_log
 
 
-def _whole(name: str, value: Any) -> int:
-    """
+def _as_count(name: str, value: Any) -> int:
+    """Convert an argument to a count.
+
     Raises:
-        TypeError, ValueError: it is no count.
+        TypeError: the value is no whole number.
+        ValueError: the value is negative or too large.
     """
     if type(value) is not int:
         if isinstance(value, bool):
@@ -379,22 +383,24 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _number(name: str, value: Any) -> float:
-    """
+def _as_float(name: str, value: Any) -> float:
+    """Convert an argument to a float.
+
     Raises:
-        TypeError, ValueError: it is no number, or more than one.
+        TypeError: the value is no number, or more than one.
+        ValueError: the value is too large.
     """
     if type(value) is float:
         return value
-    given = value
+    original = value
     if not isinstance(value, int | float):
         try:
-            # A tensor or an array of one element; with more it says so.
+            # A tensor or an array of one element; one with more raises.
             value = value.item() if hasattr(value, "item") else float(value) if hasattr(value, "__float__") else None
         except (ValueError, RuntimeError) as error:
             raise TypeError(f"{name} has to be one number: {error}") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} has to be a number, and is {given!r}")
+        raise TypeError(f"{name} has to be a number, and is {original!r}")
     try:
         return float(value)
     except OverflowError:
@@ -402,14 +408,15 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_names(values: dict[str, float]) -> None:
-    """
+    """Refuse names of values that the log cannot hold.
+
     Raises:
-        ValueError: a value cannot be called so, or there are too many names.
+        ValueError: a name is no identifier, too long or reserved, or there are too many names.
     """
     for name in values:
         if not is_name(name):
-            raise ValueError(f"{name!r} cannot name a value: take a Python identifier, up to {MAX_NAME_LENGTH} letters")
-        if name in TAKEN:
+            raise ValueError(f"{name!r} cannot name a value: use a Python identifier, up to {MAX_NAME_LENGTH} letters")
+        if name in RESERVED_NAMES:
             raise ValueError(f"{name!r} cannot name a value: it is taken")
     if len(_names | values.keys()) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES} names of values: {', '.join(sorted(_names | values.keys()))}")

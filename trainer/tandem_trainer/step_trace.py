@@ -1,7 +1,7 @@
-"""A trace of a few steps of rank 0, where somebody asks for one (`tandem bench --profile`): the operations of CPU and
-GPU on a time line, as JSON that Chrome's viewer (chrome://tracing) and Perfetto open.
+"""A trace of a few steps of rank 0, on request (`tandem bench --profile`): the operations of CPU and GPU on a time
+line, as JSON that Chrome's viewer (chrome://tracing) and Perfetto open.
 
-torch's profiler needs a moment to begin, and what it begins in is left out (https://pytorch.org/docs/stable/profiler).
+torch's profiler needs a moment to start, and the step in which it starts is left out (https://pytorch.org/docs/stable/profiler).
 """
 
 import os
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from tandem.launch import TRACE
+from tandem.processes.launch import TRACE
 
 WAIT, WARM_UP, TRACED = 3, 1, 4
-"""Steps that are passed over, in which the profiler begins, and that are traced."""
+"""Steps that are skipped, steps of warm-up, and steps that are traced."""
 
 
 class StepTrace:
-    """The trace of one rank. Costs nothing where none was asked for."""
+    """Trace of one rank. Does nothing unless a trace was requested."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
         self._path = os.environ.get(TRACE, "") if rank == 0 else ""
@@ -31,12 +31,12 @@ class StepTrace:
             self._profiler.start()
 
     def step(self) -> None:
-        """A step is complete."""
+        """Record that a step is complete."""
         if self._profiler is not None:
             self._profiler.step()
 
     def close(self) -> None:
-        """No step follows."""
+        """Stop the profiler: no step follows."""
         if self._profiler is not None:
             self._profiler.stop()
 

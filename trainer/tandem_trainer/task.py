@@ -1,4 +1,4 @@
-"""A task: what is learned, and how good it is. Built-in, or your own (`trainer.task: my_package.my_task:MyTask`).
+"""A task: the model, the data and the loss. Built-in, or your own (`trainer.task: my_package.my_task:MyTask`).
 
     @dataclass
     class Config:
@@ -23,8 +23,8 @@ A task owns no loop, no device, no process group and no file of the run. So all 
 same for every task: exact data, saves, any number of ranks (tandem_trainer.train), evaluators
 (tandem_evaluator.task_program), the report and the page (docs/decisions/0033-tasks.md).
 
-What is wrong with a task is told in one sentence, and where it can be told for sure the run ends: nobody starts it
-again. An error that the task's own code raises while it trains is a failure like that of any script.
+A mistake in a task is reported in one sentence. If the mistake is certain, the run ends and is not retried. An error
+that the task's own code raises during training is a failure like that of any script.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ from torch.utils.data import TensorDataset, default_collate
 
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, Value
 from tandem.formatting import one_line
-from tandem.job import Trainer
-from tandem.rundir.durable import may_pass
+from tandem.job.resource import Trainer
+from tandem.job.tasks import BUILT_IN, CAUSAL_LM, Optimizer
+from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, origin_of
-from tandem.tasks import BUILT_IN, CAUSAL_LM, Optimizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.optimizers import torch_optimizer
 
@@ -55,7 +55,7 @@ __all__ = ["Confusion", "GeometricMean", "Histogram", "Max", "Mean", "Min", "Spl
 
 C = TypeVar("C")
 Split = Literal["train", "test"]
-"""Which samples: to learn from, or to evaluate with."""
+"""Split of the data: samples to train on, or to evaluate with."""
 CLASSES = {
     BUILT_IN: "tandem_trainer.image_classification:ImageTask",
     CAUSAL_LM: "tandem_trainer.causal_lm:CausalLM",
@@ -64,33 +64,34 @@ CLASSES = {
 FINE_TUNING = "tandem_trainer.language.fine_tuning:FineTuning"
 """Module and class of `causal-lm` where its parameters name a model to begin with."""
 PARAMETERS = ("spec", "trainer", "parameters")
-MAX_WHY = 400
-"""Letters of an error of the user's that a message quotes."""
+MAX_ERROR_LENGTH = 400
+"""Maximum length of an error of the user's code in a message, in characters."""
 
 
 class Task(ABC, Generic[C]):
-    """What is learned. Implement `model`, `data` and `loss`; `metrics` for scores besides the loss.
+    """Base class of tasks. Implement `model`, `data` and `loss`; `metrics` for scores besides the loss.
 
     `Task[Config]` names the type of its configuration: a pydantic model or a dataclass. `spec.trainer.parameters` is
     checked with it, and unknown names are refused. Without a type there are no parameters.
 
-    Each training process and each evaluator makes an object of it, and calls `model` and `data` once.
+    Each training process and each evaluator creates one object, and calls `model` and `data` once.
     """
 
     def __init__(self, config: C) -> None:
         """
         Args:
-            config: what the job gives this task; None for one without a configuration.
+            config: configuration from the job; None for a task without one.
         """
         self.config = config
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The model with fresh weights, on the CPU. Random numbers are seeded: all ranks make the same weights."""
+        """Return the model with fresh weights, on the CPU. Random numbers are seeded: all ranks make the same
+        weights."""
 
     def initialize(self, model: nn.Module) -> None:
-        """Put the weights into a model that training begins with, where they are others than those that `model` makes.
-        Asked by a rank that begins without a checkpoint and without `initialWeights`; never by an evaluator.
+        """Load the initial weights into a model, where they are not the fresh weights of `model`. Called by a rank that
+        starts without a checkpoint and without `initialWeights`; never by an evaluator.
 
         Args:
             model: on its device, and split as it will be trained.
@@ -98,43 +99,43 @@ class Task(ABC, Generic[C]):
         return
 
     def origin(self) -> Origin | None:
-        """Where the weights come from that `initialize` puts in, for the lineage; None: nowhere else."""
+        """Return the origin of the weights that `initialize` loads, for the lineage; None: `model` made them."""
         return None
 
     def pin(self, origin: Origin) -> None:
-        """Keep to the weights that the run has begun with, where what they were taken from may have changed since.
+        """Use the weights with which the run started, if their source may have changed since.
 
         Args:
-            origin: as `origin` told it then, or where `initialWeights` came from.
+            origin: result of `origin` at that time, or the origin of `initialWeights`.
         """
         return
 
     def dataset_commits(self) -> Sequence[DatasetCommit]:
-        """Data sets of a hub that `data` has read, for the record of the generation."""
+        """Return the data sets of a hub that `data` has read, for the record of the generation."""
         return ()
 
     def pin_datasets(self, commits: Sequence[DatasetCommit]) -> None:
-        """Keep to the data that the run has begun with, where the branches of a hub may have other data since.
+        """Use the data with which the run started, if branches of a hub may have changed since.
 
         Args:
-            commits: as `dataset_commits` told them to the newest generation.
+            commits: result of `dataset_commits` in the newest generation.
         """
         return
 
     def settle(self, model: nn.Module) -> None:
-        """Exchange parts of a model for others that are for its device. Asked by every rank, never by an evaluator.
+        """Replace parts of a model by others for its device. Called by every rank, never by an evaluator.
 
         Args:
             model: on its device, and split as it will be trained.
 
         Raises:
-            ConfigurationError: they are not for this device.
+            ConfigurationError: the parts do not support this device.
         """
         return
 
     def load_frozen(self, model: nn.Module) -> None:
-        """Put in the weights that never change and are left out of checkpoints, such as those under adapters. Asked by
-        every rank and every evaluator, before weights of a checkpoint are put in. Asked again, it does nothing.
+        """Load the weights that never change and are left out of checkpoints, such as those under adapters. Called by
+        every rank and every evaluator, before the weights of a checkpoint are loaded. A second call does nothing.
 
         Args:
             model: on its device, and split as it will be trained.
@@ -143,32 +144,33 @@ class Task(ABC, Generic[C]):
 
     @abstractmethod
     def data(self, split: Split) -> Any:
-        """The samples of a split: a data set with `__len__` and `__getitem__`, the same in every process.
+        """Return the samples of a split: a data set with `__len__` and `__getitem__`, the same in every process.
 
-        A plain `TensorDataset` is put on the device as a whole, and no sample is copied any more. The test data of a
-        job without evaluators is never asked for.
+        A plain `TensorDataset` is put on the device as a whole, and no sample is copied later. The test data of a job
+        without evaluators is never loaded.
         """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The losses of a batch.
+        """Compute the losses of a batch.
 
         Args:
             model: as it is to be called, which may be wrapped for data parallelism.
-            batch: what `collate` made of some samples, with its tensors on the model's device.
+            batch: result of `collate`, with its tensors on the model's device.
 
         Returns:
             [samples of the batch], one number for each, not their mean (`reduction="none"`).
         """
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Value]:
-        """What a batch of test data adds to the scores, besides the mean of `loss`, which is always there as `loss`.
+        """Compute what a batch of test data adds to the scores, besides the mean of `loss`, which is always there as
+        `loss`.
 
-        With a `loss` of its own, a `Mean` of as many samples as the batch has, the model runs once a batch; without it
-        `loss` is asked, too.
+        If the result has a `loss`, a `Mean` of as many samples as the batch has, the model runs once a batch; otherwise
+        `loss` is called, too.
 
         Args:
-            model: in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
+            model: model in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
             By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add
@@ -177,12 +179,12 @@ class Task(ABC, Generic[C]):
         return {}
 
     def collate(self, samples: list[Any]) -> Any:
-        """Make a batch of samples, with those in the first dimension of each tensor."""
+        """Make a batch of samples. They are in the first dimension of each tensor."""
         return default_collate(samples)
 
     def optimizer(self, model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-        """The optimizer over the parameters of the model that learn. The schedule of `trainer.loop` multiplies the
-        learning rate that each group of parameters has now.
+        """Create the optimizer over the trainable parameters. The schedule of `trainer.loop` multiplies the learning
+        rate that each parameter group has now.
 
         Args:
             settings: `trainer.loop.optimizer`.
@@ -190,72 +192,72 @@ class Task(ABC, Generic[C]):
         return torch_optimizer(model, settings)
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> Mapping[str, str]:
-        """How `tensorParallel` splits the matrices of the model: names of modules, with * for any part of a name, to
-        `colwise` (rows of outputs; what follows works with a part of them) or `rowwise` (a part of the inputs, whose
-        results are added up). A layer in between with weights of its own, such as the norm of each head, is
-        `replicated_with_grad_allreduce`. A model of Hugging Face's that has a plan of its own needs none here.
+        """Return the plan by which `tensorParallel` splits the matrices of the model: names of modules, with * for any
+        part of a name, to `colwise` (rows of outputs; what follows works with a part of them) or `rowwise` (a part of
+        the inputs, whose results are summed). A layer in between with weights of its own, such as the norm of each
+        head, is `replicated_with_grad_allreduce`. A model of Hugging Face's that has a plan of its own needs none here.
 
         Args:
-            ranks: how many split them.
+            ranks: tensor-parallel degree.
 
         Raises:
             ConfigurationError: they cannot be split among that many ranks.
         """
-        brought: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
-        return brought
+        plan: Mapping[str, str] = getattr(model, "tp_plan", None) or {}
+        return plan
 
     def pipeline_parts(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        """The forward pass of the model in parts, for `strategy: pipeline`: by name, in order, each called with what
-        the one before it returned, a tensor or a tuple of tensors. The first is called as the model is. Together they
-        have all parameters that are used. `tandem_trainer.models.parts.Part` makes one of a function and modules.
-        A `Sequential` needs none: its members are the parts.
+        """Return the forward pass of the model in parts, for `strategy: pipeline`: by name, in order, each called with
+        the result of the one before it, a tensor or a tuple of tensors. The first is called as the model is. Together
+        they have all parameters that are used. `tandem_trainer.models.parts.Part` makes one of a function and modules.
+        A `Sequential` needs no implementation: its members are the parts.
 
         Raises:
             ConfigurationError: the model cannot be cut.
         """
         if isinstance(model, nn.Sequential):
-            return _members(model, "")
+            return _sequential_parts(model, "")
         raise ConfigurationError(
-            f"strategy: pipeline cannot cut a {type(model).__name__}, which is no Sequential; the task's "
+            f"strategy: pipeline cannot cut a {type(model).__name__}, which is not a Sequential; the task's "
             "pipeline_parts(model) says of which parts its forward pass is made"
         )
 
     def loss_sum(self, model: nn.Module, batch: Any, samples: int) -> Tensor:
-        """The sum of the losses of a batch, a scalar: what the loop asks for. To be replaced only where that is faster
-        than to add them up.
+        """Compute the sum of the losses of a batch, a scalar: the loop calls this. Override it only where that is
+        faster than to add them up.
 
         Raises:
-            ConfigurationError: `loss` does not give a number for each sample.
+            ConfigurationError: `loss` does not return a number for each sample.
         """
         losses = checked(self, self.loss(model, batch), samples)
         return losses.sum()
 
-    def stage_loss(self, model: nn.Module, batch: Any, samples: int, counted: int, scale: float) -> Tensor:
-        """`scale` times the sum of the losses of the first `counted` samples of a batch, a scalar: what the last stage
-        of a pipeline asks for, where the samples after them are repeated ones. Its backward pass begins with 1, but for
-        `precision: float16`. To be replaced only where that is faster than to add them up.
+    def stage_loss(self, model: nn.Module, batch: Any, samples: int, distinct_samples: int, scale: float) -> Tensor:
+        """Compute `scale` times the sum of the losses of the first `distinct_samples` samples of a batch, a scalar: the
+        last stage of a pipeline calls this; samples after them are repetitions. Its backward pass begins with 1, but
+        for `precision: float16`. Override it only where that is faster than to add them up.
 
         Args:
-            model: returns what the last part of `pipeline_parts` has returned.
+            model: returns the result of the last part of `pipeline_parts`.
 
         Raises:
-            ConfigurationError: `loss` does not give a number for each sample.
+            ConfigurationError: `loss` does not return a number for each sample.
         """
         losses = checked(self, self.loss(model, batch), samples)
-        return losses[:counted].float().sum() * scale
+        return losses[:distinct_samples].float().sum() * scale
 
     def flops_per_sample(self) -> float | None:
-        """Operations of a training step for one sample, of which the utilization of a GPU is computed; None: not known.
-        Called before random numbers are seeded."""
+        """Operations of a training step for one sample, for the utilization of a GPU; None: not known. Called before
+        random numbers are seeded."""
         return None
 
     def tokens_per_sample(self) -> float | None:
-        """Tokens that a sample of the training data has on average, without padding, for a speed in tokens a second;
-        None: samples are no text."""
+        """Mean tokens of a sample of the training data, without padding, for a speed in tokens a second; None: samples
+        are no text."""
         return None
 
     def learned_per_sample(self) -> float | None:
-        """Tokens of these that the loss is over; None: not known."""
+        """Mean tokens of a sample that the loss is over; None: not known."""
         return self.tokens_per_sample()
 
     shares_tensors: ClassVar[bool] = True
@@ -263,66 +265,71 @@ class Task(ABC, Generic[C]):
 
 
 def checked(task: Task[Any], losses: object, samples: int) -> Tensor:
-    """What a task's `loss` returned.
+    """Check the result of a task's `loss`, and return it.
 
     Raises:
-        ConfigurationError: it is not one number for each of the `samples`.
+        ConfigurationError: the result is not one number for each of the `samples`.
     """
     if not isinstance(losses, Tensor) or losses.shape != (samples,):
-        found = f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+        description = (
+            f"the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"type {type(losses).__name__}"
+        )
         raise ConfigurationError(
-            f"{name_of(type(task))}.loss returned a value of {found} for {samples} samples; return a tensor with "
+            f"{name_of(type(task))}.loss returned a value of {description} for {samples} samples; return a tensor with "
             'one loss for each sample (reduction="none")'
         )
     return losses
 
 
-def _members(model: nn.Sequential, prefix: str) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
-    # Not named_children: a member that is there twice is called twice.
+def _sequential_parts(model: nn.Sequential, prefix: str) -> dict[str, nn.Module]:
+    parts: dict[str, nn.Module] = {}
+    # Not named_children: a member that is listed twice is called twice.
     for name, child in model._modules.items():
         assert child is not None
-        inside = type(child) is nn.Sequential
-        found |= _members(child, f"{prefix}{name}.") if inside else {f"{prefix}{name}": child}  # type: ignore[arg-type]
-    return found
+        is_nested = type(child) is nn.Sequential
+        parts |= _sequential_parts(child, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": child}  # type: ignore[arg-type]
+    return parts
 
 
 def name_of(kind: type) -> str:
-    """Module and class, as a manifest names them."""
+    """Return module and class, as a manifest names them."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def task_of(trainer: Trainer) -> Task[Any]:
-    """The task of a job, with its configuration.
+    """Create the task of a job, with its configuration.
 
     Raises:
-        UnusableInput: its module is not there.
-        ConfigurationError: its module or class is no task, or its parameters are wrong.
+        UnusableInput: the module does not exist.
+        ConfigurationError: the module or class is no task, or its parameters are wrong.
         OSError: the disk fails.
     """
     kind = class_of(trainer)
     if trainer.is_built_in:
         return kind(trainer.settings)
-    config, wrong = configured(kind, trainer.parameters or {})
-    if wrong:
-        raise ConfigurationError("; ".join(sentence(path, message) for path, message in wrong))
+    config, mistakes = configured(kind, trainer.parameters or {})
+    if mistakes:
+        raise ConfigurationError("; ".join(sentence(path, message) for path, message in mistakes))
     try:
         return kind(config)
     except ConfigurationError:
         raise
     except Exception as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
-        raise ConfigurationError(f"spec.trainer.task: {trainer.task} cannot be made: {told(error)}") from error
+        raise ConfigurationError(
+            f"spec.trainer.task: {trainer.task} cannot be made: {describe_error(error)}"
+        ) from error
 
 
 def task_in(rundir: RunDir) -> Task[Any]:
-    """The task of a run, which keeps to the weights and data that it has begun with. Errors are those of `task_of`."""
+    """Create the task of a run, pinned to the weights and data with which the run started. Errors are those of
+    `task_of`."""
     return pinned(task_of(rundir.read_job().spec.trainer), rundir)
 
 
 def pinned(task: Task[Any], rundir: RunDir) -> Task[Any]:
-    """The task, which keeps to the weights and data that a run has begun with, if it has."""
+    """Pin the task to the weights and data with which a run started, if it has, and return it."""
     records = rundir.generation_records()
     if not records:
         return task
@@ -333,27 +340,27 @@ def pinned(task: Task[Any], rundir: RunDir) -> Task[Any]:
 
 
 def class_of(trainer: Trainer) -> type[Task[Any]]:
-    """The class of a job's task, with the errors of `found`."""
+    """Return the class of a job's task. Errors are those of `class_named`."""
     assert trainer.task is not None, "a command has no task"
-    return found(FINE_TUNING if trainer.is_fine_tuning else trainer.task)
+    return class_named(FINE_TUNING if trainer.is_fine_tuning else trainer.task)
 
 
-def found(name: str) -> type[Task[Any]]:
-    """The class of a task.
+def class_named(name: str) -> type[Task[Any]]:
+    """Import the class of a task.
 
     Args:
-        name: of a built-in task, or a module and a class.
+        name: name of a built-in task, or a module and a class.
 
     Raises:
         UnusableInput: there is no such module.
-        ConfigurationError: it cannot be imported, or has no such class.
+        ConfigurationError: the module cannot be imported, or has no such class.
         OSError: the disk fails.
     """
     module_name, _, class_name = CLASSES.get(name, name).partition(":")
-    where = f"spec.trainer.task: {name}"
+    field = f"spec.trainer.task: {name}"
     if name not in CLASSES and (folder := str(Path.cwd())) not in sys.path:
-        # Tandem's processes do not look there (tandem.launch.module_command), and the user's task may import its
-        # neighbours.
+        # Tandem's processes do not search the working directory (tandem.processes.launch.module_command), and the
+        # user's task may import its neighbours.
         sys.path.insert(0, folder)
     try:
         module = importlib.import_module(module_name)
@@ -361,23 +368,23 @@ def found(name: str) -> type[Task[Any]]:
         missing = error.name or module_name
         if f"{module_name}.".startswith(f"{missing}."):
             raise UnusableInput(
-                f"{where}: Python finds no module {missing} in {Path.cwd()}, in PYTHONPATH or among the installed "
+                f"{field}: Python finds no module {missing} in {Path.cwd()}, in PYTHONPATH or among the installed "
                 "packages"
             ) from error
-        raise UnusableInput(f"{where} imports {missing}, which is not installed") from error
+        raise UnusableInput(f"{field} imports {missing}, which is not installed") from error
     except Exception as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
-        raise ConfigurationError(f"{where} cannot be imported: {told(error)}") from error
+        raise ConfigurationError(f"{field} cannot be imported: {describe_error(error)}") from error
     kind = getattr(module, class_name, None)
     if kind is None:
-        others = [one for one, value in vars(module).items() if _is_task(value) and value is not Task]
-        hint = f"; did you mean {module_name}:{others[0]}?" if others else ""
-        raise ConfigurationError(f"{where}: the module {module_name} has no class {class_name}{hint}")
+        candidates = [other for other, value in vars(module).items() if _is_task(value) and value is not Task]
+        hint = f"; did you mean {module_name}:{candidates[0]}?" if candidates else ""
+        raise ConfigurationError(f"{field}: the module {module_name} has no class {class_name}{hint}")
     if not _is_task(kind):
-        raise ConfigurationError(f"{where}: {class_name} is no task; derive it from tandem_trainer.task.Task")
-    if lacks := sorted(getattr(kind, "__abstractmethods__", ())):
-        raise ConfigurationError(f"{where}: {class_name} does not implement {' and '.join(lacks)}")
+        raise ConfigurationError(f"{field}: {class_name} is not a task; derive it from tandem_trainer.task.Task")
+    if missing_methods := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise ConfigurationError(f"{field}: {class_name} does not implement {' and '.join(missing_methods)}")
     return cast("type[Task[Any]]", kind)
 
 
@@ -385,15 +392,15 @@ def _is_task(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Task)
 
 
-Wrong = list[tuple[tuple[str | int, ...], str]]
-"""Mistakes: the path in the manifest, and what is wrong there."""
+Mistakes = list[tuple[tuple[str | int, ...], str]]
+"""Mistakes: each has the path in the manifest, and a message."""
 
 
-def configured(kind: type[Task[Any]], parameters: Mapping[str, Any]) -> tuple[Any, Wrong]:
-    """The configuration that parameters make, and what is wrong with them.
+def configured(kind: type[Task[Any]], parameters: Mapping[str, Any]) -> tuple[Any, Mistakes]:
+    """Parse parameters into a configuration; returns it, and the mistakes in them.
 
     Raises:
-        ConfigurationError: the task says that its configuration is something else than a pydantic model or a dataclass.
+        ConfigurationError: the task's type of configuration is no pydantic model or dataclass.
     """
     model = config_type(kind)
     if model is None:
@@ -401,30 +408,30 @@ def configured(kind: type[Task[Any]], parameters: Mapping[str, Any]) -> tuple[An
         return None, [((*PARAMETERS, name), message) for name in parameters]
     if not (isinstance(model, type) and (dataclasses.is_dataclass(model) or issubclass(model, BaseModel))):
         raise ConfigurationError(f"{name_of(kind)}: the configuration of a task is a pydantic model or a dataclass")
-    # A misspelt name would be passed over by default. A model that says what becomes of unknown names is asked.
+    # By default, pydantic ignores a misspelt name. A model with a setting for unknown names keeps it.
     settings = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
     extra: Literal["forbid"] | None = None if "extra" in settings else "forbid"
     try:
         # As JSON: strict, and yet a list may become a tuple, and an object a dataclass.
         return TypeAdapter(model).validate_json(json.dumps(parameters), strict=True, extra=extra), []
     except ValidationError as error:
-        return None, [_worded(one, model) for one in error.errors(include_url=False)]
+        return None, [_describe_mistake(detail, model) for detail in error.errors(include_url=False)]
     except Exception as error:
-        raise ConfigurationError(f"spec.trainer.parameters: {name_of(model)}: {told(error)}") from error
+        raise ConfigurationError(f"spec.trainer.parameters: {name_of(model)}: {describe_error(error)}") from error
 
 
 def sentence(path: tuple[str | int, ...], message: str) -> str:
-    """A mistake with its place in the manifest."""
-    # Not at the top: a rank that starts again has no mistake to tell of.
-    from tandem.manifest.fields import dotted
+    """Format a mistake with its path in the manifest."""
+    # Imported here: a rank that starts again has no mistake to report.
+    from tandem.job.manifest.fields import dotted
 
     return f"{dotted(path)}: {message}"
 
 
 def config_type(kind: type[Task[Any]]) -> Any:
-    """What stands in the brackets of `Task[…]`; None if there is nothing."""
-    for one in kind.__mro__:
-        for base in vars(one).get("__orig_bases__", ()):
+    """Return the type in the brackets of `Task[…]`; None if there is none."""
+    for base_class in kind.__mro__:
+        for base in vars(base_class).get("__orig_bases__", ()):
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, Task):
                 inner = get_args(base)[0]
@@ -433,48 +440,49 @@ def config_type(kind: type[Task[Any]]) -> Any:
     return None
 
 
-def _worded(error: Any, model: Any) -> tuple[tuple[str | int, ...], str]:
-    """One of pydantic's errors as a sentence."""
+def _describe_mistake(error: Any, model: Any) -> tuple[tuple[str | int, ...], str]:
+    """Convert one of pydantic's errors to a path and a message."""
     path = (*PARAMETERS, *error["loc"])
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             if len(error["loc"]) > 1:
                 return path, f"there is no parameter {error['loc'][-1]} here"
-            names = ", ".join(_names(model))
-            has = f"it has {names}" if names else "it has none"
-            return path, f"{model.__name__} has no parameter {error['loc'][-1]}; {has}"
+            names = ", ".join(_field_names(model))
+            available = f"it has {names}" if names else "it has none"
+            return path, f"{model.__name__} has no parameter {error['loc'][-1]}; {available}"
         case "missing" | "missing_argument":
             return path, "a value is missing"
         case _:
-            given = one_line(json.dumps(error["input"], default=str))[:80]
+            value = one_line(json.dumps(error["input"], default=str))[:80]
             message = one_line(error["msg"]).removeprefix("Value error, ")
-            return path, f"{message[:1].lower()}{message[1:MAX_WHY]}, not {given}"
+            return path, f"{message[:1].lower()}{message[1:MAX_ERROR_LENGTH]}, not {value}"
 
 
-def _names(model: Any) -> Iterator[str]:
+def _field_names(model: Any) -> Iterator[str]:
     if issubclass(model, BaseModel):
         yield from (info.alias or name for name, info in model.model_fields.items())
     else:
         yield from (field.name for field in dataclasses.fields(model))
 
 
-def told(error: BaseException) -> str:
-    """An error of the user's code in one line, with its place."""
-    words = one_line(next(iter(str(error).splitlines()), ""))[:MAX_WHY]
+def describe_error(error: BaseException) -> str:
+    """Describe an error of the user's code in one line, with its location."""
+    message = one_line(next(iter(str(error).splitlines()), ""))[:MAX_ERROR_LENGTH]
     frames = error.__traceback__
-    place = ""
+    location = ""
     while frames is not None:
         code = frames.tb_frame.f_code
         if not code.co_filename.startswith("<frozen") and code.co_filename != __file__:
-            place = f" ({Path(code.co_filename).name}, line {frames.tb_lineno})"
+            location = f" ({Path(code.co_filename).name}, line {frames.tb_lineno})"
         frames = frames.tb_next
     if isinstance(error, SyntaxError):
-        place = f" ({Path(error.filename).name}, line {error.lineno})" if error.filename else ""
-        words = error.msg
-    return f"{type(error).__name__}{': ' if words else ''}{words}{place}"
+        location = f" ({Path(error.filename).name}, line {error.lineno})" if error.filename else ""
+        message = error.msg
+    return f"{type(error).__name__}{': ' if message else ''}{message}{location}"
 
 
 def tensors_of(task: Task[Any], dataset: Any) -> tuple[Tensor, ...] | None:
-    """The tensors of a data set any of whose batches is cut from them; None if samples have to be asked for."""
+    """Return the tensors of a data set if any batch can be cut from them; None if samples have to be read one by
+    one."""
     is_plain = type(dataset) is TensorDataset and type(task).collate is Task.collate and task.shares_tensors
     return dataset.tensors if is_plain else None

@@ -1,4 +1,4 @@
-"""Time slices: the threads in which gloo moves bytes go before those that compute.
+"""Time slices: gives the threads in which gloo moves bytes precedence over those that compute.
 
 Ranks on CPUs leave no core free, so a message waits, at both ends, until the kernel takes the core from a thread that
 computes: up to a time slice of that thread, some milliseconds. A thread that wakes up goes first where its own slice is
@@ -18,49 +18,50 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-SECONDS = 0.0001
-"""The shortest that Linux allows."""
-GLOO = "gloo_tcp"
-"""In the name of the thread that reads and writes gloo's connections."""
+SLICE_SECONDS = 0.0001
+"""Shortest time slice that Linux allows, in seconds."""
+GLOO_THREAD = "gloo_tcp"
+"""Part of the name of the thread that reads and writes gloo's connections."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period; times in nanoseconds."""
 _POLICY, _NICE, _RUNTIME = 1, 3, 5
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
-"""By machine: the numbers of sched_setattr and sched_getattr, for which C libraries have no function yet."""
+"""Numbers of the system calls sched_setattr and sched_getattr by machine; C libraries have no functions for them
+yet."""
 
 
-def shorten(named: str = GLOO) -> int:
-    """Give the threads of this process that have a word in their names the shortest time slice.
+def shorten_time_slices(name_part: str = GLOO_THREAD) -> int:
+    """Give the threads of this process with a word in their names the shortest time slice.
 
     Returns:
-        How many have it now; 0 where the system knows no such slices.
+        The number of threads that have it now; 0 where the system does not support time slices.
     """
-    found = 0
+    count = 0
     for folder in Path("/proc/self/task").glob("*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):  # The thread has ended meanwhile.
             thread = int(folder.name)
-            if named in (folder / "comm").read_text() and (known := _read(thread)) is not None:
-                _write(thread, known)
-                found += seconds(thread) == SECONDS
-    return found
+            if name_part in (folder / "comm").read_text() and (attributes := _read(thread)) is not None:
+                _write(thread, attributes)
+                count += slice_seconds(thread) == SLICE_SECONDS
+    return count
 
 
-def seconds(thread: int) -> float | None:
-    """The time slice of a thread; None where the system does not say it."""
-    known = _read(thread)
-    return known[_RUNTIME] / 1e9 if known is not None and known[_RUNTIME] else None
+def slice_seconds(thread: int) -> float | None:
+    """Return the time slice of a thread in seconds; None where the system does not tell."""
+    attributes = _read(thread)
+    return attributes[_RUNTIME] / 1e9 if attributes is not None and attributes[_RUNTIME] else None
 
 
 def _read(thread: int) -> tuple[int, ...] | None:
     if platform.machine() not in _CALLS:
         return None
-    room = ctypes.create_string_buffer(_ATTRIBUTES.size)
+    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
     _, get = _CALLS[platform.machine()]
-    failed = ctypes.CDLL(None).syscall(get, thread, room, _ATTRIBUTES.size, 0)
-    return None if failed else _ATTRIBUTES.unpack(room.raw)
+    failed = ctypes.CDLL(None).syscall(get, thread, buffer, _ATTRIBUTES.size, 0)
+    return None if failed else _ATTRIBUTES.unpack(buffer.raw)
 
 
-def _write(thread: int, known: tuple[int, ...]) -> None:
-    wanted = (_ATTRIBUTES.size, known[_POLICY], 0, known[_NICE], 0, round(SECONDS * 1e9), 0, 0)
+def _write(thread: int, attributes: tuple[int, ...]) -> None:
+    packed = (_ATTRIBUTES.size, attributes[_POLICY], 0, attributes[_NICE], 0, round(SLICE_SECONDS * 1e9), 0, 0)
     set_, _ = _CALLS[platform.machine()]
-    ctypes.CDLL(None).syscall(set_, thread, _ATTRIBUTES.pack(*wanted), 0)
+    ctypes.CDLL(None).syscall(set_, thread, _ATTRIBUTES.pack(*packed), 0)

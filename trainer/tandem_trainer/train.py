@@ -1,4 +1,4 @@
-"""The training loop of a task, built-in or your own, from top to bottom: data, model, restore, steps, end.
+"""The training loop of a task, built-in or your own, from top to bottom: data, model, optimizer, start, steps, end.
 
 The gradient is that of the mean loss over the *global* batch, whatever the number of ranks, however unevenly the batch
 splits and however many micro-batches a rank needs; every rank takes as many as the one that needs most, because a
@@ -9,12 +9,13 @@ mean over the rank's own part.
 Dropout draws by seed, step and sample (tandem_trainer.models.dropout). Whatever else draws in a model follows from
 seed, step and rank. So a resumed run needs no stored generator state.
 
-What is learned is the task's (tandem_trainer.task). What makes it elastic, and the checkpoints, are the business of
-`tandem_trainer.elastic_run`.
+The task defines what is learned (tandem_trainer.task). `tandem_trainer.elastic_run` does all else between two steps:
+restore, votes, checkpoints, the log.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,46 +25,51 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import default_collate
 
-from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tasks import Loop, Schedule, TaskLoop
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import Origin
-from tandem.tasks import Loop, Schedule, TaskLoop
 from tandem_trainer.agreement import Terms, agree
-from tandem_trainer.checkpoint.sharding import here
+from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
-from tandem_trainer.data.supply import Read, Resident, Share, Supply, whole_and_slice
-from tandem_trainer.elastic_run import ElasticRun, RankContext, StopRequest
+from tandem_trainer.data.supply import LoaderSupply, Resident, Share, Supply, whole_and_slice
+from tandem_trainer.elastic_run import ElasticRun, RankContext, RunFacts, StopRequest
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.initial_weights import load_initial
-from tandem_trainer.meter import Busy, GradientNorm, cost_of
+from tandem_trainer.meter import GradientNorm, Stopwatch, cost_of
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws, key_dropout
+from tandem_trainer.process_group import Group
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.strategy import Strategy, mixed_precision, prepare
 from tandem_trainer.task import Task, name_of, pinned, task_of, tensors_of
 
 SCHEDULE = "schedule"
-"""Among the others of a checkpoint: how many steps the runs before it have taken of the schedule."""
+"""Name of the schedule's state in a checkpoint: the number of schedule steps that earlier runs took."""
+
+EARLIER_STEPS = "steps"
+"""Key of that number in the schedule's state."""
 
 
 def refuse_slow(loop: Loop, device: torch.device) -> None:
-    """
+    """Refuse a precision that the device does not support.
+
     Raises:
-        ConfigurationError: the precision is none for this device.
+        ConfigurationError: the precision is float16, and the device is not a GPU.
     """
     if loop.precision == "float16" and device.type != "cuda":
-        raise ConfigurationError("precision: float16 needs a GPU; on a CPU take bfloat16 or float32")
+        raise ConfigurationError("precision: float16 needs a GPU; on a CPU use bfloat16 or float32")
 
 
 class Stepper:
-    """Takes optimizer steps."""
+    """Runs optimizer steps: forward passes, backward passes, clipping, the update."""
 
     def __init__(
         self,
@@ -78,23 +84,24 @@ class Stepper:
     ) -> None:
         """
         Args:
-            task: whose losses are learned from.
-            loop: how.
-            strategy: how the model lies on the ranks.
-            forward: the model as the strategy has it called.
-            draws: what its dropout draws from.
-            scaler: of the loss; enabled for float16 alone.
-            gradients: measures their norm; None where nobody asks.
+            task: computes the losses.
+            loop: settings of the training loop.
+            strategy: parallelism of the model over the ranks.
+            forward: the model, wrapped by the strategy.
+            draws: random keys of the model's dropout.
+            optimizer: steps the parameters of the model.
+            scaler: gradient scaler; enabled for float16 only.
+            gradients: records the gradient norm; None on ranks that write no log.
         """
         group = strategy.group
         refuse_slow(loop, group.device)
         self._task, self._loop, self._strategy, self._group = task, loop, strategy, group
         self._forward, self._draws, self._optimizer, self._scaler = forward, draws, optimizer, scaler
-        self._parameters = [p for parameters in optimizer.param_groups for p in parameters["params"]]
+        self._parameters = [parameter for parameters in optimizer.param_groups for parameter in parameters["params"]]
         self._gradients = gradients
         if gradients is not None:
             gradients.follow(optimizer)
-        self.busy = Busy(group.device)
+        self.busy = Stopwatch(group.device)
         self._runner = strategy.runner(task, draws, self.busy, scaler)
         forward.train()
 
@@ -102,9 +109,9 @@ class Stepper:
         """Take one step.
 
         Args:
-            step: its number, counted from 0.
+            step: the step's number, counted from 0.
             share: this rank's samples.
-            learning_rates: for this step, of each group of parameters.
+            learning_rates: learning rate of each parameter group in this step.
 
         Returns:
             This rank's part of the mean loss of the global batch: the sum over all ranks is the mean. Scalar, float32.
@@ -113,33 +120,38 @@ class Stepper:
             PassDidNotFit: a forward or backward pass ran out of memory.
         """
         strategy = self._strategy
-        for number, one in enumerate(strategy.devices):
-            seed_torch(mixed(self._loop.seed, step, strategy.dp_rank, *((number,) if number else ())), one)
+        # Seed by step and rank: a resumed run draws the same numbers without a stored generator state.
+        for number, device in enumerate(strategy.devices):
+            seed_torch(mixed(self._loop.seed, step, strategy.dp_rank, *((number,) if number else ())), device)
         for parameters, rate in zip(self._optimizer.param_groups, learning_rates, strict=True):
             parameters["lr"] = rate
         total = (self._runner or self._run)(step, share)
         if self._loop.gradient_clip_norm is not None:
+            # The threshold is one of unscaled gradients. The norm is known then, so nobody measures it again.
             self._scaler.unscale_(self._optimizer)
             norm = strategy.clip(self._parameters, self._loop.gradient_clip_norm)
             if self._gradients is not None and self._gradients.is_due:
-                self._gradients.tell(norm)
+                self._gradients.record(norm)
+        # With float16, the scaler skips the update if a gradient is not finite.
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
     def _run(self, step: int, share: Share) -> Tensor:
-        """Forward and backward pass of a share, part by part."""
+        """Run the forward and backward passes of a share, micro-batch by micro-batch."""
         strategy, device = self._strategy, self._group.device
         size = len(share.ids)
         cuts = pieces(share.samples, size, strategy.dp_size, self._loop.micro_batch_size or size)
         total = torch.zeros((), device=device)
-        # Ranks that work on the same samples share what they say of them.
-        told = strategy.dp_size / self._group.world_size
+        # Tensor-parallel ranks compute the same loss. Each reports its fraction, so that the sum over ranks is the
+        # mean.
+        loss_share = strategy.dp_size / self._group.world_size
         for number, (start, end) in enumerate(cuts, start=1):
             # A rank without a sample still takes part in the collectives: with one sample of weight 0.
             scale = (1.0 if start < end else 0.0) / size
             try:
+                # Gradients are averaged over ranks with the last micro-batch only.
                 with strategy.synchronised(self._forward, last=number == len(cuts)):
                     with self.busy:
                         loss = self._loss(step, share, start, end)
@@ -148,11 +160,11 @@ class Stepper:
                 if is_out_of_memory(error):
                     raise PassDidNotFit(max(1, end - start)) from error
                 raise
-            total += loss.detach() * (scale * told)
+            total += loss.detach() * (scale * loss_share)
         return total
 
     def _loss(self, step: int, share: Share, start: int, end: int) -> Tensor:
-        """Sum of the losses of some samples. Scalar."""
+        """Compute the sum of the losses of some samples. Scalar."""
         batch, keys = share.part(start, end)
         self._draws.set(self._loop.seed, step, keys)
         if self._loop.precision == "float32":
@@ -162,7 +174,7 @@ class Stepper:
 
 
 def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
-    """What the peak learning rate is multiplied with in a step (counted from 0): warm-up, then the schedule's shape."""
+    """Compute the factor of the peak learning rate in a step (counted from 0): warm-up, then the schedule's shape."""
     if step < schedule.warmup_steps:
         return (step + 1) / (schedule.warmup_steps + 1)
     if schedule.name == "constant":
@@ -174,31 +186,35 @@ def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
 
 
 def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
-    """Train the job's task until its end or until asked to leave. Collective: every rank of the generation calls it.
+    """Train the job's task until its end or until the rank is asked to leave. Collective: every rank of the generation
+    calls it.
 
     Raises:
         ConfigurationError: the job cannot work as it is written.
         Superseded: a newer generation has taken over.
         SaveFailed: the last checkpoint could not be written.
-        WentBack: the loss has become useless.
+        TrainingDiverged: the loss has become useless.
         MicroBatchHalved: a micro-batch did not fit into memory.
-        DoesNotFit: nor did one of a single sample.
+        SampleTooLarge: a single sample did not fit into memory.
     """
     stop = StopRequest(context.pulse)
     loop, group = job.spec.trainer.settings_of_loop, context.group
 
-    # Data and model
+    # Data. The task keeps to the commits of weights and data that earlier generations read.
     torch.use_deterministic_algorithms(loop.deterministic)
     task = pinned(task_of(job.spec.trainer), context.rundir)
     dataset, start, end = samples_of(task)
     elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
     micro_batch = MicroBatch(job, context)
-    loop = loop.model_copy(update={"micro_batch_size": micro_batch.most})
+    loop = loop.model_copy(update={"micro_batch_size": micro_batch.max_samples})
+    # Ranks with other data or settings would call other collectives, and hang. So they compare before the first one.
     agree(group, terms_of(loop, start, end, mixture_of(dataset)))
     passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
+    # The operations are counted on a model of random weights: before the seed is set.
     cost = cost_of(loop.precision, task.flops_per_sample, group.device)
     cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
-    # Before the model is made: it may decide what becomes of memory that is freed.
+
+    # Model. The strategy comes first: it may change how this process returns freed memory.
     strategy = strategy_of(loop, group, job.spec.workers.processes)
     torch.manual_seed(mixed(loop.seed))
     model = task.model()
@@ -206,6 +222,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
     draws = key_dropout(model)
     model = prepare(model, loop, group)
+    # The average is a copy of the whole model, so it is made before the model is split over ranks.
     average = averaged(model, loop.ema_decay)
     examples = partial(examples_of, task, dataset, start, end)
     strategy.shard(model, task, examples)
@@ -214,52 +231,40 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     if average is not None:
         strategy.shard(average.module, task, examples)
         task.load_frozen(average.module)
+
+    # Optimizer, over the parameters that this rank holds now.
     optimizer = task.optimizer(model, loop.optimizer)
-    peaks = [float(parameters["lr"]) for parameters in optimizer.param_groups]
+    peak_rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
     scaler = strategy.scaler()
 
-    before = {"steps": 0}
-
-    def take_over(found: Contents, of: Manifest) -> None:
-        kept.load_optimizer(found)
-        if loop.initial_optimizer == "MomentsAndSchedule":
-            known = kept.other(SCHEDULE, found) or {}
-            before["steps"] = of.step + int(known.get("steps", 0))
-
-    def begin() -> Origin | None:
-        origin = None
-        if loop.initial_weights is not None:
-            more = None if loop.initial_optimizer == "Fresh" else take_over
-            origin = load_initial(model, Path(loop.initial_weights), group, more)
-        else:
-            task.initialize(model)
-            origin = task.origin()
-        if average is not None:
-            average.module.load_state_dict(model.state_dict())
-        return origin
-
-    # Where to start
-    others: dict[str, Any] = {"scaler": scaler} if scaler.is_enabled() else {}
+    # Start: from the newest checkpoint of this run, else from fresh weights. Both change `schedule` in place.
+    schedule = {EARLIER_STEPS: 0}
+    other_state: dict[str, Any] = {"scaler": scaler} if scaler.is_enabled() else {}
     if loop.initial_optimizer == "MomentsAndSchedule":
-        others[SCHEDULE] = before
-    kept = TrainState(model, optimizer, average, others, stages=strategy.stages)
-    elastic.begin(kept, passes, begin, cost, strategy.mesh, strategy.is_shared, task.dataset_commits())
+        other_state[SCHEDULE] = schedule
+    train_state = TrainState(model, optimizer, average, other_state, stages=strategy.stages)
+    fresh = FreshStart(task, loop, group, model, average, train_state, schedule)
+    facts = RunFacts(cost=cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits())
+    elastic.begin(train_state, passes, fresh.load, facts)
+    # Wrap after loading: DistributedDataParallel copies the weights of rank 0 to all ranks.
     forward = strategy.wrap(model)
     stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
     supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
 
-    # Steps
+    # Steps. What happens between two of them (votes, checkpoints, the log) happens in `elastic.steps`.
     trace = StepTrace(group.rank, group.device)
     assert elastic.total_steps is not None
+    earlier_steps = schedule[EARLIER_STEPS]
     for step in elastic.steps(stepper.busy.take):
         share = supply.read(elastic.data_step)
-        factor = rate_factor(loop.schedule, before["steps"] + step, before["steps"] + elastic.total_steps)
-        rates = [peak * factor for peak in peaks]
+        factor = rate_factor(loop.schedule, earlier_steps + step, earlier_steps + elastic.total_steps)
+        rates = [peak * factor for peak in peak_rates]
         elastic.meter.data_ready()
         try:
             loss = stepper.take(step, share, rates)
         except PassDidNotFit as failed:
             micro_batch.halve(failed)
+        # Under hogwild all ranks share one copy of the weights, and rank 0 alone averages it.
         if average is not None and (group.rank == 0 or not strategy.is_shared):
             average.update_parameters(model)
         elastic.took(share.ids, rates[0], loss, share.content)
@@ -268,30 +273,68 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     return elastic.end()
 
 
+@dataclass(frozen=True)
+class FreshStart:
+    """The start of a run without a checkpoint of its own: `loop.initialWeights`, or the task's own weights."""
+
+    task: Task[Any]
+    loop: Loop
+    group: Group
+    model: nn.Module
+    average: AveragedModel | None
+    train_state: TrainState
+    schedule: dict[str, int]
+    """Steps that earlier runs took of the schedule, under EARLIER_STEPS; changed in place."""
+
+    def load(self) -> Origin | None:
+        """Load the initial weights into the model and its average. Collective.
+
+        Returns:
+            Where the weights come from; None if the task made them.
+        """
+        if self.loop.initial_weights is not None:
+            take_over = None if self.loop.initial_optimizer == "Fresh" else self._take_over_optimizer
+            origin: Origin | None = load_initial(self.model, Path(self.loop.initial_weights), self.group, take_over)
+        else:
+            self.task.initialize(self.model)
+            origin = self.task.origin()
+        if self.average is not None:
+            self.average.module.load_state_dict(self.model.state_dict())
+        return origin
+
+    def _take_over_optimizer(self, contents: Contents, manifest: Manifest) -> None:
+        """Load the optimizer state of another run's checkpoint, and continue its schedule if the job says so."""
+        self.train_state.load_optimizer(contents)
+        if self.loop.initial_optimizer == "MomentsAndSchedule":
+            # That run may itself have continued the schedule of another one.
+            schedule = self.train_state.other(SCHEDULE, contents) or {}
+            self.schedule[EARLIER_STEPS] = manifest.step + int(schedule.get(EARLIER_STEPS, 0))
+
+
 def samples_of(task: Task[Any]) -> tuple[Any, int, int]:
-    """The training data of a task, and the slice of it that is used.
+    """Return the training data of a task, and the slice of it that is used: data set, first sample, end.
 
     Raises:
-        ConfigurationError: it has no samples with numbers.
+        ConfigurationError: the data has no length and no indices, or no samples.
     """
-    given = task.data("train")
+    dataset = task.data("train")
     name = name_of(type(task))
-    if not has_indices(given):
+    if not has_indices(dataset):
         raise ConfigurationError(
-            f'{name}.data("train") returned a {type(given).__name__}, which has no __len__ and __getitem__; a stream '
+            f'{name}.data("train") returned a {type(dataset).__name__}, which has no __len__ and __getitem__; a stream '
             "needs a loop of your own with a session"
         )
-    if not len(given):
+    if not len(dataset):
         raise ConfigurationError(f'{name}.data("train") is empty')
-    return whole_and_slice(given)
+    return whole_and_slice(dataset)
 
 
 DIFFERENT_SAMPLES = 16
-"""Samples that are read for a batch to try a model with, and then repeated: reading takes time."""
+"""Distinct samples that are read for an example batch; more are repetitions, because reading takes time."""
 
 
 def examples_of(task: Task[Any], dataset: Any, start: int, end: int, count: int) -> Any:
-    """A batch of `count` samples, on the CPU: the first few of `start` to `end`, repeated as often as it takes."""
+    """Build a batch of `count` samples on the CPU: the first few of `start` to `end`, repeated as often as needed."""
     first = range(start, min(end, start + DIFFERENT_SAMPLES))
     numbers = [first[place % len(first)] for place in range(count)]
     tensors = tensors_of(task, dataset)
@@ -304,10 +347,10 @@ def examples_of(task: Task[Any], dataset: Any, start: int, end: int, count: int)
 def supply_of(
     task: Task[Any], dataset: Any, order: Order, loop: Loop, strategy: Strategy, steps: Iterable[int]
 ) -> Supply:
-    """Where this rank's batches come from.
+    """Create the supply of this rank's batches.
 
     Args:
-        steps: the data steps that are to come.
+        steps: the data steps that remain.
     """
     tensors, device = tensors_of(task, dataset), strategy.group.device
     if tensors is not None:
@@ -316,35 +359,36 @@ def supply_of(
     pin = device.type == "cuda"
     collate = default_collate if type(task).collate is Task.collate else task.collate
     reading = Reading(strategy.dp_rank, strategy.dp_size, loop.seed, workers, collate, pin=pin)
-    return Read(dataset, order, steps, reading, device)
+    return LoaderSupply(dataset, order, steps, reading, device)
 
 
 def averaged(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    """An exponential moving average of the weights; None without a decay."""
+    """Create an exponential moving average of the weights; None without a decay."""
     if decay is None:
         return None
     lerp = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
-    def update(mine: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
-        """Of tensors of one type. Frozen codes of quantized weights are no numbers."""
-        if mine[0].is_floating_point():
-            # What this rank holds of each: an operation for many tensors takes those of one mesh alone.
-            lerp([here(one) for one in mine], [here(one) for one in current], count)
+    def update(averages: Sequence[Tensor], current: Sequence[Tensor], count: Any) -> None:
+        """Update averages of one dtype. Codes of quantized weights are frozen, and no numbers to average."""
+        if averages[0].is_floating_point():
+            # Local shards: a multi-tensor kernel takes the tensors of one mesh only.
+            lerp([to_local(tensor) for tensor in averages], [to_local(tensor) for tensor in current], count)
 
     average = AveragedModel(model, multi_avg_fn=update)
-    # It begins as a copy, and goes on as what a checkpoint held: its first update is one like all others.
+    # The average starts as a copy of the weights, or as a checkpoint had it. In neither case is its first update
+    # special.
     average.n_averaged.fill_(1)
     return average
 
 
 def mixture_of(dataset: Any) -> Mixture | None:
-    """In which shares a data set of several sources is to be read."""
-    found = getattr(dataset, "mixture", None)
-    return found if isinstance(found, Mixture) else None
+    """Return the mixture that a data set of several sources is read in; None: each sample once."""
+    mixture = getattr(dataset, "mixture", None)
+    return mixture if isinstance(mixture, Mixture) else None
 
 
 def terms_of(loop: Loop, start: int, end: int, mixture: Mixture | None) -> Terms:
-    """Terms that the ranks of a task must agree on before they train."""
+    """Collect the terms that the ranks of a task must agree on before they train."""
     settings = loop.dump()
     for name in ("seed", "strategy", "precision", "globalBatchSize", "dropLast", "epochs", "maxSteps"):
         settings.pop(name, None)
@@ -363,13 +407,13 @@ def terms_of(loop: Loop, start: int, end: int, mixture: Mixture | None) -> Terms
 
 
 def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:
-    """The order of the samples from `start` to before `end`.
+    """Return the order of the samples from `start` to before `end`.
 
     Args:
-        mixture: what an epoch takes of them where they are of several sources.
+        mixture: samples per epoch of each source, where there are several.
 
     Raises:
-        ConfigurationError: nothing of them is left.
+        ConfigurationError: `dropLast` leaves out all of them.
     """
     assert mixture is None or (start, end) == (0, sum(mixture.taken)), "a mixture is read as a whole"
     if loop.drop_last and end - start < loop.global_batch_size:

@@ -5,39 +5,39 @@ A full disk takes neither a checkpoint nor the line that says so; the heartbeat 
 
 import threading
 
-from tandem.protocol import Trouble
+from tandem.wire.protocol import Trouble
 from tandem_trainer.pulse import Pulse
 
 
 class TroubleCounts:
-    """Counts from the start of the process on. Any thread may count.
+    """Counts since the start of the process. Any thread may count.
 
     Args:
-        pulse: where it is told; None outside of a job.
+        pulse: pulse that reports the counts; None outside of a job.
     """
 
     def __init__(self, pulse: Pulse | None) -> None:
         self._pulse, self._lock = pulse, threading.Lock()
-        self.now = Trouble()
+        self.counts = Trouble()
 
-    def save_failed(self, why: str) -> None:
-        """A checkpoint could not be written."""
+    def save_failed(self, reason: str) -> None:
+        """Count a checkpoint that could not be written."""
         with self._lock:
-            failed, in_a_row = self.now.saves_failed + 1, self.now.saves_failed_in_a_row + 1
-            self._tell(saves_failed=failed, saves_failed_in_a_row=in_a_row, why=why)
+            failed, in_a_row = self.counts.saves_failed + 1, self.counts.saves_failed_in_a_row + 1
+            self._tell(saves_failed=failed, saves_failed_in_a_row=in_a_row, why=reason)
 
-    def save_went_well(self) -> None:
-        """A checkpoint was committed."""
+    def save_succeeded(self) -> None:
+        """Reset the failures in a row after a committed checkpoint."""
         with self._lock:
-            if self.now.saves_failed_in_a_row:
+            if self.counts.saves_failed_in_a_row:
                 self._tell(saves_failed_in_a_row=0)
 
     def lines_lost(self, count: int) -> None:
-        """So many lines of the log could not be written."""
+        """Count lines of the log that could not be written."""
         with self._lock:
-            self._tell(lines_lost=self.now.lines_lost + count)
+            self._tell(lines_lost=self.counts.lines_lost + count)
 
     def _tell(self, **changes: object) -> None:
-        self.now = Trouble.model_validate(self.now.model_dump(by_alias=False) | changes)
+        self.counts = Trouble.model_validate(self.counts.model_dump(by_alias=False) | changes)
         if self._pulse is not None:
-            self._pulse.tell(self.now)
+            self._pulse.report_trouble(self.counts)

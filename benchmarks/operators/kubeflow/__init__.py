@@ -1,9 +1,9 @@
-"""Kubeflow's training operator as it is measured, beside ours: Go, with its kind PyTorchJob.
+"""Kubeflow's training operator for the comparison: Go, with its kind PyTorchJob.
 
-It is compiled from the pinned module beside this file and kept, and runs as a process of this machine with the rights
+It is compiled from the pinned module beside this file and cached, and runs as a process of this machine with the rights
 that its own manifests give its service account. Of its kinds only PyTorchJob is enabled. It starts its controllers once
 its webhook has a certificate: the Secret that it fills is written where its pod would have it mounted. The webhook
-itself is registered nowhere (it would check jobs as they are created, in this very process), which spares it work.
+itself is not registered (it would check jobs as they are created, in this very process), which saves it work.
 """
 
 import base64
@@ -32,26 +32,26 @@ JOB = Kind("kubeflow.org/v1", "PyTorchJob", "pytorchjobs")
 CRD = f"{JOB.plural}.{JOB.group}"
 JOB_LABEL, ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/replica-type"
 REPLICAS = {"Master": 1, "Worker": 3}
-"""As many pods as a job of ours has."""
+"""Replicas by role: as many pods as a job of Tandem has."""
 CONTAINER = "pytorch"
 CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
-"""Where it looks for them; no flag says otherwise."""
+"""Folder in which it looks for certificates; it has no flag."""
 SECRET = "webhook-certificate"
 START_SECONDS, OWNER_SECONDS = 90.0, 90.0
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How much it may do at once. The defaults are its flags'."""
+    """Limits of its rate. The defaults are those of its flags."""
 
     requests: int = 20
-    """To the API server in a second."""
+    """Requests to the API server a second."""
     burst: int = 30
     threads: int = 1
-    """Jobs that it looks at at once."""
+    """Jobs that it reconciles at the same time."""
 
     def flags(self) -> list[str]:
-        """On its command line."""
+        """Flags of its command line."""
         return [
             f"--kube-api-qps={self.requests}",
             f"--kube-api-burst={self.burst}",
@@ -60,7 +60,7 @@ class Pace:
 
 
 class _Process(Background):
-    """One of it."""
+    """Process of the operator."""
 
     def __init__(self, namespace: Namespace, binary: Path, config: Path, log: Path, pace: Pace) -> None:
         super().__init__(log)
@@ -68,10 +68,10 @@ class _Process(Background):
 
     @contextmanager
     def ready(self) -> Iterator[Running]:
-        """There for a while, and ready.
+        """Run it until it is ready.
 
         Raises:
-            FileExistsError: something else on this machine has certificates where it looks for its own.
+            FileExistsError: the folder of its certificates already exists on this machine.
         """
         probe, webhook = reserved_port(), reserved_port()
         command = [
@@ -90,7 +90,7 @@ class _Process(Background):
                 self.run(command, {"KUBECONFIG": str(self._config), "MY_POD_NAMESPACE": self._namespace.name})
                 self.becomes(lambda: "tls.crt" in self._filled(), "a certificate for its webhook", START_SECONDS)
                 filled = self._filled()
-                # The certificate last: it is what the operator waits for.
+                # The certificate last, because the operator waits for it.
                 for name in sorted(filled, key="tls.crt".__eq__):
                     (CERTIFICATES / name).write_bytes(base64.b64decode(filled[name]))
                 ready = f"http://127.0.0.1:{probe}/readyz"
@@ -105,12 +105,12 @@ class _Process(Background):
 
 
 def subject(title: str, pace: Pace) -> Subject:
-    """It, at a pace."""
+    """The operator with these limits."""
 
     @contextmanager
     def running(namespace: Namespace, folder: Path, proxy: int) -> Iterator[Running]:
         binary = program()
-        # What it puts into the pods of workers (a container that waits for the master) is not `restricted`.
+        # The container that it adds to pods of workers (it waits for the master) is not `restricted`.
         kubectl("label", "namespace", namespace.name, "--overwrite", "pod-security.kubernetes.io/enforce=privileged")
         with _kind(), _account(namespace):
             until(lambda: _may_own(namespace), "what may belong to a PyTorchJob", OWNER_SECONDS)
@@ -118,9 +118,9 @@ def subject(title: str, pace: Pace) -> Subject:
             address = f"http://127.0.0.1:{proxy}"
             config = kubeconfig(namespace, folder, address)
             token = yaml.safe_load(config.read_text())["users"][0]["user"]["token"]
-            # Without TLS, Go's client keeps it to itself.
-            shown = urllib.request.Request(address + TOKEN, data=token.encode(), method="PUT")
-            with urllib.request.urlopen(shown, timeout=10):
+            # Without TLS, Go's client does not send it.
+            token_request = urllib.request.Request(address + TOKEN, data=token.encode(), method="PUT")
+            with urllib.request.urlopen(token_request, timeout=10):
                 pass
             with _Process(namespace, binary, config, folder / "operator.log", pace).ready() as process:
                 yield process
@@ -144,7 +144,7 @@ def subject(title: str, pace: Pace) -> Subject:
 
 
 def manifest(index: int) -> Object:
-    """A job of a master and workers, as in its own examples."""
+    """Manifest of a job with a master and workers, as in its own examples."""
     container = {"name": CONTAINER, "image": "bench", "command": ["python", "-m", "train"]}
     template = {"spec": {"schedulerName": NOBODY, "containers": [container]}}
     replicas = {
@@ -160,19 +160,19 @@ def manifest(index: int) -> Object:
 
 
 def phase(status: Object) -> str:
-    """The last of its conditions that holds; it has no phase."""
-    holding = [one["type"] for one in status.get("conditions") or [] if one["status"] == "True"]
+    """The last of its conditions that is true; it has no phase."""
+    holding = [condition["type"] for condition in status.get("conditions") or [] if condition["status"] == "True"]
     return str(holding[-1]) if holding else ""
 
 
 def right(status: Object) -> bool:
-    """Whether it is said to run, with all pods."""
-    active = {role: of.get("active") for role, of in (status.get("replicaStatuses") or {}).items()}
+    """Whether the status reports that it runs, with all pods."""
+    active = {role: counts.get("active") for role, counts in (status.get("replicaStatuses") or {}).items()}
     return phase(status) == "Running" and active == REPLICAS
 
 
 def program() -> Path:
-    """Where it is; compiled now if that has not happened yet (6 minutes on two cores with others at work).
+    """Path of the binary; compiles it if necessary (6 minutes on two busy cores).
 
     Raises:
         ClusterError: there is no Go, or it does not compile.
@@ -182,7 +182,7 @@ def program() -> Path:
 
 @contextmanager
 def _kind() -> Iterator[None]:
-    """PyTorchJob, known to the cluster for a while; one that is there already stays, with all its jobs."""
+    """Define PyTorchJob on the cluster for a while; an existing definition stays, with all its jobs."""
     if CRD in kubectl("get", "crd", "-o", "name"):
         yield
         return
@@ -193,30 +193,32 @@ def _kind() -> Iterator[None]:
         until(_is_known, "the kind PyTorchJob", 60.0)
         yield
     finally:
-        # The next run has to find it gone, or there.
+        # The next run must find it deleted, or complete.
         kubectl("delete", "--timeout=100s", "-f", definition)
 
 
 def _is_known() -> bool:
     status = json.loads(kubectl("get", "crd", CRD, "-o", "json"))["status"]
-    return {"Established": "True"}.items() <= {one["type"]: one["status"] for one in status["conditions"] or []}.items()
+    return {"Established": "True"}.items() <= {
+        state["type"]: state["status"] for state in status["conditions"] or []
+    }.items()
 
 
 def _may_own(namespace: Namespace) -> bool:
-    """Whether the API server lets the operator make objects that belong to jobs.
+    """Whether the API server allows the operator to create objects that belong to jobs.
 
-    The admission of owners looks for new kinds every half minute only, and refuses those it has not seen yet.
+    The admission of owners looks for new kinds only every half minute, and refuses unknown ones.
     """
     owner = {"apiVersion": JOB.api, "kind": JOB.name, "name": "a", "uid": "a", "blockOwnerDeletion": True}
     owned = named("ConfigMap", "owned")
     owned["metadata"]["ownerReferences"] = [owner]
-    who = f"--as=system:serviceaccount:{namespace.name}:{ACCOUNT}"
-    return bool(namespace("create", who, "--dry-run=server", "-f", "-", stdin=json.dumps(owned), check=False))
+    impersonation = f"--as=system:serviceaccount:{namespace.name}:{ACCOUNT}"
+    return bool(namespace("create", impersonation, "--dry-run=server", "-f", "-", stdin=json.dumps(owned), check=False))
 
 
 @contextmanager
 def _account(namespace: Namespace) -> Iterator[None]:
-    """A service account with the rights that its manifests give it: in the whole cluster, and for a while."""
+    """Create a service account with the rights of its manifests in the whole cluster, for a while."""
     api, name = "rbac.authorization.k8s.io", f"{namespace.name}-training-operator"
     role = yaml.safe_load((KUBEFLOW.sources() / "manifests/base/rbac/role.yaml").read_text())
     role["metadata"] = {"name": name}

@@ -1,4 +1,4 @@
--- The health of a DistributedTrainingJob for Argo CD; docs/gitops.md says where it goes.
+-- The health of a DistributedTrainingJob for Argo CD; docs/gitops.md explains where to put it.
 local health = { status = "Progressing", message = "the operator has not seen it yet" }
 if obj.status == nil or obj.status.observedGeneration ~= obj.metadata.generation then
   return health

@@ -4,7 +4,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 50 characters leave room for what is put behind. */}}
+{{/* 50 characters leave room for suffixes. */}}
 {{- define "tandem.fullname" -}}
 {{- $name := include "tandem.name" . -}}
 {{- if .Values.fullnameOverride -}}
@@ -28,14 +28,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What never changes, so that a Deployment can be found by it. */}}
+{{/* Labels that never change, for selectors. */}}
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: {{ include "tandem.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
-{{/* Ours win over what the values add, or a Deployment would not find its pods. Of a list: the chart, and more labels. */}}
+{{/* All labels. The chart's own override additional ones, or a Deployment would not find its pods. Argument: a list of the chart's context, and additional labels. */}}
 {{- define "tandem.labelled" -}}
 {{- $ours := include "tandem.selector" (index . 0) | fromYaml -}}
 {{- $_ := set $ours "app.kubernetes.io/version" (index . 0).Chart.AppVersion -}}
@@ -44,7 +44,7 @@ app.kubernetes.io/component: operator
 {{- toYaml (merge $ours (index . 1) (index . 0).Values.extraLabels) -}}
 {{- end -}}
 
-{{/* Of a list: the chart, and another component than the operator. */}}
+{{/* Labels of another component than the operator. Argument: a list of the chart's context, and the component. */}}
 {{- define "tandem.labelledAs" -}}
 {{- include "tandem.labelled" (list (index . 0) dict) | fromYaml | merge (dict "app.kubernetes.io/component" (index . 1)) | toYaml -}}
 {{- end -}}
@@ -53,7 +53,7 @@ app.kubernetes.io/component: operator
 {{- include "tandem.fullname" . }}-mlflow
 {{- end -}}
 
-{{/* The MLflow server of jobs that name none; empty where there is none. */}}
+{{/* URL of the MLflow server of jobs that name none; empty if there is none. */}}
 {{- define "tandem.mlflowUri" -}}
 {{- if .Values.mlflow.uri -}}
 {{- .Values.mlflow.uri -}}
@@ -66,7 +66,7 @@ http://{{ include "tandem.mlflow" . }}.{{ .Release.Namespace }}.svc:5000
 {{- include "tandem.labelled" (list . dict) -}}
 {{- end -}}
 
-{{/* Of a list: the chart, and which of its images. */}}
+{{/* Reference of an image. Argument: a list of the chart's context, and the image's name. */}}
 {{- define "tandem.image" -}}
 {{- $chart := index . 0 -}}
 {{- $all := $chart.Values.images -}}
@@ -76,7 +76,7 @@ http://{{ include "tandem.mlflow" . }}.{{ .Release.Namespace }}.svc:5000
 {{- if $one.digest -}}@{{ $one.digest }}{{- else -}}:{{ $one.tag | default $all.tag | default $chart.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
-{{/* Of a monitor: what a target may tell at most. More than that, and Prometheus takes nothing of it. */}}
+{{/* Limits of a scrape. Prometheus drops a scrape that exceeds them. */}}
 {{- define "tandem.limits" -}}
 sampleLimit: {{ int64 .sampleLimit }}
 labelLimit: 32

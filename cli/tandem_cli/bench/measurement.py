@@ -1,7 +1,7 @@
-"""What the log of a run says about its speed, its memory and its loss.
+"""Speed, memory and loss of a run, from its log.
 
-Speed is that between the ends of two steps, the last of the warm-up and the last of all, as rank 0 saw them. Ranks wait
-for each other in each step, so this is the speed of all of them.
+Speed is measured between the ends of two steps, the last of the warm-up and the last of all, on rank 0. Ranks wait for
+each other in each step, so this is the speed of all of them.
 """
 
 from dataclasses import dataclass
@@ -12,46 +12,46 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import TRAINING, Start, Step, TrainingEnd, TrainingRecord
 
 SMOOTHED = 5
-"""A target loss is compared with the mean of this many losses: the loss of a single batch may be low by chance."""
+"""Number of losses whose mean is compared with a target loss: the loss of a single batch may be low by chance."""
 
 
 class Unmeasured(Exception):  # noqa: N818 - it says what is so
-    """There are no numbers; says why."""
+    """There is no measurement; the message says why."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured in one run."""
+    """Measurement of one run."""
 
     samples_per_second: float
-    """Of all ranks together."""
+    """Samples a second of all ranks together."""
     tokens_per_second: float | None
-    """None where the task does not say how many tokens a sample has."""
+    """None if the task does not report the tokens of a sample."""
     seconds: float
-    """Time over which it was measured, without the warm-up."""
+    """Measured time, without the warm-up."""
     steps: int
-    """Steps in that time."""
+    """Measured steps."""
     peak_memory: float | None
-    """Bytes: the most resident memory of the rank that had most."""
+    """Peak resident memory of the rank that had most, in bytes."""
     peak_gpu_memory: float | None
-    """Bytes, likewise: the most that torch had allocated on a GPU; None on CPUs."""
+    """Peak memory that torch had allocated on a GPU, in bytes; None on CPUs."""
     final_loss: float | None
-    """Of the last step."""
+    """Loss of the last step."""
     seconds_to_target: float | None
-    """Until the target loss was reached, from the beginning of the first step; None: it was not, or there is none."""
+    """Time to the target loss since the start of the first step; None if it was not reached, or there is none."""
     samples_to_target: int | None
-    """Trained until then."""
+    """Samples trained until then."""
 
 
-def measured(run_dir: RunDir, warm_up: int, target: float | None = None) -> Measurement:
-    """Read a run that is over.
+def measure(run_dir: RunDir, warm_up: int, target: float | None = None) -> Measurement:
+    """Measure a finished run.
 
     Args:
-        warm_up: first steps that do not count.
+        warm_up: first steps that are excluded.
         target: a loss to reach.
 
     Raises:
-        Unmeasured: it did not end well, or not in one go.
+        Unmeasured: the run failed, or its group was formed more than once.
     """
     failed = run_dir.failed()
     if failed is not None:
@@ -65,21 +65,21 @@ def measured(run_dir: RunDir, warm_up: int, target: float | None = None) -> Meas
         raise Unmeasured(f"its group was formed {len(starts)} times, and times are only comparable within one group")
     if len(steps) <= warm_up:
         raise Unmeasured(f"its log has {len(steps)} steps, and {warm_up} of them are warm-up")
-    counted = steps[warm_up:]
-    seconds = counted[-1].time - steps[warm_up - 1].time
+    timed = steps[warm_up:]
+    seconds = timed[-1].time - steps[warm_up - 1].time
     if seconds <= 0:
         raise Unmeasured("the clock of this machine was set back meanwhile")
-    speed = sum(step.samples or 0 for step in counted) / seconds
+    speed = sum(step.samples or 0 for step in timed) / seconds
     tokens = starts[0].tokens_per_sample
     reached = _reached(steps, starts[0], target)
     return Measurement(
         samples_per_second=speed,
         tokens_per_second=None if tokens is None else speed * tokens,
         seconds=seconds,
-        steps=len(counted),
-        peak_memory=_most(records, "peak_memory"),
-        peak_gpu_memory=_most(records, "peak_gpu_memory"),
-        final_loss=counted[-1].loss,
+        steps=len(timed),
+        peak_memory=_peak(records, "peak_memory"),
+        peak_gpu_memory=_peak(records, "peak_gpu_memory"),
+        final_loss=timed[-1].loss,
         seconds_to_target=None if reached is None else reached[0],
         samples_to_target=None if reached is None else reached[1],
     )
@@ -96,6 +96,6 @@ def _reached(steps: list[Step], start: Start, target: float | None) -> tuple[flo
     return None
 
 
-def _most(records: list[TrainingRecord], name: str) -> float | None:
-    found = [getattr(record, name) or {} for record in records if isinstance(record, TrainingEnd)]
-    return max((size for one in found for size in one.values() if size is not None), default=None)
+def _peak(records: list[TrainingRecord], name: str) -> float | None:
+    by_rank = [getattr(record, name) or {} for record in records if isinstance(record, TrainingEnd)]
+    return max((size for sizes in by_rank for size in sizes.values() if size is not None), default=None)

@@ -1,22 +1,23 @@
-"""Speed, memory and efficiency over the number of workers, a line for each strategy: three panels side by side."""
+"""A picture of speed, memory and efficiency over the number of workers, a line for each strategy: three panels side
+by side."""
 
 from collections.abc import Callable, Sequence
 
 from tandem.formatting import SIZES
-from tandem_cli.bench.results import Results, Row
+from tandem_cli.bench.results import BenchResults, VariantRow
 from tandem_cli.report.figures.compared import COLORS
 from tandem_cli.report.raster import standalone
-from tandem_coordinator.charts.chart import WIDE, Axis, Chart, Curve, Look, Panel
+from tandem_coordinator.charts.chart import WIDE, Axis, Chart, Curve, Panel, Viewport
 from tandem_coordinator.charts.drawing import draw
 
-LOOK = Look(WIDE.width, panel_height=240.0)
+STYLE = Viewport(WIDE.width, panel_height=240.0)
 ROOM = 0.5
-"""Workers beside the first and the last number."""
+"""Margin beside the first and the last number of workers."""
 TITLE = "Speed, memory and efficiency"
 
 
-def drawn(results: Results) -> str:
-    """An SVG file; empty where nothing was measured."""
+def draw_results(results: BenchResults) -> str:
+    """Draw the results as an SVG file; empty if nothing was measured."""
     rows = [row for row in results.rows if row.runs]
     if not rows:
         return ""
@@ -40,20 +41,22 @@ def drawn(results: Results) -> str:
     ]
     charts = [Chart(axis=axis, panels=(panel,)) for panel in panels if panel.curves]
     title = f"{results.conditions.job}: {TITLE[0].lower()}{TITLE[1:]}"
-    told = "; ".join(f"{row.strategy}, {row.workers} workers: {row.samples_per_second:.4g} samples/s" for row in rows)
-    return standalone(draw("bench", title, told, charts, LOOK), title)
+    description = "; ".join(
+        f"{row.strategy}, {row.workers} workers: {row.samples_per_second:.4g} samples/s" for row in rows
+    )
+    return standalone(draw("bench", title, description, charts, STYLE), title)
 
 
-def _memory(row: Row) -> float | None:
-    """On GPUs theirs: that is what runs out."""
+def _memory(row: VariantRow) -> float | None:
+    """Peak memory of a row: the GPU's if there is one, as that is what runs out."""
     return row.peak_memory_bytes if row.peak_gpu_memory_bytes is None else row.peak_gpu_memory_bytes
 
 
-def _curves(rows: Sequence[Row], value: Callable[[Row], float | None]) -> tuple[Curve, ...]:
+def _curves(rows: Sequence[VariantRow], value: Callable[[VariantRow], float | None]) -> tuple[Curve, ...]:
     curves = []
     for index, strategy in enumerate(dict.fromkeys(row.strategy for row in rows)):
-        found = [(float(row.workers), value(row)) for row in rows if row.strategy == strategy]
-        points = sorted(point for point in found if point[1] is not None)
+        pairs = [(float(row.workers), value(row)) for row in rows if row.strategy == strategy]
+        points = sorted(point for point in pairs if point[1] is not None)
         if points:
             curves.append(
                 Curve(

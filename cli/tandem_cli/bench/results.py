@@ -1,4 +1,4 @@
-"""All that a bench has measured: one row for each variant, as a table, as CSV and as JSON.
+"""The results of a bench: one row for each variant, as a table, as CSV and as JSON.
 
 A row is the median of its runs. Efficiency is the speed of n workers over n times that of one worker under the same
 strategy, on the same kind of device.
@@ -16,108 +16,111 @@ from pydantic.alias_generators import to_camel
 from rich.table import Table
 from rich.text import Text
 
-from tandem.formatting import UNKNOWN, duration, number, several, share, size
+from tandem.formatting import UNKNOWN, count_noun, duration, number, share, size
 from tandem_cli.bench.measurement import Measurement
 from tandem_cli.bench.variants import Variant
 
 SHORT_SECONDS = 2.0
-"""What was measured over less time says little."""
+"""Measured time below which a speed is not reliable."""
 BUSY = 0.5
-"""Processes that want to run, for each core, above which a machine counts as busy."""
+"""Load for each core above which a machine counts as busy."""
 NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """One run of a variant."""
 
     variant: Variant
     round: int
-    """Counted from 1."""
+    """Number of the round, from 1."""
     found: Measurement | None
-    """None where it failed."""
+    """None if the run failed."""
     why: str = ""
-    """Why it did."""
+    """Reason of the failure."""
     run_dir: str = ""
-    """Where its logs are."""
+    """Run directory with its logs."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A variant over all its runs. None: not known."""
+class VariantRow:
+    """A variant over all its runs. None means unknown."""
 
     strategy: str
     workers: int
     ranks: int
-    """Of all workers together."""
+    """Ranks of all workers together."""
     runs: int
-    """That were measured."""
+    """Number of measured runs."""
     samples_per_second: float | None = None
     """Median over the runs."""
     lowest_samples_per_second: float | None = None
     highest_samples_per_second: float | None = None
     tokens_per_second: float | None = None
     peak_memory_bytes: float | None = None
-    """Resident, of the rank that has most."""
+    """Resident memory of the rank that has most."""
     peak_gpu_memory_bytes: float | None = None
-    """Allocated by torch, likewise."""
+    """Memory that torch allocated on a GPU, likewise."""
     efficiency: float | None = None
-    """0 to 1, or more."""
+    """Efficiency, 0 to 1, or more."""
     seconds_to_target: float | None = None
-    """None where a run did not reach it."""
+    """None if a run did not reach it."""
     samples_to_target: float | None = None
     final_loss: float | None = None
     failure: str = ""
-    """Why runs failed that did."""
+    """Reasons of the runs that failed."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which everything was measured."""
+    """Conditions of the measurement."""
 
     job: str
     steps: int
-    """Of each run."""
+    """Steps of each run."""
     warm_up_steps: int
-    """Of them, that were left out."""
+    """Steps of them that are excluded."""
     rounds: int
     cores: int
-    """That the runs could use."""
+    """Cores available to the runs."""
     threads_per_rank: int
     load_before: float
-    """Processes that wanted to run before the first one, on average over a minute."""
+    """Load of the machine before the first run: runnable processes, averaged over a minute."""
     target_loss: float | None = None
     left_out: tuple[str, ...] = ()
-    """Combinations that the job cannot take, each with the reason."""
+    """Combinations that the job does not support, each with the reason."""
 
 
 @dataclass(frozen=True)
-class Results:
-    """What is written and shown."""
+class BenchResults:
+    """All results of a bench."""
 
     conditions: Conditions
-    runs: tuple[Run, ...]
+    runs: tuple[TrialRun, ...]
 
     @cached_property
-    def rows(self) -> list[Row]:
-        """In the order in which the variants ran first."""
+    def rows(self) -> list[VariantRow]:
+        """Rows in the order in which their variants first ran."""
         variants = {(run.variant.strategy, run.variant.workers): run.variant for run in self.runs}
-        plain = {key: _row(one, [run for run in self.runs if run.variant == one]) for key, one in variants.items()}
+        plain = {
+            key: _row(variant, [run for run in self.runs if run.variant == variant])
+            for key, variant in variants.items()
+        }
         return [_compared(row, plain.get((row.strategy, 1))) for row in plain.values()]
 
     @property
-    def failed(self) -> list[Run]:
-        """Runs without numbers."""
+    def failed(self) -> list[TrialRun]:
+        """Runs without a measurement."""
         return [run for run in self.runs if run.found is None]
 
     @property
     def on_gpus(self) -> bool:
-        """Whether a run computed there."""
+        """Whether a run used GPUs."""
         return any(row.peak_gpu_memory_bytes is not None for row in self.rows)
 
     def csv(self) -> str:
-        """A line for each row."""
-        names = [field.name for field in fields(Row)]
+        """Format as CSV, a line for each row."""
+        names = [field.name for field in fields(VariantRow)]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([to_camel(name) for name in names])
@@ -127,7 +130,7 @@ class Results:
         return text.getvalue()
 
     def record(self) -> dict[str, Any]:
-        """For programs: the conditions, the rows, and each run."""
+        """Format as JSON: the conditions, the rows, and each run."""
         return {
             **_camel(asdict(self.conditions)),
             "rows": [_camel(asdict(row)) for row in self.rows],
@@ -145,7 +148,7 @@ class Results:
         }
 
     def table(self) -> Table:
-        """For people; columns in which nothing is known are left out."""
+        """Lay out as a table for people, without columns in which nothing is known."""
         rows = self.rows
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("strategy", "workers"):
@@ -160,7 +163,7 @@ class Results:
             table.add_row(*map(Text, line))
         return table
 
-    def _columns(self, rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
+    def _columns(self, rows: Sequence[VariantRow]) -> Iterator[tuple[str, list[str]]]:
         speeds = [number(row.samples_per_second) if row.runs else "failed" for row in rows]
         yield "samples/s", speeds
         yield "lowest–highest", [_spread(row) if self.conditions.rounds > 1 else UNKNOWN for row in rows]
@@ -175,53 +178,56 @@ class Results:
 
     @property
     def notes(self) -> list[str]:
-        """What has to be known to read the table."""
-        given = self.conditions
-        threads = several(given.threads_per_rank, "thread")
-        said = [
-            f"{several(given.steps, 'step')} a run, without the first {given.warm_up_steps}; "
-            f"{several(given.rounds, 'round')}; {several(given.cores, 'core')}, {threads} a rank"
+        """Notes on how to read the table, a sentence each."""
+        conditions = self.conditions
+        threads = count_noun(conditions.threads_per_rank, "thread")
+        notes = [
+            f"{count_noun(conditions.steps, 'step')} a run, without the first {conditions.warm_up_steps}; "
+            f"{count_noun(conditions.rounds, 'round')}; {count_noun(conditions.cores, 'core')}, {threads} a rank"
         ]
-        most = max((row.ranks for row in self.rows), default=0)
-        if most > given.cores and not self.on_gpus:
-            said.append(f"{most} ranks share {several(given.cores, 'core')}, so more ranks than that cannot add speed")
-        if given.load_before > BUSY * given.cores and not self.on_gpus:
-            said.append(
-                f"the machine was busy before the first run (load {given.load_before:.1f} on "
-                f"{several(given.cores, 'core')}), so times vary"
+        max_ranks = max((row.ranks for row in self.rows), default=0)
+        if max_ranks > conditions.cores and not self.on_gpus:
+            notes.append(
+                f"{max_ranks} ranks share {count_noun(conditions.cores, 'core')}, so more ranks than that cannot add "
+                f"speed"
+            )
+        if conditions.load_before > BUSY * conditions.cores and not self.on_gpus:
+            notes.append(
+                f"the machine was busy before the first run (load {conditions.load_before:.1f} on "
+                f"{count_noun(conditions.cores, 'core')}), so times vary"
             )
         shortest = min((run.found.seconds for run in self.runs if run.found is not None), default=SHORT_SECONDS)
         if shortest < SHORT_SECONDS:
-            said.append(f"the shortest run was measured over {duration(shortest)}; more --steps measure better")
-        said += [f"left out: {one}" for one in given.left_out]
-        said += [f"{run.variant.name}, round {run.round}: {run.why}; see {run.run_dir}/log" for run in self.failed]
-        return said
+            notes.append(f"the shortest run was measured over {duration(shortest)}; more --steps measure better")
+        notes += [f"left out: {combination}" for combination in conditions.left_out]
+        notes += [f"{run.variant.name}, round {run.round}: {run.why}; see {run.run_dir}/log" for run in self.failed]
+        return notes
 
 
-def _row(variant: Variant, runs: Sequence[Run]) -> Row:
-    found = [run.found for run in runs if run.found is not None]
-    why = "; ".join(dict.fromkeys(run.why for run in runs if run.found is None))
-    row = Row(variant.strategy, variant.workers, variant.ranks, len(found), failure=why)
-    if not found:
+def _row(variant: Variant, runs: Sequence[TrialRun]) -> VariantRow:
+    measurements = [run.found for run in runs if run.found is not None]
+    failure = "; ".join(dict.fromkeys(run.why for run in runs if run.found is None))
+    row = VariantRow(variant.strategy, variant.workers, variant.ranks, len(measurements), failure=failure)
+    if not measurements:
         return row
-    speeds = [one.samples_per_second for one in found]
-    reached = all(one.seconds_to_target is not None for one in found)
+    speeds = [measurement.samples_per_second for measurement in measurements]
+    reached = all(measurement.seconds_to_target is not None for measurement in measurements)
     return replace(
         row,
         samples_per_second=median(speeds),
         lowest_samples_per_second=min(speeds),
         highest_samples_per_second=max(speeds),
-        tokens_per_second=_median(one.tokens_per_second for one in found),
-        peak_memory_bytes=_median(one.peak_memory for one in found),
-        peak_gpu_memory_bytes=_median(one.peak_gpu_memory for one in found),
-        seconds_to_target=_median(one.seconds_to_target for one in found) if reached else None,
-        samples_to_target=_median(one.samples_to_target for one in found) if reached else None,
-        final_loss=_median(one.final_loss for one in found),
+        tokens_per_second=_median(measurement.tokens_per_second for measurement in measurements),
+        peak_memory_bytes=_median(measurement.peak_memory for measurement in measurements),
+        peak_gpu_memory_bytes=_median(measurement.peak_gpu_memory for measurement in measurements),
+        seconds_to_target=_median(measurement.seconds_to_target for measurement in measurements) if reached else None,
+        samples_to_target=_median(measurement.samples_to_target for measurement in measurements) if reached else None,
+        final_loss=_median(measurement.final_loss for measurement in measurements),
     )
 
 
-def _compared(row: Row, single: Row | None) -> Row:
-    """The row with its efficiency, where one worker of the strategy was measured on the same kind of device."""
+def _compared(row: VariantRow, single: VariantRow | None) -> VariantRow:
+    """Add the efficiency to a row, if one worker of the strategy was measured on the same kind of device."""
     if single is None or not row.samples_per_second or not single.samples_per_second:
         return row
     if (row.peak_gpu_memory_bytes is None) != (single.peak_gpu_memory_bytes is None):
@@ -230,17 +236,17 @@ def _compared(row: Row, single: Row | None) -> Row:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None
 
 
-def _spread(row: Row) -> str:
+def _spread(row: VariantRow) -> str:
     if row.runs < 2:
         return UNKNOWN
     return f"{number(row.lowest_samples_per_second)}–{number(row.highest_samples_per_second)}"
 
 
-def _to_target(row: Row) -> str:
+def _to_target(row: VariantRow) -> str:
     if not row.runs:
         return UNKNOWN
     return NOT_REACHED if row.seconds_to_target is None else duration(row.seconds_to_target)

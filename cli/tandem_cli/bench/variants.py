@@ -1,4 +1,5 @@
-"""The jobs that a bench compares: the user's own, each with one strategy, number of workers and number of steps."""
+"""The jobs that a bench compares: the user's job, each time with one strategy, number of workers and number of
+steps."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,64 +8,65 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from tandem.errors import UserError
-from tandem.formatting import several
-from tandem.job import DistributedTrainingJob
-from tandem.launch import TRACE
+from tandem.formatting import count_noun
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.launch import TRACE
 from tandem_cli import combinations
 from tandem_cli.planning.memory import world_sizes
 
 MIN_STEPS = 5
-"""Steps of a run, at least."""
+"""Minimum steps of a run."""
 WARM_UP, WARM_UP_SHARE = 10, 4
-"""Warm-up steps, which are left out: this many at most, and at most this fraction of all steps."""
+"""Warm-up steps, which are excluded: at most this many, and at most this fraction of all steps."""
 NEVER = 1_000_000_000
-"""Steps after which a checkpoint would be saved: a save would be part of the time, and of the memory."""
+"""Steps between checkpoints: none is saved, as a save would add to time and memory."""
 TRACE_STEPS = 20
-"""A few more than what is recorded needs (tandem_trainer.step_trace, tandem_trainer.strategies.passes)."""
+"""Steps of a traced run: a few more than the recording needs (tandem_trainer.step_trace,
+tandem_trainer.strategies.passes)."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the jobs."""
+    """Job with one strategy and number of workers."""
 
     strategy: str
     workers: int
     ranks: int
-    """Of all workers together."""
+    """Ranks of all workers together."""
     job: DistributedTrainingJob
 
     @property
     def name(self) -> str:
-        """For people."""
-        return f"{self.strategy}, {several(self.workers, 'worker')}"
+        """Name for people."""
+        return f"{self.strategy}, {count_noun(self.workers, 'worker')}"
 
 
 class Comparison(NamedTuple):
-    """What is compared."""
+    """Variants to compare."""
 
     variants: list[Variant]
     left_out: tuple[str, ...]
-    """Combinations that the job cannot take, each with the reason."""
+    """Combinations that the job does not support, each with the reason."""
 
 
 def warm_up(steps: int) -> int:
-    """How many first steps are left out."""
+    """Number of first steps that are excluded."""
     return max(1, min(WARM_UP, steps // WARM_UP_SHARE))
 
 
 def comparison(
     job: DistributedTrainingJob, strategies: str | None, workers: str | None, steps: int
 ) -> Comparison:  # fmt: skip
-    """Each strategy with each number of workers that the job can take with it.
+    """Combine each strategy with each number of workers that the job supports.
 
     Args:
-        strategies: names, as `ddp,fsdp,fsdp+tensor`; None: that of the job.
-        workers: numbers, as `1,2`; None: 1 and that of the job.
-        steps: of each run.
+        strategies: names, such as `ddp,fsdp,fsdp+tensor`; None for the job's.
+        workers: numbers, such as `1,2`; None for 1 and the job's.
+        steps: steps of each run.
 
     Raises:
-        UserError: the job trains no task, one of them is no strategy or no number of workers, or the job can take a
-            strategy with none of the numbers.
+        UserError: the job has no task, a strategy or a number of workers is invalid, or the job supports a strategy
+            with none of the numbers.
     """
     if job.spec.trainer.task is None:
         raise UserError(
@@ -72,38 +74,38 @@ def comparison(
             "on the ranks are its own business"
         )
     loop = job.spec.trainer.settings_of_loop
-    names = [combinations.own(loop)] if strategies is None else list(combinations.named(strategies, loop))
+    names = [combinations.strategy_of(loop)] if strategies is None else list(combinations.parse_names(strategies, loop))
     numbers = sorted(world_sizes(workers)) if workers is not None else sorted({1, job.spec.workers.replicas})
-    found: list[Variant] = []
-    left_out: list[str] = []
+    variants: list[Variant] = []
+    unsupported: list[str] = []
     for strategy in names:
         refused: list[str] = []
         for number in numbers:
             try:
-                found.append(_variant(job, strategy, number, steps))
+                variants.append(_variant(job, strategy, number, steps))
             except ValidationError as error:
-                refused.append(f"{strategy} with {several(number, 'worker')}: {combinations.first_of(error)}")
+                refused.append(f"{strategy} with {count_noun(number, 'worker')}: {combinations.first_error(error)}")
         if len(refused) == len(numbers):
             raise UserError(f"--strategies: this job cannot take {refused[0]}")
-        left_out += refused
-    return Comparison(found, tuple(left_out))
+        unsupported += refused
+    return Comparison(variants, tuple(unsupported))
 
 
 def traced(variant: Variant, file: Path) -> Variant:
-    """The same for as few steps as a trace needs.
+    """Make a variant that runs only the steps that a trace needs.
 
     Args:
-        file: where rank 0 writes it.
+        file: file that rank 0 writes the trace to.
     """
     manifest = _manifest(variant.job, variant.strategy, variant.workers, TRACE_STEPS)
-    variables = [one for one in manifest["spec"]["trainer"]["env"] if one["name"] != TRACE]
+    variables = [variable for variable in manifest["spec"]["trainer"]["env"] if variable["name"] != TRACE]
     manifest["spec"]["trainer"]["env"] = [*variables, {"name": TRACE, "value": str(file.resolve())}]
     return replace(variant, job=DistributedTrainingJob.parse(manifest))
 
 
 def _variant(job: DistributedTrainingJob, strategy: str, workers: int, steps: int) -> Variant:
-    made = DistributedTrainingJob.parse(_manifest(job, strategy, workers, steps))
-    return Variant(strategy, workers, workers * made.spec.workers.processes, made)
+    parsed = DistributedTrainingJob.parse(_manifest(job, strategy, workers, steps))
+    return Variant(strategy, workers, workers * parsed.spec.workers.processes, parsed)
 
 
 def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: int) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: i
     spec = manifest["spec"]
     loop = spec["trainer"].setdefault("config" if job.spec.trainer.is_built_in else "loop", {})
     combinations.choose(loop, strategy)
-    # As many epochs as steps: the data never ends before.
+    # As many epochs as steps, so that the data does not end first.
     loop |= {"maxSteps": steps, "epochs": steps}
     spec["workers"] |= {"replicas": workers, "minReplicas": workers}
     spec["workers"].pop("maxReplicas", None)

@@ -1,9 +1,9 @@
 """The implementation of `tandem checkpoints`: list, verify, compare, export and delete the checkpoints of a run.
 
     inventory       a run directory -> its checkpoints as frozen values; writes nothing, holds no lease
-    selector        the checkpoint that a user's word means
+    selector        resolves what the user wrote to a checkpoint
     listing         all checkpoints as a table or JSON
-    description     checkpoints as text; the findings of verification; what pruning would delete
+    description     checkpoints as text; results of verification; the plan of pruning
     verification    every byte of a checkpoint against its checksums, chunk by chunk
     manifest_diff   the differences between two checkpoints, from their manifests
     tensor_diff     the differences between their tensors (needs numpy)

@@ -1,13 +1,12 @@
-"""The description of checkpoints as text: position, origin, scores, contents, why each is kept; the findings of
-verification, and what pruning would delete.
-"""
+"""Checkpoints as text: position, origin, scores, files, the rules that keep each; results of verification, and the
+plan of pruning."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import metric_name, moment, printable, score, several, size
+from tandem.formatting import count_noun, metric_name, printable, score, size, utc_time
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
 from tandem_cli.checkpoints.inventory import Entry, Inventory
@@ -16,20 +15,20 @@ from tandem_cli.checkpoints.pruning import Doomed, Pruning
 from tandem_cli.checkpoints.verification import Verification
 
 MAX_ANCESTORS = 12
-"""Longer lineages are shown by their ends."""
+"""Generations of a lineage that are shown; of a longer one, the first and the last."""
 MAX_DATASETS = 8
-"""Of a mixture."""
+"""Data sets of a mixture that are shown."""
 
 
 def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
-    """What is known of a checkpoint.
+    """Describe a checkpoint.
 
     Args:
-        width: of the terminal; None: of anything else.
+        width: columns of the terminal; None if the output is not a terminal.
     """
     rows: list[tuple[str, str]] = [("folder", str(inventory.rundir.checkpoint(entry.name)))]
-    if entry.at is not None:
-        rows.append(("written", f"{moment(entry.at)}, {age(entry, inventory.now)} ago"))
+    if entry.written_at is not None:
+        rows.append(("written", f"{utc_time(entry.written_at)}, {age(entry, inventory.now)} ago"))
     if entry.size is not None:
         rows.append(("size", f"{size(entry.size)} ({entry.size:,} bytes)"))
     if manifest := entry.manifest:
@@ -38,7 +37,7 @@ def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
         ancestors = lineage(manifest, inventory.records)
         rows += [("lineage" if index == 0 else "", text) for index, text in enumerate(_shortened(ancestors))]
         rows += _evaluation(entry, inventory)
-    rows += [("kept for", text) for text in [_kept(entry, inventory)] if text]
+    rows += [("kept for", text) for text in [_retained_for(entry, inventory)] if text]
     rows += [("being read", reader) for reader in entry.readers]
     if entry.manifest:
         rows += _files(entry.manifest)
@@ -46,37 +45,40 @@ def lines(entry: Entry, inventory: Inventory, width: int | None) -> list[Text]:
             versions = ", ".join(f"{name} {version}" for name, version in sorted(entry.manifest.versions.items()))
             rows.append(("versions", versions))
     head = Text.assemble((entry.name, "bold"), "  ", (plain(state(entry)), STATES[entry.state][1]))
-    found = [head]
+    lines = [head]
     for label, text in rows:
-        found += paragraph(label, text, width)
-    return found
+        lines += paragraph(label, text, width)
+    return lines
 
 
 def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str]:
-    """Where a checkpoint comes from, back to the start: a phrase for each generation."""
-    known = {record.generation: record for record in records}
+    """Trace a checkpoint back to the start: a phrase for each generation."""
+    by_generation = {record.generation: record for record in records}
     step, generation = manifest.step, manifest.generation
-    found: list[str] = []
+    phrases: list[str] = []
     while True:
-        record = known.get(generation)
+        record = by_generation.get(generation)
+        # The record of a generation may be lost; the manifest still names the parent.
         if record is None:
             parent = (
                 f", which resumed from {manifest.parent}"
                 if generation == manifest.generation and manifest.parent
                 else ""
             )
-            return [*found, f"step {step:,} by generation {generation}{parent}; its record is not there"]
+            return [*phrases, f"step {step:,} by generation {generation}{parent}; its record is missing"]
         parent_ref = record.resumed_from
+        # A generation resumes from an older one; anything else is damage, and would loop for ever.
         if parent_ref is None or parent_ref.generation >= generation:
             begin = _beginning(record.origin)
         else:
             begin = f"{parent_ref.name} of generation {parent_ref.generation}"
-        ranks = several(record.world_size, "rank")
-        before = known.get(parent_ref.generation) if parent_ref else None
-        data = _data([one for one in record.datasets if before is None or one not in before.datasets])
-        found.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}{data}")
+        ranks = count_noun(record.world_size, "rank")
+        # Data sets that the generation before had read are not repeated.
+        before = by_generation.get(parent_ref.generation) if parent_ref else None
+        data = _data([dataset for dataset in record.datasets if before is None or dataset not in before.datasets])
+        phrases.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}{data}")
         if parent_ref is None or parent_ref.generation >= generation:
-            return found
+            return phrases
         step, generation = parent_ref.step, parent_ref.generation
 
 
@@ -84,26 +86,26 @@ def _beginning(origin: Origin | None) -> str:
     if origin is None:
         return "the beginning"
     if origin.checkpoint is None:
-        at = f" at commit {printable(origin.revision)}" if origin.revision else ""
-        return f"the weights of {printable(origin.path)}{at}"
-    of = f"step {origin.checkpoint.step:,}{f' of {origin.job}' if origin.job else ''}"
-    return f"the weights of {of} ({printable(origin.path)})"
+        commit = f" at commit {printable(origin.revision)}" if origin.revision else ""
+        return f"the weights of {printable(origin.path)}{commit}"
+    source = f"step {origin.checkpoint.step:,}{f' of {origin.job}' if origin.job else ''}"
+    return f"the weights of {source} ({printable(origin.path)})"
 
 
 def _data(datasets: Sequence[DatasetCommit]) -> str:
-    """Data sets that a generation is the first to read."""
-    told = [f"{printable(one.id)} at commit {printable(one.commit)}" for one in datasets[:MAX_DATASETS]]
+    """Name the data sets that a generation is the first to read."""
+    names = [f"{printable(dataset.id)} at commit {printable(dataset.commit)}" for dataset in datasets[:MAX_DATASETS]]
     more = [f"{len(datasets) - MAX_DATASETS} more"] if len(datasets) > MAX_DATASETS else []
-    return f"; data of {', '.join([*told, *more])}" if told else ""
+    return f"; data of {', '.join([*names, *more])}" if names else ""
 
 
 def as_json(entry: Entry, inventory: Inventory) -> dict[str, Any]:
-    """For programs."""
-    found = entry_json(entry, inventory.metric)
+    """Describe a checkpoint as JSON."""
+    record = entry_json(entry, inventory.metric)
     if manifest := entry.manifest:
-        found["manifest"] = manifest.dump()
-        found["lineage"] = lineage(manifest, inventory.records)
-    return found
+        record["manifest"] = manifest.dump()
+        record["lineage"] = lineage(manifest, inventory.records)
+    return record
 
 
 def _position(manifest: Manifest) -> list[tuple[str, str]]:
@@ -111,35 +113,37 @@ def _position(manifest: Manifest) -> list[tuple[str, str]]:
     if data is None:
         return [("step", f"{manifest.step:,}")]
     place = f", {data.cursor:,} samples into the next" if data.cursor else ""
-    done = f"{several(data.epoch, 'epoch')} complete{place}; order of seed {data.seed}"
+    done = f"{count_noun(data.epoch, 'epoch')} complete{place}; order of seed {data.seed}"
     return [("step", f"{manifest.step:,}"), ("data", done)]
 
 
 def _author(manifest: Manifest) -> str:
     mesh = " × ".join(f"{name} {count}" for name, count in manifest.mesh.items())
-    return f"generation {manifest.generation} with {several(manifest.world_size, 'rank')}{f' ({mesh})' if mesh else ''}"
+    return (
+        f"generation {manifest.generation} with {count_noun(manifest.world_size, 'rank')}{f' ({mesh})' if mesh else ''}"
+    )
 
 
 def _shortened(phrases: list[str]) -> list[str]:
     if len(phrases) <= MAX_ANCESTORS:
         return phrases
     half = MAX_ANCESTORS // 2
-    left_out = several(len(phrases) - 2 * half, "generation")
-    return [*phrases[:half], f"… {left_out} more …", *phrases[-half:]]
+    omitted = count_noun(len(phrases) - 2 * half, "generation")
+    return [*phrases[:half], f"… {omitted} more …", *phrases[-half:]]
 
 
 def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
     match entry.evaluation:
         case "evaluated":
             scores = _scores(entry.metrics)
-            of = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
+            samples = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
             best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
-            told = [("evaluated", f"{scores}{of}{best}")]
+            rows = [("evaluated", f"{scores}{samples}{best}")]
             if entry.validation:
-                told.append(("validation", f"{_scores(entry.validation)}, by which the best is chosen"))
-            return told
+                rows.append(("validation", f"{_scores(entry.validation)}, by which the best is chosen"))
+            return rows
         case "skipped":
-            return [("evaluated", "no: evaluators passed it over")]
+            return [("evaluated", "no: evaluators skipped it")]
         case "begun":
             return [("evaluated", "in part")]
         case "waits":
@@ -152,15 +156,15 @@ def _scores(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in metrics.items())
 
 
-def _kept(entry: Entry, inventory: Inventory) -> str:
+def _retained_for(entry: Entry, inventory: Inventory) -> str:
     if entry.state == "counts" and inventory.job:
-        who = "`tandem checkpoints prune`" if inventory.final else "the next save"
-        return ", ".join(entry.kept) or f"nothing: {who} deletes it"
+        actor = "`tandem checkpoints prune`" if inventory.final else "the next save"
+        return ", ".join(entry.keep_reasons) or f"nothing: {actor} deletes it"
     match entry.state:
         case "off" | "rewound":
-            return "nothing, but nobody deletes it: `tandem checkpoints prune --all` does"
+            return "nothing; only `tandem checkpoints prune --all` deletes it"
         case "bad" | "stale":
-            return "a person to look at it; `tandem checkpoints prune --all` deletes it"
+            return "inspection; `tandem checkpoints prune --all` deletes it"
         case _:
             return ""
 
@@ -176,49 +180,56 @@ def _files(manifest: Manifest) -> list[tuple[str, str]]:
 OUTCOMES = {"sound": "green", "damaged": "bold red", "unreadable": "bold red", "vanished": "dim"}
 
 
-def verdict(found: Verification, width: int | None) -> list[Text]:
-    """One checkpoint: a line, and one more for each further fault."""
-    if found.outcome == "sound":
-        texts = [f"{several(found.files, 'file')}, {size(found.size)}"]
-    elif found.outcome == "vanished":
+def verdict(verification: Verification, width: int | None) -> list[Text]:
+    """Describe the verification of a checkpoint: a line, and one more for each further fault."""
+    if verification.outcome == "sound":
+        texts = [f"{count_noun(verification.files, 'file')}, {size(verification.size)}"]
+    elif verification.outcome == "vanished":
         texts = ["it was deleted meanwhile, as retention does"]
     else:
-        texts = list(found.faults)
-    columns = [Column(found.name), Column(f"{found.outcome:<10}"), Column("")]
-    rows = [[(found.name, ""), (found.outcome.ljust(10), OUTCOMES[found.outcome]), (texts[0], "")]]
+        texts = list(verification.faults)
+    columns = [Column(verification.name), Column(f"{verification.outcome:<10}"), Column("")]
+    rows = [[(verification.name, ""), (verification.outcome.ljust(10), OUTCOMES[verification.outcome]), (texts[0], "")]]
     rows += [[("", ""), ("", ""), (text, "")] for text in texts[1:]]
     _, *lines = table(columns, rows, width)
     return lines
 
 
-def verdict_json(found: Verification) -> dict[str, Any]:
-    """The same for programs."""
+def verdict_json(verification: Verification) -> dict[str, Any]:
+    """Describe the verification of a checkpoint as JSON."""
     return {
-        "name": found.name,
-        "outcome": found.outcome,
-        "faults": list(found.faults),
-        "files": found.files,
-        "bytes": found.size,
+        "name": verification.name,
+        "outcome": verification.outcome,
+        "faults": list(verification.faults),
+        "files": verification.files,
+        "bytes": verification.size,
     }
 
 
-def plan(found: Pruning, width: int | None) -> list[Text]:
-    """What would be deleted, and what stays."""
+def plan(pruning: Pruning, width: int | None) -> list[Text]:
+    """Describe the plan of pruning: the checkpoints to delete, and those that stay."""
     lines = []
-    if found.doomed:
+    if pruning.doomed:
         columns = [Column("TO DELETE"), Column("SIZE", is_right=True), Column("WHY")]
-        rows = [[(one.name, "bold"), (size(one.size), ""), (one.why, "dim")] for one in found.doomed]
+        rows = [[(doomed.name, "bold"), (size(doomed.size), ""), (doomed.reason, "dim")] for doomed in pruning.doomed]
         lines += [*table(columns, rows, width), Text("")]
     columns = [Column("STAYS"), Column("KEPT FOR")]
-    if found.kept:
-        lines += [*table(columns, [[(name, ""), (why, "dim")] for name, why in found.kept], width), Text("")]
-    total = f"{found.what} to delete, {size(found.size)} to come free"
-    lines += paragraph("total", total if found.doomed else "nothing to delete", width, indent=7)
-    if found.others:
-        lines += paragraph("note", _others(found.others), width, indent=7, style="yellow")
+    if pruning.retained:
+        lines += [
+            *table(columns, [[(name, ""), (reason, "dim")] for name, reason in pruning.retained], width),
+            Text(""),
+        ]
+    total = f"{pruning.what} to delete, {size(pruning.size)} to be freed"
+    lines += paragraph("total", total if pruning.doomed else "nothing to delete", width, indent=7)
+    if pruning.unneeded:
+        lines += paragraph("note", _unneeded(pruning.unneeded), width, indent=7, style="yellow")
     return lines
 
 
-def _others(others: tuple[Doomed, ...]) -> str:
-    names = ", ".join(one.name for one in others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    return f"{size(sum(one.size for one in others))} more in what does not count ({names}); --all deletes it, too"
+def _unneeded(unneeded: tuple[Doomed, ...]) -> str:
+    names = ", ".join(doomed.name for doomed in unneeded[:3]) + (
+        f" and {len(unneeded) - 3} more" if len(unneeded) > 3 else ""
+    )
+    return (
+        f"{size(sum(doomed.size for doomed in unneeded))} more in what does not count ({names}); --all deletes it, too"
+    )

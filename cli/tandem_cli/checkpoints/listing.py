@@ -1,9 +1,10 @@
 """The list of a run's checkpoints: a table with totals for people, JSON for programs.
 
-list each row is one line: the last column is cut, or left out as any other.
+`table` wraps the last column; in `listing` each row is one line, and the last column is cut, or left out like any
+other.
 
-Texts may come from anywhere: what is not printable never reaches the terminal. A no-break space keeps a number and its
-unit on one line and is then written as a plain one, which programs like awk and people who copy expect.
+Texts may come from anywhere: unprintable characters never reach the terminal. A no-break space keeps a number and its
+unit on one line; it is written as a plain space, which programs such as awk and people who copy expect.
 """
 
 from collections.abc import Sequence
@@ -13,28 +14,29 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import elapsed, metric_name, one_line, score, several, size
+from tandem.formatting import count_noun, elapsed, metric_name, one_line, score, size
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 GAP = 2
-MIN = 16
-"""Characters that a text is wrapped to, at least."""
-MIN_LAST = 18
-"""Characters of the last column that are worth leaving another column out."""
-MIN_LISTED = 24
-"""The same in a list, where the rest of it is not shown."""
+"""Spaces between columns."""
+MIN_WIDTH = 16
+"""Minimum width of wrapped text, in characters."""
+MIN_LAST_WIDTH = 18
+"""Minimum width of the last column; below it another column is left out."""
+MIN_LISTED_WIDTH = 24
+"""Minimum width of the last column in `listing`, where the rest of it is cut."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column."""
+    """Column of a table."""
 
     title: str
-    """Its heading."""
+    """Heading."""
     is_right: bool = False
     """Whether it is aligned to the right, as numbers are."""
     rank: int = 0
-    """The higher, the sooner it is left out; 0: never."""
+    """Order in which columns are left out: the highest first; 0 for never."""
 
 
 Cell = tuple[str, str]
@@ -42,62 +44,64 @@ Cell = tuple[str, str]
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """The lines of a table, headings first.
+    """Lay out a table, headings first.
 
     Args:
-        width: of the terminal; None: as wide as it gets, each row on one line.
+        width: columns of the terminal; None for unlimited, each row on one line.
     """
-    shown = list(range(len(columns)))
-    least = min(MIN_LAST, _widest(columns, rows, shown[-1]))
-    while width is not None and _width(columns, rows, shown[:-1]) + least > width:
-        worst = max(shown[:-1], key=lambda index: columns[index].rank, default=None)
+    visible = list(range(len(columns)))
+    last_width = min(MIN_LAST_WIDTH, _widest(columns, rows, visible[-1]))
+    # Leave out columns by rank until the last one has enough room; columns of rank 0 stay.
+    while width is not None and _width(columns, rows, visible[:-1]) + last_width > width:
+        worst = max(visible[:-1], key=lambda index: columns[index].rank, default=None)
         if worst is None or columns[worst].rank == 0:
             break
-        shown.remove(worst)
-    return _lines(columns, rows, shown, width)
+        visible.remove(worst)
+    return _lines(columns, rows, visible, width)
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """The lines of a table with one line for each row, headings first. What has no room or is empty is left out, and a
-    row that is still too long loses its end."""
+    """Lay out a table with one line for each row, headings first. Columns without room or content are left out, and
+    a row that is still too long is cut."""
     if width is None:
         return table(columns, rows, None)
     last = len(columns) - 1
     needs = [_widest(columns, rows, index) for index in range(len(columns))]
-    needs[last] = min(MIN_LISTED, needs[last])
-    shown: set[int] = set()
+    needs[last] = min(MIN_LISTED_WIDTH, needs[last])
+    visible: set[int] = set()
+    # The columns that matter most (lowest rank) take their room first.
     for index in sorted(range(len(columns)), key=lambda index: columns[index].rank):
-        told = any(row[index][0] for row in rows)
-        has_room = sum(needs[one] + GAP for one in {*shown, index}) - GAP <= width
-        if columns[index].rank == 0 or (told and has_room):
-            shown.add(index)
-    lines = _lines(columns, rows, sorted(shown), None)
+        has_content = any(row[index][0] for row in rows)
+        has_room = sum(needs[column] + GAP for column in {*visible, index}) - GAP <= width
+        if columns[index].rank == 0 or (has_content and has_room):
+            visible.add(index)
+    lines = _lines(columns, rows, sorted(visible), None)
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
 
 
 def _lines(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: Sequence[int], width: int | None
+    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], visible: Sequence[int], width: int | None
 ) -> list[Text]:
-    widths = {index: _widest(columns, rows, index) for index in shown}
+    widths = {index: _widest(columns, rows, index) for index in visible}
     head = [(column.title, "dim") for column in columns]
-    return [line for row in [head, *rows] for line in _row(columns, row, shown, widths, width)]
+    return [line for row in [head, *rows] for line in _row(columns, row, visible, widths, width)]
 
 
 def paragraph(label: str, text: str, width: int | None, indent: int = 13, style: str = "") -> list[Text]:
-    """A labelled text, wrapped beside its label."""
+    """Lay out a labelled text, wrapped beside its label."""
     parts = _wrapped(text, None if width is None else width - indent - GAP)
     lines = [Text.assemble((f"  {label:<{indent}}", "dim"), (parts[0], style))]
     return lines + [Text.assemble(" " * (indent + GAP), (part, style)) for part in parts[1:]]
 
 
 def _row(
-    columns: Sequence[Column], row: Sequence[Cell], shown: Sequence[int], widths: dict[int, int], width: int | None
+    columns: Sequence[Column], row: Sequence[Cell], visible: Sequence[int], widths: dict[int, int], width: int | None
 ) -> list[Text]:
-    *most, last = shown
+    *leading, last = visible
     line = Text()
-    for index in most:
+    for index in leading:
         text, style = row[index]
         pad = " " * (widths[index] - len(text))
         line.append(pad if columns[index].is_right else "").append(plain(text), style)
@@ -112,16 +116,16 @@ def _row(
 def _wrapped(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [plain(text)]
-    return [plain(part) for part in wrap(text, max(width, MIN))] or [""]
+    return [plain(part) for part in wrap(text, max(width, MIN_WIDTH))] or [""]
 
 
 def plain(text: str) -> str:
-    """A text as it may stand in a line: without control characters, line breaks and no-break spaces."""
+    """Make a text fit for one line: without control characters, line breaks and no-break spaces."""
     return one_line(text)
 
 
-def _width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], shown: Sequence[int]) -> int:
-    return sum(_widest(columns, rows, index) + GAP for index in shown)
+def _width(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], visible: Sequence[int]) -> int:
+    return sum(_widest(columns, rows, index) + GAP for index in visible)
 
 
 def _widest(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], index: int) -> int:
@@ -138,14 +142,14 @@ STATES = {
     "bad": ("bad", "red"),
     "stale": ("stale", "dim"),
 }
-"""How each state is called, and its style."""
+"""Word and style for each state."""
 
 
 def lines(inventory: Inventory, width: int | None) -> list[Text]:
-    """The table, the totals, and what could not be read.
+    """Lay out the table, the totals and the faults.
 
     Args:
-        width: of the terminal; None: of anything else.
+        width: columns of the terminal; None if the output is not a terminal.
     """
     columns = [
         Column("NAME"),
@@ -162,35 +166,36 @@ def lines(inventory: Inventory, width: int | None) -> list[Text]:
 
 
 def state(entry: Entry) -> str:
-    """What a checkpoint is good for, in words."""
-    words = ["latest" if entry.is_latest else STATES[entry.state][0]]
-    words += ["best"] if entry.is_best else []
-    words += ["final"] if entry.is_final else []
-    words += ["being read"] if entry.readers else []
-    return ", ".join(words) + (f": {entry.why}" if entry.why else "")
+    """Describe a checkpoint's state in words."""
+    parts = ["latest" if entry.is_latest else STATES[entry.state][0]]
+    parts += ["best"] if entry.is_best else []
+    parts += ["final"] if entry.is_final else []
+    parts += ["being read"] if entry.readers else []
+    return ", ".join(parts) + (f": {entry.why}" if entry.why else "")
 
 
 def age(entry: Entry, now: float) -> str:
-    """How long ago it was written; a dash where a clock says that it has not been yet."""
-    return elapsed(now - entry.at) if entry.at is not None and entry.at <= now + 1 else "–"
+    """Format the time since it was written; a dash if a clock says that this lies in the future."""
+    return elapsed(now - entry.written_at) if entry.written_at is not None and entry.written_at <= now + 1 else "–"
 
 
-def kept(entry: Entry) -> str:
-    """Why it is kept."""
+def retained_for(entry: Entry) -> str:
+    """List the rules that keep a checkpoint."""
     if entry.state != "counts":
         return "–"
-    return ", ".join(entry.kept) or "nothing"
+    return ", ".join(entry.keep_reasons) or "nothing"
 
 
 def as_json(inventory: Inventory) -> dict[str, Any]:
-    """For programs. What is not known is null."""
+    """The inventory as JSON; unknown values are null."""
     return {
         "run": str(inventory.rundir.path),
         "job": inventory.job.metadata.name if inventory.job else None,
         "metric": inventory.metric,
         "checkpoints": [entry_json(entry, inventory.metric) for entry in inventory.entries],
         "temporary": [
-            {"name": left.name, "bytes": left.size, "ageSeconds": round(left.age, 3)} for left in inventory.leftovers
+            {"name": leftover.name, "bytes": leftover.size, "ageSeconds": round(leftover.age, 3)}
+            for leftover in inventory.leftovers
         ],
         "bytes": sum(entry.size or 0 for entry in inventory.entries),
         "freeBytes": inventory.free,
@@ -199,13 +204,13 @@ def as_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def entry_json(entry: Entry, metric: str) -> dict[str, Any]:
-    """One checkpoint for programs."""
+    """One checkpoint as JSON."""
     return {
         "name": entry.name,
         "step": entry.step,
         "generation": entry.generation,
         "bytes": entry.size,
-        "createdAt": entry.at,
+        "createdAt": entry.written_at,
         "state": entry.state,
         "why": entry.why or None,
         "evaluation": entry.evaluation,
@@ -215,14 +220,14 @@ def entry_json(entry: Entry, metric: str) -> dict[str, Any]:
         "latest": entry.is_latest,
         "best": entry.is_best,
         "final": entry.is_final,
-        "keptFor": list(entry.kept),
+        "keptFor": list(entry.keep_reasons),
         "leases": list(entry.readers),
     }
 
 
 def _cells(entry: Entry, inventory: Inventory) -> list[Cell]:
     style = STATES[entry.state][1]
-    shown = "bold green" if entry.is_best else "" if entry.is_latest else style
+    state_style = "bold green" if entry.is_best else "" if entry.is_latest else style
     return [
         (entry.name, "bold" if entry.is_latest else ""),
         (f"{entry.step:,}", ""),
@@ -230,8 +235,8 @@ def _cells(entry: Entry, inventory: Inventory) -> list[Cell]:
         (size(entry.size), ""),
         (age(entry, inventory.now), ""),
         (_score(entry, inventory.metric), "bold green" if entry.is_best else ""),
-        (kept(entry), "dim"),
-        (state(entry), shown),
+        (retained_for(entry), "dim"),
+        (state(entry), state_style),
     ]
 
 
@@ -246,29 +251,30 @@ def _totals(inventory: Inventory, width: int | None) -> list[Text]:
     if not entries:
         text = f"no checkpoints in {inventory.rundir.checkpoints}"
     else:
-        text = f"{several(len(entries), 'checkpoint')}, {_sum(entries)}: {', '.join(_parts(entries))}"
+        text = f"{count_noun(len(entries), 'checkpoint')}, {_sum(entries)}: {', '.join(_parts(entries))}"
     if inventory.leftovers:
-        sizes = size(sum(left.size for left in inventory.leftovers))
-        text += f"; {several(len(inventory.leftovers), 'temporary folder')}, {sizes}"
+        sizes = size(sum(leftover.size for leftover in inventory.leftovers))
+        text += f"; {count_noun(len(inventory.leftovers), 'temporary folder')}, {sizes}"
     if inventory.free is not None:
         text += f"; {size(inventory.free)} free"
-    found = [*paragraph("total", text, width, indent=7)]
+    lines = [*paragraph("total", text, width, indent=7)]
     if inventory.lost_best:
-        gone = f"the best of the run, {inventory.lost_best}, is not there any more"
-        found += paragraph("note", gone, width, indent=7, style="yellow")
+        missing = f"the best of the run, {inventory.lost_best}, no longer exists"
+        lines += paragraph("note", missing, width, indent=7, style="yellow")
     for fault in inventory.faults:
-        found += paragraph("note", fault, width, indent=7, style="yellow")
-    return found
+        lines += paragraph("note", fault, width, indent=7, style="yellow")
+    return lines
 
 
 def _parts(entries: Sequence[Entry]) -> list[str]:
-    words = {"counts": ("counts", "count"), "unknown": ("of unknown lineage", "of unknown lineage")}
+    # Singular and plural, if these differ from the state's word.
+    forms = {"counts": ("counts", "count"), "unknown": ("of unknown lineage", "of unknown lineage")}
     parts = []
     for name, (called, _) in STATES.items():
         own = [entry for entry in entries if entry.state == name]
         if own:
-            one, more = words.get(name, (called, called))
-            parts.append(f"{len(own):,} {one if len(own) == 1 else more} ({_sum(own)})")
+            singular, plural = forms.get(name, (called, called))
+            parts.append(f"{len(own):,} {singular if len(own) == 1 else plural} ({_sum(own)})")
     return parts
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rich.text import Text
 
-from tandem.formatting import several, size
+from tandem.formatting import count_noun, size
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem_cli.checkpoints.listing import Cell, Column, paragraph, table
 
@@ -15,54 +15,55 @@ Change = Literal["added", "removed", "reshaped", "retyped", "different", "equal"
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor in both."""
+    """Difference of one tensor."""
 
     name: str
-    """Its name."""
+    """Name of the tensor."""
     change: Change
-    """`added`: only the second has it. `retyped`: of another dtype; its values are compared all the same."""
+    """Kind of change. `added`: only the second checkpoint has it. `retyped`: its dtype differs; values are compared
+    all the same."""
     before: str = ""
-    """Dtype and shape in the first, as `F32 [64, 10]`."""
+    """Dtype and shape in the first, such as `F32 [64, 10]`."""
     after: str = ""
-    """The same in the second."""
+    """Dtype and shape in the second."""
     largest: float | None = None
-    """The largest absolute difference of two elements; None where no numbers were compared."""
+    """Largest absolute difference of two elements; None if no numbers were compared."""
     relative: float | None = None
-    """L2 norm of the difference over that of the first; None where the first is all zeros."""
+    """L2 norm of the difference over that of the first; None if the first is all zeros."""
     not_finite: tuple[int, int] = (0, 0)
-    """Elements that are NaN or infinite in the first and in the second; left out of both measures."""
+    """Elements that are NaN or infinite in the first and in the second; excluded from both measures."""
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """One file in both."""
+    """Difference of one file."""
 
     path: str
-    """Its path inside the checkpoint."""
+    """Path inside the checkpoint."""
     change: Change
-    """What became of it as a whole."""
+    """Kind of change of the whole file."""
     tensors: tuple[TensorDifference, ...] = ()
-    """Its tensors in the order of the first; empty where all are equal or the file is in one checkpoint only."""
+    """Its tensors in the order of the first; empty if all are equal or only one checkpoint has the file."""
     bytes_before: int | None = None
-    """Its size in the first."""
+    """Size in the first."""
     bytes_after: int | None = None
-    """Its size in the second."""
+    """Size in the second."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that the manifests say differently."""
+    """Value of the manifests that differs."""
 
     label: str
-    """What."""
+    """Name of the value."""
     before: str
-    """In the first."""
+    """Value in the first."""
     after: str
-    """In the second."""
+    """Value in the second."""
 
 
 def facts(before: Manifest, after: Manifest) -> list[Fact]:
-    """What the manifests say differently, but for their files and the loop's own small state."""
+    """List the values of the manifests that differ, except for files and the loop's own small state."""
     pairs = {
         "step": (f"{before.step:,}", f"{after.step:,}"),
         "generation": (str(before.generation), str(after.generation)),
@@ -74,11 +75,11 @@ def facts(before: Manifest, after: Manifest) -> list[Fact]:
     }
     for name in sorted({*before.versions, *after.versions}):
         pairs[f"{name} version"] = (before.versions.get(name, "–"), after.versions.get(name, "–"))
-    return [Fact(label, one, other) for label, (one, other) in pairs.items() if one != other]
+    return [Fact(label, first, second) for label, (first, second) in pairs.items() if first != second]
 
 
 def position(data: DataPosition | None) -> str:
-    """Where the data order stands, in words."""
+    """Format a position in the data order."""
     return f"epoch {data.epoch}, sample {data.cursor:,}, seed {data.seed}" if data else "–"
 
 
@@ -86,7 +87,7 @@ def _mesh(mesh: dict[str, int]) -> str:
     return " × ".join(f"{name} {size}" for name, size in mesh.items()) or "–"
 
 
-WORDS = {
+NOTES = {
     "added": "only in B",
     "removed": "only in A",
     "reshaped": "other shape",
@@ -94,47 +95,48 @@ WORDS = {
     "different": "",
     "equal": "equal",
 }
+"""Note for each kind of change."""
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two checkpoints."""
+    """Differences of two checkpoints."""
 
     before: str
-    """A: its name, with its run if they are of two runs."""
+    """A: its name, with its run if the checkpoints are of two runs."""
     after: str
-    """B, in the same way."""
+    """B, likewise."""
     facts: tuple[Fact, ...]
-    """What their manifests say differently."""
+    """Values of the manifests that differ."""
     files: tuple[FileDifference, ...]
-    """Their files."""
+    """Files of both."""
 
 
-def lines(found: Contrast, most: int, with_state: bool, width: int | None) -> list[Text]:
-    """All of it.
+def lines(contrast: Contrast, limit: int, with_state: bool, width: int | None) -> list[Text]:
+    """Lay out the differences.
 
     Args:
-        most: tensors of each file that are listed; the rest is counted.
+        limit: tensors of each file that are listed; the others are counted.
         with_state: whether the tensors of the resumable state are listed, too.
     """
-    if not found.facts and all(file.change == "equal" for file in found.files):
+    if not contrast.facts and all(file.change == "equal" for file in contrast.files):
         return [Text("A and B are equal to the bit")]
     columns = [Column(""), Column("A"), Column("B")]
-    head: list[list[Cell]] = [[("", ""), (found.before, "bold"), (found.after, "bold")]]
-    told = [[(fact.label, "dim"), (fact.before, ""), (fact.after, "")] for fact in found.facts]
-    shown = table(columns, [*head, *told], width)
-    for file in found.files:
+    head: list[list[Cell]] = [[("", ""), (contrast.before, "bold"), (contrast.after, "bold")]]
+    rows = [[(fact.label, "dim"), (fact.before, ""), (fact.after, "")] for fact in contrast.facts]
+    text_lines = table(columns, [*head, *rows], width)
+    for file in contrast.files:
         is_listed = with_state or not file.path.startswith("state/")
-        shown += [Text(""), *_file(file, most if is_listed else 0, width)]
-    return shown
+        text_lines += [Text(""), *_file(file, limit if is_listed else 0, width)]
+    return text_lines
 
 
-def as_json(found: Contrast) -> dict[str, Any]:
-    """For programs. Measures that there are not are null."""
+def as_json(contrast: Contrast) -> dict[str, Any]:
+    """The differences as JSON; measures that do not exist are null."""
     return {
-        "a": found.before,
-        "b": found.after,
-        "facts": {fact.label: {"a": fact.before, "b": fact.after} for fact in found.facts},
+        "a": contrast.before,
+        "b": contrast.after,
+        "facts": {fact.label: {"a": fact.before, "b": fact.after} for fact in contrast.facts},
         "files": [
             {
                 "path": file.path,
@@ -142,57 +144,57 @@ def as_json(found: Contrast) -> dict[str, Any]:
                 "bytes": {"a": file.bytes_before, "b": file.bytes_after},
                 "tensors": [_tensor_json(tensor) for tensor in file.tensors],
             }
-            for file in found.files
+            for file in contrast.files
         ],
     }
 
 
-def _file(file: FileDifference, most: int, width: int | None) -> list[Text]:
+def _file(file: FileDifference, limit: int, width: int | None) -> list[Text]:
     head = Text(file.path, "bold")
     if file.change in ("added", "removed"):
-        return [head.append(f"  {WORDS[file.change]}", "yellow")]
+        return [head.append(f"  {NOTES[file.change]}", "yellow")]
     if file.change == "equal":
         return [head.append("  equal", "green").append(f", {size(file.bytes_before)}")]
     if not file.tensors:
         return [head.append("  different", "yellow")]
-    differing = sorted((one for one in file.tensors if one.change != "equal"), key=_rank)
+    differing = sorted((tensor for tensor in file.tensors if tensor.change != "equal"), key=_rank)
     equal = len(file.tensors) - len(differing)
-    counted = f"  {several(len(file.tensors), 'tensor')}: {len(differing)} different, {equal} equal"
-    head.append(counted, "" if differing else "green")
+    counts = f"  {count_noun(len(file.tensors), 'tensor')}: {len(differing)} different, {equal} equal"
+    head.append(counts, "" if differing else "green")
     columns = [
         Column("TENSOR"),
         Column("SHAPE", rank=1),
-        Column("MAX_SIZE", is_right=True),
+        Column("LARGEST", is_right=True),
         Column("RELATIVE", is_right=True),
         Column("NOTE"),
     ]
-    rows = [_row(tensor) for tensor in differing[:most]]
-    found = [head, *(table(columns, rows, width) if rows else [])]
-    if most == 0 and differing:
-        found += paragraph("", "--state lists them", width, indent=0)
-    elif len(differing) > most:
-        found += paragraph("", f"and {len(differing) - most} more; --most lists more", width, indent=0)
-    return found
+    rows = [_row(tensor) for tensor in differing[:limit]]
+    lines = [head, *(table(columns, rows, width) if rows else [])]
+    if limit == 0 and differing:
+        lines += paragraph("", "--state lists them", width, indent=0)
+    elif len(differing) > limit:
+        lines += paragraph("", f"and {len(differing) - limit} more; --most lists more", width, indent=0)
+    return lines
 
 
-def _rank(one: TensorDifference) -> tuple[bool, float]:
-    """What differs most first: what has no measure, then by the relative difference."""
-    measured = one.change in ("different", "retyped")
-    return measured, -(math.inf if one.relative is None else one.relative)
+def _rank(tensor: TensorDifference) -> tuple[bool, float]:
+    """Sort key that puts what differs most first: tensors without a measure, then by the relative difference."""
+    measured = tensor.change in ("different", "retyped")
+    return measured, -(math.inf if tensor.relative is None else tensor.relative)
 
 
-def _row(one: TensorDifference) -> list[Cell]:
-    notes = [WORDS[one.change]] if WORDS[one.change] else []
-    shape = one.before or one.after
-    if one.change in ("reshaped", "retyped"):
-        notes = [f"{WORDS[one.change]}: B has {one.after}"]
-    if any(one.not_finite):
-        notes.append(f"not finite: {one.not_finite[0]:,} in A, {one.not_finite[1]:,} in B")
+def _row(tensor: TensorDifference) -> list[Cell]:
+    notes = [NOTES[tensor.change]] if NOTES[tensor.change] else []
+    shape = tensor.before or tensor.after
+    if tensor.change in ("reshaped", "retyped"):
+        notes = [f"{NOTES[tensor.change]}: B has {tensor.after}"]
+    if any(tensor.not_finite):
+        notes.append(f"not finite: {tensor.not_finite[0]:,} in A, {tensor.not_finite[1]:,} in B")
     return [
-        (one.name, ""),
+        (tensor.name, ""),
         (shape, "dim"),
-        (_measure(one.largest), ""),
-        (_measure(one.relative), ""),
+        (_measure(tensor.largest), ""),
+        (_measure(tensor.relative), ""),
         ("; ".join(notes), "yellow"),
     ]
 
@@ -201,13 +203,13 @@ def _measure(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def _tensor_json(one: TensorDifference) -> dict[str, Any]:
+def _tensor_json(tensor: TensorDifference) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "change": one.change,
-        "a": one.before or None,
-        "b": one.after or None,
-        "largest": one.largest,
-        "relative": one.relative,
-        "notFinite": {"a": one.not_finite[0], "b": one.not_finite[1]},
+        "name": tensor.name,
+        "change": tensor.change,
+        "a": tensor.before or None,
+        "b": tensor.after or None,
+        "largest": tensor.largest,
+        "relative": tensor.relative,
+        "notFinite": {"a": tensor.not_finite[0], "b": tensor.not_finite[1]},
     }

@@ -1,7 +1,7 @@
 """Verifies every byte of a checkpoint. Changes nothing: training sets damaged checkpoints aside.
 
-`tandem.rundir.checkpoint.verified_bytes` gives a whole file at once, which is what training needs. Here files may be
-larger than the memory of the machine that looks at them, so at most a few chunks are held.
+`tandem.rundir.checkpoint.verified_bytes` reads a whole file at once, which is what training needs. Here files may be
+larger than the memory of the machine, so at most a few chunks are in memory.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from tandem.rundir.checkpoint import CHUNK, READERS, Broken, FileEntry, Manifest, checksum, open_file
+from tandem.rundir.checkpoint import CHUNK_BYTES, READERS, Broken, FileEntry, Manifest, checksum, open_file
 from tandem.rundir.layout import RunDir
 
 
@@ -20,22 +20,25 @@ class ChunkedFile:
     """An open file of a checkpoint. Not thread-safe."""
 
     def __init__(self, folder: Path, entry: FileEntry) -> None:
-        """
+        """Open the file.
+
         Raises:
             FileNotFoundError: the whole checkpoint is gone.
-            Broken: the file is missing, of another size, or no file.
+            Broken: the file is missing, has another size, or is not a regular file.
         """
-        self.entry, self._where = entry, f"{folder.name}/{entry.path}"
+        self.entry, self._path = entry, f"{folder.name}/{entry.path}"
         self._descriptor = open_file(folder, entry)
-        self._held: tuple[int, bytes] = (-1, b"")
+        self._cached: tuple[int, bytes] = (-1, b"")
 
     def soundness(self) -> Iterator[tuple[int, bool]]:
-        """Check all chunks, with several threads: of each in turn its bytes, and whether it is what was written.
+        """Check all chunks, with several threads: yields the size of each chunk in turn, and whether its checksum
+        matches.
 
         Raises:
-            OSError: the disk does not give them.
+            OSError: the disk cannot read them.
         """
         numbers = range(len(self.entry.xxh3))
+        # Several reads at the same time keep a network file system busy.
         readers = ThreadPoolExecutor(min(READERS, len(numbers)) or 1)
         try:
             yield from readers.map(self._is_sound, numbers)
@@ -43,16 +46,16 @@ class ChunkedFile:
             readers.shutdown(cancel_futures=True)
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes of the file, verified. Reading onwards reads each chunk once.
+        """Read bytes of the file, verified. Sequential reads read each chunk once.
 
         Raises:
-            Broken: they are not what was written.
+            Broken: a checksum does not match.
         """
         if start + size > self.entry.size:
-            raise Broken(f"{self._where} ends before byte {start + size}")
+            raise Broken(f"{self._path} ends before byte {start + size}")
         parts = []
         while size > 0:
-            number, offset = divmod(start, CHUNK)
+            number, offset = divmod(start, CHUNK_BYTES)
             part = self._chunk(number)[offset : offset + size]
             parts.append(part)
             start, size = start + len(part), size - len(part)
@@ -71,20 +74,22 @@ class ChunkedFile:
         self.close()
 
     def _chunk(self, number: int) -> bytes:
-        if self._held[0] != number:
+        # Sequential reads come back to the same chunk many times.
+        if self._cached[0] != number:
             content = self._content(number)
             if checksum(content) != self.entry.xxh3[number]:
-                raise Broken(f"{self._where} does not match its checksum at byte {number * CHUNK}")
-            self._held = (number, content)
-        return self._held[1]
+                raise Broken(f"{self._path} does not match its checksum at byte {number * CHUNK_BYTES}")
+            self._cached = (number, content)
+        return self._cached[1]
 
     def _is_sound(self, number: int) -> tuple[int, bool]:
         content = self._content(number)
         return len(content), checksum(content) == self.entry.xxh3[number]
 
     def _content(self, number: int) -> bytes:
-        parts, start = [], number * CHUNK
-        end = min(start + CHUNK, self.entry.size)
+        parts, start = [], number * CHUNK_BYTES
+        end = min(start + CHUNK_BYTES, self.entry.size)
+        # A read may be short; a file that ends early gives fewer bytes, and its checksum differs.
         while start < end and (part := os.pread(self._descriptor, end - start, start)):
             parts.append(part)
             start += len(part)
@@ -93,14 +98,14 @@ class ChunkedFile:
 
 @dataclass(frozen=True)
 class Verification:
-    """What became of one checkpoint."""
+    """Result of verifying one checkpoint."""
 
     name: str
-    """Its name."""
+    """Name of the checkpoint."""
     outcome: Literal["sound", "damaged", "unreadable", "vanished"]
     """`vanished`: it was deleted meanwhile, as retention does."""
     faults: tuple[str, ...] = ()
-    """What is wrong, a sentence for each file."""
+    """Problems found, a sentence for each file."""
     files: int = 0
     """Files read."""
     size: int = 0
@@ -108,7 +113,7 @@ class Verification:
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody needs to worry."""
+        """Whether no action is needed."""
         return self.outcome in ("sound", "vanished")
 
 
@@ -116,7 +121,7 @@ def verify(rundir: RunDir, name: str, tick: Callable[[int], None] = lambda count
     """Read a whole checkpoint, chunk by chunk.
 
     Args:
-        tick: called with the bytes of each chunk that was read.
+        tick: called with the size of each chunk that was read.
     """
     read, faults = 0, []
     try:
@@ -133,13 +138,14 @@ def verify(rundir: RunDir, name: str, tick: Callable[[int], None] = lambda count
         return Verification(name, "unreadable", (f"{name} cannot be read: {error.strerror or error}",), size=read)
     if not faults:
         return Verification(name, "sound", files=len(manifest.files), size=read)
+    # Faults in files that retention is deleting, or that another checkpoint has replaced, are no damage.
     if not _is_still(rundir, manifest):
         return Verification(name, "vanished", size=read)
     return Verification(name, "damaged", tuple(faults), len(manifest.files), read)
 
 
 def _check(rundir: RunDir, manifest: Manifest, entry: FileEntry, tick: Callable[[int], None]) -> tuple[int, str]:
-    """Bytes read of one file, and what is wrong with it."""
+    """Read one file. Return the bytes read, and its fault."""
     altered, read = [], 0
     try:
         with ChunkedFile(rundir.checkpoint(manifest.name), entry) as file:
@@ -152,13 +158,14 @@ def _check(rundir: RunDir, manifest: Manifest, entry: FileEntry, tick: Callable[
         return read, str(error)
     if not altered:
         return read, ""
-    of = f"{len(altered)} of {len(entry.xxh3)} chunks altered, the first" if len(entry.xxh3) > 1 else "altered"
-    last = min(entry.size, (altered[0] + 1) * CHUNK)
-    return read, f"{entry.path}: {of} in bytes {altered[0] * CHUNK:,} to {last - 1:,}"
+    extent = f"{len(altered)} of {len(entry.xxh3)} chunks altered, the first" if len(entry.xxh3) > 1 else "altered"
+    last = min(entry.size, (altered[0] + 1) * CHUNK_BYTES)
+    return read, f"{entry.path}: {extent} in bytes {altered[0] * CHUNK_BYTES:,} to {last - 1:,}"
 
 
 def _is_still(rundir: RunDir, manifest: Manifest) -> bool:
-    """Whether the name still belongs to what we read: retention deletes, and a newer generation may reuse a name."""
+    """Whether the name still belongs to the same checkpoint: retention deletes, and a newer generation may reuse a
+    name."""
     try:
         return rundir.manifest(manifest.name).digest == manifest.digest
     except FileNotFoundError:

@@ -1,14 +1,15 @@
 """An exported checkpoint: its name, its destination, what it may replace, and its config.json.
 
 A name is made from a pattern such as `digits_{step:06d}-{accuracy}`, which has the fields of str.format with their
-format, and nothing else of it: no attributes, no indices, no conversions, which would let it reach into the program.
+format, and nothing else of it: no attributes, no indices, no conversions, which would give access to the program's
+objects.
 
 The weights are read, cast and written by `tandem_trainer.export` in a process of its own, because that needs torch and
 core does not have it. The copy is written beside its target under a temporary name and renamed when it is complete and
-synced, so nobody ever finds half of it.
+synced, so nobody ever sees a part of it.
 
-While the copy is made, a lease keeps retention from deleting the checkpoint. A disk that takes no lease (mounted
-read-only, say) is not refused: every byte is compared with its checksum, so the copy is right or is not made.
+During the copy, a lease keeps retention from deleting the checkpoint. A disk without leases (mounted read-only, say) is
+accepted: every byte is compared with its checksum, so the copy is correct or is not made.
 """
 
 import importlib.util
@@ -25,12 +26,12 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from tandem.distribution import install
 from tandem.errors import UserError
 from tandem.formatting import printable, size
-from tandem.job import DistributedTrainingJob
-from tandem.launch import module_command
-from tandem.manifest.fields import nearest
+from tandem.job.manifest.fields import closest_choice
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.distribution import install_command
+from tandem.processes.launch import module_command
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest
 from tandem.rundir.durable import encode, read_json_or_none, sync_file, sync_folder, temporary_beside
@@ -40,18 +41,18 @@ from tandem_cli.checkpoints.inventory import Entry, Inventory
 from tandem_cli.checkpoints.listing import plain
 
 MAX_CHARACTERS = 200
-"""A file's name may have 255 bytes, and ours gets a suffix and, while it is written, a prefix."""
+"""Length of a name: a file's name may have 255 bytes, and ours gets a suffix and, during the copy, a prefix."""
 
 Value = int | float | str
 Fields = Mapping[str, Value | None]
-"""None: a field that exists but has no value for this checkpoint."""
+"""Values of a pattern's fields; None for a field without a value for this checkpoint."""
 
 
 def filled(pattern: str, fields: Fields) -> str:
-    """The name that a pattern gives.
+    """Fill in a pattern.
 
     Raises:
-        UserError: it names a field that is not known or has no value, or gives no name that a file can have.
+        UserError: the pattern has a field that is unknown or has no value, or the result is not a valid file name.
     """
     try:
         parts = list(Formatter().parse(pattern))
@@ -68,22 +69,23 @@ def filled(pattern: str, fields: Fields) -> str:
             "characters, and no leading dot or dash"
         )
     if len(name.encode()) > MAX_CHARACTERS:
-        raise UserError(f"--name {pattern} gives a name of {len(name)} characters; {MAX_CHARACTERS} are the most")
+        raise UserError(f"--name {pattern} gives a name of {len(name)} characters; {MAX_CHARACTERS} is the maximum")
     return name
 
 
 def _value(pattern: str, field: str, form: str, conversion: str | None, fields: Fields) -> str:
-    there = ", ".join(f"{{{name}}}" for name, value in fields.items() if value is not None)
+    """Format the value of one field."""
+    available = ", ".join(f"{{{name}}}" for name, value in fields.items() if value is not None)
     if conversion is not None or field not in fields:
-        near = nearest(field, list(fields))
-        hint = f" Did you mean {{{near}}}?" if near and near != field else ""
-        raise UserError(f"--name {pattern}: there is no field {{{field}}}.{hint} Those there are: {there}")
+        similar = closest_choice(field, list(fields))
+        hint = f" Did you mean {{{similar}}}?" if similar and similar != field else ""
+        raise UserError(f"--name {pattern}: there is no field {{{field}}}.{hint} Available fields: {available}")
     value = fields[field]
     if value is None:
-        raise UserError(f"--name {pattern}: {{{field}}} is not known of this checkpoint. Those there are: {there}")
+        raise UserError(f"--name {pattern}: {{{field}}} is unknown for this checkpoint. Available fields: {available}")
     if isinstance(value, float) and not form:
         form = ".4f"
-    # Python would try: where the kernel promises memory that is not there, as on a Kubernetes node, until it is killed.
+    # Python would try to format any width, and be killed on a machine that overcommits memory, as Kubernetes nodes do.
     if any(len(number) > 4 or int(number) > MAX_CHARACTERS for number in re.findall(r"[0-9]+", form)):
         raise UserError(
             f"--name {pattern}: {{{field}}} cannot be written as {form!r}: {MAX_CHARACTERS} characters are the most"
@@ -97,7 +99,7 @@ def _value(pattern: str, field: str, form: str, conversion: str | None, fields: 
 MODEL = "model.safetensors"
 CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
-BESIDE = {
+OTHER_FILES = {
     ADAPTER,
     "adapter_config.json",
     "added_tokens.json",
@@ -111,11 +113,11 @@ BESIDE = {
     "tokenizer_config.json",
     "vocab.json",
 }
-"""What else stands in the folder of a pretrained model, or of its adapter."""
+"""Other files in the folder of a pretrained model, or of its adapter."""
 
 
 class Format(StrEnum):
-    """What the copy is."""
+    """Format of the copy."""
 
     SAFETENSORS = "safetensors"
     STATE_DICT = "state-dict"
@@ -124,12 +126,12 @@ class Format(StrEnum):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, and not a file."""
+        """Whether it is a folder instead of a file."""
         return self in (Format.FOLDER, Format.PEFT)
 
 
 class Dtype(StrEnum):
-    """What floating-point tensors are cast to."""
+    """Dtype that floating-point tensors are cast to."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -137,24 +139,25 @@ class Dtype(StrEnum):
 
 
 SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.STATE_DICT: ".pt", Format.FOLDER: "", Format.PEFT: ""}
+"""Suffix of the copy's name, by format."""
 
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What the user wants."""
+    """Settings of an export."""
 
     path: Path
-    """Where the copy goes."""
+    """Destination of the copy."""
     form: Format = Format.SAFETENSORS
-    """What it is."""
+    """Format of the copy."""
     dtype: Dtype | None = None
-    """What floating-point tensors are cast to; None: they stay what they are."""
+    """Dtype that floating-point tensors are cast to; None leaves them as they are."""
     force: bool = False
     """Whether an earlier copy is replaced."""
 
 
 def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
-    """What a name's pattern may use; None for what is not known of this checkpoint."""
+    """Collect the values that a name's pattern may use; None for what is unknown of this checkpoint."""
     job = inventory.job
     start, end = _slice(job)
     metrics = {metric: entry.metrics.get(metric) for metric in ("loss", "accuracy", "macroF1")}
@@ -172,7 +175,7 @@ def fields(entry: Entry, manifest: Manifest, inventory: Inventory) -> Fields:
 
 
 def _slice(job: DistributedTrainingJob | None) -> tuple[int | None, int | None]:
-    """First sample of the training data, and the one after the last, as far as the job says them."""
+    """First sample of the training data, and the one after the last, as far as the job specifies them."""
     if job is None:
         return None, None
     trainer = job.spec.trainer
@@ -184,34 +187,37 @@ def _slice(job: DistributedTrainingJob | None) -> tuple[int | None, int | None]:
     return data.get("start", 0), data.get("end")
 
 
-def target(to: Path, form: Format, name: str | None, default: str, rundir: Path) -> Path:
-    """Where the copy goes.
+def target(path: Path, form: Format, name: str | None, default: str, rundir: Path) -> Path:
+    """Choose the destination of the copy.
 
     Args:
-        to: what the user wrote.
-        name: what the pattern gave; then `to` is the folder that it goes into.
-        default: the name inside `to` where that is a folder and the copy is a file.
+        path: path from the command line.
+        name: the filled pattern; then `path` is the folder that contains it.
+        default: name inside `path` if that is a folder and the copy is a file.
 
     Raises:
-        UserError: it cannot go there.
+        UserError: the copy cannot be written there.
     """
+    # With a name, `to` is always the folder; without one, it may be the file itself.
     if name is not None:
-        if to.exists() and not to.is_dir():
-            raise UserError(f"--to {to} is a file; with --name it is the folder that the copy goes into")
-        found = to / (name if name.endswith(SUFFIXES[form]) else name + SUFFIXES[form])
-    elif not form.is_folder and to.is_dir():
-        found = to / (default + SUFFIXES[form])
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--to {path} is a file; with --name it is the folder that the copy goes into")
+        destination = path / (name if name.endswith(SUFFIXES[form]) else name + SUFFIXES[form])
+    elif not form.is_folder and path.is_dir():
+        destination = path / (default + SUFFIXES[form])
     else:
-        found = to
-    if any(found.resolve().is_relative_to((rundir / folder).resolve()) for folder in FOLDERS):
-        raise UserError(f"{found} is among the run's own files; give another --to")
-    return found
+        destination = path
+    # The run would take a copy there for its own, and pruning would delete it.
+    if any(destination.resolve().is_relative_to((rundir / folder).resolve()) for folder in FOLDERS):
+        raise UserError(f"{destination} is among the run's own files; give another --to")
+    return destination
 
 
 def refuse_to_overwrite(order: ExportOrder) -> None:
-    """
+    """Check that the destination is free, or may be replaced.
+
     Raises:
-        UserError: something is there, and must not or cannot be replaced.
+        UserError: something exists there, and must not or cannot be replaced.
     """
     path = order.path
     if not (path.exists() or path.is_symlink()):
@@ -219,10 +225,11 @@ def refuse_to_overwrite(order: ExportOrder) -> None:
     if not order.force:
         raise UserError(f"{path} is already there; --force replaces it")
     if order.form.is_folder:
+        # Replace only what an export can have written: the folder may be the user's own.
         names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name}
-        if strange := names - {MODEL, CONFIG} - BESIDE:
-            some = ", ".join(sorted(strange)[:3])
-            raise UserError(f"{path} is no exported folder (it holds {some}), and --force replaces nothing else")
+        if strange := names - {MODEL, CONFIG} - OTHER_FILES:
+            examples = ", ".join(sorted(strange)[:3])
+            raise UserError(f"{path} is no exported folder (it holds {examples}), and --force replaces nothing else")
     elif not path.is_file():
         raise UserError(f"{path} is not a file, and --force replaces nothing else")
 
@@ -234,32 +241,34 @@ def config(
     rundir: Path,
     records: Sequence[GenerationRecord] = (),
 ) -> dict[str, Any]:
-    """config.json of an exported folder: enough to find the checkpoint again and to build its model."""
-    found: dict[str, Any] = {"model_type": "tandem", "checkpoint": entry.name, "step": manifest.step}
-    found |= {"generation": manifest.generation, "versions": manifest.versions, "metrics": dict(entry.metrics)}
-    found |= {"epoch": manifest.data.epoch} if manifest.data else {}
+    """Build config.json of an exported folder: enough to find the checkpoint again and to build its model."""
+    content: dict[str, Any] = {"model_type": "tandem", "checkpoint": entry.name, "step": manifest.step}
+    content |= {"generation": manifest.generation, "versions": manifest.versions, "metrics": dict(entry.metrics)}
+    content |= {"epoch": manifest.data.epoch} if manifest.data else {}
     origin = origin_of(manifest.generation, records)
-    found |= {"initial_weights": origin.dump()} if origin else {}
-    datasets = [one.dump() for record in records if record.generation == manifest.generation for one in record.datasets]
-    found |= {"datasets": datasets} if datasets else {}
+    content |= {"initial_weights": origin.dump()} if origin else {}
+    datasets = [
+        dataset.dump() for record in records if record.generation == manifest.generation for dataset in record.datasets
+    ]
+    content |= {"datasets": datasets} if datasets else {}
     if job is None:
-        return found
-    found["job"] = job.metadata.name
+        return content
+    content["job"] = job.metadata.name
     if job.spec.trainer.task is None:
-        return found | {"command": job.spec.trainer.command}
+        return content | {"command": job.spec.trainer.command}
     if job.spec.trainer.own_task is not None:
         own = {"task": job.spec.trainer.own_task, "parameters": job.spec.trainer.parameters or {}}
-        return found | own | {"precision": job.spec.trainer.settings_of_loop.precision}
+        return content | own | {"precision": job.spec.trainer.settings_of_loop.precision}
     settings = job.spec.trainer.settings
-    found |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
-    found["data"] = {name: value for name, value in settings.data.dump_brief().items() if name != "download"}
-    found["precision"] = settings.precision
+    content |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
+    content["data"] = {name: value for name, value in settings.data.dump_brief().items() if name != "download"}
+    content["precision"] = settings.precision
     classes = _classes(rundir, manifest)
-    return found | ({"num_labels": classes} if classes else {})
+    return content | ({"num_labels": classes} if classes else {})
 
 
 def _classes(rundir: Path, manifest: Manifest) -> int | None:
-    """How many classes the evaluation of the checkpoint had."""
+    """Number of classes in the evaluation of the checkpoint."""
     path = rundir / "evaluations" / manifest.name / f"g{manifest.generation:06d}.json"
     result = read_json_or_none(path)
     confusion = result.get("confusion") if isinstance(result, dict) else None
@@ -272,20 +281,20 @@ MARGIN = 2**20
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     path: Path
-    """Where."""
+    """The copy."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     tensors: int
-    """Tensors in it."""
+    """Number of tensors."""
     parameters: int
-    """Their elements."""
+    """Number of elements."""
     dtypes: tuple[str, ...]
-    """Their types."""
+    """Dtypes of the tensors."""
     note: str = ""
-    """What the user should know."""
+    """Warning for the user."""
 
 
 def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder) -> Exported:
@@ -295,60 +304,65 @@ def copy(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOr
         UserError: torch is missing, the checkpoint is damaged or gone, or the target cannot be written.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UserError(f"tandem checkpoints export needs torch; install it with: {install('trainer')}")
+        raise UserError(f"tandem checkpoints export needs torch; install it with: {install_command('trainer')}")
     refuse_to_overwrite(order)
     try:
         order.path.parent.mkdir(parents=True, exist_ok=True)
         _need_space(order.path, manifest)
-        # A file gets a folder, too: the library that writes it has temporary files of its own.
-        aside = temporary_beside(order.path)
-        aside.mkdir()
+        # A file gets a folder, too: the library that writes it creates temporary files beside it.
+        temporary = temporary_beside(order.path)
+        temporary.mkdir()
         try:
-            exported = _written(inventory, entry, manifest, order, aside)
-            _place(aside, order)
+            exported = _written(inventory, entry, manifest, order, temporary)
+            _place(temporary, order)
             return exported
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{order.path} cannot be written: {error.strerror or error}") from error
 
 
-def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder, aside: Path) -> Exported:
-    """Write everything aside, synced."""
-    rundir, file = inventory.rundir, aside / (ADAPTER if order.form is Format.PEFT else MODEL)
+def _written(inventory: Inventory, entry: Entry, manifest: Manifest, order: ExportOrder, temporary: Path) -> Exported:
+    """Write everything into the temporary folder, and sync it."""
+    rundir, file = inventory.rundir, temporary / (ADAPTER if order.form is Format.PEFT else MODEL)
     job = inventory.job
     is_pretrained = order.form.is_folder and job is not None and job.spec.trainer.is_fine_tuning
     if order.form is Format.PEFT and not is_pretrained:
         raise UserError("--format peft is for runs of causal-lm with parameters.lora")
-    with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as held:
-        beside = ["--beside", str(rundir.path)] if is_pretrained else []
-        answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, held, beside)
+    with _leased(rundir.leases / f"export-{entry.name}-{lease.default_holder()}.json") as export_lease:
+        pretrained = ["--beside", str(rundir.path)] if is_pretrained else []
+        answer = _converted(rundir.checkpoint(entry.name), manifest, file, order, export_lease, pretrained)
     if is_pretrained and order.form is Format.FOLDER:
-        # The model's own configuration, as transformers reads it; ours is a part of it.
-        known = config(entry, manifest, job, rundir.path, inventory.records)
-        theirs = json.loads((aside / CONFIG).read_bytes())
-        (aside / CONFIG).write_bytes(encode(theirs | {"tandem": known}))
+        # The configuration that transformers reads is the model's own; Tandem's is one key of it.
+        own_config = config(entry, manifest, job, rundir.path, inventory.records)
+        model_config = json.loads((temporary / CONFIG).read_bytes())
+        (temporary / CONFIG).write_bytes(encode(model_config | {"tandem": own_config}))
     elif order.form is Format.FOLDER:
-        known = config(entry, manifest, job, rundir.path, inventory.records)
-        (aside / CONFIG).write_bytes(encode(known | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
-    for path in aside.iterdir():
+        own_config = config(entry, manifest, job, rundir.path, inventory.records)
+        (temporary / CONFIG).write_bytes(encode(own_config | {"torch_dtype": next(iter(answer["dtypes"]), None)}))
+    for path in temporary.iterdir():
         sync_file(path)
-    sync_folder(aside)
-    note = "" if held else "no lease could be taken, so the checkpoint could have been deleted meanwhile; it was not"
+    sync_folder(temporary)
+    note = (
+        ""
+        if export_lease
+        else "no lease could be taken, so the checkpoint could have been deleted meanwhile; it was not"
+    )
     return Exported(
         order.path, file.stat().st_size, answer["tensors"], answer["parameters"], tuple(answer["dtypes"]), note
     )
 
 
-def _place(aside: Path, order: ExportOrder) -> None:
-    """Give the copy its name."""
+def _place(temporary: Path, order: ExportOrder) -> None:
+    """Rename the copy to its name."""
+    # Again: the path may have been created during the copy.
     refuse_to_overwrite(order)
     if not order.form.is_folder:
-        (aside / MODEL).replace(order.path)
+        (temporary / MODEL).replace(order.path)
     elif order.path.exists():
-        _replace_folder(aside, order.path)
+        _replace_folder(temporary, order.path)
     else:
-        aside.rename(order.path)
+        temporary.rename(order.path)
     sync_folder(order.path.parent)
 
 
@@ -357,51 +371,55 @@ def _converted(
     manifest: Manifest,
     file: Path,
     order: ExportOrder,
-    held: lease.Lease | None,
-    more: Sequence[str],
+    export_lease: lease.Lease | None,
+    arguments: Sequence[str],
 ) -> dict[str, Any]:
-    """Have the weights written; what was written.
+    """Run the process that writes the weights. Return its answer.
 
     Args:
-        more: further words for the program that writes them.
+        arguments: further arguments of the process.
     """
     command = module_command("tandem_trainer.export", "--checkpoint", str(folder), "--digest", manifest.digest)
     command += ["--to", str(file), "--form", "safetensors" if order.form is Format.FOLDER else order.form]
     command += ["--dtype", order.dtype] if order.dtype else []
-    command += more
+    command += arguments
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
+        # Renew the lease while the process works; it expires after `lease.SECONDS`.
         while True:
             try:
-                output, errors = process.communicate(timeout=lease.SECONDS / 3)
+                output, errors = process.communicate(timeout=lease.LEASE_LENGTH_SECONDS / 3)
                 break
             except subprocess.TimeoutExpired:
-                if held is not None:
+                if export_lease is not None:
                     with suppress(OSError):  # tried again in a moment
-                        held.renew()
+                        export_lease.renew()
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
     answer = _answer(output)
+    # The process answers in JSON if it knows the reason; otherwise the last line of its errors is the reason.
     if "refused" in answer:
         raise UserError(answer["refused"])
     if process.returncode != 0 or "tensors" not in answer:
-        raise UserError(f"the weights of {folder.name} could not be written: {_why(process.returncode, errors)}")
+        raise UserError(f"the weights of {folder.name} could not be written: {_failure(process.returncode, errors)}")
     return answer
 
 
 def _answer(output: str) -> dict[str, Any]:
+    """Parse the answer on the last line of the process's output; {} if there is none."""
     with suppress(ValueError, IndexError):
-        found = json.loads(output.splitlines()[-1])
-        if isinstance(found, dict):
-            return found
+        answer = json.loads(output.splitlines()[-1])
+        if isinstance(answer, dict):
+            return answer
     return {}
 
 
-def _why(code: int, errors: str) -> str:
+def _failure(code: int, errors: str) -> str:
+    """Describe the failure of the process."""
     if code == -signal.SIGKILL:
         return "the process was killed, perhaps for lack of memory; it needs twice the size of the weights"
     last = errors.strip().splitlines()[-1:] or [f"exit code {code}"]
@@ -410,20 +428,22 @@ def _why(code: int, errors: str) -> str:
 
 @contextmanager
 def _leased(path: Path) -> Iterator[lease.Lease | None]:
+    """Hold a lease on the checkpoint; None if the disk takes no lease."""
     try:
-        held = lease.acquire(path)
+        export_lease = lease.acquire(path)
     except OSError:
-        held = None
+        export_lease = None
     try:
-        yield held
+        yield export_lease
     finally:
-        if held is not None:
+        if export_lease is not None:
             with suppress(OSError):  # it ends by itself
-                held.release()
+                export_lease.release()
 
 
 def _need_space(path: Path, manifest: Manifest) -> None:
-    # Beside weights for evaluators there may be some in full precision.
+    # There may be two files of weights: those for evaluators, and those in full precision.
+    """Check that the disk has room for the copy."""
     sizes = [entry.size for entry in manifest.files if Path(entry.path).name == WEIGHTS]
     if not sizes:
         raise UserError(f"{manifest.name} has no {WEIGHTS}, so there are no weights to export")
@@ -433,12 +453,12 @@ def _need_space(path: Path, manifest: Manifest) -> None:
         raise UserError(plain(f"{path} needs up to {size(needed)}, and the disk has {size(free)} free"))
 
 
-def _replace_folder(aside: Path, path: Path) -> None:
-    """A folder cannot be renamed over another one, so the old one is moved away first."""
+def _replace_folder(temporary: Path, path: Path) -> None:
+    """Replace a folder: it cannot be renamed over another one, so the old one is moved away first."""
     old = temporary_beside(path)
     path.rename(old)
     try:
-        aside.rename(path)
+        temporary.rename(path)
     except OSError:
         old.rename(path)
         raise

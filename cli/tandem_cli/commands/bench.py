@@ -8,31 +8,31 @@ from typing import Annotated
 
 import typer
 
-from tandem.distribution import install
-from tandem.errors import Unmet, UserError
-from tandem.exitcode import ExitCode
+from tandem.errors import UnmetRequirement, UserError
 from tandem.formatting import number, size
-from tandem.job import DistributedTrainingJob
-from tandem.launch import schedule_beside
-from tandem.manifest.reading import job_of, read_source, refuse
-from tandem.manifest.source import Source
+from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
+from tandem.job.manifest.source import Source
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.distribution import install_command
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import schedule_path
 from tandem.rundir.layout import RunDir
-from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
-from tandem_cli.bench.results import Conditions, Results, Run
-from tandem_cli.bench.schedule import Schedule, drawn, title
-from tandem_cli.bench.trial import Machine, Told, drop_checkpoints, train
+from tandem_cli.bench.measurement import Measurement, Unmeasured, measure
+from tandem_cli.bench.results import BenchResults, Conditions, TrialRun
+from tandem_cli.bench.schedule import RecordedSchedule, draw_schedule, title
+from tandem_cli.bench.trial import TrialDisplay, TrialResources, drop_checkpoints, train
 from tandem_cli.bench.variants import MIN_STEPS, TRACE_STEPS, Variant, comparison, traced, warm_up
-from tandem_cli.commands.run import need_torch
+from tandem_cli.commands.run import check_torch
 from tandem_cli.local.local_run import Requests
 from tandem_cli.local.placement import share_gpus, usable_cores
 from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_cli.terminal.canvas import PrintableConsole
-from tandem_coordinator.prerequisites import here, unmet
+from tandem_coordinator.prerequisites import local_site, unmet
 
 THREADS = "OMP_NUM_THREADS"
 UNBOUNDED = 100_000
-"""Characters of a line that no terminal cuts."""
+"""Width that no line exceeds, in characters."""
 
 
 def bench(
@@ -56,7 +56,8 @@ def bench(
     profile: Annotated[
         bool,
         typer.Option(
-            "--profile", help="In one more run of each, trace a few steps of rank 0, and draw what pipelines do when."
+            "--profile",
+            help="Trace a few steps of rank 0 in one more run of each combination, and draw the schedule of pipelines.",
         ),
     ] = False,
     code: CodeOption = None,
@@ -64,21 +65,21 @@ def bench(
 ) -> None:
     """Train a job with several strategies and numbers of workers, and compare speed, memory and efficiency.
 
-    Each combination trains for a few steps, as often as there are rounds, without evaluators. Ctrl-C ends it, with a
-    table of what was measured by then.
+    Each combination trains for a few steps in each round, without evaluators. Ctrl-C ends the command with a table of
+    the results so far.
     """
     requests = Requests()
     with requests.caught(), packed_if_given(code) as pack:
         source = read_source(file)
         settings = with_code(overrides or (), pack)
-        job = job_of(source, settings)
-        found, left_out = comparison(job, strategies, workers, steps)
-        need_torch()
+        job = parse_job(source, settings)
+        variants, omitted = comparison(job, strategies, workers, steps)
+        check_torch()
         folder = out or Path("runs") / f"bench-{job.metadata.name}"
         cores = len(usable_cores())
-        most = max(found, key=lambda one: one.ranks)
-        machine = Machine(cores, _threads(job, cores, most.ranks))
-        _refuse_what_cannot_run(most, machine, folder, source, settings, pack)
+        largest = max(variants, key=lambda variant: variant.ranks)
+        machine = TrialResources(cores, _threads(job, cores, largest.ranks))
+        _validate_machine(largest, machine, folder, source, settings, pack)
         conditions = Conditions(
             job=job.metadata.name,
             steps=steps,
@@ -88,9 +89,9 @@ def bench(
             threads_per_rank=machine.threads,
             load_before=os.getloadavg()[0],
             target_loss=target_loss,
-            left_out=left_out,
+            left_out=omitted,
         )
-        results = _Bench(conditions, found, machine, folder, requests, pack).run(profile)
+        results = _Bench(conditions, variants, machine, folder, requests, pack).run(profile)
     if results.runs:
         pictures = write(results, folder)
         _show(results, folder, pictures, output)
@@ -100,99 +101,102 @@ def bench(
 
 
 class _Bench:
-    """All runs, one after the other."""
+    """Runs all variants, one after the other."""
 
     def __init__(
         self,
         conditions: Conditions,
         variants: Sequence[Variant],
-        machine: Machine,
+        machine: TrialResources,
         folder: Path,
         requests: Requests,
         pack: Pack | None,
     ) -> None:
         self._conditions, self._variants, self._machine = conditions, variants, machine
         self._folder, self._requests, self._pack = folder, requests, pack
-        self._runs: list[Run] = []
+        self._runs: list[TrialRun] = []
 
-    def run(self, profile: bool) -> Results:
-        """Until all are measured, or the user asks to stop."""
+    def run(self, profile: bool) -> BenchResults:
+        """Measure all variants, until the user asks to stop."""
         rounds = self._conditions.rounds
         count = len(self._variants) * (rounds + profile)
-        with Told(PrintableConsole(stderr=True, highlight=False), self._conditions.steps, count) as told:
+        with TrialDisplay(PrintableConsole(stderr=True, highlight=False), self._conditions.steps, count) as progress:
             for round_ in range(1, rounds + 1):
                 for variant in self._variants:
                     if self._requests.count:
                         break
-                    self._measure(variant, round_, told)
+                    self._measure(variant, round_, progress)
             for variant in self._variants if profile else ():
                 if self._requests.count:
                     break
-                self._trace(variant, told)
-        return Results(self._conditions, tuple(self._runs))
+                self._trace(variant, progress)
+        return BenchResults(self._conditions, tuple(self._runs))
 
-    def _measure(self, variant: Variant, round_: int, told: Told) -> None:
-        path = self._folder / "runs" / f"{_named(variant)}-{round_}"
-        told.begin(f"{variant.name}, round {round_} of {self._conditions.rounds}")
-        train(variant, path, self._machine, self._requests, told, self._pack)
+    def _measure(self, variant: Variant, round_: int, progress: TrialDisplay) -> None:
+        path = self._folder / "runs" / f"{_folder_name(variant)}-{round_}"
+        progress.begin(f"{variant.name}, round {round_} of {self._conditions.rounds}")
+        train(variant, path, self._machine, self._requests, progress, self._pack)
         if self._requests.count:
-            told.end_run("ended before it was measured")
+            progress.end_run("ended before it was measured")
             return
-        found, why = None, ""
+        measurement, reason = None, ""
         try:
-            found = measured(RunDir(path), self._conditions.warm_up_steps, self._conditions.target_loss)
+            measurement = measure(RunDir(path), self._conditions.warm_up_steps, self._conditions.target_loss)
         except Unmeasured as error:
-            why = str(error)
+            reason = str(error)
         drop_checkpoints(RunDir(path))
-        self._runs.append(Run(variant, round_, found, why, str(path)))
-        told.end_run(f"failed: {why}" if found is None else _in_words(found))
+        self._runs.append(TrialRun(variant, round_, measurement, reason, str(path)))
+        progress.end_run(f"failed: {reason}" if measurement is None else _describe(measurement))
 
-    def _trace(self, variant: Variant, told: Told) -> None:
-        path = self._folder / "runs" / f"{_named(variant)}-trace"
-        file = self._folder / f"trace-{_named(variant)}.json"
+    def _trace(self, variant: Variant, progress: TrialDisplay) -> None:
+        path = self._folder / "runs" / f"{_folder_name(variant)}-trace"
+        file = self._folder / f"trace-{_folder_name(variant)}.json"
         file.unlink(missing_ok=True)
-        schedule_beside(file).unlink(missing_ok=True)
-        told.begin(f"{variant.name}, traced", TRACE_STEPS)
-        train(traced(variant, file), path, self._machine, self._requests, told, self._pack)
+        schedule_path(file).unlink(missing_ok=True)
+        progress.begin(f"{variant.name}, traced", TRACE_STEPS)
+        train(traced(variant, file), path, self._machine, self._requests, progress, self._pack)
         drop_checkpoints(RunDir(path))
-        told.end_run(str(file) if file.exists() else f"no trace was written; see {path / 'log'}")
-        if (recorded := schedule_beside(file)).exists():
-            told.note(_draw_schedule(recorded, self._folder / f"schedule-{_named(variant)}"))
+        progress.end_run(str(file) if file.exists() else f"no trace was written; see {path / 'log'}")
+        if (recorded := schedule_path(file)).exists():
+            progress.note(_draw_schedule(recorded, self._folder / f"schedule-{_folder_name(variant)}"))
 
 
-def _named(variant: Variant) -> str:
+def _folder_name(variant: Variant) -> str:
     return f"{variant.strategy}-{variant.workers}"
 
 
-def _in_words(found: Measurement) -> str:
-    memory = found.peak_memory if found.peak_gpu_memory is None else found.peak_gpu_memory
-    return f"{number(found.samples_per_second)} samples/s, {size(memory)} a rank"
+def _describe(measurement: Measurement) -> str:
+    memory = measurement.peak_memory if measurement.peak_gpu_memory is None else measurement.peak_gpu_memory
+    return f"{number(measurement.samples_per_second)} samples/s, {size(memory)} a rank"
 
 
 def _threads(job: DistributedTrainingJob, cores: int, ranks: int) -> int:
-    """Of each rank, in every run: what the user has set, or an even share of the cores in the largest group."""
-    own = {one.name: one.value for one in job.spec.trainer.env}
-    given = own.get(THREADS) or os.environ.get(THREADS, "")
-    return int(given) if given.isdecimal() and int(given) else max(1, cores // ranks)
+    """Return the threads of each rank, equal in all runs: the user's setting, or a share of the cores in the largest
+    group."""
+    variables = {variable.name: variable.value for variable in job.spec.trainer.env}
+    setting = variables.get(THREADS) or os.environ.get(THREADS, "")
+    return int(setting) if setting.isdecimal() and int(setting) else max(1, cores // ranks)
 
 
-def _refuse_what_cannot_run(
-    most: Variant, machine: Machine, folder: Path, source: Source, settings: Sequence[str], pack: Pack | None
+def _validate_machine(
+    largest: Variant, machine: TrialResources, folder: Path, source: Source, settings: Sequence[str], pack: Pack | None
 ) -> None:
-    """Have what this machine lacks for the largest group told, before anything is written.
+    """Check the prerequisites of the largest group, before anything is written.
 
     Raises:
-        UserError: it lacks something.
+        UserError: this machine does not meet them.
     """
-    if pack is None and most.job.spec.trainer.code is not None:
-        why = "the code of this digest is not here; give the folder with --code DIR, and leave out this field"
-        refuse([Unmet(("spec", "trainer", "code"), why)], source, settings)
+    if pack is None and largest.job.spec.trainer.code is not None:
+        message = "the code of this digest is not on this machine; give the folder with --code DIR, and omit this field"
+        raise_for_unmet([UnmetRequirement(("spec", "trainer", "code"), message)], source, settings)
     if pack is not None:
-        refuse(pack.left_out(most.job), source, settings)
-    gpus, note = share_gpus(machine.gpus, most.job)
+        raise_for_unmet(pack.missing_scripts(largest.job), source, settings)
+    gpus, note = share_gpus(machine.gpus, largest.job)
     code = None if pack is None else pack.folder
-    site = here(most.job, RunDir(folder / "runs" / _named(most)), machine.cores, gpus, True, code=code)
-    refuse(unmet(most.job, site), source, settings)
+    site = local_site(
+        largest.job, RunDir(folder / "runs" / _folder_name(largest)), machine.cores, gpus, True, code=code
+    )
+    raise_for_unmet(unmet(largest.job, site), source, settings)
     if note and machine.gpus:
         raise UserError(f"--workers: {note}; numbers from CPUs and from GPUs cannot be compared")
     if folder.exists() and not folder.is_dir():
@@ -200,27 +204,27 @@ def _refuse_what_cannot_run(
 
 
 def _draw_schedule(recorded: Path, stem: Path) -> str:
-    """Draw what a pipeline recorded; returns what it shows, in words."""
-    schedule = Schedule.read_json(recorded.read_bytes())
+    """Draw the recorded schedule of a pipeline; return its description."""
+    schedule = RecordedSchedule.read_json(recorded.read_bytes())
     try:
         from tandem_cli.report.raster import painted, standalone
     except ModuleNotFoundError:
         return schedule.words
-    svg = standalone(drawn(schedule), title(schedule))
+    svg = standalone(draw_schedule(schedule), title(schedule))
     picture, _ = _keep(stem, svg, painted(svg))
     return f"{schedule.words}; drawn in {picture}"
 
 
 def _keep(stem: Path, svg: str, png: bytes) -> tuple[Path, Path]:
-    """Write both forms of a picture."""
+    """Write a picture as PNG and SVG."""
     files = stem.with_suffix(".png"), stem.with_suffix(".svg")
     files[0].write_bytes(png)
     files[1].write_text(svg)
     return files
 
 
-def write(results: Results, folder: Path) -> tuple[Path, ...]:
-    """Write all files; returns the pictures, none where what draws them is not installed."""
+def write(results: BenchResults, folder: Path) -> tuple[Path, ...]:
+    """Write all files; return the pictures, none if the packages that draw them are not installed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.csv").write_text(results.csv())
     (folder / "bench.json").write_text(json.dumps(results.record(), indent=2) + "\n")
@@ -229,11 +233,11 @@ def write(results: Results, folder: Path) -> tuple[Path, ...]:
         from tandem_cli.report.raster import painted
     except ModuleNotFoundError:
         return ()
-    svg = picture.drawn(results)
+    svg = picture.draw_results(results)
     return _keep(folder / "bench", svg, painted(svg)) if svg else ()
 
 
-def _show(results: Results, folder: Path, pictures: Sequence[Path], output: Output) -> None:
+def _show(results: BenchResults, folder: Path, pictures: Sequence[Path], output: Output) -> None:
     if output.is_data:
         emit(results.record(), output)
         return
@@ -248,4 +252,4 @@ def _show(results: Results, folder: Path, pictures: Sequence[Path], output: Outp
     if pictures:
         echo(f"picture   {', '.join(map(str, pictures))}")
     elif any(run.found is not None for run in results.runs):
-        echo(f"no picture was drawn, because what draws it is missing; install it with: {install('report')}")
+        echo(f"no picture was drawn: its packages are not installed. Install them with: {install_command('report')}")

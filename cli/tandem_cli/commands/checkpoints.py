@@ -15,18 +15,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.formatting import one_line, several, size
-from tandem.job import Checkpoint
+from tandem.formatting import count_noun, one_line, size
+from tandem.job.resource import CheckpointSpec
 from tandem.rundir.checkpoint import Broken, Manifest
 from tandem_cli.checkpoints import description, hub, listing, manifest_diff, pruning, verification, weights_export
-from tandem_cli.checkpoints.inventory import Entry, Inventory, look
+from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.checkpoints.manifest_diff import facts
 from tandem_cli.checkpoints.selector import choose, counting, sound
 from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.runs import RunArgument, opened
+from tandem_cli.runs import RunArgument, open_run
 from tandem_cli.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
@@ -42,32 +42,32 @@ NameArgument = Annotated[
 
 ALL = "all"
 WORTH_A_BAR = 256 * 2**20
-"""Bytes that take long enough to read for somebody to wonder."""
+"""Size in bytes from which reading takes long enough for a progress bar."""
 
 
 @checkpoints.command("ls")
 def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
     """List all checkpoints, newest first: size, age, score, whether each counts, and why it is kept.
 
-    `*` marks the best score. KEPT FOR says which rule of the job keeps a checkpoint; `nothing` means that the next save
-    deletes it.
+    `*` marks the best score. KEPT FOR names the rule of the job that keeps a checkpoint; `nothing` means that the next
+    save deletes it.
     """
     inventory = _inventory(run)
     if output.is_data:
         emit(listing.as_json(inventory), output)
     else:
-        _say(lambda width: listing.lines(inventory, width), output)
+        _show(lambda width: listing.lines(inventory, width), output)
 
 
 @checkpoints.command()
 def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEXT) -> None:
-    """Tell what is known of one checkpoint: where training stood, where it comes from, its scores, its files."""
+    """Describe a checkpoint: the progress of training, its lineage, its scores, its files."""
     inventory = _inventory(run)
     entry = choose(inventory, name)
     if output.is_data:
         emit(description.as_json(entry, inventory), output)
     else:
-        _say(lambda width: description.lines(entry, inventory, width), output)
+        _show(lambda width: description.lines(entry, inventory, width), output)
 
 
 @checkpoints.command()
@@ -75,14 +75,14 @@ def verify(
     run: RunArgument,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Which ones. Default: all of them.", show_default=False),
+        typer.Argument(metavar="NAME", help="Checkpoints to verify. Default: all.", show_default=False),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Read every byte and compare it with its checksum. Changes nothing.
 
-    Ends with 0 if all are sound, with 1 if one is damaged or cannot be read. A checkpoint that is deleted meanwhile, as
-    retention does, is no fault.
+    Exits with 0 if all are sound, with 1 if one is damaged or cannot be read. A checkpoint that retention deletes
+    meanwhile counts as neither.
     """
     inventory = _inventory(run)
     chosen = _to_verify(inventory, names)
@@ -104,44 +104,47 @@ def diff(
     run: RunArgument,
     before: Annotated[str, typer.Argument(metavar="A", help="A name, a step, `latest`, `best` or `final`.")],
     after: Annotated[str, typer.Argument(metavar="B", help="Another checkpoint, or OTHER_RUN:NAME.")],
-    most: Annotated[
-        int, typer.Option("--most", min=1, help="Tensors listed of each file, those that differ most first.")
+    max_tensors: Annotated[
+        int,
+        typer.Option("--most", min=1, help="Number of tensors to list for each file, those that differ most first."),
     ] = 20,
     with_state: Annotated[
         bool, typer.Option("--state", help="Also list the tensors of the optimizer's state.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what differs between two checkpoints, tensor by tensor and by how much.
+    """Compare two checkpoints, tensor by tensor.
 
     `largest` is the largest absolute difference of two elements, `relative` the L2 norm of the difference over the norm
-    of A. What is equal is equal to the bit.
+    of A. Equal means bitwise equal.
     """
     with needing("checkpoints diff"):
         from tandem_cli.checkpoints import tensor_diff
-    one, other = _side(run, before), _side(run, after)
+    first, second = _side(run, before), _side(run, after)
     try:
-        with _progress(one[1].size, not output.is_data) as (tick, _):
-            files = tensor_diff.compare(one, other, tick)
+        with _progress(first[1].size, not output.is_data) as (tick, _):
+            files = tensor_diff.compare(first, second, tick)
     except FileNotFoundError as error:
-        raise UserError(f"a checkpoint was deleted while it was read, as retention does: {error.filename}") from error
+        raise UserError(f"retention deleted a checkpoint while it was read: {error.filename}") from error
     except Broken as error:
         raise UserError(f"{error}. `tandem checkpoints verify` says more") from error
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
-    names = [side[0].name if one[0].parent == other[0].parent else str(side[0]) for side in (one, other)]
-    found = manifest_diff.Contrast(names[0], names[1], tuple(facts(one[1], other[1])), tuple(files))
+    names = [side[0].name if first[0].parent == second[0].parent else str(side[0]) for side in (first, second)]
+    contrast = manifest_diff.Contrast(names[0], names[1], tuple(facts(first[1], second[1])), tuple(files))
     if output.is_data:
-        emit(manifest_diff.as_json(found), output)
+        emit(manifest_diff.as_json(contrast), output)
     else:
-        _say(lambda width: manifest_diff.lines(found, most, with_state, width), output)
+        _show(lambda width: manifest_diff.lines(contrast, max_tensors, with_state, width), output)
 
 
 @checkpoints.command()
 def export(
     run: RunArgument,
     name: NameArgument,
-    to: Annotated[Path, typer.Option("--to", metavar="PATH", help="Where to write, or with --name the folder.")],
+    target: Annotated[
+        Path, typer.Option("--to", metavar="PATH", help="File or folder to write; with --name, the folder.")
+    ],
     form: Annotated[
         Format,
         typer.Option(
@@ -158,25 +161,25 @@ def export(
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point tensors to this.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier copy.")] = False,
 ) -> None:
-    """Write a verified copy of a checkpoint's weights that knows nothing of Tandem.
+    """Write a verified copy of a checkpoint's weights in a format that needs no Tandem.
 
-    With `all` as NAME, each checkpoint that counts is copied.
+    With `all` as NAME, it copies each checkpoint that counts.
 
     Fields of PATTERN: job, name, step, epoch, generation, start and end of the slice of the data, loss, and the other
     scores, such as accuracy, macroF1 or perplexity; each with a format if wanted, as in {step:06d}.
     """
-    # What is half written is removed on Ctrl-C; it must be when a scheduler ends us, too.
+    # Ctrl-C removes partial files; a SIGTERM, for example from a scheduler, must do the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     inventory = _inventory(run)
     if name == ALL and pattern is None:
-        raise UserError("export all needs --name with a field that tells them apart, such as {job}-{step}")
+        raise UserError("export all needs --name with a field that differs between checkpoints, such as {job}-{step}")
     chosen = counting(inventory) if name == ALL else [sound(inventory, name)]
     orders: dict[Path, tuple[Entry, Manifest]] = {}
     for entry, manifest in chosen:
-        known = weights_export.fields(entry, manifest, inventory)
-        filled = weights_export.filled(pattern, known) if pattern is not None else None
-        default = f"{known['job'] or inventory.rundir.path.resolve().name}-{entry.name}"
-        path = weights_export.target(to, form, filled, default, inventory.rundir.path)
+        fields = weights_export.fields(entry, manifest, inventory)
+        filled = weights_export.filled(pattern, fields) if pattern is not None else None
+        default = f"{fields['job'] or inventory.rundir.path.resolve().name}-{entry.name}"
+        path = weights_export.target(target, form, filled, default, inventory.rundir.path)
         if path in orders:
             raise UserError(
                 f"--name {pattern} gives {path.name} for {orders[path][0].name} and {entry.name}; add {{step}} to it"
@@ -187,8 +190,8 @@ def export(
         written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
         echo(f"exported  {written.path}")
         echo(
-            f"          {entry.name}, verified: {several(written.tensors, 'tensor')}, "
-            f"{several(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
+            f"          {entry.name}, verified: {count_noun(written.tensors, 'tensor')}, "
+            f"{count_noun(written.parameters, 'element')}, {', '.join(written.dtypes)}, {plain(size(written.size))}"
         )
         if written.note:
             echo(one_line(f"note      {written.note}"))
@@ -202,15 +205,15 @@ def push(
         str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/MODEL.", show_default=False)
     ],
     revision: Annotated[
-        str, typer.Option("--revision", metavar="BRANCH", help="The branch; it is made if it is not there.")
+        str, typer.Option("--revision", metavar="BRANCH", help="The branch; created if it does not exist.")
     ] = hub.MAIN,
-    private: Annotated[bool, typer.Option("--private", help="Make a repository that only you can see.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point tensors to this.")] = None,
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Of the commit.", show_default="job, step, scores")
+        str | None, typer.Option("--message", "-m", help="Message of the commit.", show_default="job, step, scores")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the files and their sizes; the hub is not asked.")
+        bool, typer.Option("--dry-run", help="List the files and their sizes without contacting the hub.")
     ] = False,
 ) -> None:
     """Push a checkpoint to a repository of a hub, as one commit: the folder that `export --format folder` writes.
@@ -225,18 +228,20 @@ def push(
         folder = Path(temporary) / "model"
         weights_export.copy(inventory, entry, manifest, ExportOrder(folder, Format.FOLDER, dtype))
         files = hub.files_of(folder)
-        whole = sum(count for _, count in files)
-        what = f"{entry.name}: {several(len(files), 'file')}, {plain(size(whole))}"
+        total = sum(count for _, count in files)
+        content = f"{entry.name}: {count_noun(len(files), 'file')}, {plain(size(total))}"
         if not dry_run:
-            said = message or _commit_message(entry, inventory)
-            done = hub.push(folder, hub.Destination(repo, revision, private), said, lambda line: echo(line, err=True))
+            commit_message = message or _commit_message(entry, inventory)
+            done = hub.push(
+                folder, hub.Destination(repo, revision, private), commit_message, lambda line: echo(line, err=True)
+            )
             echo(f"pushed  {one_line(done)}")
-            echo(f"        {what}, to the branch {revision}")
+            echo(f"        {content}, to the branch {revision}")
             return
     echo(f"would push to {repo}, the branch {revision}")
     for file, count in files:
         echo(f"  {plain(size(count)):>8}  {file}")
-    echo(f"  {what}")
+    echo(f"  {content}")
 
 
 def _commit_message(entry: Entry, inventory: Inventory) -> str:
@@ -265,48 +270,49 @@ def prune(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Also list what does not count: bad, stale, off the lineage, forgotten, code of before."
+            "--all",
+            help="Also list checkpoints that do not count: bad, stale, off the lineage, forgotten, earlier code.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Say what can be deleted and how much space comes free; delete it with --yes, or after a question.
+    """List the checkpoints that can be deleted and their size; delete them with --yes, or after a confirmation.
 
-    Never deleted: the newest one that counts, the one that the newest generation resumed from, the final one, and what
-    somebody reads. The run may go on meanwhile.
+    Never deleted: the newest one that counts, the one that the newest generation resumed from, the final one, and those
+    in use. The run may be running.
     """
     inventory = _inventory(run)
     changed = {"keep_last": keep_last, "keep_best": keep_best, "keep_every": keep_every}
-    policy = (inventory.job.spec.checkpoint if inventory.job else Checkpoint()).model_copy(
+    policy = (inventory.job.spec.checkpoint if inventory.job else CheckpointSpec()).model_copy(
         update={field: value for field, value in changed.items() if value is not None}
     )
-    agreed = pruning.plan(inventory, policy, everything)
-    _say(lambda width: description.plan(agreed, width))
-    if not agreed.doomed or not (yes or _confirmed(agreed)):
+    confirmed = pruning.plan(inventory, policy, everything)
+    _show(lambda width: description.plan(confirmed, width))
+    if not confirmed.doomed or not (yes or _confirmed(confirmed)):
         return
-    freed, again = 0, pruning.plan(look(inventory.rundir), policy, everything)
-    for one, spared in pruning.carry_out(inventory.rundir, agreed, again):
-        freed += 0 if spared else one.size
+    freed, current = 0, pruning.plan(take_inventory(inventory.rundir), policy, everything)
+    for checkpoint, spared in pruning.carry_out(inventory.rundir, confirmed, current):
+        freed += 0 if spared else checkpoint.size
         if spared:
-            echo(one_line(f"spared {one.name}: {spared}"))
-    echo(f"deleted; {plain(size(freed))} came free")
+            echo(one_line(f"spared {checkpoint.name}: {spared}"))
+    echo(f"deleted; {plain(size(freed))} freed")
 
 
 def _inventory(run: Path) -> Inventory:
-    rundir = opened(run)
+    rundir = open_run(run)
     try:
-        return look(rundir)
+        return take_inventory(rundir)
     except OSError as error:
         raise UserError(f"{error.filename or rundir.checkpoints} cannot be read: {error.strerror}") from error
 
 
 def _to_verify(inventory: Inventory, names: Sequence[str] | None) -> list[Entry]:
-    """The checkpoints to read, oldest first unless they are named."""
+    """Select the checkpoints to verify, oldest first unless they are named."""
     if not names:
-        found = [entry for entry in reversed(inventory.entries) if entry.state not in ("bad", "stale")]
-        if not found:
+        entries = [entry for entry in reversed(inventory.entries) if entry.state not in ("bad", "stale")]
+        if not entries:
             raise UserError(f"{inventory.rundir.path} has no checkpoints")
-        return found
+        return entries
     chosen = {entry.name: entry for entry in (choose(inventory, name) for name in names)}
     for entry in chosen.values():
         if entry.state in ("bad", "stale"):
@@ -315,7 +321,7 @@ def _to_verify(inventory: Inventory, names: Sequence[str] | None) -> list[Entry]
 
 
 def _side(run: Path, word: str) -> tuple[Path, Manifest]:
-    """One side of a comparison: NAME, or OTHER_RUN:NAME."""
+    """Resolve one side of a comparison: NAME, or OTHER_RUN:NAME."""
     other, colon, name = word.rpartition(":")
     inventory = _inventory(Path(other) if colon else run)
     entry, manifest = sound(inventory, name)
@@ -330,10 +336,10 @@ def _confirmed(plan: pruning.Pruning) -> bool:
 
 
 Lines = Callable[[int | None], list[Text]]
-"""Lines for a terminal of that width; None: for anything else."""
+"""Returns the lines for a terminal of that width; None: no terminal."""
 
 
-def _say(lines: Lines, output: Output = Output.TEXT) -> None:
+def _show(lines: Lines, output: Output = Output.TEXT) -> None:
     _print(PrintableConsole(highlight=False), lines, output)
 
 
@@ -343,8 +349,8 @@ def _print(console: Console, lines: Lines, output: Output = Output.TEXT) -> None
 
 
 @contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Lines], None]]]:
-    """A bar on a terminal while bytes are read: what to call with bytes, and what to print lines with."""
+def _progress(total: int, is_enabled: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Lines], None]]]:
+    """Show a bar on a terminal while bytes are read; yield a callback for read bytes, and one that prints lines."""
     console = PrintableConsole(highlight=False)
     bar = Progress(
         TextColumn("reading"),
@@ -353,7 +359,7 @@ def _progress(total: int, wanted: bool) -> Iterator[tuple[Callable[[int], None],
         TransferSpeedColumn(),
         console=console,
         transient=True,
-        disable=not wanted or not console.is_terminal or total < WORTH_A_BAR,
+        disable=not is_enabled or not console.is_terminal or total < WORTH_A_BAR,
     )
     with bar:
         task = bar.add_task("reading", total=total)

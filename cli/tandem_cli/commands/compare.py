@@ -11,19 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.formatting import end_of
+from tandem.formatting import truncate_start
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.report.comparison import Outcome, Row, differences, outcome, rows, winner
+from tandem_cli.report.comparison import ComparisonRow, Outcome, differences, outcome, rows, winner
 from tandem_cli.report.comparison_page import ComparisonPage, write
-from tandem_cli.report.figures.compared import MAX_COUNT
+from tandem_cli.report.figures.compared import MAX_RUNS
 from tandem_cli.report.reading import read
-from tandem_cli.runs import completed, opened
+from tandem_cli.runs import completed, open_run
 from tandem_cli.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
-"""Characters of a line that no terminal cuts."""
-MIN, NARROW = 16, 10
-"""Characters of a path in a manifest and of a run's column, at least."""
+"""Width that no line exceeds, in characters."""
+MIN_PATH_WIDTH, MIN_RUN_WIDTH = 16, 10
+"""Minimum widths of the paths in a manifest and of a run's column, in characters."""
 
 
 def compare(
@@ -48,43 +48,45 @@ def compare(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Put runs side by side: in what their jobs differ, how far they came, their best scores, time and throughput.
+    """Compare runs side by side: differences of their jobs, progress, best scores, time and throughput.
 
-    Works on runs that are going on, too, and on those that were killed.
+    The runs may be running, complete or killed.
     """
-    if not 2 <= len(runs) <= MAX_COUNT:
-        raise UserError(f"2 to {MAX_COUNT} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
-    paths = [opened(run).path for run in runs]
-    found = [read(path) for path in paths]
-    outcomes = [outcome(run, str(path)) for run, path in zip(found, paths, strict=True)]
+    if not 2 <= len(runs) <= MAX_RUNS:
+        raise UserError(f"2 to {MAX_RUNS} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
+    paths = [open_run(run).path for run in runs]
+    contents = [read(path) for path in paths]
+    outcomes = [outcome(run, str(path)) for run, path in zip(contents, paths, strict=True)]
     if html is not None or png is not None:
-        page = ComparisonPage(found, outcomes, rows(found, outcomes), _titles(outcomes))
+        page = ComparisonPage(contents, outcomes, rows(contents, outcomes), _titles(outcomes))
         if png is not None:
             write(page.png(), png)
         if html is not None:
             write(page.html(), html)
     if output.is_data:
-        emit({"runs": [_record(one) for one in outcomes], "differences": differences(found)}, output)
+        emit({"runs": [_record(result) for result in outcomes], "differences": differences(contents)}, output)
         return
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if width is None:
         console.width = UNBOUNDED
-    console.print(_table(outcomes, rows(found, outcomes), winner(found, outcomes), width))
-    for what, file in (("page", html), ("picture", png)):
+    console.print(_table(outcomes, rows(contents, outcomes), winner(contents, outcomes), width))
+    for label, file in (("page", html), ("picture", png)):
         if file is not None:
-            echo(f"{what:<9} {file}")
+            echo(f"{label:<9} {file}")
 
 
-def _table(outcomes: list[Outcome], lines: list[Row], best: int | None, width: int | None) -> Table:
+def _table(outcomes: list[Outcome], lines: list[ComparisonRow], best: int | None, width: int | None) -> Table:
     titles = _titles(outcomes)
     labels = [label for label, _ in lines]
     if width is not None:
-        labels = [end_of(label, max(MIN, width - len(outcomes) * (NARROW + 2))) for label in labels]
+        labels = [
+            truncate_start(label, max(MIN_PATH_WIDTH, width - len(outcomes) * (MIN_RUN_WIDTH + 2))) for label in labels
+        ]
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0), width=None)
     table.add_column("", style="dim", no_wrap=True)
     for index, title in enumerate(titles):
-        text = Text(title if width is None else end_of(title, max(NARROW, width // (len(titles) + 1))))
+        text = Text(title if width is None else truncate_start(title, max(MIN_RUN_WIDTH, width // (len(titles) + 1))))
         table.add_column(text, style="bold" if index == best else "", overflow="fold", no_wrap=width is None)
     for label, (_, values) in zip(labels, lines, strict=True):
         table.add_row(Text(label), *(Text(value) for value in values))
@@ -92,11 +94,11 @@ def _table(outcomes: list[Outcome], lines: list[Row], best: int | None, width: i
 
 
 def _titles(outcomes: list[Outcome]) -> list[str]:
-    """What to call each run: its job's name, or its folder where several have that name."""
-    names = [one.name for one in outcomes]
-    return [one.name if names.count(one.name) == 1 else one.path for one in outcomes]
+    """Return the title of each run: its job's name, or its folder if several have this name."""
+    names = [run.name for run in outcomes]
+    return [run.name if names.count(run.name) == 1 else run.path for run in outcomes]
 
 
-def _record(one: Outcome) -> dict[str, object]:
-    ledger = None if one.ledger is None else one.ledger.dump()
-    return {to_camel(name): value for name, value in asdict(one).items()} | {"ledger": ledger}
+def _record(outcome: Outcome) -> dict[str, object]:
+    ledger = None if outcome.ledger is None else outcome.ledger.dump()
+    return {to_camel(name): value for name, value in asdict(outcome).items()} | {"ledger": ledger}

@@ -12,12 +12,12 @@ from tandem.formatting import printable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.status import WATCH_SECONDS
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.platforms import Gone, PlatformError, Run
-from tandem_cli.runs import TargetArgument, found
+from tandem_cli.platforms import PlatformError, Run, RunNotFoundError
+from tandem_cli.runs import TargetArgument, find_run
 from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.tables import event_record
-from tandem_cli.view import JobEvent, JobView, news
+from tandem_cli.view import JobEvent, JobView, new_events
 
 
 def events(
@@ -27,50 +27,50 @@ def events(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Say what happened to a run, or to a job and its pods, oldest first; what happened again and again is said once.
+    """List the events of a run, or of a job and its pods, oldest first; repeated events are listed once.
 
-    Kubernetes forgets events after an hour or so; a run of this machine keeps all. For a cluster it needs kubectl, and
-    uses what is set up for it.
+    Kubernetes deletes events after an hour or so; a local run keeps all. For a cluster it needs kubectl, and uses its
+    configuration.
     """
     if watch and output.is_data:
         raise UserError(f"-o {output.value} prints the events so far; omit --watch")
-    run, console = found(name, namespace, context), PrintableConsole(highlight=False)
-    seen = run.look()
+    run, console = find_run(name, namespace, context), PrintableConsole(highlight=False)
+    view = run.view()
     if output.is_data:
-        emit([event_record(one) for one in seen.job_events], output)
+        emit([event_record(event) for event in view.job_events], output)
         return
     wide = output is Output.WIDE
-    _print(console, seen.job_events, wide)
-    if not seen.job_events and not watch:
-        echo(f"nothing is told of {name}{run.forgets}", err=True)
+    _print(console, view.job_events, wide)
+    if not view.job_events and not watch:
+        echo(f"{name} has no events{run.forgets}", err=True)
     if watch:
-        raise typer.Exit(_followed(run, console, seen, wide))
+        raise typer.Exit(_follow(run, console, view, wide))
 
 
-def _followed(run: Run, console: Console, seen: JobView, wide: bool) -> int:
-    """Until it ends, is deleted, or Ctrl-C."""
-    away = False
+def _follow(run: Run, console: Console, view: JobView, wide: bool) -> int:
+    """Print new events until the run ends or is deleted, or Ctrl-C; return the exit code."""
+    is_unreachable = False
     try:
-        while not run.is_over(seen):
+        while not run.is_over(view):
             time.sleep(WATCH_SECONDS)
             try:
-                before, seen = seen, run.look()
-            except Gone:
-                echo(f"{seen.job.name} was deleted", err=True)
+                before, view = view, run.view()
+            except RunNotFoundError:
+                echo(f"{view.job.name} was deleted", err=True)
                 return 0
             except PlatformError as error:
-                if not away:
+                if not is_unreachable:
                     echo(f"trying again: {printable(str(error)).splitlines()[0]}", err=True)
-                away = True
+                is_unreachable = True
                 continue
-            away = False
-            _print(console, news(before.job_events, seen.job_events), wide)
+            is_unreachable = False
+            _print(console, new_events(before.job_events, view.job_events), wide)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def _print(console: Console, some: Sequence[JobEvent], wide: bool) -> None:
+def _print(console: Console, job_events: Sequence[JobEvent], wide: bool) -> None:
     width = console.width if console.is_terminal and not wide else None
-    for line in tables.happened(some, width, heading=False):
+    for line in tables.happened(job_events, width, heading=False):
         console.print(line, soft_wrap=True)

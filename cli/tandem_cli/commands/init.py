@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from tandem.errors import UserError
-from tandem.manifest.reading import job_of
-from tandem.manifest.source import parse
+from tandem.job.manifest.reading import parse_job
+from tandem.job.manifest.source import parse
 from tandem_cli import launch_line
 from tandem_cli.output import echo
 
 
 def init(
-    words: Annotated[
+    line: Annotated[
         list[str],
         typer.Argument(
             metavar="LINE…",
@@ -30,14 +30,14 @@ def init(
 ) -> None:
     """Write the manifest of a script, from the line that starts it without Tandem.
 
-    Options stand before the line. Each option of torchrun or accelerate that counts becomes a field; what Tandem does
-    by itself, such as the rendezvous, is left out. An existing file is not overwritten.
+    Options must precede the line. Options of torchrun or accelerate become fields; those that Tandem does not need,
+    such as the rendezvous, are omitted. An existing file is not overwritten.
     """
-    line = launch_line.read(words)
-    text = line.manifest(words, name)
-    job = job_of(parse(text.encode(), "the manifest"))
-    if line.not_used:
-        echo(f"left out, because Tandem does it by itself: {', '.join(line.not_used)}", err=True)
+    parsed = launch_line.read(line)
+    text = parsed.manifest(line, name)
+    job = parse_job(parse(text.encode(), "the manifest"))
+    if parsed.not_used:
+        echo(f"omitted, because Tandem does not need it: {', '.join(parsed.not_used)}", err=True)
     if str(out) == "-":
         echo(text.removesuffix("\n"))
         return
@@ -46,7 +46,7 @@ def init(
         with file.open("x") as opened:
             opened.write(text)
     except FileExistsError:
-        raise UserError(f"{file} exists; give another --out, or --out - to print the manifest") from None
+        raise UserError(f"{file} already exists; choose another --out, or --out - to print the manifest") from None
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from error
     echo(f"wrote {file}; to run it: tandem run {shlex.quote(str(file))}")

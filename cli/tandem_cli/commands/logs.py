@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
-from tandem_cli.log_lines import Choice, Line
+from tandem_cli.log_lines import Line, LogSelection
 from tandem_cli.output import echo
-from tandem_cli.runs import TargetArgument, completed_processes, found
+from tandem_cli.runs import TargetArgument, completed_processes, find_run
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
-NARROWEST = len("coordinator")
+MIN_NAME_WIDTH = len("coordinator")
 
 
 class Role(StrEnum):
-    """Pods of one kind."""
+    """Role of a process."""
 
     WORKER = "worker"
     EVALUATOR = "evaluator"
@@ -34,7 +34,7 @@ def logs(
             autocompletion=completed_processes,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until it ends.")] = False,
     role: Annotated[
         Role | None, typer.Option("--role", help="Only processes of this kind.", show_default="all")
     ] = None,
@@ -44,33 +44,33 @@ def logs(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Print what all processes of a run, or all pods of a job, have printed, each line with who printed it.
+    """Print the output of all processes of a run, or of all pods of a job, each line after the name of its process.
 
-    With --follow it goes on over restarts and pods that are replaced, until the end. For a cluster it needs kubectl,
-    and uses what is set up for it.
+    With --follow it continues across restarts and replaced pods until the end. For a cluster it needs kubectl, and uses
+    its configuration.
     """
-    choice, printed = Choice(role.value if role else "", tuple(pods or ()), tail), _Printed()
+    selection, printer = LogSelection(role.value if role else "", tuple(pods or ()), tail), _LinePrinter()
     try:
-        for one in found(name, namespace, context).log(choice, follow, _tell):
-            printed.write(one)
+        for line in find_run(name, namespace, context).log(selection, follow, _notify):
+            printer.write(line)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-class _Printed:
-    """Lines with a coloured name before each, as wide as the longest so far."""
+class _LinePrinter:
+    """Prints lines after the coloured name of their process, which is padded to the longest so far."""
 
     def __init__(self) -> None:
-        self._width = NARROWEST
+        self._width = MIN_NAME_WIDTH
         self._colours: dict[str, str] = {}
 
     def write(self, line: Line) -> None:
-        colour = self._colours.setdefault(line.who, COLOURS[len(self._colours) % len(COLOURS)])
-        self._width = max(self._width, len(line.who))
-        echo(f" │ {line.text}", mark=line.who.ljust(self._width), colour=colour)
+        colour = self._colours.setdefault(line.process, COLOURS[len(self._colours) % len(COLOURS)])
+        self._width = max(self._width, len(line.process))
+        echo(f" │ {line.text}", mark=line.process.ljust(self._width), colour=colour)
 
 
-def _tell(text: str) -> None:
-    """What is no line of a log goes elsewhere, so that a log in a file holds nothing else."""
+def _notify(text: str) -> None:
+    """Print a message to standard error, so that standard output has only lines of logs."""
     sys.stdout.flush()
     echo("", mark=text, colour="yellow", err=True)

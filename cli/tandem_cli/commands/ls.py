@@ -5,27 +5,28 @@ from typing import Annotated
 
 import typer
 
-from tandem_cli.local.known import known
-from tandem_cli.local.run_view import look_briefly
+from tandem_cli.local.known import list_runs
+from tandem_cli.local.run_view import job_summary
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.tables import job_record
 
-MAX_COUNT = 20
+DEFAULT_COUNT = 20
+"""Number of runs that are listed without --all."""
 
 
 def ls(
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help=f"All; by default the {MAX_COUNT} most recent.")
+        bool, typer.Option("--all", "-a", help=f"List all runs; default: the {DEFAULT_COUNT} most recent.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the runs of this machine, the one that was started last first: those in runs/ here, and all others that you
-    started with `tandem run`.
+    """List the runs of this machine, the newest first: those in runs/ here, and all others that you started with
+    `tandem run`.
     """
-    paths = known()
-    jobs = [look_briefly(path) for path in (paths if everything else paths[:MAX_COUNT])]
+    paths = list_runs()
+    jobs = [job_summary(path) for path in (paths if everything else paths[:DEFAULT_COUNT])]
     if output.is_data:
         emit([job_record(job) for job in jobs], output)
         return

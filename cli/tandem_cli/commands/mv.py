@@ -8,7 +8,7 @@ import typer
 
 from tandem_cli.local.known import move
 from tandem_cli.output import echo
-from tandem_cli.runs import RunArgument, opened
+from tandem_cli.runs import RunArgument, open_run
 
 
 def mv(
@@ -18,11 +18,11 @@ def mv(
         typer.Argument(metavar="NEW", help="A name, in the same folder; or a path with a slash.", show_default=False),
     ],
 ) -> None:
-    """Move or rename a run directory. All commands find the run there, by its new name too.
+    """Move or rename a run directory. All commands then find the run under its new name.
 
-    The name of the job stays. To resume the run, give `tandem run` its new place with --run-dir.
+    The name of the job does not change. To resume the run, give `tandem run` its new path with --run-dir.
     """
-    path = opened(run).path
+    path = open_run(run).path
     target = Path(new) if "/" in new else path.parent / new
     move(path, target)
     echo(f"{path} is now {target}; to resume it: tandem run FILE --run-dir {shlex.quote(str(target))}")

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
 from tandem.rundir.ownership import ENDPOINT
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
-from tandem_cli.local.known import MAX_NAMED, known
+from tandem_cli.local.known import MAX_SUGGESTIONS, list_runs
 from tandem_cli.output import echo
-from tandem_cli.runs import completed, found, in_folder
+from tandem_cli.runs import completed, find_run, in_folder
 
 
 def open(
@@ -38,38 +38,38 @@ def open(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Open the live page of a run: loss and scores, throughput, processors, members, and what happened.
+    """Open the live page of a run: loss and scores, throughput, CPUs and GPUs, members, and events.
 
-    Of a job on a cluster it is reached through kubectl port-forward, until Ctrl-C. The address opens the page once and
-    within ten minutes; the browser may look for a day.
+    The page of a job on a cluster is forwarded with kubectl port-forward until Ctrl-C. The address works once, within
+    ten minutes; the browser then has access for a day.
     """
-    one = found(run, namespace, context) if run or namespace or context else in_folder(_only_run())
+    target = find_run(run, namespace, context) if run or namespace or context else in_folder(_only_run())
 
     def show(endpoint: str, token: str, browser_is_here: bool) -> None:
         _show(_invited(endpoint, token), print_only or not browser_is_here)
 
     try:
-        raise typer.Exit(one.page(port, show))
+        raise typer.Exit(target.page(port, show))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _only_run() -> Path:
-    going = [path for path in known() if (path / ENDPOINT).is_file()]
-    if len(going) == 1:
-        return going[0]
-    if not going:
+    active = [path for path in list_runs() if (path / ENDPOINT).is_file()]
+    if len(active) == 1:
+        return active[0]
+    if not active:
         raise UserError("no run is active here. Give a run directory, or the name of a job on a cluster")
-    some = ", ".join(str(path) for path in going[:MAX_NAMED])
-    raise UserError(f"several runs are active: {some}. Choose one: tandem open {shlex.quote(str(going[0]))}")
+    paths = ", ".join(str(path) for path in active[:MAX_SUGGESTIONS])
+    raise UserError(f"several runs are active: {paths}. Choose one: tandem open {shlex.quote(str(active[0]))}")
 
 
 def _invited(endpoint: str, token: str) -> str:
-    """The address that opens the page once."""
+    """Return an address that opens the page once."""
     try:
         with CoordinatorClient(endpoint, token) as client:
             return f"http://{endpoint}/open#{client.invitation()}"
-    except (Unreachable, Refused, ValueError) as error:
+    except (Unreachable, CoordinatorRefused, ValueError) as error:
         raise UserError(f"{error}. Is the run still active?") from error
 
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from tandem.errors import UserError
-from tandem.manifest.reading import job_of, read_source
+from tandem.job.manifest.reading import parse_job, read_source
 from tandem_cli.cluster import ProfileOption
 from tandem_cli.output import OverridesOption
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import script
-from tandem_cli.slurm.script import Places
+from tandem_cli.slurm.script import ScriptPaths
 
 render = typer.Typer(no_args_is_help=True, help="Print the sbatch script of a job.")
 
@@ -31,31 +31,31 @@ def slurm(
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The run directory.", show_default="runs/NAME")
     ] = None,
     evaluators: Annotated[
-        bool, typer.Option("--evaluators", help="The script of the evaluators, where they are a job of their own.")
+        bool, typer.Option("--evaluators", help="Print the script of the evaluators, if they have a job of their own.")
     ] = False,
     node: Annotated[
-        bool, typer.Option("--node", help="The script of a job that gives the running training one more node.")
+        bool, typer.Option("--node", help="Print the script of a job that adds a node to the running training.")
     ] = False,
 ) -> None:
     """Print the sbatch script of a job, to read, change and submit by hand.
 
-    The script names the manifest, which is read when the job starts.
+    The script refers to the manifest, which is read when the job starts.
     """
     if file == "-":
-        raise UserError("the script names the manifest, so it has to be a file")
+        raise UserError("the script refers to the manifest, so it must be a file")
     settings, chosen = tuple(overrides or ()), profiles.profile(profile)
     source = read_source(file)
-    job = job_of(source, settings)
-    settings += tuple(script.fitted(job, chosen))
-    job = job_of(source, settings)
+    job = parse_job(source, settings)
+    settings += tuple(script.fitted_overrides(job, chosen))
+    job = parse_job(source, settings)
     path = (run_dir or Path("runs") / job.metadata.name).resolve()
-    places = Places(path, sys.executable, Path(file).resolve(), settings)
+    places = ScriptPaths(path, sys.executable, Path(file).resolve(), settings)
     if node:
-        typer.echo(script.extension(job, chosen, Places(path, sys.executable)), nl=False)
+        typer.echo(script.extension(job, chosen, ScriptPaths(path, sys.executable)), nl=False)
         return
     if not evaluators:
         typer.echo(script.training(job, chosen, places), nl=False)
         return
-    if not script.evaluates_apart(job, chosen):
-        raise UserError("the evaluators are no job of their own: the profile has no evaluators.partition")
-    typer.echo(script.evaluation(job, chosen, Places(path, sys.executable)), nl=False)
+    if not script.has_evaluation_job(job, chosen):
+        raise UserError("the evaluators have no job of their own: the profile has no evaluators.partition")
+    typer.echo(script.evaluation(job, chosen, ScriptPaths(path, sys.executable)), nl=False)

@@ -13,13 +13,13 @@ from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.output import echo
 from tandem_cli.report.run import with_histograms
 from tandem_cli.report.writing import Report, write
-from tandem_cli.runs import RunArgument, opened_or_copied
+from tandem_cli.runs import RunArgument, open_or_copy
 from tandem_coordinator.charts import bars
 
 
 def report(
     run: RunArgument,
-    to: Annotated[
+    target: Annotated[
         Path | None,
         typer.Option(
             "--to",
@@ -35,31 +35,31 @@ def report(
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Draw what happened in a run as one HTML page that opens offline, with its pictures as PNG files beside it.
+    """Write an HTML report about a run, which opens offline, with its pictures as PNG files beside it.
 
-    Works on a run that is going on, too, and on one that was killed. With `--namespace` or `--context`, the results of
-    that job are copied to runs/NAME first, without checkpoints, as `tandem copy` does.
+    The run may be running, complete or killed. With `--namespace` or `--context`, the command first copies the results
+    of that job to runs/NAME, without checkpoints, as `tandem copy` does.
     """
-    rundir = opened_or_copied(run, namespace, context)
+    rundir = open_or_copy(run, namespace, context)
     try:
-        written = write(rundir.path, to, png)
+        written = write(rundir.path, target, png)
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
-    echo(_told(written))
+    echo(_describe(written))
     if open_it and not webbrowser.open(written.page.resolve().as_uri()):
         echo(f"there is no browser here; copy {written.page} to a machine that has one", err=True)
 
 
-def _told(written: Report) -> str:
+def _describe(written: Report) -> str:
     lines = [f"report    {written.page}"]
     if written.pictures:
         names = ", ".join(path.name for path in written.pictures)
         lines.append(f"pictures  {written.pictures[0].parent}/ ({names})")
-    shown = with_histograms(written.run)
-    if shown is not None and shown.evaluation is not None:
-        for name, one in shown.evaluation.histograms.items():
-            said = f"{name} at step {shown.step:,}: {bars.sparkline(one)} {bars.told(one)}"
-            lines.append(f"histogram {one_line(said)}")
+    checkpoint = with_histograms(written.run)
+    if checkpoint is not None and checkpoint.evaluation is not None:
+        for name, histogram in checkpoint.evaluation.histograms.items():
+            text = f"{name} at step {checkpoint.step:,}: {bars.sparkline(histogram)} {bars.describe(histogram)}"
+            lines.append(f"histogram {one_line(text)}")
     lines += [f"note      {one_line(fault)}" for fault in written.run.faults[:10]]
     if len(written.run.faults) > 10:
         lines.append(f"note      {len(written.run.faults) - 10} more are on the page")

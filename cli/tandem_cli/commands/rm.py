@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from tandem.formatting import several, size
+from tandem.formatting import count_noun, size
 from tandem_cli.local.known import delete
-from tandem_cli.output import each_checked, echo
-from tandem_cli.runs import completed, opened
+from tandem_cli.output import check_all, echo
+from tandem_cli.runs import completed, open_run
 
 
 def rm(
@@ -26,18 +26,18 @@ def rm(
 ) -> None:
     """Delete run directories: checkpoints, evaluations, logs, and the files that a script wrote there.
 
-    Asks first. A run that is going on is not deleted: stop it before.
+    Asks for confirmation. A running run is not deleted; stop it first.
     """
-    paths = [rundir.path for rundir in each_checked(opened, runs)]
+    paths = [rundir.path for rundir in check_all(open_run, runs)]
     total = size(sum(_bytes(path) for path in paths))
-    what = str(paths[0]) if len(paths) == 1 else several(len(paths), "run")
+    description = str(paths[0]) if len(paths) == 1 else count_noun(len(paths), "run")
     if not yes:
         if not sys.stdin.isatty():
-            echo(f"nothing was deleted; --yes deletes {what}, {total}")
+            echo(f"nothing was deleted; --yes deletes {description}, {total}")
             return
-        typer.confirm(f"Delete {what}, {total}?", abort=True)
-    each_checked(delete, paths)
-    echo(f"deleted {what}, {total}")
+        typer.confirm(f"Delete {description}, {total}?", abort=True)
+    check_all(delete, paths)
+    echo(f"deleted {description}, {total}")
 
 
 def _bytes(path: Path) -> int:

@@ -1,6 +1,6 @@
 """`tandem run FILE`: runs a whole job on this machine until it is complete.
 
-FILE is a manifest, or a script, for which one is made (tandem_cli.launch_line).
+FILE is a manifest, or a script, for which a manifest is generated (tandem_cli.launch_line).
 """
 
 import errno
@@ -22,25 +22,25 @@ import psutil
 import typer
 from rich.console import Console, RenderableType
 
-from tandem.code import store
-from tandem.distribution import install
-from tandem.errors import Unmet, UserError
-from tandem.exitcode import OF_COMMANDS, ExitCode
-from tandem.formatting import number, several
-from tandem.job import Checkpoint, Coordinator, DistributedTrainingJob, RunPolicy
-from tandem.launch import TOKEN, weakness
-from tandem.manifest.reading import job_of, read_source, refuse
-from tandem.manifest.source import Source, parse
-from tandem.pod_template import is_gpu
+from tandem.errors import UnmetRequirement, UserError
+from tandem.formatting import count_noun, number
+from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
+from tandem.job.manifest.source import Source, parse
+from tandem.job.pod_template import is_gpu
+from tandem.job.resource import CheckpointSpec, CoordinatorSpec, DistributedTrainingJob, RunPolicy
+from tandem.processes.distribution import install_command
+from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
+from tandem.processes.launch import TOKEN, token_weakness
+from tandem.processes.supervision import is_given_up
+from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
-from tandem.status import Event
-from tandem.supervision import is_given_up
+from tandem.wire.status import Event
 from tandem_cli import launch_line
 from tandem_cli.launch_line import is_launch_line
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember
-from tandem_cli.local.local_run import HOST, Crew, LocalRun, Requests
+from tandem_cli.local.local_run import HOST, LocalRun, ProcessFactory, Requests
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tandem_cli.local.prepare import HeldFolder, claim
 from tandem_cli.output import OverridesOption, echo
@@ -49,10 +49,10 @@ from tandem_cli.slurm.jobs import forget_refusal
 from tandem_cli.terminal import summary
 from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.screen import event_line
-from tandem_coordinator.prerequisites import here, unmet
+from tandem_coordinator.prerequisites import local_site, unmet
 
 TAIL = 15
-"""Lines of a log that are shown when a run has failed."""
+"""Number of lines of a log that are shown when a run has failed."""
 
 
 def run(
@@ -78,38 +78,38 @@ def run(
     ] = None,
     pin: Annotated[bool, typer.Option("--pin", help="Give trainers and evaluators separate cores (Linux).")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Go on in the background once it is clear that the job can run.")
+        bool, typer.Option("--detach", "-d", help="Continue in the background once the job has passed all checks.")
     ] = False,
     code: CodeOption = None,
 ) -> None:
     """Train and evaluate a job on this machine.
 
     Starts a coordinator, the workers and the evaluators as processes, and shows their progress. Ctrl-C saves and stops
-    the run; the same command resumes it. Of a script a manifest is made and printed, as `tandem init` writes it.
+    the run; the same command resumes it. For a script, it generates and prints a manifest, as `tandem init` writes it.
     """
     command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin, code, tuple(args or ()))
-    if (token := os.environ.get(TOKEN)) and (weak := weakness(token)):
+    if (token := os.environ.get(TOKEN)) and (weak := token_weakness(token)):
         raise UserError(weak)
     requests = Requests()
     with requests.caught(), packed_if_given(code) as pack:
         source = command.source()
-        job = job_of(source, with_code(command.overrides, pack))
+        job = parse_job(source, with_code(command.overrides, pack))
         output = _Output(highlight=False, soft_wrap=False)
-        raise typer.Exit(_Run(command, source, job, requests, output, pack, detach).until_its_end(fresh))
+        raise typer.Exit(_Run(command, source, job, requests, output, pack, detach).run(fresh))
 
 
 class _Output(PrintableConsole):
-    """Where nobody reads any more, nothing more is shown: the run goes on, and its exit code says how it went."""
+    """A console that goes silent when its reader is gone: the run continues, and its exit code tells the result."""
 
     def on_broken_pipe(self) -> None:
-        """Be quiet from now on, as rich would, but do not exit."""
+        """Print nothing from now on, as rich does, but do not exit."""
         with suppress(SystemExit):
             super().on_broken_pipe()
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the user typed, to be shown when it can be typed again."""
+    """The command line of the user, from which messages build further ones."""
 
     file: str
     overrides: tuple[str, ...]
@@ -121,12 +121,12 @@ class Command:
     args: tuple[str, ...] = ()
 
     def source(self) -> Source:
-        """The manifest: the file, or, of a script, the one that is made for it, which is printed.
+        """Read the manifest; for a script, generate and print one.
 
         Raises:
-            UserError: there is none, or arguments are given to a manifest.
+            UserError: the file does not exist, or arguments follow a manifest.
         """
-        words = [self.file, *self.args]
+        argv = [self.file, *self.args]
         if not is_launch_line(self.file):
             if self.args:
                 raise UserError(
@@ -134,29 +134,29 @@ class Command:
                     "field with --set PATH=VALUE"
                 )
             return read_source(self.file)
-        line = launch_line.read(words)
-        text = line.manifest(words)
-        echo(f"{text}# To keep it: tandem init {shlex.join(words)}")
+        line = launch_line.read(argv)
+        text = line.manifest(argv)
+        echo(f"{text}# To keep it: tandem init {shlex.join(argv)}")
         return parse(text.encode(), f"manifest of {self.file}")
 
-    def again(self, *more: str, without: Collection[str] = ()) -> str:
-        """The command line.
+    def command_line(self, *more: str, without: Collection[str] = ()) -> str:
+        """Build the command line.
 
         Args:
-            more: what is added to it.
-            without: fields that are not set any more.
+            more: additional options.
+            without: fields whose overrides are dropped.
         """
-        words = ["tandem", "run", self.file]
+        argv = ["tandem", "run", self.file]
         for override in self.overrides:
             if override.partition("=")[0].strip().removeprefix("spec.") not in without:
-                words += ["--set", override]
-        words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
-        words += ["--port", str(self.port)] if self.port else []
-        words += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
-        words += ["--pin"] if self.pin else []
-        words += ["--code", str(self.code)] if self.code else []
-        words += [*more, *(["--", *self.args] if self.args else [])]
-        return shlex.join(words)
+                argv += ["--set", override]
+        argv += ["--run-dir", str(self.run_dir)] if self.run_dir else []
+        argv += ["--port", str(self.port)] if self.port else []
+        argv += ["--metrics-port", str(self.metrics_port)] if self.metrics_port else []
+        argv += ["--pin"] if self.pin else []
+        argv += ["--code", str(self.code)] if self.code else []
+        argv += [*more, *(["--", *self.args] if self.args else [])]
+        return shlex.join(argv)
 
 
 class _Run:
@@ -176,128 +176,138 @@ class _Run:
         self._path = command.run_dir or Path("runs") / job.metadata.name
         self._notes: list[str] = []
 
-    def until_its_end(self, fresh: bool) -> ExitCode:
-        """Everything that can be wrong is found before anything is written; then the run."""
-        need_torch()
+    def run(self, fresh: bool) -> ExitCode:
+        """Check everything before anything is written, then run the job."""
+        check_torch()
         cores = usable_cores()
         placement = self._place(cores)
-        need_free(self._command.port)
-        need_free(self._command.metrics_port or 0, "--metrics-port")
+        check_port(self._command.port)
+        check_port(self._command.metrics_port or 0, "--metrics-port")
         gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
         self._notes += [note] if note else []
-        self._notes += self._refuse_what_cannot_run(len(cores), gpus, fresh)
-        if unused := not_used_here(self._job):
-            self._notes.append(f"not used on one machine: {', '.join(unused)}")
-        mine = claim(self._path, self._job, fresh, self._command.again("--fresh"))
-        self._notes += mine.notes
+        self._notes += self._validate_machine(len(cores), gpus, fresh)
+        if ignored := unused_fields(self._job):
+            self._notes.append(f"not used on one machine: {', '.join(ignored)}")
+        claimed = claim(self._path, self._job, fresh, self._command.command_line("--fresh"))
+        self._notes += claimed.notes
         if self._pack is not None:
             self._notes.append(f"code: {self._pack}")
-            store(mine.run_dir, self._pack.digest, self._pack.file)
+            store_pack(claimed.run_dir, self._pack.digest, self._pack.file)
         remember(self._path)
         forget_refusal(self._path)
         try:
-            return self._with_claim(mine, placement, len(cores), gpus)
+            return self._run_claimed(claimed, placement, len(cores), gpus)
         finally:
-            mine.release()
+            claimed.release()
 
-    def _refuse_what_cannot_run(self, cores: int, gpus: Sequence[str] | None, fresh: bool) -> list[str]:
-        """Have what this machine lacks told, before anything is written; returns what is only unwise."""
+    def _validate_machine(self, cores: int, gpus: Sequence[str] | None, fresh: bool) -> list[str]:
+        """Check the prerequisites on this machine, before anything is written; return warnings."""
         run_dir = RunDir(self._path)
         is_fresh = fresh or self._job.spec.checkpoint.on_existing == "Fresh"
         if not is_fresh and run_dir.done() is not None:
             return []
-        lacks = _without_code(self._job, run_dir) if self._pack is None else self._pack.left_out(self._job)
-        refuse(lacks, self._source, self._command.overrides)
+        missing = _without_code(self._job, run_dir) if self._pack is None else self._pack.missing_scripts(self._job)
+        raise_for_unmet(missing, self._source, self._command.overrides)
         code = None if self._pack is None else self._pack.folder
-        found = unmet(self._job, here(self._job, run_dir, cores, gpus, is_fresh, code=code))
-        refuse(found, self._source, self._command.overrides)
-        return [one.message for one in found]
+        problems = unmet(self._job, local_site(self._job, run_dir, cores, gpus, is_fresh, code=code))
+        raise_for_unmet(problems, self._source, self._command.overrides)
+        return [problem.message for problem in problems]
 
-    def _with_claim(self, mine: HeldFolder, placement: Placement, cores: int, gpus: Sequence[str] | None) -> ExitCode:
-        before = summary.result(mine.run_dir)
-        done = mine.run_dir.done() is not None
+    def _run_claimed(
+        self, claimed: HeldFolder, placement: Placement, cores: int, gpus: Sequence[str] | None
+    ) -> ExitCode:
+        before = summary.result(claimed.run_dir)
+        done = claimed.run_dir.done() is not None
         evaluates = self._job.spec.evaluation.processes > 0
         if done and not (evaluates and before.left):
             self._print(summary.complete(self._job.metadata.name, before, str(self._path), None, evaluates))
-            self._say(f"nothing is left to do; {ways_on(self._command, self._job, mine.run_dir.read_job())}")
+            self._note(
+                f"nothing left to do; {describe_next_steps(self._command, self._job, claimed.run_dir.read_job())}"
+            )
             return ExitCode.DONE
         if before.step is not None and not done:
-            self._notes.append(f"going on from step {number(before.step)}")
+            self._notes.append(f"resuming from step {number(before.step)}")
         for note in self._notes:
-            self._say(note)
-        self._say(f"live page: tandem open {shlex.quote(str(self._path))}")
+            self._note(note)
+        self._note(f"live page: tandem open {shlex.quote(str(self._path))}")
         if self._detaches:
-            detach(mine.run_dir, str(self._path))
-            # The one before was made for a terminal, and would write its colours into the log.
+            detach(claimed.run_dir, str(self._path))
+            # The console so far was created for a terminal, and would write colours into the log.
             self._console = _Output(highlight=False, soft_wrap=False)
         mark = secrets.token_hex(8)
-        mine.sign(mark)
+        claimed.sign(mark)
         scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
         token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
-        crew = Crew(self._job, mine.run_dir, token, mark, scratch, placement, cores, gpus, self._command.metrics_port)
-        if placement.others:
-            psutil.Process().cpu_affinity(list(placement.others))
+        factory = ProcessFactory(
+            self._job, claimed.run_dir, token, mark, scratch, placement, cores, gpus, self._command.metrics_port
+        )
+        if placement.shared:
+            psutil.Process().cpu_affinity(list(placement.shared))
         started = time.monotonic()
         session = LocalRun(
-            crew, mine, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
+            factory, claimed, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
         )
         session.run()
-        return self._end(session, crew, time.monotonic() - started, before.step)
+        return self._end(session, factory, time.monotonic() - started, before.step)
 
-    def _again(self) -> str:
-        """The command that goes on with this run."""
+    def _resume_command(self) -> str:
+        """Return the command that resumes this run."""
         resumes = self._job.spec.checkpoint.on_existing == "Resume"
-        return self._command.again(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
+        return self._command.command_line(*(() if resumes else ("--set", "checkpoint.onExisting=Resume")))
 
-    def _end(self, session: LocalRun, crew: Crew, seconds: float, before: int | None) -> ExitCode:
-        name, run_dir, found = self._job.metadata.name, crew.run_dir, summary.result(crew.run_dir)
+    def _end(self, session: LocalRun, factory: ProcessFactory, seconds: float, before: int | None) -> ExitCode:
+        name, run_dir, outcome = self._job.metadata.name, factory.run_dir, summary.result(factory.run_dir)
         evaluates = self._job.spec.evaluation.processes > 0
         failed = run_dir.failed()
         if failed is not None:
-            return self._failed(session, crew, failed, found)
+            return self._failed(session, factory, failed, outcome)
         own_command = self._job.spec.trainer.command is not None
         complete = run_dir.done() is not None or (own_command and not self._requests.count)
-        if self._requests.count and not (complete and not (evaluates and found.left)):
-            self._print(summary.interrupted(name, found, str(self._path), self._again(), evaluates, own_command))
+        if self._requests.count and not (complete and not (evaluates and outcome.left)):
+            self._print(
+                summary.interrupted(name, outcome, str(self._path), self._resume_command(), evaluates, own_command)
+            )
             return ExitCode.INTERRUPTED
-        self._print(summary.complete(name, found, str(self._path), seconds, evaluates, before))
+        self._print(summary.complete(name, outcome, str(self._path), seconds, evaluates, before))
         lost = [child.name for child in session.children.values() if child.role == "evaluator" and is_given_up(child)]
-        if lost and found.left:
-            self._complain(
+        if lost and outcome.left:
+            self._print_error(
                 summary.failed(
                     f"evaluation of {name}",
-                    f"{', '.join(lost)} did not come up",
+                    f"{', '.join(lost)} did not start",
                     str(self._path / "log" / f"{lost[0]}.txt"),
-                    last_lines(crew.log(lost[0]), TAIL),
-                    self._again(),
+                    last_lines(factory.log(lost[0]), TAIL),
+                    self._resume_command(),
                 )
             )
             return ExitCode.FAILED
         return ExitCode.DONE
 
-    def _failed(self, session: LocalRun, crew: Crew, failed: dict[str, object], found: summary.RunResult) -> ExitCode:
+    def _failed(
+        self, session: LocalRun, factory: ProcessFactory, failed: dict[str, object], outcome: summary.RunResult
+    ) -> ExitCode:
         code = _exit_code(failed.get("exitCode"))
-        mistake = code == ExitCode.USAGE
+        is_user_error = code == ExitCode.USAGE
         replica = failed.get("replica")
-        named = str(replica) if replica in session.children else "worker-0"
-        child = session.failure.child if session.failure else "" if mistake else named
+        reported = str(replica) if replica in session.children else "worker-0"
+        child = session.failure.child if session.failure else "" if is_user_error else reported
         traceback = failed.get("traceback")
-        told = (
+        lines = (
             str(traceback).splitlines()
             if traceback
-            else last_lines(crew.log(child), TAIL, of_ranks=True)
+            else last_lines(factory.log(child), TAIL, of_ranks=True)
             if child
             else []
         )
-        self._complain(
+        self._print_error(
             summary.failed(
                 self._job.metadata.name,
                 str(failed.get("message") or failed.get("reason") or "for an unknown reason"),
                 str(self._path / "log" / f"{child}.txt") if child else "",
-                told,
-                "" if mistake or code == ExitCode.DIVERGED else self._again(),
-                found.troubles,
-                summary.lost_words(found, self._job.spec.trainer.command is not None),
+                lines,
+                "" if is_user_error or code == ExitCode.DIVERGED else self._resume_command(),
+                outcome.troubles,
+                summary.lost_words(outcome, self._job.spec.trainer.command is not None),
             )
         )
         return code
@@ -309,31 +319,30 @@ class _Run:
         workers = spec.workers
         placement = place(cores, workers.replicas, workers.processes, spec.evaluation.processes, self._command.pin)
         if self._command.pin:
-            parts = [f"worker-{index} {_listed(own)}" for index, own in enumerate(placement.workers)]
-            parts += [f"evaluators {_listed(placement.others)}"] if placement.others else []
+            parts = [f"worker-{index} {_format_cores(own)}" for index, own in enumerate(placement.workers)]
+            parts += [f"evaluators {_format_cores(placement.shared)}"] if placement.shared else []
             self._notes.append(f"pinned: {', '.join(parts)}")
         return placement
 
-    def _print(self, what: RenderableType) -> None:
-        self._console.print(what, soft_wrap=True)
+    def _print(self, renderable: RenderableType) -> None:
+        self._console.print(renderable, soft_wrap=True)
 
-    def _complain(self, what: RenderableType) -> None:
-        """To standard error: the output of a run that goes to a file says there how it failed, and a person sees it."""
-        PrintableConsole(stderr=True, highlight=False).print(what, soft_wrap=True)
+    def _print_error(self, renderable: RenderableType) -> None:
+        """Print to standard error, which a user still sees if the output goes to a file."""
+        PrintableConsole(stderr=True, highlight=False).print(renderable, soft_wrap=True)
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         if self._console.is_terminal:
             self._console.print(text, style="dim", markup=False, soft_wrap=True)
         else:
             print(event_line(Event(at=time.time(), kind="info", text=text)), file=self._console.file, flush=True)
 
 
-def detach(run_dir: RunDir, shown: str) -> None:
-    """Go on in the background: the process that the terminal waits for ends here, with 0. What would be shown from now
-    on is in log/run.txt.
+def detach(run_dir: RunDir, display_path: str) -> None:
+    """Continue in the background: the foreground process exits with 0, and further output goes to log/run.txt.
 
     Args:
-        shown: the run directory as the user would type it.
+        display_path: the run directory as the user would type it.
     """
     run_dir.log.mkdir(exist_ok=True)
     output = os.open(run_dir.log / "run.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -341,10 +350,10 @@ def detach(run_dir: RunDir, shown: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # The lock of the run directory is shared by both, and outlives the parent.
+    # Both processes share the lock of the run directory, which outlives the parent.
     if child := os.fork():
-        place = shlex.quote(shown)
-        echo(f"process {child} goes on in the background: tandem status {place} --watch; tandem stop {place}")
+        place = shlex.quote(display_path)
+        echo(f"process {child} continues in the background: tandem status {place} --watch; tandem stop {place}")
         sys.stdout.flush()
         os._exit(ExitCode.DONE)
     os.setsid()
@@ -352,47 +361,49 @@ def detach(run_dir: RunDir, shown: str) -> None:
         os.dup2(target, descriptor)
 
 
-def ways_on(command: Command, job: DistributedTrainingJob, made: DistributedTrainingJob) -> str:
-    """What to type where the run is complete.
+def describe_next_steps(command: Command, job: DistributedTrainingJob, completed: DistributedTrainingJob) -> str:
+    """Describe the commands to train further or start over, when the run is complete.
 
     Args:
-        made: the job that has trained it.
+        completed: the job that trained the run.
     """
-    anew = f"to begin anew: {command.again('--fresh')}"
+    start_over = f"to start over: {command.command_line('--fresh')}"
     if job.spec.trainer.task is None:
-        return f"give the script other args to continue in the same folder, or, {anew}"
-    asked, config = job.spec.trainer.settings_of_loop, made.spec.trainer.settings_of_loop
+        return f"give the script other arguments to continue in the same folder, or, {start_over}"
+    requested, config = job.spec.trainer.settings_of_loop, completed.spec.trainer.settings_of_loop
     place = "trainer.config." if job.spec.trainer.is_built_in else "trainer.loop."
     field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
-    further = command.again("--set", f"{place}{field}={2 * length}", without={f"{place}{field}", f"{place}maxSteps"})
-    less = ""
-    if (asked.epochs, asked.max_steps) != (config.epochs, config.max_steps):
-        what = several(length, "epoch") if field == "epochs" else several(length, "step")
-        less = f"{what} {'is' if length == 1 else 'are'} trained, and this job asks for no more; "
-    return f"{less}to go on: {further}; {anew}"
+    further = command.command_line(
+        "--set", f"{place}{field}={2 * length}", without={f"{place}{field}", f"{place}maxSteps"}
+    )
+    explanation = ""
+    if (requested.epochs, requested.max_steps) != (config.epochs, config.max_steps):
+        amount = count_noun(length, "epoch") if field == "epochs" else count_noun(length, "step")
+        explanation = f"{amount} {'is' if length == 1 else 'are'} trained, and this job requests no more; "
+    return f"{explanation}to train further: {further}; {start_over}"
 
 
-def _without_code(job: DistributedTrainingJob, run_dir: RunDir) -> list[Unmet]:
-    """A manifest may name code, and the run directory has to have it then."""
+def _without_code(job: DistributedTrainingJob, run_dir: RunDir) -> list[UnmetRequirement]:
+    """Check that the run directory has the code that the manifest names."""
     code = job.spec.trainer.code
     if code is None or run_dir.pack(code).exists():
         return []
-    message = f"{run_dir.path} has no code of this digest; give the folder with --code DIR, and leave out this field"
-    return [Unmet(("spec", "trainer", "code"), message)]
+    message = f"{run_dir.path} has no code of this digest; give the folder with --code DIR, and omit this field"
+    return [UnmetRequirement(("spec", "trainer", "code"), message)]
 
 
-def need_torch() -> None:
-    """See whether this machine can train.
+def check_torch() -> None:
+    """Check that PyTorch is installed.
 
     Raises:
-        UserError: the trainer is not installed.
+        UserError: it is not.
     """
     if importlib.util.find_spec("torch") is None:
-        raise UserError(f"tandem run trains on this machine and needs PyTorch here: {install('local')}")
+        raise UserError(f"tandem run trains on this machine and needs PyTorch: {install_command('local')}")
 
 
-def not_used_here(job: DistributedTrainingJob) -> list[str]:
-    """Fields that were set and mean nothing outside a cluster."""
+def unused_fields(job: DistributedTrainingJob) -> list[str]:
+    """Return the fields that are set and have no effect outside a cluster."""
     spec = job.spec
     resources = [
         name for part in spec.workers.resources.values() for name in part if not is_gpu(name, spec.workers.gpu_resource)
@@ -401,24 +412,24 @@ def not_used_here(job: DistributedTrainingJob) -> list[str]:
         "trainer.image": spec.trainer.image is not None,
         "workers.resources": bool(resources),
         "workers.template": bool(spec.workers.template),
-        "coordinator": spec.coordinator != Coordinator(),
+        "coordinator": spec.coordinator != CoordinatorSpec(),
         "evaluators.image": spec.evaluation.image is not None,
         "evaluators.resources": bool(spec.evaluation.resources),
         "evaluators.template": bool(spec.evaluation.template),
-        "checkpoint.storage": spec.checkpoint.storage != Checkpoint().storage,
+        "checkpoint.storage": spec.checkpoint.storage != CheckpointSpec().storage,
         "runPolicy": spec.run_policy != RunPolicy(),
     }
     return [f"spec.{name}" for name, is_set in set_here.items() if is_set]
 
 
-def need_free(port: int, option: str = "--port") -> None:
-    """See whether the coordinator will get its port.
+def check_port(port: int, option: str = "--port") -> None:
+    """Check that a port is free.
 
     Args:
-        option: by which it was asked for.
+        option: option that set the port.
 
     Raises:
-        UserError: it will not.
+        UserError: it is in use.
     """
     if not port:
         return
@@ -427,20 +438,20 @@ def need_free(port: int, option: str = "--port") -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-            raise UserError(f"port {port} {why}. Give another {option}, or leave it out.") from error
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            raise UserError(f"port {port} {reason}. Choose another {option}, or omit it.") from error
 
 
 def _exit_code(value: object) -> ExitCode:
-    """A job that cannot work as it is written is the user's mistake, whoever found it."""
+    """Map the exit code of a failure to that of the command: a wrong configuration is a usage error."""
     try:
         code = ExitCode(value) if isinstance(value, int) else ExitCode.FAILED
     except ValueError:
         code = ExitCode.FAILED
     if code == ExitCode.CONFIGURATION:
         return ExitCode.USAGE
-    return code if code in OF_COMMANDS else ExitCode.FAILED
+    return code if code in COMMAND_EXIT_CODES else ExitCode.FAILED
 
 
-def _listed(cores: Sequence[int]) -> str:
+def _format_cores(cores: Sequence[int]) -> str:
     return ("core " if len(cores) == 1 else "cores ") + ",".join(str(core) for core in cores)

@@ -12,16 +12,16 @@ from rich.text import Text
 
 from tandem.errors import UserError
 from tandem.formatting import printable
-from tandem.status import Snapshot
+from tandem.wire.status import Snapshot
 from tandem_cli.checkpoints.listing import plain
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.commands.ls import ls
-from tandem_cli.kubernetes.job_view import ask_jobs
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NoCluster
+from tandem_cli.kubernetes.job_view import fetch_jobs
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NoClusterError
 from tandem_cli.kubernetes.platform import OnKubernetes
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.platforms import Gone, PlatformError, Run
-from tandem_cli.runs import completed, found
+from tandem_cli.platforms import PlatformError, Run, RunNotFoundError
+from tandem_cli.runs import completed, find_run
 from tandem_cli.terminal import tables
 from tandem_cli.terminal.canvas import Canvas, PrintableConsole, can_draw
 from tandem_cli.terminal.screen import Scene, state_line
@@ -29,9 +29,9 @@ from tandem_cli.terminal.tables import job_record, view_record
 from tandem_cli.view import JobSummary, JobView
 
 WATCH_SECONDS = 2.0
-"""Between two looks. Step and loss are written every ten seconds, everything else at once."""
+"""Poll interval, in seconds. Step and loss change every ten seconds, everything else immediately."""
 EVENTS_SECONDS = 10.0
-"""Between two looks at the events, which are those of the whole namespace."""
+"""Poll interval of the events, in seconds; each poll fetches those of the whole namespace."""
 
 
 def status(
@@ -40,7 +40,7 @@ def status(
         typer.Argument(
             metavar="NAME",
             help="A run of this machine, by its name or folder; else a job on a cluster. Without it: all jobs there; "
-            "where kubectl knows no cluster, all runs of this machine.",
+            "if kubectl has no cluster configured, all runs of this machine.",
             show_default=False,
             autocompletion=completed,
         ),
@@ -48,16 +48,18 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch until it ends. Exit code 0 if it is complete, otherwise 1.")
     ] = False,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
+    ] = False,
     output: OutputOption = Output.TEXT,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Show the status of a run of this machine or a job on a cluster; without NAME a row for each.
+    """Show the status of a local run or a job on a cluster; without NAME a row for each.
 
-    Progress, loss and scores, where its processes are and what keeps them from running, what happened last. For a
-    cluster it needs kubectl, and uses what is set up for it. Where kubectl knows no cluster, a call without NAME lists
-    the runs of this machine, as `tandem ls` does.
+    Shows progress, loss and scores, the nodes and states of its processes, and the last events. For a cluster it needs
+    kubectl, and uses its configuration. If kubectl has no cluster configured, a call without NAME lists the runs of
+    this machine, as `tandem ls` does.
     """
     if name and everywhere:
         raise UserError("give a NAME or --all-namespaces, not both; select the job's namespace with --namespace")
@@ -68,16 +70,16 @@ def status(
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if name:
-        run = found(name, namespace, context)
-        seen = run.look()
+        run = find_run(name, namespace, context)
+        view = run.view()
         if watch:
-            raise typer.Exit(_watched(run, seen, console))
+            raise typer.Exit(_watch(run, view, console))
         if output.is_data:
-            emit(view_record(seen), output)
+            emit(view_record(view), output)
         else:
-            _print(console, tables.job_lines(seen, width, time.time()))
+            _print(console, tables.job_lines(view, width, time.time()))
             if "/" not in name and not isinstance(run, OnKubernetes) and shutil.which("kubectl"):
-                echo(f"this is a run of this machine; a job on a cluster: tandem status {name} -n NAMESPACE", err=True)
+                echo(f"this is a local run; for a job on a cluster: tandem status {name} -n NAMESPACE", err=True)
         return
     names_cluster = bool(everywhere or namespace or context)
     if not names_cluster and shutil.which("kubectl") is None:
@@ -85,8 +87,8 @@ def status(
         return
     kubectl = Kubectl(namespace, context)
     try:
-        jobs = ask_jobs(kubectl, everywhere)
-    except NoCluster:
+        jobs = fetch_jobs(kubectl, everywhere)
+    except NoClusterError:
         if names_cluster:
             raise
         ls(output=output)
@@ -98,26 +100,29 @@ def status(
     elif jobs:
         _print(console, tables.jobs(jobs, width, time.time(), everywhere))
     else:
-        where = "any namespace" if everywhere else namespace or "this namespace"
-        echo(f"no jobs in {where}; give it one with: tandem submit FILE{kubectl.options()}", err=True)
+        place = "any namespace" if everywhere else namespace or "this namespace"
+        echo(f"no jobs in {place}; submit one with: tandem submit FILE{kubectl.options()}", err=True)
 
 
-def _watched(run: Run, seen: JobView, console: Console) -> int:
-    """Until it ends, is deleted, or Ctrl-C. A cluster that is away for a while is waited for."""
+def _watch(run: Run, view: JobView, console: Console) -> int:
+    """Show the status until the run ends or is deleted, or Ctrl-C; return the exit code.
+
+    If the cluster does not answer for a while, it keeps trying.
+    """
     notice, events_at = "", time.monotonic()
-    show, close = _drawn(console, run.on_leaving) if can_draw(console) else _written(console)
+    show, close = _screen(console, run.on_leaving) if can_draw(console) else _line_display(console)
     try:
         while True:
-            show(seen, notice)
-            if run.is_over(seen):
+            show(view, notice)
+            if run.is_over(view):
                 break
             time.sleep(WATCH_SECONDS)
             with_events = time.monotonic() - events_at >= EVENTS_SECONDS
             try:
-                seen, notice = _look_again(run, seen, with_events), ""
-            except Gone:
+                view, notice = _poll(run, view, with_events), ""
+            except RunNotFoundError:
                 close()
-                echo(f"{seen.job.name} was deleted", err=True)
+                echo(f"{view.job.name} was deleted", err=True)
                 return 1
             except PlatformError as error:
                 notice = f"trying again: {printable(str(error)).splitlines()[0]}"
@@ -127,20 +132,20 @@ def _watched(run: Run, seen: JobView, console: Console) -> int:
         return INTERRUPTED
     finally:
         close()
-    _print(console, tables.job_lines(seen, console.width if console.is_terminal else None, time.time()))
-    return 0 if seen.job.status.phase == "Succeeded" else 1
+    _print(console, tables.job_lines(view, console.width if console.is_terminal else None, time.time()))
+    return 0 if view.job.status.phase == "Succeeded" else 1
 
 
-def _look_again(run: Run, before: JobView, with_events: bool) -> JobView:
-    """The next look; the last one has everything."""
-    seen = run.look(None if with_events else before.job_events)
-    return run.look() if run.is_over(seen) and not with_events else seen
+def _poll(run: Run, before: JobView, with_events: bool) -> JobView:
+    """Fetch the next view; the final one always includes the events."""
+    view = run.view(None if with_events else before.job_events)
+    return run.view() if run.is_over(view) and not with_events else view
 
 
 Show = Callable[[JobView, str], None]
 
 
-def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
+def _screen(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
     canvas = Canvas(console)
 
     def show(view: JobView, notice: str) -> None:
@@ -152,7 +157,7 @@ def _drawn(console: Console, hint: str) -> tuple[Show, Callable[[], None]]:
     return show, canvas.close
 
 
-def _written(console: Console) -> tuple[Show, Callable[[], None]]:
+def _line_display(console: Console) -> tuple[Show, Callable[[], None]]:
     last = ""
 
     def show(view: JobView, notice: str) -> None:

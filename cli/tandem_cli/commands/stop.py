@@ -1,4 +1,4 @@
-"""`tandem stop NAME`: makes a run or a job save and leave, from another terminal."""
+"""`tandem stop NAME`: saves and stops a run or a job."""
 
 from typing import Annotated
 
@@ -6,23 +6,23 @@ import typer
 
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption
 from tandem_cli.output import echo
-from tandem_cli.runs import TargetArgument, found
+from tandem_cli.runs import TargetArgument, find_run
 
 
 def stop(
     name: TargetArgument,
-    at_once: Annotated[
-        bool, typer.Option("--now", help="End everything at once, without saving: a second Ctrl-C.")
+    immediately: Annotated[
+        bool, typer.Option("--now", help="Stop immediately, without a save, as a second Ctrl-C does.")
     ] = False,
     namespace: NamespaceOption = "",
     context: ContextOption = "",
 ) -> None:
-    """Have a run save and leave, as Ctrl-C in its terminal does; returns when it has.
+    """Save and stop a run, as Ctrl-C in its terminal does, and wait for its end.
 
-    A run on SLURM is not requeued then; --now cancels its jobs. A job on Kubernetes is suspended, as its field
-    `runPolicy.suspend` does.
+    A run on SLURM is not requeued; --now cancels its jobs. A job on Kubernetes is suspended, as with its field
+    `runPolicy.suspend`.
     """
     try:
-        echo(found(name, namespace, context).stop(at_once))
+        echo(find_run(name, namespace, context).stop(immediately))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

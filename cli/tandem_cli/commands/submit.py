@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from tandem.errors import UserError
-from tandem.manifest.reading import apply_overrides, job_of, read_source
+from tandem.job.manifest.reading import apply_overrides, parse_job, read_source
 from tandem_cli.cluster import ContextOption, NamespaceOption, ProfileOption
-from tandem_cli.output import OverridesOption, each_checked, echo
+from tandem_cli.output import OverridesOption, check_all, echo
 from tandem_cli.packing import CodeOption, packed_if_given, with_code
 from tandem_cli.platforms import Checked, Cluster
-from tandem_cli.runs import completed, opened
+from tandem_cli.runs import completed, open_run
 
 
 def submit(
@@ -23,11 +23,11 @@ def submit(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="--dry-run, and check that everything the job refers to by name is on the cluster."
+            "--check", help="Like --dry-run, and check that the objects the job refers to exist on the cluster."
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite fields that were changed by other means than tandem submit.")
+        bool, typer.Option("--force", help="Overwrite fields that other field managers have changed.")
     ] = False,
     code: CodeOption = None,
     namespace: NamespaceOption = "",
@@ -48,9 +48,9 @@ def submit(
         ),
     ] = None,
 ) -> None:
-    """Give jobs to a cluster, or change those that are there.
+    """Submit jobs to a cluster, or change existing ones.
 
-    Checks all files as `tandem validate` does before it sends any. Needs kubectl, and uses what is set up for it; with
+    Validates all files as `tandem validate` does before it submits any. Needs kubectl, and uses its configuration; with
     --slurm it needs sbatch, and a run directory on the shared file system.
     """
     cluster: Cluster
@@ -59,7 +59,7 @@ def submit(
         _refuse("for Kubernetes; omit it with --slurm", {"--namespace": namespace, "--context": context})
         from tandem_cli.slurm.submission import Slurm
 
-        cluster = Slurm(profile, run_dir, fresh, None if after is None else opened(after).path)
+        cluster = Slurm(profile, run_dir, fresh, None if after is None else open_run(after).path)
     else:
         _refuse("for SLURM; add --slurm", {"--profile": profile, "--run-dir": run_dir, "--fresh": fresh})
         _refuse("for SLURM; add --slurm", {"--after": after})
@@ -70,16 +70,16 @@ def submit(
         if pack is not None:
             echo(f" {pack}", mark="code", colour="green")
         settings = with_code(overrides or (), pack)
-        cluster.submit(each_checked(lambda file: _checked(file, settings), files), settings, pack)
+        cluster.submit(check_all(lambda file: _checked(file, settings), files), settings, pack)
 
 
-def _refuse(why: str, given: dict[str, object]) -> None:
-    for option, value in given.items():
+def _refuse(reason: str, options: dict[str, object]) -> None:
+    for option, value in options.items():
         if value:
-            raise UserError(f"{option} is {why}")
+            raise UserError(f"{option} is {reason}")
 
 
 def _checked(file: str, settings: tuple[str, ...]) -> Checked:
     source = read_source(file)
-    # What the user wrote and no more: defaults are the cluster's, and the fields of others stay theirs.
-    return job_of(source, settings), apply_overrides(source.data, settings), source
+    # Only the fields that the user wrote: the cluster sets defaults, and other managers keep their fields.
+    return parse_job(source, settings), apply_overrides(source.data, settings), source

@@ -17,21 +17,21 @@ from typing import IO, Annotated
 import psutil
 import typer
 
-from tandem.distribution import install
 from tandem.errors import UserError
-from tandem.launch import module_command
+from tandem.job.tracking import FILE, QUIET, database, local_store, tracking_uri, without_password
+from tandem.processes.distribution import install_command
+from tandem.processes.launch import module_command
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.tracking import FILE, QUIET, database, local_store, tracking_uri, without_password
 from tandem_cli.cluster import INTERRUPTED
 from tandem_cli.output import echo
-from tandem_cli.runs import completed, opened
+from tandem_cli.runs import completed, open_run
 
 HOST = "127.0.0.1"
-START_SECONDS, LOOK_SECONDS = 120.0, 0.2
-"""For MLflow's server to answer; it takes 5 s on two idle cores."""
-OF_SERVER = QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""Variables of the server: what it can do besides tracking would be three more processes."""
+START_SECONDS, POLL_SECONDS = 120.0, 0.2
+"""Timeout of the start of MLflow's server, and poll interval, in seconds; it takes 5 s on two idle cores."""
+SERVER_VARIABLES = QUIET | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""Environment variables of the server; its other features would be three more processes."""
 
 
 def ui(
@@ -51,9 +51,9 @@ def ui(
 ) -> None:
     """Open the MLflow of a run.
 
-    Where a run is tracked in a local store, a server for that is started on this machine alone, until Ctrl-C.
+    For a run that is tracked in a local store, the command starts a server on this machine until Ctrl-C.
     """
-    folder = opened(Path(run)).path if run else None
+    folder = open_run(Path(run)).path if run else None
     uri = local_store(Path("runs/any")) if folder is None else _uri(folder)
     page = "" if folder is None else _page(folder, uri)
     if uri.startswith(("http://", "https://")):
@@ -61,15 +61,15 @@ def ui(
         return
     file = database(uri)
     if file is not None and not file.exists():
-        raise UserError(f"there is no {file}, so nothing was tracked in it yet; see docs/tracking.md")
+        raise UserError(f"{file} does not exist, so nothing was tracked yet; see docs/tracking.md")
     if find_spec("sqlalchemy") is None or find_spec("mlflow") is None:
-        raise UserError(f"tandem ui needs mlflow; install it with: {install('mlflow')}")
+        raise UserError(f"tandem ui needs mlflow; install it with: {install_command('mlflow')}")
     try:
         with _server(uri, port or _free_port()) as address:
             _show(f"{address}/{page}", print_only)
             echo(f"MLflow answers at {address}; Ctrl-C ends it", err=True)
             while True:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -84,7 +84,7 @@ def _uri(folder: Path) -> str:
 
 
 def _page(folder: Path, uri: str) -> str:
-    """Where MLflow shows the run; empty where it has not been sent there."""
+    """Return the path of the run's page in MLflow; empty if the run was not sent there."""
     noted = read_json_or_none(RunDir(folder).tracking / FILE)
     if not isinstance(noted, dict) or noted.get("uri") != without_password(uri) or "runId" not in noted:
         return ""
@@ -106,12 +106,12 @@ def _free_port() -> int:
 
 @contextmanager
 def _server(uri: str, port: int) -> Iterator[str]:
-    """MLflow's server of a store, once it answers."""
+    """Start MLflow's server of a store; yield its address once it answers."""
     command = module_command("mlflow", "server", "--backend-store-uri", uri, "--workers", "1")
     command += ["--host", HOST, "--port", str(port)]
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, env={**os.environ, **OF_SERVER}, stdout=output, stderr=output)
+        process = subprocess.Popen(command, env={**os.environ, **SERVER_VARIABLES}, stdout=output, stderr=output)
         try:
             _wait(process, address, output)
             yield address
@@ -125,23 +125,23 @@ def _wait(process: "subprocess.Popen[bytes]", address: str, output: IO[bytes]) -
     while time.monotonic() < deadline:
         if process.poll() is not None:
             output.seek(0)
-            last = (output.read().decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+            last = (output.read().decode(errors="replace").strip().splitlines() or ["no output"])[-1]
             raise UserError(f"MLflow's server has ended with exit code {process.returncode}: {last}")
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=START_SECONDS):  # noqa: S310 - our own address
                 return
         except (urllib.error.URLError, ConnectionError):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     raise UserError(f"MLflow's server did not answer within {START_SECONDS:g} s")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Its workers are processes of their own, which a killed server leaves behind."""
+    """Kill the server and its workers, which a killed server would leave behind."""
     processes = [psutil.Process(process.pid)] if process.poll() is None else []
-    processes += [child for one in processes for child in one.children(recursive=True)]
-    for one in processes:
+    processes += [child for parent in processes for child in parent.children(recursive=True)]
+    for victim in processes:
         try:
-            one.kill()
+            victim.kill()
         except psutil.NoSuchProcess:
             continue
     process.wait()

@@ -9,10 +9,10 @@ import typer
 
 from tandem.errors import ManifestError, Problem, UserError
 from tandem.formatting import one_line
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.fields import dotted
-from tandem.manifest.reading import job_of, read_source, refuse
-from tandem.manifest.source import Source
+from tandem.job.manifest.fields import dotted
+from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
+from tandem.job.manifest.source import Source
+from tandem.job.resource import DistributedTrainingJob
 from tandem_cli.job_words import summary, warnings
 from tandem_cli.output import Output, OutputOption, echo, emit
 
@@ -20,16 +20,16 @@ from tandem_cli.output import Output, OutputOption, echo, emit
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
     output: OutputOption = Output.TEXT,
-    here: Annotated[
+    on_this_machine: Annotated[
         bool, typer.Option("--here", help="Also check whether the job can run on this machine, as tandem run does.")
     ] = False,
 ) -> None:
-    """Check manifests, and say what is wrong and where.
+    """Check manifests, and report all errors.
 
-    Names the file, the line and the field, what was given, what is allowed, and the nearest right name. The API server
-    applies the same rules. Ends with 0 if every manifest is right, with 2 if one is not.
+    An error names the file, the line and the field, the invalid value, the allowed values, and the nearest valid name.
+    The API server applies the same rules. Exits with 0 if all manifests are valid, otherwise with 2.
     """
-    outcomes = [_checked(file, here) for file in files]
+    outcomes = [_validate(file, on_this_machine) for file in files]
     if output.is_data:
         emit([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)], output)
     else:
@@ -40,54 +40,56 @@ def validate(
 
 
 @dataclass(frozen=True)
-class _Sound:
-    """A manifest without a mistake."""
+class _Valid:
+    """A valid manifest."""
 
     job: DistributedTrainingJob
     warnings: list[str]
 
 
-def _checked(file: str, here: bool) -> _Sound | UserError:
+def _validate(file: str, on_this_machine: bool) -> _Valid | UserError:
     try:
         source = read_source(file)
-        job = job_of(source)
-        return _Sound(job, warnings(job) + (_doubts_here(job, source) if here else []))
+        job = parse_job(source)
+        return _Valid(job, warnings(job) + (_machine_warnings(job, source) if on_this_machine else []))
     except UserError as error:
         return error
 
 
-def _doubts_here(job: DistributedTrainingJob, source: Source) -> list[str]:
-    """See whether the job can run here; returns what is only unwise.
+def _machine_warnings(job: DistributedTrainingJob, source: Source) -> list[str]:
+    """Check whether the job can run on this machine; return warnings.
 
     Raises:
-        ManifestError: it cannot.
+        ManifestError: it cannot run.
     """
-    # Who does not ask for it does not wait for it.
+    # Imported only for --here: the other checks must stay fast.
     from tandem.rundir.layout import RunDir
     from tandem_cli.local.placement import share_gpus, usable_cores, visible_gpus
-    from tandem_coordinator.prerequisites import here, unmet
+    from tandem_coordinator.prerequisites import local_site, unmet
 
     gpus, _ = share_gpus(visible_gpus(dict(os.environ)), job)
-    site = here(job, RunDir(Path("runs") / job.metadata.name), len(usable_cores()), gpus)
-    found = unmet(job, site)
-    refuse(found, source)
-    return [f"{dotted(one.field)}: {one.message}" for one in found]
+    site = local_site(job, RunDir(Path("runs") / job.metadata.name), len(usable_cores()), gpus)
+    problems = unmet(job, site)
+    raise_for_unmet(problems, source)
+    return [f"{dotted(problem.field)}: {problem.message}" for problem in problems]
 
 
-def _show(file: str, outcome: _Sound | UserError) -> None:
+def _show(file: str, outcome: _Valid | UserError) -> None:
     if isinstance(outcome, UserError):
-        from tandem_cli.output import tell  # rich takes a tenth of a second; a good manifest goes without
+        from tandem_cli.output import (
+            print_error,  # rich takes a tenth of a second, which a valid manifest does not need
+        )
 
-        tell(outcome)
+        print_error(outcome)
     else:
         for warning in outcome.warnings:
             echo(f" {file}: {one_line(warning)}", mark="warning:", colour="yellow", err=True)
         echo(f" {file}: {one_line(summary(outcome.job))}", mark="OK", colour="green")
 
 
-def _record(file: str, outcome: _Sound | UserError) -> dict[str, Any]:
-    if isinstance(outcome, _Sound):
-        told = {"summary": summary(outcome.job), "problems": [], "warnings": outcome.warnings}
-        return {"file": file, "valid": True, **told}
-    found = outcome.problems if isinstance(outcome, ManifestError) else (Problem(0, 0, file, "", str(outcome)),)
-    return {"file": file, "valid": False, "problems": [asdict(problem) for problem in found], "warnings": []}
+def _record(file: str, outcome: _Valid | UserError) -> dict[str, Any]:
+    if isinstance(outcome, _Valid):
+        details = {"summary": summary(outcome.job), "problems": [], "warnings": outcome.warnings}
+        return {"file": file, "valid": True, **details}
+    problems = outcome.problems if isinstance(outcome, ManifestError) else (Problem(0, 0, file, "", str(outcome)),)
+    return {"file": file, "valid": False, "problems": [asdict(problem) for problem in problems], "warnings": []}

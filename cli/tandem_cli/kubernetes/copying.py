@@ -1,16 +1,16 @@
 """Copies the run directory of a job on Kubernetes to this machine: `tandem copy`.
 
-The archive (tandem.rundir.archive) is written in a pod that has the job's volume, and comes through `kubectl exec`:
+A pod with the job's volume writes the archive (tandem.rundir.archive), which arrives through `kubectl exec`:
 
-    the job runs        an evaluator, else a worker, else the coordinator, which has the least of a processor
-    its pods have ended a pod that is made for it, like the newest one that ended, and deleted afterwards
+    the job runs         in an evaluator, else a worker, else the coordinator, which has the least CPU
+    its pods have ended  in a pod created for the copy after the model of the newest ended one, and deleted afterwards
 
-A pod is a tenant's own, so what comes from it is taken for a stranger's: plain files under the names of a run
-directory, nothing else. A checkpoint is compared with its checksums before it gets its name, and nothing is taken for
-whole whose end did not come.
+A pod belongs to a tenant, so its data is not trusted: only plain files under the names of a run directory are accepted.
+A checkpoint is compared with its checksums before it gets its final name, and a copy without the end marker counts as
+incomplete.
 
-Rejected: sending it through the coordinator's HTTP server (it is gone when the job has ended, and its processor belongs
-to the group); a pod for each copy (a volume of one node may be mounted there alone, and a quota be used up).
+Rejected: sending it through the coordinator's HTTP server (it is gone when the job has ended, and its CPU belongs to
+the group); a pod for each copy (a volume may be limited to one node, and the quota may be used up).
 """
 
 import json
@@ -25,243 +25,257 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tandem import labels
 from tandem.errors import UserError
 from tandem.formatting import printable, size
-from tandem.launch import module_command
+from tandem.job import labels
+from tandem.processes.launch import module_command
 from tandem.rundir.archive import END, FILES, FOLDERS, NAME, TOTAL
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import commit_folder, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem_cli.checkpoints.verification import verify
 from tandem_cli.kubernetes.execution import executable
-from tandem_cli.kubernetes.job_view import RESOURCE, pods
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, complaint, end, errors_of
+from tandem_cli.kubernetes.job_view import RESOURCE, parse_pods
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, end, error_from, errors_of
 
 ORIGIN = "copied.json"
-"""File of a copy that names the job it was copied from."""
+"""File of a copy with the job that it was copied from."""
 ROLES = (labels.EVALUATOR, labels.WORKER, labels.COORDINATOR)
 """Roles whose running pods can write the archive, in order of preference."""
 ARCHIVE = module_command("tandem.rundir.archive", python="python")
 VOLUME = "/tandem"
 LIFE_SECONDS = 6 * 3600
-"""Active deadline of a pod that is made for a copy, in case nobody deletes it."""
+"""Active deadline of a pod created for a copy, in seconds, in case nobody deletes it."""
 BEGIN_SECONDS = 180
-"""Time that such a pod may take to become ready: its image may have to be pulled."""
+"""Timeout for such a pod to become ready, in seconds: its image may have to be pulled."""
 MAX_TOTAL_BYTES = 2**16
 CHUNK = 2**20
-_LACKING = re.compile(r"No module named '?tandem")
+_NO_ARCHIVER = re.compile(r"No module named '?tandem")
 
 Raw = dict[str, Any]
 Tick = Callable[[int, int], None]
-"""Is given the bytes that have come and those there are."""
+"""Called with the bytes received and the bytes expected."""
 
 
 @dataclass
-class Copy:
+class CopyResult:
     """Result of a copy."""
 
     size: int = 0
     """Bytes received."""
     checkpoints: list[str] = field(default_factory=list)
-    """Names of new checkpoints, all of them sound."""
+    """Names of the new checkpoints, all verified."""
     faults: list[str] = field(default_factory=list)
-    """Sentences about checkpoints that arrived damaged or not at all."""
+    """Sentences about checkpoints that arrived damaged or are missing."""
 
 
-def copy(kubectl: Kubectl, name: str, to: Path, words: Sequence[str], image: str, tick: Tick) -> Copy:
-    """Copy what is new.
+def copy(kubectl: Kubectl, name: str, target: Path, checkpoints: Sequence[str], image: str, tick: Tick) -> CopyResult:
+    """Copy the new files of a job.
 
     Args:
-        name: of the job.
-        to: a new or empty folder, or an earlier copy of the same job.
-        words: which checkpoints (tandem.rundir.archive.chosen).
-        image: of the pod that is made where none runs; empty: that of the newest pod that ended.
+        name: the job's name.
+        target: a new or empty folder, or an earlier copy of the same job.
+        checkpoints: selectors of checkpoints (see tandem.rundir.archive).
+        image: image of the pod that is created if none runs; empty: the image of the newest ended pod.
 
     Raises:
-        UserError: the cluster refuses, the folder holds something else, there is no room, or the archive was cut off;
-            what has come until then stays, and the next copy goes on from there.
+        UserError: the cluster refuses, the folder holds something else, the disk is full, or the archive was cut off;
+            received files stay, and the next copy continues from there.
     """
     job = kubectl.json("get", RESOURCE, name)
-    rundir = RunDir(to)
-    _expect_place(rundir, job)
-    with _source(kubectl, job, image) as (pod, container, folder), tempfile.TemporaryFile() as said:
-        wanted = [word for one in words for word in ("--checkpoint", one)]
-        known = [word for one in _digests(rundir) for word in ("--have", one)]
-        command = ("exec", pod, f"--container={container}", "--", *ARCHIVE, *wanted, *known, *folder)
-        child = kubectl.open(*command, errors=said)
+    rundir = RunDir(target)
+    # Check the folder first: it may hold another run, which must not be overwritten.
+    _claim_target(rundir, job)
+    with _source(kubectl, job, image) as (pod, container, folder), tempfile.TemporaryFile() as stderr:
+        selected = [arg for checkpoint in checkpoints for arg in ("--checkpoint", checkpoint)]
+        # The pod skips checkpoints that the copy already has, so that an interrupted copy continues.
+        present = [arg for digest in _digests(rundir) for arg in ("--have", digest)]
+        command = ("exec", pod, f"--container={container}", "--", *ARCHIVE, *selected, *present, *folder)
+        child = kubectl.open(*command, errors=stderr)
         try:
-            return _unpack(child, rundir, said, tick)
+            return _unpack(child, rundir, stderr, tick)
         except OSError as error:
-            raise UserError(f"the copy cannot be written to {to}: {error.strerror or error}") from error
+            raise UserError(f"the copy cannot be written to {target}: {error.strerror or error}") from error
         finally:
             end(child)
 
 
-def _expect_place(rundir: RunDir, job: Raw) -> None:
-    """Make the folder that of a copy of this job.
+def _claim_target(rundir: RunDir, job: Raw) -> None:
+    """Create the folder of a copy of this job, or check that it is one.
 
     Raises:
         UserError: it holds something else.
     """
     metadata = job["metadata"]
     origin = {key: str(metadata.get(key, "")) for key in ("namespace", "name", "uid")}
-    there = read_json_or_none(rundir.path / ORIGIN)
-    if there != origin and rundir.path.exists() and (not rundir.path.is_dir() or any(rundir.path.iterdir())):
-        whose = "another job of that name" if isinstance(there, dict) and there.get("name") == origin["name"] else ""
+    recorded = read_json_or_none(rundir.path / ORIGIN)
+    if recorded != origin and rundir.path.exists() and (not rundir.path.is_dir() or any(rundir.path.iterdir())):
+        other = (
+            "another job of this name" if isinstance(recorded, dict) and recorded.get("name") == origin["name"] else ""
+        )
         raise UserError(
-            f"{rundir.path} is there already and is no copy of this job{f', but of {whose}' if whose else ''}; "
-            "give another folder"
+            f"{rundir.path} already exists and is not a copy of this job{f', but of {other}' if other else ''}; "
+            "choose another folder"
         )
     try:
         rundir.create()
         replace_json(rundir.path / ORIGIN, origin)
     except OSError as error:
-        raise UserError(f"{rundir.path} cannot be made: {error.strerror}") from error
+        raise UserError(f"{rundir.path} cannot be created: {error.strerror}") from error
 
 
 def _digests(rundir: RunDir) -> list[str]:
-    """Digests of the manifests of checkpoints that the copy already has."""
-    return [digest for one in rundir.manifests().values() if (digest := getattr(one, "digest", ""))]
+    """Return the manifest digests of the checkpoints that the copy already has."""
+    return [digest for manifest in rundir.manifests().values() if (digest := getattr(manifest, "digest", ""))]
 
 
-# What comes
+# Receiving
 
 
-def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, said: IO[bytes], tick: Tick) -> Copy:
-    copied, whole, came = Copy(), False, set[str]()
+def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], tick: Tick) -> CopyResult:
+    result, is_complete, received = CopyResult(), False, set[str]()
     assert child.stdout is not None
-    aside = RunDir(temporary_beside(rundir.path / "copy"))
+    # Checkpoints are assembled beside the run directory, where no command takes them for complete.
+    staging = RunDir(temporary_beside(rundir.path / "copy"))
     try:
         with tarfile.open(fileobj=child.stdout, mode="r|") as archive:
             total, announced = _announced(archive, rundir.path)
-            while (member := archive.next()) is not None and not (whole := member.name == END):
+            # An end of the stream without the END member is a cut: a killed pod looks like a short archive.
+            while (member := archive.next()) is not None and not (is_complete := member.name == END):
                 content = archive.extractfile(member)
+                # Refuse links, devices and names outside a run directory: the pod is a tenant's.
                 if content is None or not _is_expected(member):
                     raise ClusterError(f"the pod sent {printable(member.name[:200])!r}, which no run directory has")
-                _take(content, member, rundir, aside, copied)
-                came.add(member.name)
-                tick(copied.size, total)
+                _write(content, member, rundir, staging, result)
+                received.add(member.name)
+                tick(result.size, total)
     except (tarfile.TarError, EOFError):
-        whole = False
+        is_complete = False
     finally:
-        shutil.rmtree(aside.path, ignore_errors=True)
-    if not whole:
+        shutil.rmtree(staging.path, ignore_errors=True)
+    if not is_complete:
+        # kubectl's error tells why; give it time to write one.
         with suppress(subprocess.TimeoutExpired):
             child.wait(10)
-        errors = errors_of(said)
-        if _LACKING.search(errors):
-            raise ClusterError("the image of the job's pods has a version of Tandem that cannot send copies, or none")
-        if errors.strip() and not copied.size:
-            raise complaint(errors)
+        errors = errors_of(stderr)
+        if _NO_ARCHIVER.search(errors):
+            raise ClusterError(
+                "the image of the job's pods has a version of Tandem that cannot send copies, or no Tandem"
+            )
+        if errors.strip() and not result.size:
+            raise error_from(errors)
         raise ClusterError(
-            f"the copy was cut off after {size(copied.size)}; the same command goes on from there. "
+            f"the copy was cut off after {size(result.size)}; run the same command to continue. "
             f"{printable(errors.strip()[-500:])}".rstrip()
         )
-    for name in set(FILES) - came:
-        # A job that was tried again has failed no more.
+    for name in set(FILES) - received:
+        # Files that the job no longer has: a retried job, for example, is not failed any more.
         (rundir.path / name).unlink(missing_ok=True)
     for name in announced:
-        if f"checkpoints/{name}/{FILE}" not in came:
-            copied.faults.append(f"{name}: it was deleted while it was sent")
-    return copied
+        if f"checkpoints/{name}/{FILE}" not in received:
+            # Retention may delete a checkpoint during the copy.
+            result.faults.append(f"{name}: deleted during the copy")
+    return result
 
 
 def _announced(archive: tarfile.TarFile, folder: Path) -> tuple[int, list[str]]:
-    """Bytes that will come, and names of checkpoints among them.
+    """Read the announced bytes and the names of the checkpoints among them.
 
     Raises:
-        UserError: there is no room for them.
+        UserError: the disk has no room for them.
     """
     first = archive.next()
     content = None if first is None or first.name != TOTAL else archive.extractfile(first)
     if content is None:
         raise EOFError
     try:
-        told = json.loads(content.read(MAX_TOTAL_BYTES))
-        total, names = int(told["bytes"]), [str(name) for name in told["checkpoints"]]
+        announcement = json.loads(content.read(MAX_TOTAL_BYTES))
+        total, names = int(announcement["bytes"]), [str(name) for name in announcement["checkpoints"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"the pod sent an archive that cannot be read: {error}") from error
     free = shutil.disk_usage(folder).free
     if total > free:
-        raise UserError(f"the copy has {size(total)}, and {folder} has room for {size(free)}")
+        raise UserError(f"the copy needs {size(total)}, and {folder} has {size(free)} free")
     return total, names
 
 
 def _is_expected(member: tarfile.TarInfo) -> bool:
     top = member.name.partition("/")[0]
-    known = member.name in FILES or ("/" in member.name and top in (*FOLDERS, "checkpoints"))
-    return member.isreg() and known and all(NAME.fullmatch(part) for part in member.name.split("/"))
+    is_known = member.name in FILES or ("/" in member.name and top in (*FOLDERS, "checkpoints"))
+    return member.isreg() and is_known and all(NAME.fullmatch(part) for part in member.name.split("/"))
 
 
-def _take(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, aside: RunDir, copied: Copy) -> None:
-    """One file; a checkpoint gets its name when its manifest, which comes last, shows it to be sound."""
+def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging: RunDir, result: CopyResult) -> None:
+    """Write one file. A checkpoint is committed when its manifest, which arrives last, verifies it."""
     is_part = member.name.startswith("checkpoints/")
-    path = (aside if is_part else rundir).path / member.name
+    path = (staging if is_part else rundir).path / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = temporary_beside(path)
-    with written.open("wb") as file:
+    # Write and rename, so that an interrupted copy leaves no partial file under a final name.
+    temporary = temporary_beside(path)
+    with temporary.open("wb") as file:
         shutil.copyfileobj(content, file, CHUNK)
-    copied.size += member.size
-    written.replace(path)
-    if is_part and path.parent.parent == aside.checkpoints and path.name == FILE:
-        _commit(path.parent.name, rundir, aside, copied)
+    result.size += member.size
+    temporary.replace(path)
+    if is_part and path.parent.parent == staging.checkpoints and path.name == FILE:
+        _commit(path.parent.name, rundir, staging, result)
 
 
-def _commit(name: str, rundir: RunDir, aside: RunDir, copied: Copy) -> None:
-    found = verify(aside, name)
-    if found.outcome != "sound":
-        copied.faults += [f"{name}: {fault}" for fault in found.faults or (found.outcome,)]
+def _commit(name: str, rundir: RunDir, staging: RunDir, result: CopyResult) -> None:
+    verdict = verify(staging, name)
+    if verdict.outcome != "sound":
+        result.faults += [f"{name}: {fault}" for fault in verdict.faults or (verdict.outcome,)]
         return
-    # One of that name that is here already is an earlier generation's, since the pod was told which ones are.
+    # An existing checkpoint of this name is of an earlier generation: the pod skips those that the copy has.
     shutil.rmtree(rundir.checkpoint(name), ignore_errors=True)
-    commit_folder(aside.checkpoint(name), rundir.checkpoint(name))
-    copied.checkpoints.append(name)
+    commit_folder(staging.checkpoint(name), rundir.checkpoint(name))
+    result.checkpoints.append(name)
 
 
-# Who sends it
+# The sending pod
 
 
 @contextmanager
 def _source(kubectl: Kubectl, job: Raw, image: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A pod that has the volume, its container, and the run directory if its variables do not tell."""
+    """Yield a pod with the volume, its container, and the run directory if its environment does not name it."""
     name = str(job["metadata"]["name"])
-    there: list[Raw] = kubectl.json("get", "pods", "-l", f"{labels.JOB}={name}")["items"]
-    running = sorted(executable(pods(there)), key=lambda pod: ROLES.index(pod.role))
+    items: list[Raw] = kubectl.json("get", "pods", "-l", f"{labels.JOB}={name}")["items"]
+    running = sorted(executable(parse_pods(items)), key=lambda pod: ROLES.index(pod.role))
+    # A running pod needs no image pull and no quota; evaluators first, because training does not wait for them.
     if running:
         yield running[0].pod, running[0].container, ()
         return
-    manifest = reader(job, there, image)
-    made = kubectl.ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest)).text.strip()
+    manifest = reader_pod(job, items, image)
+    pod = kubectl.run("create", "-f", "-", "-o", "name", stdin=json.dumps(manifest)).text.strip()
     try:
-        kubectl.ask(*("wait", made, "--for=condition=Ready", f"--timeout={BEGIN_SECONDS}s"), seconds=BEGIN_SECONDS + 30)
-        yield made, "copy", (f"{VOLUME}/{name}",)
+        kubectl.run(*("wait", pod, "--for=condition=Ready", f"--timeout={BEGIN_SECONDS}s"), seconds=BEGIN_SECONDS + 30)
+        yield pod, "copy", (f"{VOLUME}/{name}",)
     finally:
-        with suppress(ClusterError):  # it ends by itself
-            kubectl.ask("delete", made, "--wait=false", "--grace-period=0")
+        with suppress(ClusterError):  # its deadline ends it anyway
+            kubectl.run("delete", pod, "--wait=false", "--grace-period=0")
 
 
-def reader(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
-    """A pod that only sleeps, with the volume of a job: as the newest of its pods was, as far as that matters.
+def reader_pod(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
+    """Build a sleeping pod with the volume of a job, after the model of its newest pod.
 
     Raises:
-        UserError: nothing tells which image has Tandem in it.
+        UserError: no image with Tandem is known.
     """
     name = str(job["metadata"]["name"])
     newest = max(ended, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
     spec: Raw = {} if newest is None else newest["spec"]
     role = "" if newest is None else str(newest["metadata"].get("labels", {}).get(labels.ROLE, ""))
-    theirs: Raw = next((one for one in spec.get("containers", []) if one["name"] == role), {})
-    image = image or str(theirs.get("image", ""))
+    model: Raw = next((entry for entry in spec.get("containers", []) if entry["name"] == role), {})
+    image = image or str(model.get("image", ""))
     if not image:
         raise UserError(
-            f"no pod of {name} is left that tells which image to read its volume with; give one that has Tandem in it "
+            f"{name} has no pods any more, so the image to read its volume with is unknown; name an image with Tandem "
             "with --image, for instance the evaluators'"
         )
     storage = job.get("spec", {}).get("checkpoint", {}).get("storage", {})
     claim = storage.get("claimName") or f"{labels.stem(name)}-checkpoints"
     user = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    kept = {key: spec[key] for key in ("imagePullSecrets", "tolerations", "nodeSelector") if key in spec}
+    # The volume may be bound to a node or zone, so the pod is scheduled like the model.
+    scheduling = {key: spec[key] for key in ("imagePullSecrets", "tolerations", "nodeSelector") if key in spec}
     container: Raw = {
         "name": "copy",
         "image": image,
@@ -274,14 +288,14 @@ def reader(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
         "volumeMounts": [{"name": "checkpoints", "mountPath": VOLUME}],
     }
-    if "imagePullPolicy" in theirs:
-        container["imagePullPolicy"] = theirs["imagePullPolicy"]
+    if "imagePullPolicy" in model:
+        container["imagePullPolicy"] = model["imagePullPolicy"]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"generateName": "tandem-copy-", "labels": {"app.kubernetes.io/name": "tandem-copy"}},
         "spec": {
-            **kept,
+            **scheduling,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "activeDeadlineSeconds": LIFE_SECONDS,

@@ -1,17 +1,16 @@
 """Follows the logs of a job across restarts, replaced pods and broken connections, until the job ends.
 
-Pods of a job come and go. A look-out asks every two seconds which there are, and has a reader follow each container
-that has none. A reader goes on from the last line that was shown of its pod, so a connection that breaks, a container
-that is started again in place and a pod that is replaced are all the same: the next look finds a container without a
-reader. One whose container has ended is read once more, from the last line on, because the reader before may have lost
-the end. Lines wait for a moment, so that those of several pods can be put in order.
+Pods of a job come and go. A poller lists them every two seconds, and starts a reader for each container without one. A
+reader continues after the last line that was shown of its pod. So a broken connection, a container that restarts in
+place and a pod that is replaced are the same case: the next poll finds a container without a reader. A container that
+has ended is read once more after its last line, because the reader before may have lost the end. Lines are held back
+for a moment, so that those of several pods can be sorted.
 
-Rejected: `kubectl logs --selector --follow`. It follows the pods that were there when it began, mentions no connection
-that has broken, and ends with an error where one of the pods has not started yet.
+Rejected: `kubectl logs --selector --follow`. It follows only the pods that exist when it starts, does not report broken
+connections, and fails if one of the pods has not started yet.
 
-Each log is in the order of time already. So however long they are, it takes one kubectl for each container and one line
-of each in memory. The clocks of nodes differ, and lines are put in order by them: what is a few milliseconds apart may
-change places.
+Each log is already in order of time. So a merge takes one kubectl and one line in memory per container, however long
+the logs are. Lines are sorted by the clocks of their nodes, which differ: lines a few milliseconds apart may swap.
 """
 
 import heapq
@@ -28,120 +27,126 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tandem.errors import UserError
-from tandem.manifest.fields import nearest
-from tandem_cli.kubernetes.job_view import ask_job, ask_pods
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
-from tandem_cli.log_lines import MAX_COUNT, Choice, Line, Tell, shown
-from tandem_cli.view import JobSummary, Pod
+from tandem.job.manifest.fields import closest_choice
+from tandem_cli.kubernetes.job_view import fetch_job, fetch_pods
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, end, error_from, errors_of
+from tandem_cli.log_lines import MAX_LINE_BYTES, Line, LogSelection, Notify, printable_line
+from tandem_cli.view import JobSummary, PodView
 
 _CHUNK = 2**16
 _SECOND = 10**9
 
 
-def line(raw: bytes, who: str, before: int) -> Line:
-    """A line as `kubectl logs --timestamps` writes it.
+def parse_line(raw: bytes, process: str, previous: int) -> Line:
+    """Parse a line of `kubectl logs --timestamps`.
 
     Args:
-        before: the time of the line before, which counts where this one has none.
+        previous: timestamp of the line before, used if this line has none.
     """
     text = raw.decode(errors="replace")
-    first, _, rest = text.partition(" ")
-    at = stamp(first)
-    return Line(before, who, shown(text)) if at is None else Line(at, who, shown(rest))
+    first, _, message = text.partition(" ")
+    timestamp = parse_timestamp(first)
+    if timestamp is None:
+        return Line(previous, process, printable_line(text))
+    return Line(timestamp, process, printable_line(message))
 
 
-def stamp(text: str) -> int | None:
-    """Nanoseconds since the epoch of an RFC 3339 time, None for anything else."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", text)
-    if found is None:
+def parse_timestamp(text: str) -> int | None:
+    """Parse an RFC 3339 time into nanoseconds since the epoch; None if it is none."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", text)
+    if match is None:
         return None
-    whole, fraction, zone = found.groups()
+    seconds, fraction, zone = match.groups()
     try:
-        at = datetime.fromisoformat(whole + zone)
+        time_of_day = datetime.fromisoformat(seconds + zone)
     except ValueError:
         return None
-    return int(at.timestamp()) * _SECOND + int((fraction or "0").ljust(9, "0"))
+    return int(time_of_day.timestamp()) * _SECOND + int((fraction or "0").ljust(9, "0"))
 
 
-def lines_of(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[bytes]:
-    """The lines that a process writes to its pipe, without their ends; long ones are cut.
+def read_lines(child: subprocess.Popen[bytes], silence: float | None) -> Iterator[bytes]:
+    """Yield the lines that a process writes to its pipe, without line breaks; long lines are truncated.
 
     Args:
-        silence: seconds without a byte after which it is given up; None: never.
+        silence: timeout without output, in seconds; None: no timeout.
 
     Raises:
-        TimeoutError: it was silent for so long.
+        TimeoutError: the process wrote nothing for `silence` seconds.
     """
     assert child.stdout is not None
-    rest, is_cut = b"", False
+    pending, is_cut = b"", False
     while True:
         ready, _, _ = select.select([child.stdout], [], [], silence)
         if not ready:
             raise TimeoutError
+        # At most one incomplete line is pending: a program that prints no line breaks must not fill the memory.
         piece = os.read(child.stdout.fileno(), _CHUNK)
-        *whole, rest = (rest + piece).split(b"\n")
-        for one in whole:
+        *complete, pending = (pending + piece).split(b"\n")
+        for raw in complete:
             if not is_cut:
-                yield one[:MAX_COUNT]
+                yield raw[:MAX_LINE_BYTES]
             is_cut = False
-        if len(rest) > MAX_COUNT and not is_cut:
-            yield rest[:MAX_COUNT] + " …".encode()
+        if len(pending) > MAX_LINE_BYTES and not is_cut:
+            yield pending[:MAX_LINE_BYTES] + " …".encode()
             is_cut = True
         if is_cut:
-            rest = b""
+            pending = b""
         if not piece:
-            if rest:
-                yield rest
+            if pending:
+                yield pending
             return
 
 
 MAX_PODS = 64
-"""Containers that are read at once: each takes a kubectl of some 40 MB."""
+"""Number of containers read at once; each takes a kubectl of some 40 MB."""
 SILENCE_SECONDS = 15.0
-"""A node that does not send what is there already will not: it is gone, or cut off."""
+"""Timeout for existing lines, in seconds. A node that sends none in this time is down or unreachable."""
 PREVIOUS = "--previous"
 
 
-def chosen(pods: Sequence[Pod], choice: Choice) -> list[Pod]:
-    """Those of the pods that are wanted and can be read."""
+def select_pods(pods: Sequence[PodView], selection: LogSelection) -> list[PodView]:
+    """Return the selected pods whose logs can be read."""
     return [
         pod
         for pod in pods
         if pod.has_logs
-        and (not choice.role or pod.role == choice.role)
-        and (not choice.names or pod.name in choice.names or pod.pod in choice.names)
+        and (not selection.role or pod.role == selection.role)
+        and (not selection.names or pod.name in selection.names or pod.pod in selection.names)
     ]
 
 
-def check(pods: Sequence[Pod], choice: Choice, job: str) -> None:
-    """See whether there is what is wanted.
+def validate_selection(pods: Sequence[PodView], selection: LogSelection, job: str) -> None:
+    """Check that the selected pods exist.
 
     Raises:
-        UserError: a name that none has, or too many at once.
+        UserError: no pod has one of the names, or too many pods are selected.
     """
-    known = sorted({pod.name for pod in pods})
-    for name in choice.names:
-        if name not in known and name not in {pod.pod for pod in pods}:
-            near = nearest(name, known)
-            hint = f"did you mean {near}?" if near else f"there are: {', '.join(known[:12]) or 'none'}"
-            raise UserError(f"{job} has no pod {name} now; {hint}")
-    if (amount := len(chosen(pods, choice))) > MAX_PODS:
+    names = sorted({pod.name for pod in pods})
+    for name in selection.names:
+        if name not in names and name not in {pod.pod for pod in pods}:
+            suggestion = closest_choice(name, names)
+            hint = f"did you mean {suggestion}?" if suggestion else f"its pods: {', '.join(names[:12]) or 'none'}"
+            raise UserError(f"{job} has no pod {name}; {hint}")
+    if (count := len(select_pods(pods, selection))) > MAX_PODS:
         raise UserError(
-            f"{job} has {amount} pods, and {MAX_PODS} can be read at once. Choose some by --role, or by name: "
-            f"tandem logs {job} {known[0]}"
+            f"{job} has {count} pods, and at most {MAX_PODS} can be read at once. Select some with --role, or by name: "
+            f"tandem logs {job} {names[0]}"
         )
 
 
-def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[str, int], tell: Tell) -> Iterator[Line]:
-    """All that is there, in the order of time; also of the container before, where one was started again in place.
+def merged_lines(
+    kubectl: Kubectl, pods: Sequence[PodView], tail: int | None, last_timestamps: dict[str, int], notify: Notify
+) -> Iterator[Line]:
+    """Yield the existing lines in order of time, including those before a restart of the container.
 
     Args:
-        seen: takes the time of the last line of each pod, by its uid.
+        last_timestamps: receives the timestamp of the last line of each pod, by UID.
 
     Raises:
         ClusterError: none of the logs can be read.
     """
     limit = [] if tail is None else [f"--tail={tail}"]
+    # One kubectl for each container, all started before the merge: it needs the first line of every log.
     sources = [ContainerLog(kubectl, pod, [*limit, *more]) for pod in pods for more in _containers(pod)]
     try:
         for source in sources:
@@ -150,286 +155,311 @@ def whole(kubectl: Kubectl, pods: Sequence[Pod], tail: int | None, seen: dict[st
     finally:
         for source in sources:
             source.close()
+    # A follower continues from here, without a gap and without a repetition.
     for source in sources:
-        if source.last:
-            seen[source.pod.uid] = max(source.last, seen.get(source.pod.uid, 0))
-    # That a container before has left no log is no trouble: the kubelet keeps only some of them.
-    failed = [source for source in sources if source.trouble is not None and PREVIOUS not in source.options]
+        if source.last_timestamp:
+            last_timestamps[source.pod.uid] = max(source.last_timestamp, last_timestamps.get(source.pod.uid, 0))
+    # A missing log of a previous container is no error: the kubelet keeps only some of them.
+    failed = [source for source in sources if source.error is not None and PREVIOUS not in source.options]
+    # One unreadable log must not hide the others; if none can be read, the command fails.
     if failed and len(failed) == len(pods):
-        assert failed[0].trouble is not None
-        raise failed[0].trouble
+        assert failed[0].error is not None
+        raise failed[0].error
     for source in failed:
-        tell(f"{source.pod.name}: {first_line(source.trouble)}")
+        notify(f"{source.pod.name}: {first_line(source.error)}")
 
 
 class ContainerLog:
-    """The log of one container, from one kubectl."""
+    """Reads the log of one container with one kubectl."""
 
     def __init__(
-        self, kubectl: Kubectl, pod: Pod, options: Sequence[str], silence: float | None = SILENCE_SECONDS
+        self, kubectl: Kubectl, pod: PodView, options: Sequence[str], silence: float | None = SILENCE_SECONDS
     ) -> None:
         self.pod, self.options = pod, tuple(options)
-        self.last = 0
-        """The time of its last line."""
-        self.trouble: ClusterError | None = None
-        """Why these were not all lines, once they have been read."""
+        self.last_timestamp = 0
+        """Timestamp of the last line, in nanoseconds; 0 before the first."""
+        self.error: ClusterError | None = None
+        """Error that cut the log off; None if it was read completely."""
         self._kubectl, self._silence = kubectl, silence
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopped = False
+        self._is_stopped = False
 
     def start(self) -> None:
-        """Begin to read.
+        """Start kubectl.
 
         Raises:
-            ClusterError: there is no kubectl.
+            ClusterError: kubectl is not installed.
         """
-        words = ("logs", self.pod.pod, f"--container={self.pod.container}", "--timestamps", *self.options)
-        self._child = self._kubectl.open(*words, errors=self._said)
+        args = ("logs", self.pod.pod, f"--container={self.pod.container}", "--timestamps", *self.options)
+        self._child = self._kubectl.open(*args, errors=self._errors)
 
     def lines(self) -> Iterator[Line]:
-        """Its lines."""
+        """Yield the lines."""
         assert self._child is not None
         try:
-            for raw in lines_of(self._child, self._silence):
-                one = line(raw, self.pod.name, self.last)
-                self.last = max(self.last, one.at)
-                yield one
+            for raw in read_lines(self._child, self._silence):
+                line = parse_line(raw, self.pod.name, self.last_timestamp)
+                self.last_timestamp = max(self.last_timestamp, line.timestamp)
+                yield line
         except TimeoutError:
-            self.trouble = ClusterError(f"its log did not arrive within {SILENCE_SECONDS:g} s; is its node reachable?")
+            self.error = ClusterError(
+                f"its log did not arrive within {SILENCE_SECONDS:g} s; check that its node is reachable"
+            )
             return
-        if self._child.wait() != 0 and not self._stopped:
-            self.trouble = complaint(errors_of(self._said))
+        if self._child.wait() != 0 and not self._is_stopped:
+            self.error = error_from(errors_of(self._errors))
 
     def stop(self) -> None:
-        """Have the lines end, from another thread."""
-        self._stopped = True
+        """End the iteration over the lines, from another thread."""
+        self._is_stopped = True
         if self._child is not None:
             self._child.kill()
 
     def close(self) -> None:
-        """Leave nothing open."""
+        """End kubectl and close its files."""
         if self._child is not None:
             end(self._child)
-        self._said.close()
+        self._errors.close()
 
 
-def _containers(pod: Pod) -> list[list[str]]:
-    """Of a container that waits to be started again, the kubelet shows the last one in any case."""
+def _containers(pod: PodView) -> list[list[str]]:
+    """Return the options of `kubectl logs` for each container of a pod, the previous one first.
+
+    While a container waits for its restart, the kubelet shows the previous one without an option.
+    """
     return [[PREVIOUS], []] if pod.restarts and pod.state != "waiting" else [[]]
 
 
 def first_line(error: Exception | None) -> str:
-    """Of what was said of an error, the line that says most."""
+    """Return the first line of an error, which summarizes it."""
     return str(error).partition("\n")[0]
 
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 HOLD_SECONDS = 0.4
-"""How long a line waits for earlier ones of other pods."""
-LAST_SECONDS = 10.0
-"""For what is still to be read when the job has ended."""
-TOLD_AGAIN_SECONDS = 60.0
-"""A trouble that stays is not told with every look."""
+"""Time that a line is held back for earlier ones of other pods, in seconds."""
+DRAIN_SECONDS = 10.0
+"""Timeout to read the rest when the job has ended, in seconds."""
+REPEAT_SECONDS = 60.0
+"""Interval after which a persistent error is reported again, in seconds."""
 JOIN_SECONDS = 3.0
-"""For a question or a line that is under way when it is closed."""
-_ENDED = ("done", "failed", "waiting")
-"""States of pods whose container writes nothing now: those that wait have ended before, or they had no log."""
-_WAITING = 10_000
-"""Lines that wait to be shown before readers wait, too."""
+"""Timeout for a running poll or reader when the follower is closed, in seconds."""
+_IDLE_STATES = ("done", "failed", "waiting")
+"""States of pods whose container writes nothing: waiting ones with a log have ended before."""
+_QUEUE_SIZE = 10_000
+"""Number of lines in the queue at which readers block."""
 
 
 class Follower:
-    """Lines as they come, until the job ends. To be closed."""
+    """Yields new lines of a job until it ends. Close it after use."""
 
-    def __init__(self, kubectl: Kubectl, name: str, choice: Choice, seen: dict[str, int], tell: Tell) -> None:
+    def __init__(
+        self, kubectl: Kubectl, name: str, selection: LogSelection, last_timestamps: dict[str, int], notify: Notify
+    ) -> None:
         """
         Args:
-            seen: the time of the last line that was shown of each pod, by its uid; of others all is shown.
+            last_timestamps: timestamp of the last shown line of each pod, by UID; other pods are shown completely.
         """
-        self._kubectl, self._name, self._choice, self._tell = kubectl, name, choice, tell
-        self._seen = dict(seen)
-        self._news: queue.Queue[_News] = queue.Queue(_WAITING)
-        self._closed = threading.Event()
+        self._kubectl, self._name, self._selection, self._notify = kubectl, name, selection, notify
+        self._last_timestamps = dict(last_timestamps)
+        self._messages: queue.Queue[_Message] = queue.Queue(_QUEUE_SIZE)
+        self._is_closed = threading.Event()
         self._readers: dict[str, _Reader] = {}
-        self._read_to_the_end: set[tuple[str, int]] = set()
-        self._met: dict[str, str] = {}
-        self._look_out = threading.Thread(target=self._look_again_and_again, daemon=True)
+        self._complete: set[tuple[str, int]] = set()
+        self._names_by_uid: dict[str, str] = {}
+        self._poller = threading.Thread(target=self._poll_loop, daemon=True)
         self._missing: set[str] = set()
-        self._told: dict[str, float] = {}
-        self._leave_at = float("inf")
-        self._over = False
+        self._reported_at: dict[str, float] = {}
+        self._deadline = float("inf")
+        self._is_job_over = False
 
     def lines(self) -> Iterator[Line]:
-        """Each as soon as none before it is to be expected."""
-        self._look_out.start()
-        held: list[tuple[Line, float]] = []
+        """Yield each line once no earlier one is expected."""
+        self._poller.start()
+        pending: list[tuple[Line, float]] = []
         while not self._is_over():
             try:
-                news = self._news.get(timeout=HOLD_SECONDS / 4)
+                message = self._messages.get(timeout=HOLD_SECONDS / 4)
             except queue.Empty:
-                news = None
-            if isinstance(news, Line):
-                heapq.heappush(held, (news, time.monotonic()))
-            elif news is not None:
-                self._take_in(news)
-            while held and time.monotonic() - held[0][1] >= HOLD_SECONDS:
-                yield heapq.heappop(held)[0]
-        while held:
-            yield heapq.heappop(held)[0]
+                message = None
+            # Only this thread handles messages, so the state below needs no lock.
+            if isinstance(message, Line):
+                heapq.heappush(pending, (message, time.monotonic()))
+            elif message is not None:
+                self._handle(message)
+            # The heap sorts by timestamp; a line leaves it only when earlier ones had time to arrive.
+            while pending and time.monotonic() - pending[0][1] >= HOLD_SECONDS:
+                yield heapq.heappop(pending)[0]
+        # The job is over: nothing earlier can arrive any more.
+        while pending:
+            yield heapq.heappop(pending)[0]
 
     def close(self) -> None:
-        """End everything that was started."""
-        self._closed.set()
+        """Stop the poller and all readers."""
+        self._is_closed.set()
         for reader in self._readers.values():
             reader.stop()
         for reader in self._readers.values():
             reader.join()
-        if self._look_out.is_alive():
-            self._look_out.join(JOIN_SECONDS)
+        if self._poller.is_alive():
+            self._poller.join(JOIN_SECONDS)
 
     def _is_over(self) -> bool:
-        if not self._news.empty():
+        if not self._messages.empty():
             return False
-        return time.monotonic() > self._leave_at or (self._over and not self._readers)
+        return time.monotonic() > self._deadline or (self._is_job_over and not self._readers)
 
-    def _take_in(self, news: "_Look | _Ended | str") -> None:
-        match news:
+    def _handle(self, message: "_Poll | _EndOfLog | str") -> None:
+        match message:
             case str():
-                self._tell_once(news)
-            case _Ended():
-                self._readers.pop(news.pod.uid, None)
-                if news.last:
-                    self._seen[news.pod.uid] = max(news.last, self._seen.get(news.pod.uid, 0))
-                if news.was_last and news.trouble is None:
-                    self._read_to_the_end.add(_incarnation(news.pod))
-                elif news.trouble is not None:
-                    self._tell_once(f"{news.pod.name}: {first_line(news.trouble)}; trying again")
-            case _Look(job=None):
-                self._tell_once(f"{self._name} was deleted")
-                self._finish()
-                self._over = True
-            case _Look():
-                wanted = chosen(news.pods, self._choice)
-                self._forget({pod.uid for pod in news.pods})
-                for pod in wanted[:MAX_PODS]:
-                    self._read(pod)
-                left = [pod for pod in wanted if _incarnation(pod) not in self._read_to_the_end]
-                if news.job is not None and news.job.ended:
-                    self._finish()
-                    self._over = not left
+                self._notify_once(message)
+            case _EndOfLog():
+                # Without a reader, the next poll starts one again unless the log is complete.
+                self._readers.pop(message.pod.uid, None)
+                if message.last_timestamp:
+                    self._last_timestamps[message.pod.uid] = max(
+                        message.last_timestamp, self._last_timestamps.get(message.pod.uid, 0)
+                    )
+                # A live container may print more after a broken connection; only a final reader completes the log.
+                if message.is_final and message.error is None:
+                    self._complete.add(_incarnation(message.pod))
+                elif message.error is not None:
+                    self._notify_once(f"{message.pod.name}: {first_line(message.error)}; trying again")
+            case _Poll(job=None):
+                self._notify_once(f"{self._name} was deleted")
+                self._start_draining()
+                self._is_job_over = True
+            case _Poll():
+                selected = select_pods(message.pods, self._selection)
+                self._stop_readers({pod.uid for pod in message.pods})
+                # Later pods get a reader when earlier ones have ended.
+                for pod in selected[:MAX_PODS]:
+                    self._ensure_reader(pod)
+                unread = [pod for pod in selected if _incarnation(pod) not in self._complete]
+                # An ended job is over when its remaining logs are read, or at the latest after DRAIN_SECONDS.
+                if message.job is not None and message.job.ended:
+                    self._start_draining()
+                    self._is_job_over = not unread
 
-    def _finish(self) -> None:
-        self._leave_at = min(self._leave_at, time.monotonic() + LAST_SECONDS)
+    def _start_draining(self) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + DRAIN_SECONDS)
 
-    def _read(self, pod: Pod) -> None:
-        self._introduce(pod)
-        if pod.uid in self._readers or _incarnation(pod) in self._read_to_the_end:
+    def _ensure_reader(self, pod: PodView) -> None:
+        self._report_replacement(pod)
+        # One reader per pod, and none for a container whose log is complete.
+        if pod.uid in self._readers or _incarnation(pod) in self._complete:
             return
-        reader = _Reader(self._kubectl, pod, self._seen.get(pod.uid, 0), self._put)
+        reader = _Reader(self._kubectl, pod, self._last_timestamps.get(pod.uid, 0), self._enqueue)
         reader.start()
         self._readers[pod.uid] = reader
 
-    def _introduce(self, pod: Pod) -> None:
-        """Say so where a pod has taken another one's place."""
-        if pod.uid not in self._met:
-            if pod.name in self._met.values():
-                self._tell(f"{pod.name} is now {pod.pod}" + (f" on {pod.node}" if pod.node else ""))
-            self._met[pod.uid] = pod.name
+    def _report_replacement(self, pod: PodView) -> None:
+        """Notify the user when a pod has replaced another one."""
+        if pod.uid not in self._names_by_uid:
+            if pod.name in self._names_by_uid.values():
+                self._notify(f"{pod.name} is now {pod.pod}" + (f" on {pod.node}" if pod.node else ""))
+            self._names_by_uid[pod.uid] = pod.name
 
-    def _forget(self, there: Collection[str]) -> None:
-        """A reader of a pod that is gone ends by itself, unless its node is gone as well."""
-        gone = {uid for uid in self._readers if uid not in there}
-        for uid in gone & self._missing:
+    def _stop_readers(self, existing: Collection[str]) -> None:
+        """Stop the readers of pods that are gone.
+
+        A reader of a deleted pod usually ends by itself; the second poll that misses its pod stops it, in case the
+        node is gone as well.
+        """
+        missing = {uid for uid in self._readers if uid not in existing}
+        for uid in missing & self._missing:
             self._readers[uid].stop()
-        self._missing = gone
+        self._missing = missing
 
-    def _tell_once(self, text: str) -> None:
+    def _notify_once(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._told.get(text, float("-inf")) > TOLD_AGAIN_SECONDS:
-            self._told[text] = now
-            self._tell(text)
+        if now - self._reported_at.get(text, float("-inf")) > REPEAT_SECONDS:
+            self._reported_at[text] = now
+            self._notify(text)
 
-    def _look_again_and_again(self) -> None:
-        while not self._closed.is_set():
-            self._put(self._look())
-            self._closed.wait(LOOK_SECONDS)
+    def _poll_loop(self) -> None:
+        while not self._is_closed.is_set():
+            self._enqueue(self._poll())
+            self._is_closed.wait(POLL_SECONDS)
 
-    def _look(self) -> "_Look | str":
+    def _poll(self) -> "_Poll | str":
         try:
-            # The job first: the pods of one that has ended are those that there will ever be.
-            job = ask_job(self._kubectl, self._name)
-            return _Look(job, ask_pods(self._kubectl, self._name))
+            # The job first: once it has ended, no further pods can appear.
+            job = fetch_job(self._kubectl, self._name)
+            return _Poll(job, fetch_pods(self._kubectl, self._name))
         except NotFound:
-            return _Look(None, ())
+            # The job was deleted: an end, not an error.
+            return _Poll(None, ())
         except UserError as error:
             return f"{first_line(error)}; trying again"
 
-    def _put(self, news: "_News") -> None:
-        while not self._closed.is_set():
+    def _enqueue(self, message: "_Message") -> None:
+        while not self._is_closed.is_set():
             try:
-                self._news.put(news, timeout=0.5)
+                self._messages.put(message, timeout=0.5)
                 return
             except queue.Full:
                 continue
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What the look-out has seen; no job where there is none any more."""
+class _Poll:
+    """Result of a poll; `job` is None if it was deleted."""
 
     job: JobSummary | None
-    pods: tuple[Pod, ...]
+    pods: tuple[PodView, ...]
 
 
 @dataclass(frozen=True)
-class _Ended:
-    """A reader has come to the end of its log, or of its connection."""
+class _EndOfLog:
+    """Message of a reader whose log or connection has ended."""
 
-    pod: Pod
-    last: int
-    was_last: bool
-    """Whether the container had ended before it began: then there is nothing more."""
-    trouble: ClusterError | None
+    pod: PodView
+    last_timestamp: int
+    is_final: bool
+    """Whether the container had ended before the reader started, so that the log is complete."""
+    error: ClusterError | None
 
 
-_News = Line | _Look | _Ended | str
+_Message = Line | _Poll | _EndOfLog | str
 
 
 class _Reader:
-    """Follows one container from a line on, in a thread of its own."""
+    """Follows one container from a timestamp on, in a thread of its own."""
 
-    def __init__(self, kubectl: Kubectl, pod: Pod, after: int, put: Callable[[_News], None]) -> None:
-        self._pod, self._after, self._put = pod, after, put
-        self._was_last = pod.state in _ENDED
+    def __init__(self, kubectl: Kubectl, pod: PodView, after: int, put: Callable[[_Message], None]) -> None:
+        self._pod, self._after, self._enqueue = pod, after, put
+        self._is_final = pod.state in _IDLE_STATES
         since = [f"--since-time={_rfc3339(after)}"] if after else []
-        self._source = ContainerLog(kubectl, pod, [*since, *([] if self._was_last else ["--follow"])], silence=None)
+        self._source = ContainerLog(kubectl, pod, [*since, *([] if self._is_final else ["--follow"])], silence=None)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start kubectl and the thread."""
         self._source.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End its connection, and with it the thread."""
+        """End the connection, and with it the thread."""
         self._source.stop()
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         try:
-            for one in self._source.lines():
-                if one.at > self._after:
-                    self._put(one)
+            for line in self._source.lines():
+                # --since-time has whole seconds, so lines that were already shown come again.
+                if line.timestamp > self._after:
+                    self._enqueue(line)
         finally:
             self._source.close()
-        self._put(_Ended(self._pod, self._source.last, self._was_last, self._source.trouble))
+        self._enqueue(_EndOfLog(self._pod, self._source.last_timestamp, self._is_final, self._source.error))
 
 
-def _incarnation(pod: Pod) -> tuple[str, int]:
+def _incarnation(pod: PodView) -> tuple[str, int]:
     return pod.uid, pod.restarts
 
 

@@ -1,8 +1,7 @@
 """A connection to a job's coordinator: its token, and a local port that kubectl forwards to it.
 
-A port-forward ends with the pod that it leads to, or stays and leads nowhere. So it is looked after: whether it lives,
-and whether the coordinator answers through it. A new one takes the same port, so a page that was opened finds its
-coordinator again by itself.
+A port-forward ends with its pod, or stays and leads nowhere. So `Forward.check` checks that kubectl runs and that the
+coordinator answers. A new port-forward takes the same local port, so an open page reconnects by itself.
 """
 
 import base64
@@ -18,60 +17,62 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from tandem import labels as names
-from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, complaint, end, errors_of
+from tandem.job import labels as names
+from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NotFound, end, error_from, errors_of
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
-"""For kubectl to say that it listens."""
+"""Timeout for kubectl to listen, in seconds."""
 ANSWER_SECONDS = 3.0
-"""For the coordinator's word that it is there."""
-LOOK_SECONDS = 2.0
-"""Between two looks."""
+"""Timeout of a health check of the coordinator, in seconds."""
+CHECK_SECONDS = 2.0
+"""Interval between checks, in seconds."""
 END_SECONDS = 5.0
-"""For the end of what a killed kubectl has said."""
-MISSES = 2
-"""So often in a row the coordinator does not answer before the way is made anew."""
+"""Timeout for the end of a killed kubectl's output, in seconds."""
+MAX_MISSES = 2
+"""Consecutive failed health checks after which the port-forward is restarted."""
 
 _LISTENS = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+)")
 _FORBIDDEN = "(Forbidden)"
 
 
 def token(kubectl: Kubectl, job: str) -> str:
-    """The job's token.
+    """Fetch the job's token.
 
     Raises:
-        ClusterError: it is not there, or may not be read; says which right is missing.
+        ClusterError: it does not exist, or this user may not read it; the message names the missing permission.
     """
     name = names.token(job)
     try:
-        found = kubectl.json("get", "secret", name)
+        secret = kubectl.json("get", "secret", name)
     except NotFound as error:
-        raise NotFound(f"{job} has no Secret {name} yet: is the operator running? See: tandem events {job}") from error
+        raise NotFound(
+            f"{job} has no Secret {name} yet; check that the operator is running. See: tandem events {job}"
+        ) from error
     except ClusterError as error:
         if _FORBIDDEN not in str(error):
             raise
         raise ClusterError(
-            f"you may not read the Secret {name}, which holds the key to the page. You need the right to `get` this "
+            f"you may not read the Secret {name}, which holds the token of the page. You need permission to `get` this "
             f"one of the `secrets`; ask the administrator of the cluster\n{error}"
         ) from error
     try:
-        return base64.b64decode(found["data"]["token"], validate=True).decode()
+        return base64.b64decode(secret["data"]["token"], validate=True).decode()
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        words = (
+        message = (
             f"the Secret {name} holds no token; delete it, and the operator creates it again with the job's next pod"
         )
-        raise ClusterError(words) from error
+        raise ClusterError(message) from error
 
 
 class Forward:
-    """A port of this machine that leads to a job's coordinator. A resource: use it in `with`.
+    """A local port that is forwarded to a job's coordinator. Use it in a `with` statement.
 
     Args:
-        port: of this machine; 0 takes a free one.
+        port: local port; 0: a free port.
 
     Raises:
-        ClusterError: there is no way; says which right is missing, if one is.
+        ClusterError: the port cannot be forwarded; the message names a missing permission.
     """
 
     def __init__(self, kubectl: Kubectl, job: str, port: int = 0) -> None:
@@ -83,26 +84,26 @@ class Forward:
 
     @property
     def endpoint(self) -> str:
-        """host:port."""
+        """Return `host:port` of the local end."""
         return f"{HOST}:{self.port}"
 
-    def look(self) -> bool:
-        """Whether the coordinator is there; if it is not, the way is made anew.
+    def check(self) -> bool:
+        """Check that the coordinator answers; if it does not, restart the port-forward.
 
         Raises:
-            ClusterError: there is no way now; the next look may find one.
+            ClusterError: the port cannot be forwarded now; a later check may succeed.
         """
         if self._child is not None and self._child.poll() is None and self._answers():
             self._misses = 0
             return True
         self._misses += 1
-        if self._child is None or self._child.poll() is not None or self._misses >= MISSES:
+        if self._child is None or self._child.poll() is not None or self._misses >= MAX_MISSES:
             self._misses = 0
             self._open()
         return False
 
     def close(self) -> None:
-        """Close it."""
+        """End the port-forward."""
         if self._child is not None:
             self._child.kill()
             self._reader.join(END_SECONDS)
@@ -117,35 +118,35 @@ class Forward:
 
     def _open(self) -> int:
         self.close()
-        where = f"service/{names.coordinator(self._job)}"
+        service = f"service/{names.coordinator(self._job)}"
         ports = f"{self.port or ''}:http"
-        with tempfile.TemporaryFile() as said:
-            child = self._kubectl.open("port-forward", f"--address={HOST}", where, ports, errors=said)
+        with tempfile.TemporaryFile() as stderr:
+            child = self._kubectl.open("port-forward", f"--address={HOST}", service, ports, errors=stderr)
             try:
-                port = _listening(child, time.monotonic() + START_SECONDS)
+                port = _read_port(child, time.monotonic() + START_SECONDS)
             except BaseException:
                 end(child)
                 raise
             if port is None:
                 end(child)
-                raise self._no_way(errors_of(said))
+                raise self._forward_error(errors_of(stderr))
         self._child = child
-        # kubectl says a line for each connection. Where nobody reads, it stops at the first that finds no room.
-        self._reader = threading.Thread(target=_read_on, args=(child,), name="port-forward", daemon=True)
+        # kubectl prints a line for each connection, and blocks when nobody reads them.
+        self._reader = threading.Thread(target=_discard_output, args=(child,), name="port-forward", daemon=True)
         self._reader.start()
         return port
 
-    def _no_way(self, said: str) -> ClusterError:
-        if not said.strip():
+    def _forward_error(self, stderr: str) -> ClusterError:
+        if not stderr.strip():
             return ClusterError(
                 f"kubectl found no running coordinator within {START_SECONDS:g} s. See: tandem status {self._job}"
                 + self._kubectl.options()
             )
-        error = complaint(said)
+        error = error_from(stderr)
         if _FORBIDDEN not in str(error):
             return error
         return ClusterError(
-            f"{error}\nThe page needs the rights to `get` `services`, to `get`, `list` and `watch` `pods`, and to "
+            f"{error}\nThe page needs permission to `get` `services`, to `get`, `list` and `watch` `pods`, and to "
             "`create` `pods/portforward`"
         )
 
@@ -160,52 +161,52 @@ class Forward:
             connection.close()
 
 
-def _listening(child: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """The port, once kubectl says it; None if it ends, or says nothing in time."""
+def _read_port(child: subprocess.Popen[bytes], deadline: float) -> int | None:
+    """Return the port once kubectl prints it; None if it ends, or prints none in time."""
     assert child.stdout is not None
-    said = b""
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([child.stdout], [], [], left)[0]:
+    output = b""
+    while (remaining := deadline - time.monotonic()) > 0:
+        if not select.select([child.stdout], [], [], remaining)[0]:
             break
         if not (piece := child.stdout.read1(4096)):  # type: ignore[attr-defined]
             return None
-        said += piece
-        if found := _LISTENS.search(said):
-            return int(found[1])
+        output += piece
+        if match := _LISTENS.search(output):
+            return int(match[1])
     return None
 
 
-def _read_on(child: subprocess.Popen[bytes]) -> None:
+def _discard_output(child: subprocess.Popen[bytes]) -> None:
     assert child.stdout is not None
     while child.stdout.read1(4096):  # type: ignore[attr-defined]
         pass
 
 
-def until_it_ends(
-    forward: Forward, ended: Callable[[], str], tell: Callable[[str], None], seconds: float = LOOK_SECONDS
+def keep_open(
+    forward: Forward, end_message: Callable[[], str], notify: Callable[[str], None], seconds: float = CHECK_SECONDS
 ) -> str:
-    """Keep the way open until the job ends, or is deleted.
+    """Keep the port-forward open until the job ends, or is deleted.
 
     Args:
-        ended: how the job has ended; empty while it has not.
-        tell: is given what happens, a sentence each.
+        end_message: returns how the job has ended; empty while it has not.
+        notify: called with a sentence when the coordinator stops or starts to answer.
 
     Returns:
         How the job has ended.
     """
-    away = False
+    is_unreachable = False
     while True:
         time.sleep(seconds)
-        here = False
+        answers = False
         with suppress(ClusterError):
-            here = forward.look()
-        if here:
-            if away:
-                tell("the coordinator answers again")
-            away = False
+            answers = forward.check()
+        if answers:
+            if is_unreachable:
+                notify("the coordinator answers again")
+            is_unreachable = False
             continue
-        if word := ended():
-            return word
-        if not away:
-            tell("the coordinator does not answer; trying again")
-        away = True
+        if message := end_message():
+            return message
+        if not is_unreachable:
+            notify("the coordinator does not answer; trying again")
+        is_unreachable = True

@@ -1,8 +1,8 @@
 """A job at one moment, with its pods and events, fetched from the cluster in three concurrent requests.
 
-Events of a pod that is gone are told too, so they are known by the name of what they speak of, not by what is there:
-the objects of a job have names that follow from its own. What was told before the job was made is an earlier job's of
-the same name.
+Events of deleted pods count too, so an event belongs to a job by the name of its object, not by the existing objects:
+the names of a job's objects follow from its own. Events from before the job's creation belong to an earlier job of the
+same name.
 """
 
 import re
@@ -13,39 +13,39 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tandem import labels as names
 from tandem.errors import UserError
-from tandem.exitcode import ExitCode
-from tandem.formatting import printable, seconds
-from tandem.job import KIND
-from tandem.labels import COORDINATOR, EVALUATOR, WORKER, stem
-from tandem.manifest.fields import nearest
-from tandem.pod_template import GROUP
-from tandem.status import Status
+from tandem.formatting import parse_rfc3339, printable
+from tandem.job import labels as names
+from tandem.job.labels import COORDINATOR, EVALUATOR, WORKER, stem
+from tandem.job.manifest.fields import closest_choice
+from tandem.job.pod_template import GROUP
+from tandem.job.resource import KIND
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.status import Status
 from tandem_cli.kubernetes.kubectl import Kubectl, NotFound
-from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
+from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
 
 _ORDER = (names.COORDINATOR, names.WORKER, names.EVALUATOR)
-_TROUBLES = ("DisruptionTarget",)
-"""Conditions that say why a pod goes."""
+_DISRUPTIONS = ("DisruptionTarget",)
+"""Conditions that tell why a pod is removed."""
 
 
-def pods(items: Iterable[Mapping[str, Any]]) -> tuple[Pod, ...]:
-    """The pods of a job, in the order of roles and places; the older of two first."""
-    found = sorted(items, key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
-    return tuple(sorted((pod(item) for item in found), key=lambda one: (_rank(one.role), one.index)))
+def parse_pods(items: Iterable[Mapping[str, Any]]) -> tuple[PodView, ...]:
+    """Parse the pods of a job, sorted by role, index and age."""
+    by_age = sorted(items, key=lambda item: str(item["metadata"].get("creationTimestamp", "")))
+    return tuple(sorted((parse_pod(item) for item in by_age), key=lambda parsed: (_rank(parsed.role), parsed.index)))
 
 
-def pod(item: Mapping[str, Any]) -> Pod:
-    """One pod, as the API server shows it."""
+def parse_pod(item: Mapping[str, Any]) -> PodView:
+    """Parse a pod object."""
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     role = str(labels.get(names.ROLE, ""))
     number = str(labels.get(names.INDEX) or "")
     index = int(number) if number.isdecimal() else 0
     container = _container(status, role)
-    state, why, since = _state(metadata, status, container)
-    return Pod(
+    state, reason, since = _state(metadata, status, container)
+    return PodView(
         name=f"{role}-{index}" if role != names.COORDINATOR else role,
         pod=str(metadata["name"]),
         uid=str(metadata.get("uid", "")),
@@ -53,9 +53,9 @@ def pod(item: Mapping[str, Any]) -> Pod:
         index=index,
         node=str((item.get("spec") or {}).get("nodeName") or ""),
         state=state,
-        why=why,
+        why=reason,
         restarts=int(container.get("restartCount", 0)),
-        since=since or seconds(metadata.get("creationTimestamp")),
+        since=since or parse_rfc3339(metadata.get("creationTimestamp")),
         container=role,
         has_logs=any(kind in (container.get("state") or {}) for kind in ("running", "terminated"))
         or "terminated" in (container.get("lastState") or {}),
@@ -67,65 +67,70 @@ def _rank(role: str) -> int:
 
 
 def _container(status: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    """Ours among those of the pod: a template may have added others."""
-    all_of_them: list[Mapping[str, Any]] = status.get("containerStatuses") or []
-    return next((one for one in all_of_them if one.get("name") == role), {})
+    """Return the status of our container; a template may have added others."""
+    statuses: list[Mapping[str, Any]] = status.get("containerStatuses") or []
+    return next((container for container in statuses if container.get("name") == role), {})
 
 
 def _state(
     metadata: Mapping[str, Any], status: Mapping[str, Any], container: Mapping[str, Any]
 ) -> tuple[State, str, float | None]:
-    going = _condition(status, *_TROUBLES, holds="True")
-    reasons = [_said(going), _said(status)]
+    disruption = _condition(status, *_DISRUPTIONS, holds="True")
+    reasons = [_reason(disruption), _reason(status)]
     phase = status.get("phase")
     now = container.get("state") or {}
-    if ended := now.get("terminated"):
-        good = ended.get("exitCode") == 0
-        why = "" if good else _joined(*reasons, _ended(ended))
-        return "done" if good else "failed", why, seconds(ended.get("finishedAt"))
+    if terminated := now.get("terminated"):
+        succeeded = terminated.get("exitCode") == 0
+        reason = "" if succeeded else _joined(*reasons, _termination(terminated))
+        return "done" if succeeded else "failed", reason, parse_rfc3339(terminated.get("finishedAt"))
     if phase in ("Succeeded", "Failed"):
         return "done" if phase == "Succeeded" else "failed", _joined(*reasons), None
-    if deleted := metadata.get("deletionTimestamp"):
-        asked = seconds(deleted)
+    if deletion := metadata.get("deletionTimestamp"):
+        # The timestamp is the end of the grace period.
+        deadline = parse_rfc3339(deletion)
         grace = metadata.get("deletionGracePeriodSeconds") or 0
-        return "leaving", _joined(*reasons), None if asked is None else asked - float(grace)
+        return "leaving", _joined(*reasons), None if deadline is None else deadline - float(grace)
     if running := now.get("running"):
-        since = seconds(running.get("startedAt"))
+        since = parse_rfc3339(running.get("startedAt"))
         if container.get("ready"):
             return "running", _joined(*reasons), since
-        return "not ready", _joined(*reasons, _before(container)), since
-    if waits := now.get("waiting"):
-        reason = str(waits.get("reason", ""))
+        return "not ready", _joined(*reasons, _last_termination(container)), since
+    if waiting := now.get("waiting"):
+        reason = str(waiting.get("reason", ""))
         if reason in ("ContainerCreating", "PodInitializing"):
             return "starting", "", None
-        return "waiting", _joined(*reasons, _said(waits), _before(container)), None
+        return "waiting", _joined(*reasons, _reason(waiting), _last_termination(container)), None
     unplaced = _condition(status, "PodScheduled", holds="False")
-    return "waiting", _joined(*reasons, _said(unplaced) or ("no node yet" if not status else "")), None
+    return "waiting", _joined(*reasons, _reason(unplaced) or ("no node yet" if not status else "")), None
 
 
 def _condition(status: Mapping[str, Any], *kinds: str, holds: str) -> Mapping[str, Any]:
     conditions: list[Mapping[str, Any]] = status.get("conditions") or []
-    return next((one for one in conditions if one.get("type") in kinds and one.get("status") == holds), {})
+    matches = (condition for condition in conditions if condition.get("type") in kinds)
+    return next((condition for condition in matches if condition.get("status") == holds), {})
 
 
-def _said(part: Mapping[str, Any]) -> str:
-    """Reason and message of a part of a pod, as one phrase."""
+def _reason(part: Mapping[str, Any]) -> str:
+    """Return the reason and message of a part of a pod."""
     return ": ".join(str(part[key]) for key in ("reason", "message") if part.get(key))
 
 
-def _ended(ended: Mapping[str, Any]) -> str:
-    """How a container ended. Its message is the end of its log, and may be long: the log is there for that."""
-    code = ended.get("exitCode")
-    known = next((one.name.lower().replace("_", " ") for one in ExitCode if one == code and one > 1), "")
-    how = f"exit code {code}" + (f" ({known})" if known else "")
-    reason = str(ended.get("reason") or "")
-    last = str(ended.get("message") or "").strip().rpartition("\n")[2]
-    return _joined(reason if reason not in ("Error", "Completed") else "", how, last)
+def _termination(terminated: Mapping[str, Any]) -> str:
+    """Describe the end of a container: reason, exit code and the last line of its message.
+
+    The message is the end of the container's log and may be long.
+    """
+    code = terminated.get("exitCode")
+    name = next((meaning.name.lower().replace("_", " ") for meaning in ExitCode if meaning == code and meaning > 1), "")
+    exit_code = f"exit code {code}" + (f" ({name})" if name else "")
+    reason = str(terminated.get("reason") or "")
+    last_line = str(terminated.get("message") or "").strip().rpartition("\n")[2]
+    return _joined(reason if reason not in ("Error", "Completed") else "", exit_code, last_line)
 
 
-def _before(container: Mapping[str, Any]) -> str:
-    last = (container.get("lastState") or {}).get("terminated")
-    return f"before: {_ended(last)}" if last else ""
+def _last_termination(container: Mapping[str, Any]) -> str:
+    terminated = (container.get("lastState") or {}).get("terminated")
+    return f"before: {_termination(terminated)}" if terminated else ""
 
 
 def _joined(*parts: str) -> str:
@@ -138,71 +143,73 @@ _OBJECTS = (
     (("Service", "Endpoints"), COORDINATOR, COORDINATOR),
     (("Secret", "ConfigMap", "PersistentVolumeClaim"), "(token|job|checkpoints)", "{0}"),
 )
-"""What is made for a job: kinds, names after its stem, and what they are called here. As the controllers name them."""
+"""Objects of a job: kinds, pattern of the name after the job's stem, and the name in views."""
 _SECOND = 1.0
-"""Events have whole seconds, and so has the time at which a job was made."""
+"""Resolution of the timestamps of events and jobs, in seconds."""
 
 
-def job_events(items: Iterable[Mapping[str, Any]], job: str, made: float) -> tuple[JobEvent, ...]:
-    """What is told of a job and its objects, the newest last.
+def job_events(items: Iterable[Mapping[str, Any]], job: str, created_at: float) -> tuple[JobEvent, ...]:
+    """Select and merge the events of a job and its objects, the newest last.
 
     Args:
-        made: when the job was made, seconds since the epoch.
+        created_at: creation time of the job, in seconds since the epoch.
     """
-    found: dict[tuple[str, str, str], JobEvent] = {}
+    merged: dict[tuple[str, str, str], JobEvent] = {}
     for item in items:
-        one = _job_event(item, job)
-        if one is None or one.at < made - _SECOND:
+        event = _job_event(item, job)
+        if event is None or event.at < created_at - _SECOND:
             continue
-        key = (one.who, one.reason, one.text)
-        found[key] = _together(found[key], one) if key in found else one
-    return tuple(sorted(found.values(), key=lambda one: (int(one.at), one.revision, one.at)))
+        key = (event.who, event.reason, event.text)
+        merged[key] = _merge(merged[key], event) if key in merged else event
+    return tuple(sorted(merged.values(), key=lambda event: (int(event.at), event.revision, event.at)))
 
 
-def who(kind: str, name: str, job: str) -> str | None:
-    """What an object is in a job; None if it is no object of this job. Empty for the job itself."""
+def component(kind: str, name: str, job: str) -> str | None:
+    """Return the name of an object within a job; empty for the job itself, None for objects of others."""
     if kind == KIND:
         return "" if name == job else None
     begin = f"{stem(job)}-"
     if not name.startswith(begin):
         return None
-    rest = name.removeprefix(begin)
-    for kinds, pattern, called in _OBJECTS:
-        if kind in kinds and (found := re.fullmatch(pattern, rest)):
-            return called.format(*found.groups())
+    suffix = name.removeprefix(begin)
+    for kinds, pattern, component_name in _OBJECTS:
+        if kind in kinds and (match := re.fullmatch(pattern, suffix)):
+            return component_name.format(*match.groups())
     return None
 
 
 def _job_event(item: Mapping[str, Any], job: str) -> JobEvent | None:
     about = item.get("involvedObject") or {}
-    whom = who(str(about.get("kind", "")), str(about.get("name", "")), job)
-    if whom is None:
+    name = component(str(about.get("kind", "")), str(about.get("name", "")), job)
+    if name is None:
         return None
     series = item.get("series") or {}
-    made, revision = item["metadata"].get("creationTimestamp"), str(item["metadata"].get("resourceVersion", ""))
-    times = (series.get("lastObservedTime"), item.get("lastTimestamp"), item.get("eventTime"), made)
-    at = next((found for found in map(seconds, times) if found is not None), 0.0)
-    first = next((found for found in map(seconds, (item.get("firstTimestamp"), *times[2:])) if found is not None), at)
+    created, revision = item["metadata"].get("creationTimestamp"), str(item["metadata"].get("resourceVersion", ""))
+    times = (series.get("lastObservedTime"), item.get("lastTimestamp"), item.get("eventTime"), created)
+    last = next((time for time in map(parse_rfc3339, times) if time is not None), 0.0)
+    first = next(
+        (time for time in map(parse_rfc3339, (item.get("firstTimestamp"), *times[2:])) if time is not None), last
+    )
     return JobEvent(
-        at=at,
-        first=min(first, at),
-        who=whom,
+        at=last,
+        first=min(first, last),
+        who=name,
         reason=str(item.get("reason") or ""),
         text=" ".join(str(item.get("message") or "").split()),
         count=int(series.get("count") or item.get("count") or 1),
         warning=item.get("type") == "Warning",
-        # Some events have microseconds and others whole seconds: their times alone would mix up what follows closely.
+        # Some events have microseconds and others whole seconds, so times alone would not sort close ones.
         revision=int(revision) if revision.isdecimal() else 0,
     )
 
 
-def _together(one: JobEvent, other: JobEvent) -> JobEvent:
+def _merge(event: JobEvent, other: JobEvent) -> JobEvent:
     return replace(
-        one,
-        at=max(one.at, other.at),
-        first=min(one.first, other.first),
-        count=one.count + other.count,
-        revision=max(one.revision, other.revision),
+        event,
+        at=max(event.at, other.at),
+        first=min(event.first, other.first),
+        count=event.count + other.count,
+        revision=max(event.revision, other.revision),
     )
 
 
@@ -211,79 +218,80 @@ RESOURCE = f"distributedtrainingjobs.{GROUP}"
 Raw = Mapping[str, Any]
 
 
-def look(kubectl: Kubectl, name: str, known: tuple[JobEvent, ...] | None = None) -> JobView:
-    """All about one job.
+def fetch_job_view(kubectl: Kubectl, name: str, events: tuple[JobEvent, ...] | None = None) -> JobView:
+    """Fetch a job with its pods and events.
 
     Args:
-        known: what happened, if that is not to be asked again: the events of a namespace may be very many.
+        events: known events, which are then not fetched again; a namespace may have very many.
 
     Raises:
-        NotFound: there is no such job; names the one that may have been meant.
+        NotFound: there is no such job; the message suggests a similar name.
         ClusterError: the cluster, or kubectl, refused.
     """
-    with ThreadPoolExecutor(2) as askers:
-        asked_pods = askers.submit(ask_pods, kubectl, name)
-        asked_events = askers.submit(ask_events, kubectl) if known is None else None
-        job = ask_job(kubectl, name)
-        told = known or () if asked_events is None else job_events(asked_events.result(), name, job.made)
-        return JobView(job=job, pods=asked_pods.result(), job_events=told)
+    with ThreadPoolExecutor(2) as pool:
+        future_pods = pool.submit(fetch_pods, kubectl, name)
+        future_events = pool.submit(fetch_events, kubectl) if events is None else None
+        job = fetch_job(kubectl, name)
+        if future_events is not None:
+            events = job_events(future_events.result(), name, job.made)
+        return JobView(job=job, pods=future_pods.result(), job_events=events or ())
 
 
-def ask_job(kubectl: Kubectl, name: str) -> JobSummary:
-    """The job alone.
+def fetch_job(kubectl: Kubectl, name: str) -> JobSummary:
+    """Fetch a job without its pods and events.
 
     Raises:
-        NotFound: as above.
-        ClusterError: as above.
+        NotFound: there is no such job; the message suggests a similar name.
+        ClusterError: the cluster, or kubectl, refused.
     """
     try:
         return job_summary(kubectl.json("get", RESOURCE, name))
     except NotFound as error:
-        raise NotFound(_not_there(kubectl, name)) from error
+        raise NotFound(_not_found_message(kubectl, name)) from error
 
 
-def ask_jobs(kubectl: Kubectl, everywhere: bool = False) -> list[JobSummary]:
-    """All jobs of the namespace, or of all.
+def fetch_jobs(kubectl: Kubectl, everywhere: bool = False) -> list[JobSummary]:
+    """Fetch the jobs of the namespace, or of all namespaces.
 
     Raises:
-        ClusterError: as above.
+        ClusterError: the cluster, or kubectl, refused.
     """
-    found = kubectl.json("get", RESOURCE, *(["--all-namespaces"] if everywhere else []))
-    return [job_summary(item) for item in found["items"]]
+    jobs = kubectl.json("get", RESOURCE, *(["--all-namespaces"] if everywhere else []))
+    return [job_summary(item) for item in jobs["items"]]
 
 
-def ask_pods(kubectl: Kubectl, name: str, role: str = "") -> tuple[Pod, ...]:
-    """The pods of a job, of one role or of all.
+def fetch_pods(kubectl: Kubectl, name: str, role: str = "") -> tuple[PodView, ...]:
+    """Fetch the pods of a job, of one role or of all.
 
     Raises:
-        ClusterError: as above.
+        ClusterError: the cluster, or kubectl, refused.
     """
     selector = f"{names.JOB}={name}" + (f",{names.ROLE}={role}" if role else "")
-    return pods(kubectl.json("get", "pods", "-l", selector)["items"])
+    return parse_pods(kubectl.json("get", "pods", "-l", selector)["items"])
 
 
-def ask_events(kubectl: Kubectl) -> list[Raw]:
-    """All events of the namespace: the API server cannot choose those of several objects.
+def fetch_events(kubectl: Kubectl) -> list[Raw]:
+    """Fetch all events of the namespace: the API server cannot select those of several objects.
 
     Raises:
-        ClusterError: as above.
+        ClusterError: the cluster, or kubectl, refused.
     """
     items: list[Raw] = kubectl.json("get", "events")["items"]
     return items
 
 
-def job_summary(whole: Raw) -> JobSummary:
-    """A job as the API server shows it.
+def job_summary(item: Raw) -> JobSummary:
+    """Parse a job object.
 
     Raises:
-        UserError: its status cannot be read, because the operator is of another version.
+        UserError: the status cannot be parsed, because the operator has another version.
     """
-    metadata, status = whole["metadata"], whole.get("status") or {}
+    metadata, status = item["metadata"], item.get("status") or {}
     return JobSummary(
         name=str(metadata["name"]),
         namespace=str(metadata.get("namespace", "")),
         uid=str(metadata.get("uid", "")),
-        made=seconds(metadata.get("creationTimestamp")) or 0.0,
+        made=parse_rfc3339(metadata.get("creationTimestamp")) or 0.0,
         status=_status(str(metadata["name"]), status),
         taken_up=bool(status.get("phase")),
         leaving="deletionTimestamp" in metadata,
@@ -291,7 +299,7 @@ def job_summary(whole: Raw) -> JobSummary:
 
 
 def _status(name: str, status: Raw) -> Status:
-    """What a newer operator has added is passed over."""
+    """Parse a status; fields of a newer operator are ignored."""
     try:
         return Status.read(dict(status))
     except ValidationError as error:
@@ -302,14 +310,14 @@ def _status(name: str, status: Raw) -> Status:
         ) from error
 
 
-def _not_there(kubectl: Kubectl, name: str) -> str:
-    found = [item["metadata"] for item in kubectl.json("get", RESOURCE)["items"]]
-    known = sorted(str(metadata["name"]) for metadata in found)
-    place = kubectl.namespace or next((metadata["namespace"] for metadata in found), "this namespace")
-    if near := nearest(name, known):
-        hint = f"did you mean {near}?"
-    elif known:
-        hint = f"jobs there: {', '.join(known[:8])}"
+def _not_found_message(kubectl: Kubectl, name: str) -> str:
+    jobs = [item["metadata"] for item in kubectl.json("get", RESOURCE)["items"]]
+    names = sorted(str(metadata["name"]) for metadata in jobs)
+    place = kubectl.namespace or next((metadata["namespace"] for metadata in jobs), "this namespace")
+    if suggestion := closest_choice(name, names):
+        hint = f"did you mean {suggestion}?"
+    elif names:
+        hint = f"jobs there: {', '.join(names[:8])}"
     else:
         hint = "there are no jobs; another --namespace? `tandem status --all-namespaces` shows all"
     return printable(f"there is no job {name} in {place}; {hint}")

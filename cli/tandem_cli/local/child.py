@@ -1,4 +1,4 @@
-"""One child process over all its restarts, under the same name and with the same log."""
+"""A child process across its restarts, with one name and one log."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from tandem_cli.local import starter
 from tandem_cli.local.guardian import MARK, sweep
 from tandem_cli.local.placement import Cores
 
-OF_AGENT = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
-"""How lines of an agent and of torchrun begin, in the file that they share with the ranks."""
+AGENT_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
+"""Prefix of the lines of an agent and of torchrun, in the log that they share with the ranks."""
 TAIL_BYTES = 64 * 1024
-"""How much of the end of a log is looked at."""
+"""Bytes at the end of a log that are read."""
 
 
 @dataclass
 class Process:
-    """How to run one child, and its current life.
+    """A child process: how to start it, and its current life.
 
-    Starting must happen on the main thread: the kernel kills the child when the thread that started it ends.
+    Start it on the main thread: the kernel kills the child when the thread that started it ends.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Process:
     _running: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Begin a new life in a session of its own, so that the terminal's Ctrl-C does not reach it."""
+        """Start a new life in a session of its own, so that the terminal's Ctrl-C does not reach it."""
         self.lives += 1
-        wish = {"parent": os.getpid(), "background": self.background, "cores": list(self.cores)}
-        command = [sys.executable, "-I", "-S", starter.__file__, json.dumps(wish), *self.command]
+        settings = {"parent": os.getpid(), "background": self.background, "cores": list(self.cores)}
+        command = [sys.executable, "-I", "-S", starter.__file__, json.dumps(settings), *self.command]
         with self.log.open("ab", buffering=0) as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}, start {self.lives}\n".encode())
             self._running = subprocess.Popen(
@@ -61,9 +61,9 @@ class Process:
         return None if self._running is None else self._running.pid
 
     def ended(self) -> int | None:
-        """The exit code if the current life is over, minus the signal's number if one ended it; None while it runs.
+        """Return the exit code once the current life is over, -N for signal N; None while it runs.
 
-        What it started and left behind is killed then: ranks of a killed agent would train on beside their successors.
+        Kills the descendants that it left behind: ranks of a killed agent would train on beside their successors.
         """
         if self._running is None or (code := self._running.poll()) is None:
             return None
@@ -71,27 +71,27 @@ class Process:
         return code
 
     def ask(self) -> None:
-        """Ask it to save and leave."""
+        """Ask it to save and exit, by SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it, by SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def step_back(self) -> None:
-        """From now on, run only on what others leave free, in this life and all later ones."""
+        """Lower its priority to idle, in this life and all later ones."""
         self.background = True
         if self._running is not None and self._running.poll() is None:
             starter.step_back(self._running.pid)
 
     def step_forward(self) -> None:
-        """Run as others do: all later lives, and this one if the kernel allows it."""
+        """Restore its normal priority, in all later lives, and in this one if the kernel allows it."""
         self.background = False
         if self._running is not None and self._running.poll() is None:
             starter.step_forward(self._running.pid)
 
     def close(self) -> None:
-        """Kill it if it runs, and wait for that."""
+        """Kill it if it runs, and wait for its end."""
         self.kill()
         if self._running is not None:
             self._running.wait()
@@ -107,10 +107,10 @@ class Process:
 
 
 def last_lines(log: Path, count: int, of_ranks: bool = False) -> list[str]:
-    """The last lines of the newest life that say something.
+    """Return the last non-empty lines of the newest life.
 
     Args:
-        of_ranks: leave out what the agent and torchrun say, if anything else is said.
+        of_ranks: omit the lines of the agent and torchrun, if there are others.
     """
     try:
         with log.open("rb") as file:
@@ -121,5 +121,5 @@ def last_lines(log: Path, count: int, of_ranks: bool = False) -> list[str]:
         return []
     newest = text.rpartition("\n--- ")[2]
     lines = [line.rstrip() for line in newest.splitlines()[1:] if line.strip()]
-    own = [line for line in lines if not OF_AGENT.match(line)] if of_ranks else []
+    own = [line for line in lines if not AGENT_LINE.match(line)] if of_ranks else []
     return (own or lines)[-count:]

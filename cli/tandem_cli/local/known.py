@@ -1,8 +1,8 @@
 """The runs of this machine: those in `runs/` here, and those that `tandem run` has recorded for this user.
 
-Each run that is begun is a file of its own in the user's state folder, named after the path of its run directory: so
-runs that begin at the same time need no lock, and what cannot be written costs nothing but a row of `tandem ls`. Moved
-and deleted runs drop out when somebody looks.
+Each started run has a file of its own in the user's state folder, named after the path of its run directory. So runs
+that start at the same time need no lock, and a failed write costs only a row of `tandem ls`. Moved and deleted runs are
+dropped at the next listing.
 """
 
 import fcntl
@@ -20,53 +20,51 @@ from tandem.rundir.ownership import LOCK
 from tandem_cli.slurm import jobs
 
 RUNS = Path("runs")
-"""Where `tandem run` keeps runs unless told otherwise."""
-MAX_COUNT = 500
-"""Runs that are remembered; the oldest are forgotten."""
-MAX_NAMED = 8
-"""Runs that an error names."""
+"""Default parent folder of the runs of `tandem run`."""
+MAX_RECORDED_RUNS = 500
+"""Number of recorded runs; the oldest are dropped."""
+MAX_SUGGESTIONS = 8
+"""Number of runs that an error suggests."""
 
 
 def state_folder() -> Path:
-    """The folder of Tandem among the user's states; it need not be there."""
+    """Tandem's folder in the user's state directory; it may not exist."""
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tandem"
 
 
 def remember(path: Path) -> None:
-    """Write down that a run is here. A home that cannot be written ends no run."""
+    """Record a run of this machine. A home that cannot be written does not end the run."""
     folder, text = state_folder() / "runs", str(path.resolve())
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / hashlib.sha256(text.encode()).hexdigest()[:16]).write_text(text)
-        for old in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)[:-MAX_COUNT]:
+        for old in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)[:-MAX_RECORDED_RUNS]:
             old.unlink(missing_ok=True)
 
 
-def known() -> list[Path]:
-    """Run directories that are there, the one that was begun last first; paths below this folder as one would type
-    them."""
-    found: dict[Path, Path] = {}
+def list_runs() -> list[Path]:
+    """Run directories that exist, the newest first; paths below the working directory are relative."""
+    runs: dict[Path, Path] = {}
     with suppress(OSError):
         for folder in RUNS.iterdir():
             if (folder / "job.json").is_file():
-                found[folder.resolve()] = folder
-    for path in _remembered():
-        found.setdefault(path, _typed(path))
-    return sorted(found.values(), key=_begun, reverse=True)
+                runs[folder.resolve()] = folder
+    for path in _recorded():
+        runs.setdefault(path, _relative(path))
+    return sorted(runs.values(), key=_started_at, reverse=True)
 
 
-def named(name: str) -> list[Path]:
-    """The runs that a name may mean: that in `runs/` here alone if there is one, else all whose folder or job is called
-    so."""
+def find_runs(name: str) -> list[Path]:
+    """Runs that a name matches: the one in `runs/` here if it exists, else all whose folder or job has this name."""
     if (RUNS / name / "job.json").is_file():
         return [RUNS / name]
-    return [path for path in known() if name in (path.name, job_name(path))]
+    return [path for path in list_runs() if name in (path.name, job_name(path))]
 
 
 def other_runs() -> str:
-    """Runs that may have been meant, as the end of a sentence."""
-    some = [str(path) for path in known()[:MAX_NAMED]]
-    return f". Runs here: {', '.join(some)}" if some else ". Give the run directory that `tandem run` named"
+    """Suggest runs of this machine, as the end of an error message."""
+    paths = [str(path) for path in list_runs()[:MAX_SUGGESTIONS]]
+    return f". Runs here: {', '.join(paths)}" if paths else ". Give the run directory that `tandem run` named"
 
 
 def job_name(path: Path) -> str:
@@ -77,7 +75,7 @@ def job_name(path: Path) -> str:
 
 
 def own_command(path: Path) -> bool:
-    """Whether a run's job is a command of the user's own, which may keep checkpoints of its own."""
+    """Whether a run's job is a user's command, which may save checkpoints of its own."""
     content = read_json_or_none(path / "job.json")
     for name in ("spec", "trainer", "command"):
         content = content.get(name) if isinstance(content, dict) else None
@@ -85,7 +83,7 @@ def own_command(path: Path) -> bool:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a `tandem run`, or the guardian of one, is at work in a run directory, or SLURM has a job of it."""
+    """Whether a `tandem run` or its guardian uses a run directory, or SLURM has a job of the run."""
     if jobs.is_alive(path):
         return True
     try:
@@ -104,14 +102,14 @@ def is_alive(path: Path) -> bool:
 
 
 def move(path: Path, target: Path) -> None:
-    """Give a run directory another place or name, and remember it there.
+    """Move or rename a run directory, and record its new path.
 
     Raises:
-        UserError: the run is going on, something is at that place, or the disk refuses.
+        UserError: the run is running, the target exists, or the disk refuses.
     """
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} exists; give a name that is free")
-    with _resting(path):
+        raise UserError(f"{target} already exists; choose another name")
+    with _locked(path):
         try:
             path.rename(target)
         except OSError as error:
@@ -120,29 +118,29 @@ def move(path: Path, target: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a run directory with all that is in it. What cannot be deleted to the end is no run any more.
+    """Delete a run directory with its content. A partly deleted one is no longer listed as a run.
 
     Raises:
-        UserError: the run is going on, or the disk refuses.
+        UserError: the run is running, or the disk refuses.
     """
-    whole = path.resolve()
-    with _resting(path):
-        aside = whole.with_name(f".{whole.name}.deleted-{os.getpid()}")
+    resolved = path.resolve()
+    with _locked(path):
+        doomed = resolved.with_name(f".{resolved.name}.deleted-{os.getpid()}")
         try:
-            whole.rename(aside)
-            shutil.rmtree(aside)
+            resolved.rename(doomed)
+            shutil.rmtree(doomed)
         except OSError as error:
             raise UserError(f"{path} cannot be deleted: {error.filename}: {error.strerror}") from error
 
 
 @contextmanager
-def _resting(path: Path) -> Iterator[None]:
-    """No `tandem run` begins in a run directory meanwhile.
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a run directory, so that no `tandem run` starts in it.
 
     Raises:
-        UserError: one is at work in it.
+        UserError: one is running in it.
     """
-    busy = UserError(f"{path} is running; first: tandem stop {shlex.quote(str(path))}")
+    busy = UserError(f"{path} is running; stop it first: tandem stop {shlex.quote(str(path))}")
     if jobs.is_alive(path):
         raise busy
     try:
@@ -158,25 +156,25 @@ def _resting(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _remembered() -> list[Path]:
-    found = []
+def _recorded() -> list[Path]:
+    paths = []
     with suppress(OSError):
         for file in (state_folder() / "runs").iterdir():
             with suppress(OSError, UnicodeDecodeError):
                 path = Path(file.read_text())
                 if (path / "job.json").is_file():
-                    found.append(path)
+                    paths.append(path)
                 elif not path.exists():
                     file.unlink()
-    return found
+    return paths
 
 
-def _typed(path: Path) -> Path:
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+def _relative(path: Path) -> Path:
+    working_directory = Path.cwd()
+    return path.relative_to(working_directory) if path.is_relative_to(working_directory) else path
 
 
-def _begun(path: Path) -> float:
+def _started_at(path: Path) -> float:
     with suppress(OSError):
         return (path / LOCK).stat().st_mtime
     return 0.0

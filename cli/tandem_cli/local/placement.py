@@ -4,7 +4,7 @@ Without `--pin` the kernel places all processes, and evaluators run in the idle 
 
 With `--pin` (Linux) the cores this process may use are split once. Evaluators get one core for each of their processes
 as long as every rank keeps at least one of its own, and never fewer than one; ranks share the rest evenly, and cores
-that do not divide evenly stay free. Hardware threads of one core are kept next to each other, so that the two sides
+that do not divide evenly stay free. Hardware threads of one core stay adjacent, so the two sides
 share at most one physical core. The coordinator and `tandem run` itself move to the evaluators' cores.
 
     2 cores, 1 rank, 2 evaluators     the rank has core 0, both evaluators core 1
@@ -22,20 +22,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 
 Cores = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Processors of all children."""
+    """CPU cores and thread counts of all children."""
 
     threads: int
-    """OpenMP threads of each rank."""
+    """Number of OpenMP threads of each rank."""
     workers: tuple[Cores, ...] = ()
     """Cores of each replica; empty where nothing is pinned."""
-    others: Cores = ()
+    shared: Cores = ()
     """Cores of evaluators, coordinator and `tandem run`; empty where nothing is pinned."""
 
     def of_worker(self, index: int) -> Cores:
@@ -52,23 +52,26 @@ def place(cores: Sequence[int], workers: int, processes: int, evaluators: int, p
     ranks = workers * processes
     if not pin:
         return Placement(threads=max(1, len(cores) // ranks))
-    set_aside = max(1, min(evaluators, len(cores) - ranks)) if evaluators else 0
-    each = (len(cores) - set_aside) // ranks
-    if each < 1:
-        asked = f"a core for each of {ranks} ranks" + (" and one for the evaluators" if evaluators else "")
+    reserved = max(1, min(evaluators, len(cores) - ranks)) if evaluators else 0
+    cores_per_rank = (len(cores) - reserved) // ranks
+    if cores_per_rank < 1:
+        requirement = f"a core for each of {ranks} ranks" + (" and one for the evaluators" if evaluators else "")
         raise UserError(
-            f"--pin needs {asked}, {ranks + set_aside} in all; this process may use {len(cores)}. Omit --pin, or set "
-            "spec.workers.replicas lower."
+            f"--pin needs {requirement}, {ranks + reserved} in all; this process may use {len(cores)}. Omit --pin, or "
+            "set spec.workers.replicas lower."
         )
-    mine = [tuple(cores[start : start + each * processes]) for start in range(0, ranks * each, each * processes)]
-    rest = tuple(cores[-set_aside:]) if set_aside else ()
-    return Placement(threads=each, workers=tuple(mine), others=rest)
+    worker_cores = [
+        tuple(cores[start : start + cores_per_rank * processes])
+        for start in range(0, ranks * cores_per_rank, cores_per_rank * processes)
+    ]
+    other_cores = tuple(cores[-reserved:]) if reserved else ()
+    return Placement(threads=cores_per_rank, workers=tuple(worker_cores), shared=other_cores)
 
 
 def usable_cores() -> Cores:
-    """Logical cores this process may use, those of one physical core side by side.
+    """Logical cores that this process may use; hyperthreads of one physical core are adjacent.
 
-    A container's processor quota counts where it is smaller than the cores it sees.
+    A container's CPU quota counts where it is smaller than the number of its cores.
     """
     if sys.platform != "linux":
         return tuple(range(os.cpu_count() or 1))
@@ -92,7 +95,7 @@ def _quota(file: Path) -> int | None:
 
 
 def refuse_unpinnable(platform: str = sys.platform) -> None:
-    """Say so where processes cannot be pinned.
+    """Refuse `--pin` where processes cannot be pinned.
 
     Raises:
         UserError: this is not Linux.
@@ -110,30 +113,30 @@ def visible_gpus(environment: dict[str, str]) -> list[str]:
     if program is None:
         return []
     with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
-        return [str(index) for index, line in enumerate(x for x in listed.splitlines() if x.startswith("GPU "))]
+        output = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        return [str(index) for index, line in enumerate(x for x in output.splitlines() if x.startswith("GPU "))]
     return []
 
 
 def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[str] | None, str]:
-    """CUDA_VISIBLE_DEVICES of each replica, None where there is no GPU to speak of; and a line for the user, or ''.
+    """CUDA_VISIBLE_DEVICES of each replica, None where this machine has no GPU; and a line for the user, or ''.
 
-    Each replica sees only its own, as a pod does. NCCL wants a GPU for each rank, so with too few all train on CPUs.
+    Each replica sees only its own GPUs, as a pod does. NCCL needs one GPU per rank, so with too few all train on CPUs.
     """
-    workers, each = job.spec.workers.replicas, job.spec.workers.processes
-    ranks = workers * each
-    asked = job.spec.workers.gpus > 0
+    workers, processes = job.spec.workers.replicas, job.spec.workers.processes
+    ranks = workers * processes
+    is_requested = job.spec.workers.gpus > 0
     strategy = job.spec.trainer.settings_of_loop.strategy
     if gpus and strategy == "hogwild":
         return [""] * workers, ""
     if gpus and strategy in ("dp", "model"):
-        # Its one process uses them all, or as many as are asked for.
+        # One process uses all GPUs, or as many as the job requests.
         return [",".join(gpus[: job.spec.workers.gpus or len(gpus)])], ""
     if not gpus:
-        return None, "no GPU on this machine; training runs on CPUs" if asked else ""
+        return None, "no GPU on this machine; training runs on CPUs" if is_requested else ""
     if len(gpus) < ranks:
-        line = f"{len(gpus)} GPU for {ranks} ranks; each needs its own, so training runs on CPUs"
-        if fits := len(gpus) // each:
-            line += f" (--set spec.workers.replicas={fits} would use the GPU)"
-        return [""] * workers, line
-    return [",".join(gpus[index * each : (index + 1) * each]) for index in range(workers)], ""
+        note = f"{len(gpus)} GPU for {ranks} ranks; each needs its own, so training runs on CPUs"
+        if fits := len(gpus) // processes:
+            note += f" (--set spec.workers.replicas={fits} would use the GPU)"
+        return [""] * workers, note
+    return [",".join(gpus[index * processes : (index + 1) * processes]) for index in range(workers)], ""

@@ -1,4 +1,4 @@
-"""A run of this machine, for the commands that work on every platform."""
+"""The platform `local`: a run of this machine."""
 
 import os
 import shlex
@@ -10,14 +10,15 @@ from pathlib import Path
 import psutil
 
 from tandem.errors import UserError
+from tandem.formatting import count_noun
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
-from tandem.stacks import Inspection, RankStacks
+from tandem.wire.stacks import Inspection, RankStacks
 from tandem_cli.local import processes, run_view
 from tandem_cli.local.known import is_alive, own_command
-from tandem_cli.local.processes import Surroundings, starter
+from tandem_cli.local.processes import ProcessContext, parent_process
 from tandem_cli.local.run_output import Logs
-from tandem_cli.log_lines import Choice, Line, Tell
+from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.output import echo
 from tandem_cli.platforms import Run, ShowAttachment, ShowPage
 from tandem_cli.terminal.summary import saved_words
@@ -28,26 +29,26 @@ PLAIN_SHELL = "/bin/sh"
 
 
 class OnThisMachine(Run):
-    """The run in a folder."""
+    """The run in a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def look(self, known: tuple[JobEvent, ...] | None = None) -> JobView:
-        return run_view.look(self.path)
+    def view(self, events: tuple[JobEvent, ...] | None = None) -> JobView:
+        return run_view.job_view(self.path)
 
-    def is_over(self, seen: JobView) -> bool:
+    def is_over(self, view: JobView) -> bool:
         return not is_alive(self.path)
 
-    def log(self, choice: Choice, follow: bool, tell: Tell) -> Iterator[Line]:
-        found, some = Logs(self.path, choice.names, choice.role, choice.tail), False
-        for one in found.lines():
-            yield one
-            some = True
+    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+        logs, is_empty = Logs(self.path, selection.names, selection.role, selection.tail), True
+        for line in logs.lines():
+            yield line
+            is_empty = False
         if follow:
-            yield from found.follow(lambda: not is_alive(self.path))
-        elif not some:
-            tell(f"nothing is printed yet in {self.path}")
+            yield from logs.follow(lambda: not is_alive(self.path))
+        elif is_empty:
+            notify(f"the logs of {self.path} are empty so far")
 
     def page(self, port: int, show: ShowPage) -> int:
         show(*self._endpoint(), True)
@@ -57,38 +58,41 @@ class OnThisMachine(Run):
         self._need_running()
         return processes.inspect(self.path, rank)
 
-    def attach(self, one: RankStacks, show: ShowAttachment) -> int:
-        show(processes.attach(self.path, one.rank))
+    def attach(self, stacks: RankStacks, show: ShowAttachment) -> int:
+        show(processes.attach(self.path, stacks.rank))
         return 0
 
-    def shell(self, who: str) -> int:
+    def shell(self, process: str) -> int:
         if is_alive(self.path):
-            found = processes.surroundings(self.path, who)
-            whose = f"of {who}" if found.rank is None else f"of {who} (rank {found.rank})"
-            echo(f"a shell with the variables {whose}, in {found.folder}; `exit` leaves it", err=True)
+            context = processes.process_context(self.path, process)
+            owner = f"of {process}" if context.rank is None else f"of {process} (rank {context.rank})"
+            echo(f"a shell with the variables {owner}, in {context.folder}; `exit` leaves it", err=True)
         else:
-            found = processes.beside(self.path)
+            context = processes.rundir_context(self.path)
             echo(f"{self.path} is not running: this is a shell in its run directory; `exit` leaves it", err=True)
-        return become(found)
+        return exec_shell(context)
 
     def scale(self, replicas: int) -> str:
-        again = f"tandem stop {shlex.quote(str(self.path))}, then tandem run with --set workers.replicas={replicas}"
-        raise UserError(f"a run of this machine keeps the workers that it began with; {again}, goes on with {replicas}")
+        raise UserError(
+            "the number of workers of a local run cannot change while it runs. To continue with "
+            f"{count_noun(replicas, 'worker')}: tandem stop {shlex.quote(str(self.path))}, then tandem run with --set "
+            f"workers.replicas={replicas}"
+        )
 
-    def stop(self, at_once: bool) -> str:
+    def stop(self, immediately: bool) -> str:
         if not is_alive(self.path):
             raise UserError(f"{self.path} is not running")
-        self._stop(at_once)
+        self._stop(immediately)
         return f"{self.path} is stopped; {saved_in(RunDir(self.path))}"
 
-    def _stop(self, at_once: bool) -> None:
-        """As Ctrl-C does, once or twice; returns when nothing of it runs."""
-        if (process := starter(self.path)) is None:
-            raise UserError(f"{self.path} is just ending, or has not recorded its process yet; try again")
+    def _stop(self, immediately: bool) -> None:
+        """Send SIGINT once or twice, as Ctrl-C does; return when all processes have ended."""
+        if (process := parent_process(self.path)) is None:
+            raise UserError(f"{self.path} is ending, or has only just started; try again")
         try:
-            for _ in range(2 if at_once else 1):
+            for _ in range(2 if immediately else 1):
                 process.send_signal(signal.SIGINT)
-                # Two that arrive together are one.
+                # Two signals that arrive together count as one.
                 time.sleep(POLL_SECONDS)
         except psutil.NoSuchProcess:
             return
@@ -103,33 +107,33 @@ class OnThisMachine(Run):
             )
 
     def _endpoint(self) -> tuple[str, str]:
-        """Address and token of its coordinator."""
+        """Return the address and token of its coordinator."""
         file = self.path / ENDPOINT
         if not file.exists():
             raise UserError(
                 f"{self.path} is not running, so it has no live page. For its results: tandem report "
                 f"{shlex.quote(str(self.path))}"
             )
-        if (found := run_view.endpoint(self.path)) is None:
+        if (endpoint := run_view.endpoint(self.path)) is None:
             raise UserError(f"{file} cannot be read; only the user who started the run can read it")
-        return found
+        return endpoint
 
 
 def saved_in(rundir: RunDir) -> str:
-    """What a run that was stopped has saved."""
+    """Describe the newest checkpoint of a stopped run."""
     saved = rundir.committed()
     return saved_words(saved[0].step if saved else None, own_command(rundir.path))
 
 
-def become(found: Surroundings) -> int:
-    """Become a shell of the user's.
+def exec_shell(context: ProcessContext) -> int:
+    """Replace this process by the user's shell.
 
     Raises:
-        UserError: it cannot be started.
+        UserError: the shell cannot be started.
     """
     program = os.environ.get("SHELL") or PLAIN_SHELL
     try:
-        os.chdir(found.folder)
-        os.execvpe(program, [program], found.variables)  # noqa: S606 - it is the user's own shell
+        os.chdir(context.folder)
+        os.execvpe(program, [program], context.variables)  # noqa: S606 - it is the user's own shell
     except OSError as error:
-        raise UserError(f"the shell {program} cannot be started in {found.folder}: {error.strerror}") from error
+        raise UserError(f"the shell {program} cannot be started in {context.folder}: {error.strerror}") from error

@@ -1,8 +1,8 @@
-"""Prepares the run directory: whose it is, whether to resume from it, and whether another run uses it.
+"""Prepares a run directory: checks its owner, decides whether to resume from it, and locks it.
 
-The lock is flock on a file of the run directory. The kernel gives it up when its last holder dies, however that
-happens; the guardian holds it too, so a new run waits until what a killed one left is gone. The run directory's own
-leases would keep a user who was just interrupted waiting for their time to pass. (On NFS flock may be local to the
+The lock is flock on a file of the run directory. The kernel releases it when its last holder dies, however that
+happens. The guardian holds it too, so a new run waits until the processes of a killed one are gone. The run directory's
+own leases would make a user who was just interrupted wait until they expire. (On NFS flock may be local to the
 machine, which is what matters here: `tandem run` is for one machine.)
 """
 
@@ -20,49 +20,49 @@ from typing import Any
 
 from tandem.errors import UserError
 from tandem.formatting import size
-from tandem.job import DistributedTrainingJob
-from tandem.rundir.durable import encode, lacks
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.durable import encode, unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import (
     ENDPOINT,
     LOCK,
-    Finding,
-    Occupied,
-    Unreadable,
+    JobFileUnreadable,
+    OwnershipDecision,
+    RunDirOccupied,
+    apply_decision,
     complete_moves,
-    look,
-    others_in,
-    recorded,
-    settle,
+    decide_ownership,
+    foreign_names,
+    job_to_record,
 )
 from tandem_cli.local.guardian import sweep
 
 MIN_FREE_BYTES = 16_000_000
-"""Less space than this, and not even the logs of a short run have room."""
+"""Free space that a run needs at least; the logs of a short run have no room in less."""
 CLEANING_SECONDS = 15.0
-"""How long to wait for the guardian of a run whose parent is dead."""
+"""Timeout for the guardian of a run whose parent is dead, in seconds."""
 MAX_DIFFERENCES = 8
-"""More differences between two jobs than this are counted, not listed."""
+"""Number of differences between two jobs that an error lists; further ones are counted."""
 
 
 @dataclass
 class HeldFolder:
-    """A run directory that belongs to this process until `release`."""
+    """A run directory that this process holds until `release`."""
 
     run_dir: RunDir
     lock: int
-    """Descriptor of the lock, to be shared with the guardian."""
+    """Descriptor of the lock, shared with the guardian."""
     notes: tuple[str, ...] = ()
-    """What the user should know before it starts."""
+    """Notes for the user before the run starts."""
 
     def sign(self, mark: str) -> None:
-        """Say in the lock who holds it: for the next run's message, and to find leavings by their mark."""
+        """Write the holder into the lock, for messages and to find leftover processes by the mark."""
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, json.dumps({"pid": os.getpid(), "mark": mark}).encode(), 0)
 
     @property
     def endpoint_file(self) -> Path:
-        """Where the coordinator's address and token are, for the user's own Prometheus or curl; mode 0600."""
+        """File with the coordinator's address and token, for the user's Prometheus or curl; mode 0600."""
         return self.run_dir.path / ENDPOINT
 
     def publish(self, url: str, token: str) -> None:
@@ -70,27 +70,27 @@ class HeldFolder:
         publish(self.endpoint_file, url, token)
 
     def release(self) -> None:
-        """Give it up. The guardian may hold it a moment longer."""
+        """Release the lock. The guardian may hold it a moment longer."""
         os.close(self.lock)
 
 
 def publish(path: Path, url: str, token: str) -> None:
-    """Write where a coordinator answers and with which token, for this user alone."""
+    """Write the address and token of a coordinator, readable by this user only."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
         file.write(encode({"url": url, "token": token}))
 
 
-def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> HeldFolder:
-    """Make the directory ready for this job, new or as an earlier run left it.
+def claim(path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: str) -> HeldFolder:
+    """Lock a run directory and prepare it for a job; it may be new or hold an earlier run.
 
     Args:
-        fresh: move an earlier run aside and start over, whatever `checkpoint.onExisting` says.
-        again: what the user would type to do that, for messages.
+        fresh: move an earlier run away and start over, whatever `checkpoint.onExisting` says.
+        fresh_command: command that does so, for messages.
 
     Raises:
-        UserError: it cannot be written, belongs to another job, is no run directory, or another run is at work in it.
+        UserError: it cannot be written, belongs to another job, is no run directory, or another run uses it.
     """
     with disk_errors(path):
         _make(path)
@@ -99,14 +99,14 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, again: str) -> H
         with disk_errors(path):
             run_dir = RunDir(path)
             complete_moves(run_dir)
-            found = _look(run_dir, job, fresh, again)
+            finding = _inspect(run_dir, job, fresh, fresh_command)
             need_space(path)
-            if missing := lacks(path):
+            if missing := unsupported_operation(path):
                 raise UserError(f"{missing}.")
-            notes = _notes(run_dir, job, found)
-            settle(run_dir, found)
+            notes = _notes(run_dir, job, finding)
+            apply_decision(run_dir, finding)
             run_dir.create()
-            run_dir.write_job(recorded(run_dir, job))
+            run_dir.write_job(job_to_record(run_dir, job))
     except BaseException:
         os.close(lock)
         raise
@@ -117,11 +117,11 @@ def _make(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --run-dir needs a folder.")
     path.mkdir(parents=True, exist_ok=True)
-    others = others_in(path)
-    if others and not (path / "job.json").exists():
-        some = ", ".join(others[:3])
+    foreign = foreign_names(path)
+    if foreign and not (path / "job.json").exists():
+        content = ", ".join(foreign[:3])
         raise UserError(
-            f"{path} is not a run directory and not empty (it holds {some}). Give --run-dir a new or empty folder."
+            f"{path} is not a run directory and not empty (it holds {content}). Give --run-dir a new or empty folder."
         )
 
 
@@ -132,15 +132,15 @@ def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same_file(lock, path / LOCK):
-                _sweep_leavings(lock)
+                _sweep_leftovers(lock)
                 return lock
         except BlockingIOError:
             pid = _holder(lock).get("pid")
             if not isinstance(pid, int) or _is_alive(pid) or clock() > deadline:
-                who = f" (process {pid})" if isinstance(pid, int) else ""
+                holder = f" (process {pid})" if isinstance(pid, int) else ""
                 os.close(lock)
                 raise UserError(
-                    f"another tandem run{who} is at work in {path}. Wait for it, stop it with Ctrl-C there, "
+                    f"another tandem run{holder} uses {path}. Wait for it, stop it with Ctrl-C there, "
                     "or give another --run-dir."
                 ) from None
         except BaseException:
@@ -151,7 +151,7 @@ def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
-    """False when somebody has moved the folder away between opening the lock and getting it."""
+    """Whether the lock file is still at its path: the folder may have been moved between opening and locking."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat())
     return False
@@ -165,8 +165,8 @@ def _holder(lock: int) -> dict[str, Any]:
     return {}
 
 
-def _sweep_leavings(lock: int) -> None:
-    """End what a run left behind whose guardian was killed as well."""
+def _sweep_leftovers(lock: int) -> None:
+    """Kill the processes of a run whose guardian was killed as well."""
     if isinstance(mark := _holder(lock).get("mark"), str) and mark:
         sweep(mark, seconds=CLEANING_SECONDS)
 
@@ -181,73 +181,74 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _look(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, again: str) -> Finding:
-    keeping = f"(what is there is kept in {run_dir.path / 'previous'})"
+def _inspect(run_dir: RunDir, job: DistributedTrainingJob, fresh: bool, fresh_command: str) -> OwnershipDecision:
+    keeping = f"(the earlier run is kept in {run_dir.path / 'previous'})"
     try:
-        return look(run_dir, job, "Fresh" if fresh else job.spec.checkpoint.on_existing)
-    except Unreadable:
+        return decide_ownership(run_dir, job, "Fresh" if fresh else job.spec.checkpoint.on_existing)
+    except JobFileUnreadable:
         raise UserError(
-            f"{run_dir.job_file} is damaged or was written by another version. To begin anew {keeping}: {again}"
+            f"{run_dir.job_file} is damaged or was written by another version. To start over {keeping}: {fresh_command}"
         ) from None
-    except Occupied as found:
-        if not found.differs:
+    except RunDirOccupied as occupied:
+        if not occupied.differs:
             raise UserError(
-                f"{run_dir.path} holds {found.saved}, and spec.checkpoint.onExisting is Refuse. "
-                "To go on with it: --set spec.checkpoint.onExisting=Resume. "
-                f"Or give another --run-dir, or begin anew {keeping}: {again}"
+                f"{run_dir.path} holds {occupied.saved}, and spec.checkpoint.onExisting is Refuse. "
+                "To continue it: --set spec.checkpoint.onExisting=Resume. "
+                f"Or give another --run-dir, or start over {keeping}: {fresh_command}"
             ) from None
-        listed = [f"  {line}" for line in found.differs[:MAX_DIFFERENCES]]
-        if len(found.differs) > MAX_DIFFERENCES:
-            listed.append(f"  and {len(found.differs) - MAX_DIFFERENCES} more")
-        what = "\n".join(listed)
+        lines = [f"  {line}" for line in occupied.differs[:MAX_DIFFERENCES]]
+        if len(occupied.differs) > MAX_DIFFERENCES:
+            lines.append(f"  and {len(occupied.differs) - MAX_DIFFERENCES} more")
+        differences = "\n".join(lines)
         raise UserError(
-            f"{run_dir.path} holds {found.saved}, which this job cannot go on with:\n{what}\n"
-            f"Undo that to go on, give another --run-dir, or begin anew {keeping}: {again}"
+            f"{run_dir.path} holds {occupied.saved}, which this job cannot continue:\n{differences}\n"
+            f"Undo these changes to continue, give another --run-dir, or start over {keeping}: {fresh_command}"
         ) from None
 
 
-def _notes(run_dir: RunDir, job: DistributedTrainingJob, found: Finding) -> list[str]:
-    """What becomes of what is there, for the user; empty where nothing is worth a word."""
+def _notes(run_dir: RunDir, job: DistributedTrainingJob, finding: OwnershipDecision) -> list[str]:
+    """Tell the user what happens to an earlier run in the directory."""
     failed = run_dir.failed()
-    if found.aside == "previous":
+    if finding.aside == "previous":
         return [f"moved the earlier run to {run_dir.path / 'previous'}; the next one moved there takes its place"]
-    if found.aside == "attempt" and failed is not None:
+    if finding.aside == "attempt" and failed is not None:
         if job.spec.trainer.command is not None:
             return [
-                f"the last attempt failed ({failed.get('reason', 'unknown')}); the script starts again, what it has "
-                f"saved itself stays as it is, and the logs of that attempt are in {run_dir.path / 'attempt'}"
+                f"the last attempt failed ({failed.get('reason', 'unknown')}); the script starts again, the "
+                f"checkpoints that it saved itself stay, and the logs of that attempt are in {run_dir.path / 'attempt'}"
             ]
         return [
-            f"the last attempt failed ({failed.get('reason', 'unknown')}) and had saved nothing; this one begins anew, "
+            f"the last attempt failed ({failed.get('reason', 'unknown')}) and had saved nothing; this one starts over, "
             f"and its logs are in {run_dir.path / 'attempt'}"
         ]
-    if found.tries_again:
+    if finding.tries_again:
         reason = "unknown" if failed is None else failed.get("reason", "unknown")
         return [f"the last run failed ({reason}); trying again from its last checkpoint"]
-    return ["the run was complete, and this job goes further"] if found.reopens else []
+    return ["the run was complete, and this job trains further"] if finding.reopens else []
 
 
 def need_space(path: Path) -> None:
-    """
+    """Check the free space of a folder's file system.
+
     Raises:
-        UserError: there is no room for a run where this folder lies.
+        UserError: it has no room for a run.
     """
     free = shutil.disk_usage(path).free
     if free < MIN_FREE_BYTES:
         raise UserError(
-            f"no space: {size(free)} are free where {path} lies, and a run needs at least {size(MIN_FREE_BYTES)}. "
+            f"no space: {size(free)} are free at {path}, and a run needs at least {size(MIN_FREE_BYTES)}. "
             "Make room, or give another --run-dir."
         )
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses, in words."""
+    """Turn errors of the disk into messages for the user."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"no space left where {path} lies. Make room, or give another --run-dir.") from error
+            raise UserError(f"no space left at {path}. Make room, or give another --run-dir.") from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             raise UserError(f"{error.filename or path} is a file; --run-dir needs a folder.") from error
         place = error.filename or path

@@ -1,4 +1,4 @@
-"""The processes of a run on this machine: whose they are, their variables, and the stacks of its ranks."""
+"""The processes of a local run: their owner, their environment, and the stacks of the ranks."""
 
 import os
 import pwd
@@ -12,154 +12,158 @@ import psutil
 from pydantic import ValidationError
 
 from tandem.errors import UserError
-from tandem.launch import PULSE, RUN_DIR, module_command
+from tandem.processes.launch import PULSE, RUN_DIR, module_command
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
-from tandem.stacks import Attachment, Inspection
+from tandem.wire.stacks import Attachment, Inspection
 from tandem_cli.local.guardian import MARK, marked
 
-SECONDS = 30.0
-"""For the stacks of all ranks; they take half a second."""
+INSPECT_SECONDS = 30.0
+"""Timeout of an inspection of all ranks, in seconds; it takes half a second."""
 ATTACH_SECONDS = 90.0
-"""For a debugger; the rank itself takes up to a minute."""
+"""Timeout to attach a debugger, in seconds; the rank itself takes up to a minute."""
 RANK = "RANK"
-LEFT_OUT = (
+PRIVATE_VARIABLES = (
     *(MARK, PULSE, "TANDEM_FORK_SERVER"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"),
 )
-"""Variables that a process beside the run must not have: by the first it would be ended with the run's, and by the
-others a script that is tried out would join the group that trains."""
-OF_THE_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES", "SHELL", "SHLVL", "DISPLAY", "SSH_AUTH_SOCK", "SSH_TTY")
+"""Variables that a shell beside the run must not inherit: the first would end it with the run's processes, and with the
+others a script that is tried out would join the process group that trains."""
+TERMINAL_VARIABLES = ("TERM", "COLORTERM", "COLUMNS", "LINES", "SHELL", "SHLVL", "DISPLAY", "SSH_AUTH_SOCK", "SSH_TTY")
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a process of a run was started with."""
+class ProcessContext:
+    """Environment and working directory of a process."""
 
     variables: dict[str, str]
     folder: Path
-    """Where it works."""
+    """The working directory."""
     rank: int | None = None
-    """Whose variables these are: the first rank of a worker; None for another process."""
+    """The rank whose variables these are, the first of a worker; None for other processes."""
 
 
-def starter(path: Path) -> psutil.Process | None:
-    """The `tandem run` of a run that is going on; None where it is not known."""
+def parent_process(path: Path) -> psutil.Process | None:
+    """Return the `tandem run` process of a running run; None if it is unknown."""
     content = read_json_or_none(path / LOCK)
     pid = content.get("pid") if isinstance(content, dict) else None
     with suppress(psutil.Error, OSError):
         if isinstance(pid, int) and pid != os.getpid():
             process = psutil.Process(pid)
-            # The number may be another process's by now.
+            # The process ID may have been reused.
             if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
                 return process
     return None
 
 
 def check_owner(path: Path) -> None:
-    """
+    """Check that this user may inspect the processes of a run.
+
     Raises:
-        UserError: the processes of a run are another user's, and this one may not look at them.
+        UserError: they belong to another user.
     """
-    process = starter(path)
+    process = parent_process(path)
     if process is None or os.geteuid() == 0:
         return
     with suppress(psutil.Error):
         if (owner := process.uids().effective) != os.geteuid():
-            whose = user_name(owner)
-            allowed = " and ".join(dict.fromkeys((whose, "root")))
-            raise UserError(f"{path} is a run of the user {whose}; only {allowed} may look into its processes")
+            name = user_name(owner)
+            allowed = " and ".join(dict.fromkeys((name, "root")))
+            raise UserError(f"{path} is a run of the user {name}; only {allowed} may look into its processes")
 
 
 def inspect(path: Path, rank: int | None) -> Inspection:
-    """The ranks of a run, as `tandem_trainer.inspection` finds them.
+    """Inspect the ranks of a run with `tandem_trainer.inspection`.
 
     Raises:
-        UserError: they cannot be asked.
+        UserError: the inspection failed.
     """
-    said = _asked(path, [] if rank is None else [f"--rank={rank}"], SECONDS)
+    output = _run_inspection(path, [] if rank is None else [f"--rank={rank}"], INSPECT_SECONDS)
     try:
-        return Inspection.read_json(said)
+        return Inspection.read_json(output)
     except ValidationError as error:
-        raise UserError(f"the ranks of {path} cannot be asked: {said[:200]!r}") from error
+        raise UserError(f"the ranks of {path} cannot be inspected: {output[:200]!r}") from error
 
 
 def attach(path: Path, rank: int) -> Attachment:
-    """Have a rank of a run let a debugger attach.
+    """Prepare a rank of a run for a debugger.
 
     Raises:
-        UserError: it cannot be asked.
+        UserError: the rank does not answer.
     """
-    said = _asked(path, [f"--rank={rank}", "--attach"], ATTACH_SECONDS)
+    output = _run_inspection(path, [f"--rank={rank}", "--attach"], ATTACH_SECONDS)
     try:
-        return Attachment.read_json(said)
+        return Attachment.read_json(output)
     except ValidationError as error:
-        raise UserError(f"rank {rank} of {path} cannot be asked: {said[:200]!r}") from error
+        raise UserError(f"rank {rank} of {path} cannot be inspected: {output[:200]!r}") from error
 
 
-def _asked(path: Path, words: list[str], seconds: float) -> str:
+def _run_inspection(path: Path, options: list[str], seconds: float) -> str:
     check_owner(path)
-    command = module_command("tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words)
+    command = module_command("tandem_trainer.inspection", "--run-dir", str(path.resolve()), *options)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(f"the ranks of {path} could not be asked within {seconds:g} s") from None
+        raise UserError(f"the ranks of {path} did not answer within {seconds:g} s") from None
     if done.returncode != 0:
-        raise UserError(f"the ranks of {path} cannot be asked: {done.stderr.strip()[-2000:]}")
+        raise UserError(f"the ranks of {path} cannot be inspected: {done.stderr.strip()[-2000:]}")
     return done.stdout
 
 
 def names(path: Path) -> list[str]:
-    """The processes of a run that is going on: coordinator, worker-0, evaluator-0."""
+    """Return the names of a running run's processes: coordinator, worker-0, evaluator-0."""
     return sorted({name for name, _ in _children(path)}, key=lambda name: (not name.startswith("c"), name))
 
 
-def surroundings(path: Path, name: str) -> Surroundings:
-    """What a process of a run has; of a worker, what its first rank has, as far as that has been started.
+def process_context(path: Path, name: str) -> ProcessContext:
+    """Return the context of a process; for a worker that of its first rank, if the rank has started.
 
     Raises:
-        UserError: there is no such process; names those that there are.
+        UserError: there is no such process; the message lists the existing ones.
     """
     check_owner(path)
-    found = [process for known, process in _children(path) if known == name]
-    if not found:
-        there = ", ".join(names(path)) or "none"
-        raise UserError(f"no process of {path} is called {name}; there are: {there}")
-    chosen, rank = found[0], None
+    matches = [process for child, process in _children(path) if child == name]
+    if not matches:
+        existing = ", ".join(names(path)) or "none"
+        raise UserError(f"{path} has no process {name}; it has: {existing}")
+    chosen, rank = matches[0], None
     with suppress(psutil.Error, OSError):
-        ranks = [(int(of), one) for one in chosen.children(recursive=True) if (of := _variable(one, RANK)).isdecimal()]
+        descendants = [(_variable(process, RANK), process) for process in chosen.children(recursive=True)]
+        ranks = [(int(number), process) for number, process in descendants if number.isdecimal()]
         if ranks:
-            rank, chosen = min(ranks, key=lambda found: (found[0], found[1].pid))
-    return surroundings_of(chosen, name, rank)
+            rank, chosen = min(ranks, key=lambda pair: (pair[0], pair[1].pid))
+    return context_of(chosen, name, rank)
 
 
-def surroundings_of(process: psutil.Process, name: str, rank: int | None = None) -> Surroundings:
-    """What one process has.
+def context_of(process: psutil.Process, name: str, rank: int | None = None) -> ProcessContext:
+    """Return the context of one process.
 
     Raises:
-        UserError: it is gone.
+        UserError: the process has ended.
     """
     try:
-        return Surroundings(_without_ours(process.environ()), Path(process.cwd()), rank)
+        return ProcessContext(_public_variables(process.environ()), Path(process.cwd()), rank)
     except (psutil.Error, OSError) as error:
-        raise UserError(f"{name} has just ended, or started again; try again") from error
+        raise UserError(f"{name} has just ended or restarted; try again") from error
 
 
-def beside(path: Path) -> Surroundings:
-    """What a process has that looks at a run that is over."""
-    return Surroundings({**os.environ, RUN_DIR: str(path.resolve())}, path.resolve())
+def rundir_context(path: Path) -> ProcessContext:
+    """Return the context of a shell in the run directory of a run that is over."""
+    return ProcessContext({**os.environ, RUN_DIR: str(path.resolve())}, path.resolve())
 
 
-def _without_ours(variables: dict[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in variables.items() if name not in (*LEFT_OUT, *OF_THE_TERMINAL)}
-    return kept | {name: os.environ[name] for name in OF_THE_TERMINAL if name in os.environ}
+def _public_variables(variables: dict[str, str]) -> dict[str, str]:
+    inherited = {
+        name: value for name, value in variables.items() if name not in (*PRIVATE_VARIABLES, *TERMINAL_VARIABLES)
+    }
+    return inherited | {name: os.environ[name] for name in TERMINAL_VARIABLES if name in os.environ}
 
 
 def _children(path: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """The processes that `tandem run` has started, with their names."""
+    """Yield the child processes of `tandem run`, with their names."""
     content = read_json_or_none(path / LOCK)
     mark = str(content.get("mark", "")) if isinstance(content, dict) else ""
-    parent = starter(path)
+    parent = parent_process(path)
     if not mark or parent is None:
         return
     for process in marked(mark):
@@ -174,7 +178,7 @@ def _variable(process: psutil.Process, name: str) -> str:
 
 
 def user_name(number: int) -> str:
-    """The name of a user; the number, where nobody knows it."""
+    """Return the name of a user; the number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

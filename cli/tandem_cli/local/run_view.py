@@ -1,6 +1,6 @@
-"""A view of a local run in the form of a cluster job, so that both are shown alike.
+"""A view of a local run in the form of a cluster job, so that both are displayed alike.
 
-While it goes on, its coordinator is asked; afterwards, or if that does not answer, its files are read.
+While the run is running, the view comes from its coordinator; afterwards, or if that does not answer, from its files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,51 +9,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.formatting import cores, rfc3339, share
-from tandem.ledger import Ledger
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, stopped_early
-from tandem.rundir.ledger import newest_ledger, of_record
+from tandem.rundir.ledger import ledger_of_record, newest_ledger
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
-from tandem.rundir.records import COORDINATOR, Sample, Told
-from tandem.status import CheckpointRef, Event, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
+from tandem.rundir.records import COORDINATOR, EventRecord, Sample
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
+from tandem.wire.ledger import Ledger
+from tandem.wire.status import CheckpointRef, Event, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
 from tandem_cli.local.known import is_alive, job_name, own_command
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.scheduler import SlurmError
-from tandem_cli.terminal.summary import missed as lacking
+from tandem_cli.terminal.summary import missed as missed_steps
 from tandem_cli.terminal.summary import result
-from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
+from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
 
-SECONDS = 2.0
-"""For the coordinator's answer."""
-SAME_SECONDS = 1.0
-"""Between what the coordinator says and the line of it in the log, at the most."""
+REQUEST_SECONDS = 2.0
+"""Timeout of a request to the coordinator, in seconds."""
+MAX_LOG_DELAY_SECONDS = 1.0
+"""Longest delay between an event of the coordinator and its line in the log."""
 _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
 
 
-def look(path: Path) -> JobView:
-    """All about a run."""
+def job_view(path: Path) -> JobView:
+    """Fetch everything about a run."""
     snapshot = _snapshot(path) if is_alive(path) else None
-    job = replace(_job(path, snapshot), missed=_lacking(path) if snapshot is None else ())
+    job = replace(_job(path, snapshot), missed=_warnings(path) if snapshot is None else ())
     return JobView(job=job, pods=processes(snapshot) if snapshot is not None else (), job_events=job_events(path))
 
 
-def _lacking(path: Path) -> tuple[str, ...]:
+def _warnings(path: Path) -> tuple[str, ...]:
     with suppress(OSError, ValueError):
-        return tuple(lacking(RunDir(path)))
+        return tuple(missed_steps(RunDir(path)))
     return ()
 
 
-def look_briefly(path: Path) -> JobSummary:
-    """A run, without its processes and what happened to it."""
+def job_summary(path: Path) -> JobSummary:
+    """Fetch a run without its processes and events."""
     return _job(path, _snapshot(path) if is_alive(path) else None)
 
 
 def endpoint(path: Path) -> tuple[str, str] | None:
-    """Host and port of the coordinator of a run, and its token; None while it has none, or for other users."""
+    """Return the coordinator's `host:port` and its token; None if there is none, or it is another user's."""
     content: Any = read_json_or_none(path / ENDPOINT)
     if not isinstance(content, dict) or not {"url", "token"} <= content.keys():
         return None
@@ -61,44 +61,48 @@ def endpoint(path: Path) -> tuple[str, str] | None:
 
 
 def job_events(path: Path) -> tuple[JobEvent, ...]:
-    """What the coordinator has said of a run, oldest first; what follows on itself is said once."""
-    found: list[JobEvent] = []
-    for told in _told(RunDir(path).coordinator_log):
-        at, text = told.time, " ".join((told.text or "").split())
-        first, count = at, 1
-        if found and found[-1].text == text:
-            last = found.pop()
+    """Return the coordinator's events of a run, oldest first; consecutive repetitions count as one event."""
+    events: list[JobEvent] = []
+    for record in _coordinator_records(RunDir(path).coordinator_log):
+        time, text = record.time, " ".join((record.text or "").split())
+        first, count = time, 1
+        if events and events[-1].text == text:
+            last = events.pop()
             first, count = last.first, last.count + 1
-        warning = told.level != "info"
-        found.append(JobEvent(at=at, first=first, who="", reason="", text=text, count=count, warning=warning))
-    return tuple(found)
+        warning = record.level != "info"
+        events.append(JobEvent(at=time, first=first, who="", reason="", text=text, count=count, warning=warning))
+    return tuple(events)
 
 
-def missed(path: Path, seen: Sequence[Event], since: float) -> list[Event]:
-    """What the coordinator has said after the newest of these events, as its log tells: it may have ended before
-    anybody could ask.
+def unseen_events(path: Path, snapshot: Sequence[Event], since: float) -> list[Event]:
+    """Return the logged events after the newest event of a snapshot: the coordinator may end before the next poll.
 
     Args:
-        seen: of its snapshot.
-        since: seconds since the epoch, for when there are none.
+        snapshot: events of the last snapshot.
+        since: earliest time if the snapshot has no events, in seconds since the epoch.
     """
-    since = max((one.at for one in seen), default=since)
-    found = []
-    for told in _told(RunDir(path).coordinator_log):
-        if told.time < since:
+    since = max((event.at for event in snapshot), default=since)
+    unseen = []
+    for record in _coordinator_records(RunDir(path).coordinator_log):
+        if record.time < since:
             continue
-        kind = told.level if told.level in ("warning", "error") else "info"
-        event = Event.parse({"at": told.time, "kind": kind, "text": told.text or ""})
-        if not any(one.text == event.text and event.at < one.at + SAME_SECONDS for one in seen):
-            found.append(event)
-    return found
+        kind = record.level if record.level in ("warning", "error") else "info"
+        event = Event.parse({"at": record.time, "kind": kind, "text": record.text or ""})
+        if not any(
+            earlier.text == event.text and event.at < earlier.at + MAX_LOG_DELAY_SECONDS for earlier in snapshot
+        ):
+            unseen.append(event)
+    return unseen
 
 
 def _snapshot(path: Path) -> Snapshot | None:
-    found = endpoint(path)
-    if found is None:
+    address = endpoint(path)
+    if address is None:
         return None
-    with suppress(Unreachable, Refused, ValueError), CoordinatorClient(*found, timeout=SECONDS) as client:
+    with (
+        suppress(Unreachable, CoordinatorRefused, ValueError),
+        CoordinatorClient(*address, timeout=REQUEST_SECONDS) as client,
+    ):
         return client.status()
     return None
 
@@ -109,8 +113,8 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
         name=(snapshot.job if snapshot else "") or job_name(path) or path.resolve().name,
         namespace=str(path),
         uid="",
-        made=_made(path),
-        status=_with_lacks(path, snapshot.status)
+        made=_created_at(path),
+        status=_with_shortages(path, snapshot.status)
         if snapshot is not None
         else _with_slurm(path, _read_status(path, alive)),
         taken_up=True,
@@ -119,39 +123,39 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
 
 
 def _with_slurm(path: Path, status: Status) -> Status:
-    """With what SLURM says of a run that it has, and whose coordinator does not answer."""
+    """Add what SLURM reports about a run whose coordinator does not answer."""
     saved = status.latest_checkpoint
-    if status.phase == "Suspended" and (why := jobs.refusal(path)):
-        where = f"goes on after step {saved.step:,}" if saved else "tries again"
+    if status.phase == "Suspended" and (reason := jobs.refusal(path)):
+        effect = f"continues after step {saved.step:,}" if saved else "tries again"
         return status.model_copy(
-            update={"message": f"it was not submitted: {why}; the same `tandem submit --slurm` {where}"}
+            update={"message": f"it was not submitted: {reason}; the same `tandem submit --slurm` {effect}"}
         )
     try:
-        phase, words = jobs.state_words(path)
+        phase, message = jobs.describe_state(path)
     except SlurmError as error:
-        phase, words = status.phase, str(error)
-    if not words or status.phase in ("Succeeded", "Failed"):
+        phase, message = status.phase, str(error)
+    if not message or status.phase in ("Succeeded", "Failed"):
         return status
     if phase == "Ended":
-        where = f"goes on after step {saved.step:,}" if saved else "begins anew"
-        message = f"{words}; the same `tandem submit --slurm` {where}"
+        effect = f"continues after step {saved.step:,}" if saved else "starts over"
+        message = f"{message}; the same `tandem submit --slurm` {effect}"
         return status.model_copy(update={"phase": "Suspended", "message": message})
-    changed = {"message": words, **({"phase": "Pending"} if phase == "Pending" else {})}
+    changed = {"message": message, **({"phase": "Pending"} if phase == "Pending" else {})}
     return status.model_copy(update=changed)
 
 
-def _with_lacks(path: Path, status: Status) -> Status:
-    """With what a running training has not got of SLURM."""
+def _with_shortages(path: Path, status: Status) -> Status:
+    """Add the nodes and processes that a running training lacks on SLURM."""
     try:
-        words = jobs.lacks(path)
+        shortages = jobs.shortages(path)
     except SlurmError:
-        words = ""
-    if not words:
+        shortages = ""
+    if not shortages:
         return status
-    return status.model_copy(update={"message": f"{status.message}; {words}" if status.message else words})
+    return status.model_copy(update={"message": f"{status.message}; {shortages}" if status.message else shortages})
 
 
-def _made(path: Path) -> float:
+def _created_at(path: Path) -> float:
     for name in ("log", "job.json"):
         with suppress(OSError):
             folder = path / name
@@ -160,8 +164,8 @@ def _made(path: Path) -> float:
     return 0.0
 
 
-def over(path: Path) -> Status:
-    """The status of a run that is over, as its files tell it."""
+def final_status(path: Path) -> Status:
+    """Read the status of a run that is over from its files."""
     return _read_status(path, alive=False)
 
 
@@ -169,30 +173,30 @@ def _read_status(path: Path, alive: bool) -> Status:
     rundir = RunDir(path)
     with suppress(OSError, ValueError):
         saved, records = rundir.committed(), rundir.generation_records()
-        done, failed, found = rundir.done(), rundir.failed(), result(rundir)
+        done, failed, outcome = rundir.done(), rundir.failed(), result(rundir)
         newest = saved[0].reference if saved else None
-        at = (done or failed or {}).get("at")
+        ended_at = (done or failed or {}).get("at")
         return Status(
             phase="Succeeded" if done else "Failed" if failed else "Starting" if alive else "Suspended",
             message=_message(done, failed, alive, newest, own_command(path)),
             generation=records[-1].generation if records else None,
-            restarts=found.restarts,
-            progress=_progress(found.made, found.total) if found.made else None,
-            loss=found.loss,
+            restarts=outcome.restarts,
+            progress=_progress(outcome.made, outcome.total) if outcome.made else None,
+            loss=outcome.loss,
             latest_checkpoint=newest,
             best_checkpoint=_best(rundir),
-            against_base=found.against_base,
-            troubles=found.troubles if found.troubles != Troubles() else None,
+            against_base=outcome.against_base,
+            troubles=outcome.troubles if outcome.troubles != Troubles() else None,
             ledger=_ledger(rundir),
             start_time=rfc3339(records[0].started_at) if records else None,
-            completion_time=rfc3339(at) if isinstance(at, int | float) else None,
+            completion_time=rfc3339(ended_at) if isinstance(ended_at, int | float) else None,
         )
-    return Status(phase="Pending", message="its files cannot be read")
+    return Status(phase="Pending", message="the files of the run cannot be read")
 
 
 def _ledger(rundir: RunDir) -> Ledger | None:
     record = newest_ledger(rundir)
-    return None if record is None else of_record(record)
+    return None if record is None else ledger_of_record(record)
 
 
 def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:
@@ -201,10 +205,10 @@ def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, 
     if done or alive:
         return stopped_early(done) or None
     if own_command and newest is None:
-        where = "starts the script again, and what that has saved itself is there"
+        effect = "starts the script again, which finds the checkpoints that it saved itself"
     else:
-        where = f"goes on after step {newest.step:,}" if newest else "begins anew: nothing was saved"
-    return f"nothing of it runs; the same `tandem run` {where}"
+        effect = f"continues after step {newest.step:,}" if newest else "starts over: nothing was saved"
+    return f"not running; the same `tandem run` {effect}"
 
 
 def _progress(step: int, total: int | None) -> Progress:
@@ -218,37 +222,37 @@ def _best(rundir: RunDir) -> Score | None:
     return Score(name=best.name, step=best.step, metric=best.metric, value=best.value)
 
 
-def _told(path: Path) -> Iterator[Told]:
+def _coordinator_records(path: Path) -> Iterator[EventRecord]:
     with suppress(OSError):
-        yield from (record for record in LogReader(path, COORDINATOR, skip=Sample) if isinstance(record, Told))
+        yield from (record for record in LogReader(path, COORDINATOR, skip=Sample) if isinstance(record, EventRecord))
 
 
-def processes(snapshot: Snapshot) -> tuple[Pod, ...]:
-    """The processes that a coordinator knows."""
-    found = [_process("coordinator", "coordinator", 0, "running")]
-    found += [_member(member, index) for index, member in enumerate(snapshot.members)]
-    for index, one in enumerate(snapshot.evaluators):
-        found.append(_process(one.name, "evaluator", index, "running"))
-    return tuple(found)
+def processes(snapshot: Snapshot) -> tuple[PodView, ...]:
+    """Return the processes in a snapshot of the coordinator."""
+    pods = [_process("coordinator", "coordinator", 0, "running")]
+    pods += [_member(member, index) for index, member in enumerate(snapshot.members)]
+    for index, evaluator in enumerate(snapshot.evaluators):
+        pods.append(_process(evaluator.name, "evaluator", index, "running"))
+    return tuple(pods)
 
 
-def _member(member: MemberView, index: int) -> Pod:
+def _member(member: MemberView, index: int) -> PodView:
     return _process(
         member.replica, "worker", index, _STATES[member.state], node=member.node or "", busy=_busy(member.ranks)
     )
 
 
 def _busy(ranks: Sequence[RankView]) -> str:
-    """How much the ranks of a worker use of processors, in words; empty where that is not known."""
+    """Describe the CPU and GPU use of a worker's ranks; empty if it is unknown."""
     cpu = [rank.cpu for rank in ranks if rank.cpu is not None]
     gpu = [rank.gpu for rank in ranks if rank.gpu is not None]
     used = [cores(sum(cpu))] if cpu else []
-    used += [f"GPU {' '.join(share(one) for one in gpu)}"] if gpu else []
+    used += [f"GPU {' '.join(share(utilization) for utilization in gpu)}"] if gpu else []
     return " · ".join(used)
 
 
-def _process(name: str, role: str, index: int, state: State, node: str = "", busy: str = "") -> Pod:
-    return Pod(
+def _process(name: str, role: str, index: int, state: State, node: str = "", busy: str = "") -> PodView:
+    return PodView(
         name=name,
         pod="",
         uid="",

@@ -1,7 +1,7 @@
-"""The start of a child process: ties its life to the parent's, sets its CPU affinity, and executes its command.
+"""Starts a child process: ties its life to the parent's, sets its CPU affinity, and executes its command.
 
-Run by path in an isolated interpreter (10 ms), so it imports nothing of ours. `preexec_fn` would do the same between
-fork and exec, where a parent with threads may deadlock.
+Runs by path in an isolated interpreter (10 ms), so it imports only the standard library. `preexec_fn` would do the same
+between fork and exec, where a parent with threads may deadlock.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 LOWEST = 19
-"""The lowest niceness there is."""
+"""Niceness of the lowest priority."""
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; leave if that has happened already."""
+    """Have the kernel kill this process when the thread that started it ends; exit if that thread has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -26,18 +26,18 @@ def die_with(parent: int) -> None:
 
 
 def step_back(pid: int) -> None:
-    """Have a process and all its threads run only on what others leave free.
+    """Lower a process and all its threads to idle priority.
 
-    Three means, because each child leads a session of its own. With autogroups, which most desktops have on, the
-    kernel first divides time among sessions and looks at niceness only within one, so the session must be niced too:
-    of two busy processes on one core (Linux 6.18) the one of niceness 19 got 50 %, and 2 % with its session niced.
-    Where autogroups are off, the idle class is below niceness 19: 0.3 % instead of 1.5 %.
+    This takes three means, because each child leads a session of its own. With autogroups, the default of most
+    desktops, the kernel first divides time among sessions and looks at niceness only within one, so the session must be
+    niced too: of two busy processes on one core (Linux 6.18) the one of niceness 19 got 50 %, and 2 % with its session
+    niced. Where autogroups are off, the idle class is below niceness 19: 0.3 % instead of 1.5 %.
     """
     _place(pid, LOWEST, idle=True)
 
 
 def step_forward(pid: int) -> None:
-    """Take that back as far as the kernel allows it: wholly for root, hardly for others."""
+    """Restore normal priority as far as the kernel allows it: fully for root, hardly for other users."""
     _place(pid, 0, idle=False)
 
 
@@ -50,7 +50,7 @@ def _place(pid: int, niceness: int, idle: bool) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            # Both are of a thread, in spite of their names.
+            # Both calls act on a thread, in spite of their names.
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
             with suppress(OSError):
@@ -60,12 +60,12 @@ def _place(pid: int, niceness: int, idle: bool) -> None:
 
 def main() -> None:
     """Arguments: a JSON object with `parent`, `background` and `cores`, then the command."""
-    wish = json.loads(sys.argv[1])
-    die_with(wish["parent"])
-    if wish["background"]:
+    settings = json.loads(sys.argv[1])
+    die_with(settings["parent"])
+    if settings["background"]:
         step_back(os.getpid())
-    if wish["cores"]:
-        os.sched_setaffinity(0, wish["cores"])
+    if settings["cores"]:
+        os.sched_setaffinity(0, settings["cores"])
     command = sys.argv[2:]
     try:
         os.execvp(command[0], command)  # noqa: S606 - the command is built from the job

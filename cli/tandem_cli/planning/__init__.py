@@ -1,1 +1,1 @@
-"""Which strategy fits a device, and what a step takes: the formulas of `tandem plan`. Pure."""
+"""The formulas of `tandem plan`: which strategies fit a device, and the time of a step. Pure."""

@@ -1,47 +1,50 @@
-"""The memory and the time of the ranks of a pipeline. Pure.
+"""The memory and the step time of the ranks of a pipeline. Pure.
 
-A rank holds the state of its stages. Of each micro-batch that has passed a stage forward and not yet backward it keeps
-the activations, so the order of passes decides how many it keeps: all of them with GPipe, at most one more than ranks
-follow with 1F1B (https://arxiv.org/abs/2006.09503), and some more where each rank has several stages. With `fsdp` N
-pipelines split the state of a stage: a rank holds 1/N of it, and what is gathered of its parts.
+A rank holds the state of its stages. It keeps the activations of each micro-batch that has passed a stage forward and
+not yet backward, so the order of passes decides how many it keeps: all of them with GPipe, at most one more than the
+number of ranks after it with 1F1B (https://arxiv.org/abs/2006.09503), and some more with several stages on each rank.
+With `fsdp`, N pipelines shard the state of a stage: a rank holds 1/N of it, and the parts that are gathered.
 
     step    operations of the slowest rank / (peak of the device × utilization) / (1 - bubble)
-            + what does not hide behind it of activations and their gradients between stages, and, with `fsdp`, of
-              weights and gradients of each micro-batch, as for `fsdp` alone
-            + gradients between pipelines, and of weights that stages share, which are added up once all is computed
-            + with tensorParallel, what the ranks of a stage add up of activations
-    bubble  (S - 1) / (v M + S - 1) for S ranks, M micro-batches and v stages on each rank; with zeroBubble, where
-            gradients of weights fill the time, a third of the waiting is left (https://arxiv.org/abs/2401.10241)
+            + the part that is not overlapped of sending activations and their gradients between stages, and, with
+              `fsdp`, of gathering weights and reducing gradients for each micro-batch, as for `fsdp` alone
+            + the reduction of gradients between pipelines, and of weights that stages share, after the computation
+            + with tensorParallel, the reduction of activations among the ranks of a stage
+    bubble  (S - 1) / (v M + S - 1) for S ranks, M micro-batches and v stages on each rank; zeroBubble, which computes
+            gradients of weights meanwhile, leaves a third of the waiting (https://arxiv.org/abs/2401.10241)
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
-from tandem.footprint import Footprint, Held, Stage, StagePass
-from tandem.tasks import Fsdp, Pipeline
-from tandem_cli.planning.memory import Memory, gathered
+from tandem.job.footprint import Footprint, StageFootprint, StageMemory, StagePass
+from tandem.job.tasks import FsdpSettings, Pipeline
+from tandem_cli.planning.memory import Memory, unsharded_bytes
 from tandem_cli.planning.speed import Speed, StepTime
 
 
-class Step(NamedTuple):
-    """A pass of one micro-batch through a stage of a rank."""
+class PipelinePass(NamedTuple):
+    """Pass of one micro-batch through a stage of a rank."""
 
     is_forward: bool
     stage: int
-    """Among those of the rank, from 0."""
+    """Index among the stages of the rank, from 0."""
 
 
-def order(options: Pipeline, place: int, chunks: int, per_rank: int) -> Iterator[Step]:
-    """The passes of a rank, in the order of torch.distributed.pipelining.
+def order(options: Pipeline, place: int, chunks: int, per_rank: int) -> Iterator[PipelinePass]:
+    """Generate the passes of a rank, in the order of torch.distributed.pipelining.
 
     Args:
-        place: of the rank in the pipeline, from 0.
+        place: position of the rank in the pipeline, from 0.
         chunks: micro-batches of a step.
         per_rank: stages on each rank.
     """
     ranks, count = options.stages, per_rank * chunks
     after = ranks - 1 - place
     together = chunks // max(1, chunks // ranks)
+    # Forward passes ahead of the first backward pass: all of them with GPipe, else as many as keep the later ranks
+    # busy.
     if options.schedule == "gpipe":
         ahead = count
     elif options.schedule == "1f1b":
@@ -51,97 +54,98 @@ def order(options: Pipeline, place: int, chunks: int, per_rank: int) -> Iterator
         ahead = min((per_rank - 1) * together + factor * after, count)
     for number in range(count + ahead):
         if number < count:
-            yield Step(True, number // together % per_rank)
+            yield PipelinePass(True, number // together % per_rank)
         if number >= ahead:
-            yield Step(False, per_rank - 1 - (number - ahead) // together % per_rank)
+            yield PipelinePass(False, per_rank - 1 - (number - ahead) // together % per_rank)
 
 
-class Moment(NamedTuple):
-    """What a rank holds beyond its state when it holds most, in bytes."""
+class PeakMemory(NamedTuple):
+    """Memory of a rank beyond its state at its peak, in bytes."""
 
     activations: int
-    """Without casts."""
+    """Activations without casts."""
     casts: int
-    """Copies of parameters in a lower precision, of each micro-batch that is under way."""
+    """Copies of parameters in a lower precision, for each micro-batch in flight."""
     gradients: int
 
 
-def held(
+def peak_moment(
     options: Pipeline,
     place: int,
     chunks: int,
-    stages: Sequence[Stage],
+    stages: Sequence[StageFootprint],
     samples: int,
     parts: int = 1,
     is_half: bool = False,
-) -> Moment:
-    """What a rank holds of activations and of gradients when it holds most of both.
+) -> PeakMemory:
+    """Compute the activations and gradients of a rank when their sum is largest.
 
     Gradients of a stage exist from its first backward pass on. With `zeroBubble`, gradients between layers stay until
-    those of weights are computed from them, which is later by as many passes as ranks come before.
+    the gradients of weights are computed from them, later by as many passes as ranks come before.
 
     Args:
-        stages: of the rank.
-        samples: of a micro-batch.
-        parts: ranks that hold a part each of the gradients.
+        stages: stages of the rank.
+        samples: samples of a micro-batch.
+        parts: ranks that shard the gradients.
         is_half: whether weights are gathered in the precision of the computation, so that no copies of them are made.
     """
-    whole = _alive(options, place, chunks, [_held(one, samples, is_half) for one in stages])
-    uncast = _alive(options, place, chunks, [_held(one, samples, True) for one in stages])
-    begun: set[int] = set()
-    gradients = [-(-one.gradients // parts) for one in stages]
-    most = Moment(0, 0, sum(gradients))
-    for step, now, without in zip(order(options, place, chunks, len(stages)), whole, uncast, strict=True):
-        least = min(now, without)
-        most = max(most, Moment(least, now - least, sum(gradients[number] for number in begun)), key=sum)
+    # Two runs over the same passes: the difference between them is what casts take.
+    with_casts = _live_bytes(options, place, chunks, [_stage_memory(stage, samples, is_half) for stage in stages])
+    without_casts = _live_bytes(options, place, chunks, [_stage_memory(stage, samples, True) for stage in stages])
+    has_gradients: set[int] = set()
+    gradients = [-(-stage.gradients // parts) for stage in stages]
+    # The optimizer's step needs all gradients, when no activations are left.
+    peak = PeakMemory(0, 0, sum(gradients))
+    for step, live, uncast in zip(order(options, place, chunks, len(stages)), with_casts, without_casts, strict=True):
+        activations = min(live, uncast)
+        moment = PeakMemory(activations, live - activations, sum(gradients[index] for index in has_gradients))
+        peak = max(peak, moment, key=sum)
         if not step.is_forward:
-            begun.add(step.stage)
-    return most
+            has_gradients.add(step.stage)
+    return peak
 
 
-def _alive(options: Pipeline, place: int, chunks: int, passes: Sequence[Held]) -> Iterator[int]:
-    """Bytes of activations at the most, during each pass of a rank.
+def _live_bytes(options: Pipeline, place: int, chunks: int, passes: Sequence[StageMemory]) -> Iterator[int]:
+    """Generate the largest number of live bytes of activations during each pass of a rank.
 
     Args:
-        passes: what a micro-batch takes in each of its stages.
+        passes: memory of a micro-batch in each of its stages.
     """
-    is_later = options.schedule == "zeroBubble"
-    late = 2 * place * max(one.kept for one in passes) if is_later else 0
-    alive = 0
+    # Zero bubble delays the gradients of weights: inputs and output gradients of the delayed passes stay.
+    is_delayed = options.schedule == "zeroBubble"
+    late = 2 * place * max(stage.kept for stage in passes) if is_delayed else 0
+    live = 0
     for step in order(options, place, chunks, len(passes)):
-        one = passes[step.stage]
-        alive -= 0 if step.is_forward else one.kept
-        yield alive + (one.forward if step.is_forward else one.peak + (late + one.kept if is_later else 0))
-        alive += one.kept if step.is_forward else 0
+        stage = passes[step.stage]
+        # A backward pass frees what the forward pass of the same micro-batch has kept.
+        live -= 0 if step.is_forward else stage.kept
+        yield live + (stage.forward if step.is_forward else stage.peak + (late + stage.kept if is_delayed else 0))
+        live += stage.kept if step.is_forward else 0
 
 
 class Sharding(NamedTuple):
-    """How pipelines split the state of a stage."""
+    """Sharding of a stage's state over pipelines."""
 
     ranks: int
-    """That hold a part each."""
-    options: Fsdp
+    """Ranks that hold a shard each."""
+    options: FsdpSettings
     is_half: bool = False
-    """Whether parts are gathered in two bytes for each number."""
+    """Whether shards are gathered in two bytes an element."""
 
 
 def memory(
     footprint: Footprint, options: Pipeline, chunks: int, samples: int, sharding: Sharding | None = None
 ) -> Memory:  # fmt: skip
-    """The peak of the rank that has most.
+    """Compute the peak of the rank that has most.
 
     Args:
-        footprint: with its stages.
+        footprint: footprint with its stages.
         chunks: micro-batches of a step.
-        samples: of the largest micro-batch.
-        sharding: None: each rank holds the whole state of its stages.
+        samples: samples of the largest micro-batch.
+        sharding: None if each rank holds the whole state of its stages.
     """
     peaks = (_rank(footprint, options, place, chunks, samples, sharding) for place in range(options.stages))
-    return max(peaks, key=_total)
-
-
-def _total(peak: Memory) -> int:
-    return peak.total
+    return max(peaks, key=attrgetter("total"))
 
 
 def _rank(
@@ -149,39 +153,42 @@ def _rank(
 ) -> Memory:  # fmt: skip
     stages = _stages(footprint, options, place)
     parts = 1 if sharding is None else sharding.ranks
-    parameters = sum(one.parameters for one in stages)
-    learning = sum(one.gradients for one in stages)
+    parameters = sum(stage.parameters for stage in stages)
+    learning = sum(stage.gradients for stage in stages)
     is_half = sharding is not None and sharding.is_half
-    most = held(options, place, chunks, stages, samples, parts, is_half)
-    outside = footprint.buffers - sum(one.buffers for one in footprint.stages) if place == 0 else 0
-    buffers = sum(one.buffers for one in stages) + max(0, outside)
+    peak = peak_moment(options, place, chunks, stages, samples, parts, is_half)
+    # Buffers that belong to no stage count for the first rank.
+    outside = footprint.buffers - sum(stage.buffers for stage in footprint.stages) if place == 0 else 0
+    buffers = sum(stage.buffers for stage in stages) + max(0, outside)
+    # The optimizer's state and the average are known of the whole model: a rank has its share of the gradients, or of
+    # the parameters and buffers.
     share = learning / footprint.gradients if footprint.gradients else 0.0
     averaged = (parameters + buffers) / max(1, footprint.parameters + footprint.buffers)
     return Memory(
         parameters=-(-parameters // parts),
-        gradients=most.gradients,
+        gradients=peak.gradients,
         optimizer=round(footprint.optimizer * share / parts),
-        activations=most.activations,
-        casts=most.casts,
+        activations=peak.activations,
+        casts=peak.casts,
         gathered=0 if sharding is None else _gathered(stages, sharding),
         buffers=buffers + round(footprint.average * averaged / parts),
         data=footprint.data,
     )
 
 
-def _gathered(stages: Sequence[Stage], sharding: Sharding) -> int:
-    """Bytes that are whole on a rank: of its stages as `fsdp` gathers them, part by part (planning.memory)."""
-    whole = Footprint(
-        parameters=sum(one.parameters for one in stages),
+def _gathered(stages: Sequence[StageFootprint], sharding: Sharding) -> int:
+    """Compute the unsharded bytes of a rank: `fsdp` gathers its stages part by part (planning.memory)."""
+    rank = Footprint(
+        parameters=sum(stage.parameters for stage in stages),
         parameter_count=0,
-        gradients=sum(one.gradients for one in stages),
+        gradients=sum(stage.gradients for stage in stages),
         optimizer=0,
         buffers=0,
         samples=0,
-        blocks=tuple(size for one in stages for size in one.parts),
-        block_gradients=tuple(size for one in stages for size in one.part_gradients),
+        blocks=tuple(size for stage in stages for size in stage.parts),
+        block_gradients=tuple(size for stage in stages for size in stage.part_gradients),
     )
-    return max(gathered(whole, sharding.options, sharding.is_half))
+    return max(unsharded_bytes(rank, sharding.options, sharding.is_half))
 
 
 def step_time(
@@ -194,43 +201,47 @@ def step_time(
     is_sharded: bool = False,
     tensor: int = 1,
 ) -> StepTime:
-    """The time of an optimizer step; arguments are those of `memory`.
+    """Compute the time of an optimizer step; arguments are those of `memory`.
 
     Args:
         copies: pipelines that share the global batch.
-        is_sharded: whether they split the state of a stage.
+        is_sharded: whether they shard the state of a stage.
         tensor: ranks that split each matrix.
     """
     ranks = [_stages(footprint, options, place) for place in range(options.stages)]
     per_rank = len(ranks[0])
-    slowest = max(sum(_pass(one, samples).flops for one in stages) for stages in ranks) * chunks
+    slowest = max(sum(_pass(part, samples).flops for part in stages) for stages in ranks) * chunks
     compute = slowest / (speed.flops * speed.utilization)
+    # The bubble, as a share of the computation instead of the whole step.
     waiting = (options.stages - 1) / (per_rank * chunks)
     if options.schedule == "zeroBubble":
         waiting /= 3
-    sent = max(2 * chunks * sum(_pass(one, samples).sent for one in stages) for stages in ranks) / speed.bandwidth
-    gradients = max(sum(one.gradients for one in stages) for stages in ranks)
-    parameters = max(sum(one.parameters for one in stages) for stages in ranks)
-    # Of a footprint of one of several ranks that split matrices the sum is smaller.
-    shared = max(0, sum(one.gradients for stages in ranks for one in stages) - footprint.gradients)
+    # Each boundary sends activations forward and their gradients backward.
+    sent = max(2 * chunks * sum(_pass(part, samples).sent for part in stages) for stages in ranks) / speed.bandwidth
+    gradients = max(sum(part.gradients for part in stages) for stages in ranks)
+    parameters = max(sum(part.parameters for part in stages) for stages in ranks)
+    # Stages that share a weight both count its gradients. With tensor parallelism the footprint is one rank's, and the
+    # difference may be negative.
+    shared = max(0, sum(part.gradients for stages in ranks for part in stages) - footprint.gradients)
     share = (copies - 1) / copies
     if is_sharded:
         sent += share * (2 * parameters + gradients) * chunks / speed.bandwidth
-    added_up = ((0 if is_sharded else 2 * share * gradients) + shared) / speed.bandwidth
-    split = max(sum(_pass(one, samples).added_up for one in stages) for stages in ranks) * chunks
-    added_up += 2 * (tensor - 1) / tensor * split / speed.bandwidth
-    step = compute * (1 + waiting) + max(0.0, sent - compute) + added_up
-    return StepTime(compute, sent + added_up, step)
+    # Without sharding, an all-reduce of the gradients over the pipelines.
+    reduced = ((0 if is_sharded else 2 * share * gradients) + shared) / speed.bandwidth
+    split = max(sum(_pass(part, samples).added_up for part in stages) for stages in ranks) * chunks
+    reduced += 2 * (tensor - 1) / tensor * split / speed.bandwidth
+    step = compute * (1 + waiting) + max(0.0, sent - compute) + reduced
+    return StepTime(compute, sent + reduced, step)
 
 
-def _stages(footprint: Footprint, options: Pipeline, place: int) -> tuple[Stage, ...]:
+def _stages(footprint: Footprint, options: Pipeline, place: int) -> tuple[StageFootprint, ...]:
     return footprint.stages[place :: options.stages]
 
 
-def _held(stage: Stage, samples: int, is_half: bool) -> Held:
-    found = _pass(stage, samples)
-    return found.uncast if is_half and found.uncast is not None else found
+def _stage_memory(stage: StageFootprint, samples: int, is_half: bool) -> StageMemory:
+    traced = _pass(stage, samples)
+    return traced.uncast if is_half and traced.uncast is not None else traced
 
 
-def _pass(stage: Stage, samples: int) -> StagePass:
-    return next(one for one in stage.passes if one.samples == samples)
+def _pass(stage: StageFootprint, samples: int) -> StagePass:
+    return next(traced for traced in stage.passes if traced.samples == samples)

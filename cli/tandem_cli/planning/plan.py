@@ -1,75 +1,75 @@
-"""A plan: each strategy on each number of workers, whether it fits, and which one to take. Pure."""
+"""A plan: each strategy on each number of workers, whether it fits, and the recommended one. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.errors import UserError
-from tandem.footprint import Footprint
-from tandem.formatting import several
-from tandem.strategies import micro_batches, pipeline_ranks
-from tandem.tasks import Fsdp, Loop, Pipeline, TaskLoop
+from tandem.formatting import count_noun
+from tandem.job.footprint import Footprint
+from tandem.job.strategies import micro_batches, pipeline_ranks
+from tandem.job.tasks import FsdpSettings, Loop, Pipeline, TaskLoop
 from tandem_cli import combinations
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import (
-    Batch,
     Memory,
-    Strategy,
+    MicroBatches,
+    PlannedStrategy,
     batch_of,
+    copies_memory,
+    format_bytes,
+    layers_memory,
     memory,
-    of_copies,
-    of_layers,
-    of_worker,
-    shown,
+    worker_memory,
 )
 from tandem_cli.planning.speed import Speed, StepTime, cost, step_time, steps_of
 
 RESERVE = "2GiB"
-"""Of a device's memory, for what no tensor is: the CUDA context and its kernels (some 0.5 GiB), NCCL's buffers, and
-gaps between blocks of torch's allocator."""
+"""Memory of a device that tensors do not get: the CUDA context and its kernels (some 0.5 GiB), NCCL's buffers, and gaps
+between blocks of torch's allocator."""
 
 SHORT = 0.005
-"""Seconds: a step starts hundreds of kernels, at some 10 µs each."""
+"""Seconds of a step below which starting kernels dominates: a step starts hundreds of them, at some 10 µs each."""
 
 
 SIMPLEST = (
-    Strategy.SINGLE,
-    Strategy.DDP,
-    Strategy.FSDP,
-    Strategy.TENSOR,
-    Strategy.PIPELINE,
-    Strategy.DP,
-    Strategy.MODEL,
-    Strategy.HOGWILD,
+    PlannedStrategy.SINGLE,
+    PlannedStrategy.DDP,
+    PlannedStrategy.FSDP,
+    PlannedStrategy.TENSOR,
+    PlannedStrategy.PIPELINE,
+    PlannedStrategy.DP,
+    PlannedStrategy.MODEL,
+    PlannedStrategy.HOGWILD,
 )
-"""The order in which strategies are recommended; what is combined comes after what is not."""
-_UNITS = {Strategy.HOGWILD: "rank", Strategy.DP: "device", Strategy.MODEL: "device"}
-"""What `--workers` counts, where it is no workers."""
+"""The order in which strategies are recommended; combinations come after the plain strategy."""
+_UNITS = {PlannedStrategy.HOGWILD: "rank", PlannedStrategy.DP: "device", PlannedStrategy.MODEL: "device"}
+"""Unit that `--workers` counts, if not workers."""
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """One strategy on a number of workers."""
 
-    strategy: Strategy
+    strategy: PlannedStrategy
     workers: int
-    """Ranks, each with a device; of one process with several devices the number of these."""
-    batch: Batch | None
-    """None where no job is planned."""
+    """Ranks, each with a device; the devices of one process if it has several."""
+    batch: MicroBatches | None
+    """None for a model without a job."""
     memory: Memory
     spare: int
-    """Bytes left on the device; negative where it is too small."""
+    """Bytes left on the device; negative if it is too small."""
     time: StepTime | None
-    """None where operations are not known."""
+    """None if the number of operations is unknown."""
     cost: float | None
-    """Of the whole run; None without a price."""
+    """Cost of the whole run; None without a price."""
     tensor: int = 1
     """Ranks that split each matrix."""
     combined: str = ""
-    """What is combined with the strategy, as `+fsdp`."""
+    """Strategies combined with this one, such as `+fsdp`."""
     is_own: bool = False
-    """Whether the job says this strategy and this number of workers."""
+    """Whether the job specifies this strategy and this number of workers."""
     copies: int = 1
-    """The data-parallel size: ranks, or groups of them, that share a global batch."""
+    """The data-parallel size: ranks, or groups of ranks, that share a global batch."""
 
     @property
     def fits(self) -> bool:
@@ -78,47 +78,69 @@ class Row:
 
     @property
     def label(self) -> str:
-        """As commands name it."""
+        """Name of the strategy on the command line."""
         return f"{self.strategy.value}{self.combined}"
 
     @property
     def name(self) -> str:
-        """As in a sentence, before its verb."""
-        return f"{self.label} on {several(self.workers, _UNITS.get(self.strategy, 'worker'))}{self.said}"
+        """Subject of a sentence, before its verb."""
+        return f"{self.label} on {count_noun(self.workers, _UNITS.get(self.strategy, 'worker'))}{self.origin}"
 
     @property
-    def said(self) -> str:
-        """Who says so."""
+    def origin(self) -> str:
+        """Phrase that marks the strategy of the job itself; empty for others."""
         return ", as the job says," if self.is_own else ""
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What there is."""
+class PlanBudget:
+    """The memory, speed and price that a plan is made for."""
 
     device_memory: int
-    """Bytes of one device; for a job under `hogwild` those of its worker."""
+    """Bytes of one device; under `hogwild`, of the job's worker."""
     reserve: int
-    """Bytes of it that tensors do not get."""
+    """Bytes of it that are not available to tensors."""
     speed: Speed | None
     price_per_hour: float | None = None
-    """Of one device."""
+    """Price of one device."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Values that all rows of a plan share."""
+
+    loop: Loop | None
+    steps: int | None
+    """Steps of the whole run."""
+    budget: PlanBudget
+    per_worker: int
+    """Ranks in a worker of the job."""
+
+    def spare(self, peak: Memory) -> int:
+        """Bytes left on a device; negative if it is too small."""
+        return self.budget.device_memory - self.budget.reserve - peak.total
+
+    def cost(self, time: StepTime | None, devices: int) -> float | None:
+        """Cost of the whole run; None if its time or a price is unknown."""
+        if time is None or self.steps is None or self.budget.price_per_hour is None:
+            return None
+        return cost(self.steps, time.step, devices, self.budget.price_per_hour)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole answer."""
+    """Everything that `tandem plan` prints."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     steps: int | None
-    """Of the whole run."""
+    """Steps of the whole run."""
     recommendation: str
     notes: tuple[str, ...]
-    """What the numbers do not say, in sentences."""
+    """Limits of the numbers, in sentences."""
 
 
 def batches(loop: Loop, worlds: Sequence[int], tensor: int = 1) -> tuple[int, ...]:
-    """The different sizes of micro-batches that these numbers of ranks have: what has to be traced.
+    """List the different micro-batch sizes that these numbers of ranks have: the ones to trace.
 
     Args:
         tensor: ranks that split each matrix, and work on the same samples.
@@ -127,7 +149,7 @@ def batches(loop: Loop, worlds: Sequence[int], tensor: int = 1) -> tuple[int, ..
 
 
 def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
-    """The same for the stages of the job's pipeline; none where it has none, or no number of ranks makes one."""
+    """List the micro-batch sizes of the job's pipeline; none if it has no pipeline, or no number of ranks makes one."""
     if loop.strategy != "pipeline":
         return ()
     ranks = pipeline_ranks(loop)
@@ -135,7 +157,7 @@ def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
 
 
 def devices(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
-    """The numbers of devices in one process for which the step has to be traced."""
+    """List the numbers of devices of one process for which the step has to be traced."""
     return tuple(world for world in worlds if world > 1) if loop.strategy in ("dp", "model") else ()
 
 
@@ -148,39 +170,45 @@ def planned(
     footprints: Mapping[int, Footprint],
     loop: Loop | None,
     worlds: Sequence[int],
-    wanted: int,
-    budget: Budget,
+    target: int,
+    budget: PlanBudget,
     per_worker: int = 1,
     staged: Footprint | None = None,
     spread: Mapping[int, Footprint] | None = None,
 ) -> Plan:
-    """The plan of a job.
+    """Plan a job.
 
     Args:
         footprints: by the number of ranks that split each matrix, from 1 on.
-        loop: of the job; None for a model of which only the size is known.
+        loop: loop of the job; None for a model of which only the size is known.
         worlds: numbers of workers, each a rank.
-        wanted: the number that the job asks for.
-        per_worker: ranks in a worker of the job's.
-        staged: with the stages of the job's pipeline, if it has one.
+        target: number of workers that the job specifies.
+        per_worker: ranks in a worker of the job.
+        staged: footprint with the stages of the job's pipeline, if it has one.
         spread: by the number of devices of one process, if the job uses several.
     """
+    # The footprint of a rank that holds whole matrices; its samples give the steps of the run.
     footprint = footprints[1]
     steps = None if loop is None else steps_of(loop, footprint.samples)
+    setting = _Setting(loop, steps, budget, per_worker)
     rows = [
-        _row(strategy, world, tensor, footprints[tensor], loop, steps, budget, per_worker)
+        _row(strategy, world, tensor, footprints[tensor], setting)
         for world in worlds
         for strategy, tensor in _strategies(world, footprints, loop)
     ]
+    # The job's pipeline, on the numbers of ranks that make whole pipelines.
     if loop is not None and staged is not None and staged.stages:
         allowed = (world for world in worlds if world % pipeline_ranks(loop) == 0 and _is_within(loop, per_worker))
-        rows += [_pipeline_row(world, footprint, staged, loop, steps, budget, per_worker) for world in allowed]
+        rows += [_pipeline_row(world, footprint, staged, loop, setting) for world in allowed]
     if loop is not None:
-        known = {number: one for number, one in (spread or {}).items() if not one.untraced}
-        rows += [_spread_row(number, one, loop, steps, budget) for number, one in known.items()]
+        # One process with several devices, under `dp` and `model`; a device count that could not be traced has a note.
+        traced = {number: on_devices for number, on_devices in (spread or {}).items() if not on_devices.untraced}
+        rows += [_spread_row(number, on_devices, loop, setting) for number, on_devices in traced.items()]
         rows.sort(key=lambda row: row.workers)
-    if loop is not None and wanted > 1:
-        rows = owned(rows, loop, wanted)
+    if loop is not None and target > 1:
+        # Mark the job's own choice, so that the recommendation can refer to it.
+        rows = owned(rows, loop, target)
+    # Without a traced pass, activations and times are unknown, which the notes say.
     is_known = bool(footprint.passes)
     notes = _notes(footprint, loop, is_known)
     if loop is not None and loop.strategy == "pipeline":
@@ -195,162 +223,147 @@ def planned(
     ):
         notes.append(f"tensorParallel {tensor} needs a multiple of {tensor} ranks, and none is planned for.")
     notes += _row_notes(rows, loop)
-    return Plan(tuple(rows), steps, recommendation(rows, wanted, is_known), tuple(notes))
+    return Plan(tuple(rows), steps, recommendation(rows, target, is_known), tuple(notes))
 
 
-def owned(rows: Sequence[Row], loop: Loop, wanted: int) -> list[Row]:
-    """Rows, with the one that a job says marked.
+def owned(rows: Sequence[PlanRow], loop: Loop, target: int) -> list[PlanRow]:
+    """Mark the row that the job specifies.
 
     Args:
-        wanted: number of ranks that it asks for.
+        target: number of ranks that it specifies.
     """
-    own = combinations.own(loop)
-    return [replace(row, is_own=row.workers == wanted and row.label == own) for row in rows]
+    own = combinations.strategy_of(loop)
+    return [replace(row, is_own=row.workers == target and row.label == own) for row in rows]
 
 
-def joined(plans: Mapping[str, Plan], loop: Loop, wanted: int, missing: Sequence[str] = ()) -> Plan:
-    """One plan of several strategies, in their order.
+def joined(plans: Mapping[str, Plan], loop: Loop, target: int, missing: Sequence[str] = ()) -> Plan:
+    """Join the plans of several strategies, in their order.
 
     Args:
-        plans: of the job under each strategy, by the name of that.
-        loop: of the job itself.
-        wanted: number of ranks that it asks for.
-        missing: why there is no plan of others, in sentences.
+        plans: plans of the job by strategy name.
+        loop: loop of the job itself.
+        target: number of ranks that it specifies.
+        missing: reasons why other strategies have no plan, in sentences.
 
     Raises:
         UserError: none of them has a row.
     """
     first = next(iter(plans.values()))
-    found = [row for row in first.rows if row.strategy is Strategy.SINGLE]
-    for name, one in plans.items():
-        found += [row for row in one.rows if row.label == name]
-    # Rows that are not shown say nothing.
-    of_rows = {note for one in plans.values() for note in _row_notes(one.rows, loop)}
-    notes = dict.fromkeys(note for one in plans.values() for note in one.notes if note not in of_rows)
+    # One rank alone is the same row under each strategy.
+    rows = [row for row in first.rows if row.strategy is PlannedStrategy.SINGLE]
+    for name, plan in plans.items():
+        rows += [row for row in plan.rows if row.label == name]
+    # Notes about rows that are left out are left out, too; those about the joined rows follow below.
+    row_notes = {note for plan in plans.values() for note in _row_notes(plan.rows, loop)}
+    notes = dict.fromkeys(note for plan in plans.values() for note in plan.notes if note not in row_notes)
     notes |= dict.fromkeys(missing)
-    if not found:
+    if not rows:
         raise UserError(f"--strategies: there is nothing to plan. {' '.join(notes)}".rstrip())
-    found.sort(key=lambda row: row.workers)
-    rows = owned(found, loop, wanted) if wanted > 1 else found
+    rows.sort(key=lambda row: row.workers)
+    rows = owned(rows, loop, target) if target > 1 else rows
     notes |= dict.fromkeys([*_gaps(plans, rows), *_row_notes(rows, loop)])
     is_known = any(row.memory.activations for row in rows)
-    return Plan(tuple(rows), first.steps, recommendation(rows, wanted, is_known), tuple(notes))
+    return Plan(tuple(rows), first.steps, recommendation(rows, target, is_known), tuple(notes))
 
 
-def _gaps(plans: Mapping[str, Plan], rows: Sequence[Row]) -> Iterator[str]:
-    """For each strategy, for which numbers of ranks it has no row though another one has."""
+def _gaps(plans: Mapping[str, Plan], rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Note each strategy that has no row for a number of ranks that another strategy has."""
     worlds = sorted({row.workers for row in rows if row.workers > 1})
     if not worlds:
         for name in plans:
             if name in ("ddp", "fsdp", "dp", "model"):
-                yield f"{name} has no row: it is for more than one {_UNITS.get(Strategy(name), 'worker')}."
+                yield f"{name} has no row: it is for more than one {_UNITS.get(PlannedStrategy(name), 'worker')}."
     for name in plans:
-        there = {row.workers for row in rows if row.label == name}
-        if there and (missing := [str(world) for world in worlds if world not in there]):
+        sizes = {row.workers for row in rows if row.label == name}
+        if sizes and (missing := [str(world) for world in worlds if world not in sizes]):
             yield f"{name} has no row for {', '.join(missing)} ranks: they make no whole number of its groups."
 
 
 def _strategies(
     world: int, footprints: Mapping[int, Footprint], loop: Loop | None
-) -> Iterator[tuple[Strategy, int]]:  # fmt: skip
-    """Each strategy that a world size allows, with its degree of tensor parallelism; the simplest first."""
+) -> Iterator[tuple[PlannedStrategy, int]]:  # fmt: skip
+    """Generate the strategies that a world size allows, each with its degree of tensor parallelism, the simplest
+    first."""
     if world == 1:
-        yield Strategy.SINGLE, 1
+        yield PlannedStrategy.SINGLE, 1
         return
     if loop is not None and loop.strategy == "hogwild":
-        # Of the others each rank would have a device of its own.
-        yield Strategy.HOGWILD, 1
+        # Under the other strategies each rank would have a device of its own.
+        yield PlannedStrategy.HOGWILD, 1
         return
-    yield Strategy.DDP, 1
-    yield Strategy.FSDP, 1
+    yield PlannedStrategy.DDP, 1
+    yield PlannedStrategy.FSDP, 1
     for tensor in footprints:
         if tensor > 1 and world % tensor == 0:
-            yield Strategy.TENSOR, tensor
+            yield PlannedStrategy.TENSOR, tensor
 
 
-def _row(
-    strategy: Strategy,
-    world: int,
-    tensor: int,
-    footprint: Footprint,
-    loop: Loop | None,
-    steps: int | None,
-    budget: Budget,
-    per_worker: int,
-) -> Row:
+def _row(strategy: PlannedStrategy, world: int, tensor: int, footprint: Footprint, setting: _Setting) -> PlanRow:
+    """Plan one strategy on a world size."""
+    loop, speed = setting.loop, setting.budget.speed
+    # Ranks that split matrices share samples: they are one data-parallel rank.
     copies = world // tensor
     batch = None if loop is None else batch_of(loop, copies)
-    traced = next((one for one in footprint.passes if batch is not None and one.samples == batch.micro_batch), None)
+    traced = next(
+        (pass_ for pass_ in footprint.passes if batch is not None and pass_.samples == batch.micro_batch), None
+    )
     passes = 1 if batch is None else batch.passes
-    options = Fsdp() if loop is None or loop.fsdp is None else loop.fsdp
-    shards = min(copies, max(1, per_worker // tensor)) if options.shard_within == "Worker" else copies
-    if strategy is Strategy.HOGWILD:
-        peak = of_worker(world, footprint, traced, passes)
+    options = FsdpSettings() if loop is None or loop.fsdp is None else loop.fsdp
+    # `shardWithin: Worker` keeps copies in each worker, so the state is sharded over its ranks only.
+    shards = min(copies, max(1, setting.per_worker // tensor)) if options.shard_within == "Worker" else copies
+    if strategy is PlannedStrategy.HOGWILD:
+        peak = worker_memory(world, footprint, traced, passes)
     else:
         precision = "float32" if loop is None else loop.precision
         peak = memory(strategy, shards, footprint, traced, passes, options, precision)
+    # A time needs the traced operations and the device's speed; a cost, a price and the steps of the run, too.
     time = None
-    if traced is not None and budget.speed is not None:
-        time = step_time(strategy, copies, footprint, traced, passes, budget.speed, tensor)
-    price = None
-    if time is not None and budget.price_per_hour is not None and steps is not None:
-        price = cost(steps, time.step, world, budget.price_per_hour)
-    spare = budget.device_memory - budget.reserve - peak.total
-    return Row(strategy, world, batch, peak, spare, time, price, tensor, copies=copies)
+    if traced is not None and speed is not None:
+        time = step_time(strategy, copies, footprint, traced, passes, speed, tensor)
+    price = setting.cost(time, world)
+    return PlanRow(strategy, world, batch, peak, setting.spare(peak), time, price, tensor, copies=copies)
 
 
-def _spread_row(number: int, footprint: Footprint, loop: Loop, steps: int | None, budget: Budget) -> Row:
-    """Of one process with several devices, which takes the global batch alone."""
-    batch = batch_of(loop, 1)
+def _spread_row(number: int, footprint: Footprint, loop: Loop, setting: _Setting) -> PlanRow:
+    """Plan one process with several devices, which takes the global batch alone."""
+    batch, speed = batch_of(loop, 1), setting.budget.speed
+    # Under `dp` the first device has most; under `model` each device has some of the layers.
     if loop.strategy == "dp":
-        strategy, peak, traced = Strategy.DP, of_copies(footprint, batch.passes), footprint.passes[0]
+        strategy, peak, traced = PlannedStrategy.DP, copies_memory(footprint, batch.passes), footprint.passes[0]
     else:
-        strategy, peak = Strategy.MODEL, of_layers(footprint, batch.passes)
+        strategy, peak = PlannedStrategy.MODEL, layers_memory(footprint, batch.passes)
         traced = footprint.portions[0].passes[0]
     copies = number if loop.strategy == "dp" else 1
-    time = price = None
-    if budget.speed is not None:
-        time = step_time(strategy, 1, footprint, traced, batch.passes, budget.speed)
-        if budget.price_per_hour is not None and steps is not None:
-            price = cost(steps, time.step, number, budget.price_per_hour)
-    spare = budget.device_memory - budget.reserve - peak.total
-    return Row(strategy, number, batch, peak, spare, time, price, copies=copies)
+    time = None if speed is None else step_time(strategy, 1, footprint, traced, batch.passes, speed)
+    price = setting.cost(time, number)
+    return PlanRow(strategy, number, batch, peak, setting.spare(peak), time, price, copies=copies)
 
 
-def _pipeline_row(
-    world: int,
-    footprint: Footprint,
-    staged: Footprint,
-    loop: Loop,
-    steps: int | None,
-    budget: Budget,
-    per_worker: int,
-) -> Row:
-    options, ranks = loop.pipeline or Pipeline(), pipeline_ranks(loop)
+def _pipeline_row(world: int, footprint: Footprint, staged: Footprint, loop: Loop, setting: _Setting) -> PlanRow:
+    """Plan the job's pipeline on a world size."""
+    options, ranks, speed = loop.pipeline or Pipeline(), pipeline_ranks(loop), setting.budget.speed
     copies = world // ranks
     chunks, samples = micro_batches(loop, copies)
-    # Of the optimizer's state only a trace of the whole step knows.
-    known = footprint.model_copy(update={"stages": staged.stages})
+    # Only the trace of the whole step has the optimizer's state; only the other one has the stages.
+    with_stages = footprint.model_copy(update={"stages": staged.stages})
     sharding = None
     if loop.fsdp is not None and copies > 1:
-        shards = min(copies, per_worker // ranks) if loop.fsdp.shard_within == "Worker" else copies
+        shards = min(copies, setting.per_worker // ranks) if loop.fsdp.shard_within == "Worker" else copies
         sharding = pipeline.Sharding(shards, loop.fsdp, loop.precision == "bfloat16")
-    peak = pipeline.memory(known, options, chunks, samples, sharding)
-    time = price = None
-    if budget.speed is not None:
+    peak = pipeline.memory(with_stages, options, chunks, samples, sharding)
+    time, tensor = None, degree_of(loop)
+    if speed is not None:
         is_sharded = sharding is not None
-        time = pipeline.step_time(known, options, chunks, samples, copies, budget.speed, is_sharded, degree_of(loop))
-        if budget.price_per_hour is not None and steps is not None:
-            price = cost(steps, time.step, world, budget.price_per_hour)
-    spare = budget.device_memory - budget.reserve - peak.total
-    combined = combinations.own(loop).removeprefix("pipeline")
-    tensor = degree_of(loop)
-    batch = Batch(samples, chunks)
-    return Row(Strategy.PIPELINE, world, batch, peak, spare, time, price, tensor, combined, copies=copies)
+        time = pipeline.step_time(with_stages, options, chunks, samples, copies, speed, is_sharded, tensor)
+    price = setting.cost(time, world)
+    combined = combinations.strategy_of(loop).removeprefix("pipeline")
+    batch = MicroBatches(samples, chunks)
+    strategy, spare = PlannedStrategy.PIPELINE, setting.spare(peak)
+    return PlanRow(strategy, world, batch, peak, spare, time, price, tensor, combined, copies=copies)
 
 
 def _is_within(loop: Loop, per_worker: int) -> bool:
-    """Whether pipelines lie in workers as the job wants it (tandem.strategies.RULES)."""
+    """Whether pipelines lie within workers as the job requires (tandem.job.strategies.RULES)."""
     is_free = loop.fsdp is None or loop.fsdp.shard_within != "Worker"
     return is_free or per_worker % pipeline_ranks(loop) == 0
 
@@ -365,52 +378,56 @@ def _pipeline_notes(loop: Loop, staged: Footprint | None, per_worker: int) -> li
     if not _is_within(loop, per_worker):
         return [
             f"The pipeline is not planned, because with fsdp.shardWithin: Worker each stays within a worker, and its "
-            f"{pipeline_ranks(loop)} ranks do not divide the {several(per_worker, 'process', 'processes')} of a worker."
+            f"{pipeline_ranks(loop)} ranks do not divide the {count_noun(per_worker, 'process', 'processes')} of a "
+            f"worker."
         ]
     return []
 
 
 def _spread_notes(loop: Loop, spread: Mapping[int, Footprint]) -> Iterator[str]:
-    for number, one in spread.items():
-        if one.untraced:
-            yield f"{loop.strategy} on {several(number, 'device')} is not planned, because {one.untraced}."
+    for number, on_devices in spread.items():
+        if on_devices.untraced:
+            yield f"{loop.strategy} on {count_noun(number, 'device')} is not planned, because {on_devices.untraced}."
 
 
-def recommendation(rows: Sequence[Row], wanted: int, is_known: bool = True) -> str:
-    """Which row to take, in a sentence or two.
+def recommendation(rows: Sequence[PlanRow], target: int, is_known: bool = True) -> str:
+    """Recommend a row, in a sentence or two.
 
     Args:
         rows: in any order.
-        wanted: the number of workers to take if it is among the rows; otherwise the most.
-        is_known: whether activations are.
+        target: number of workers to recommend a strategy for if the rows have it; otherwise the largest.
+        is_known: whether activations are known.
     """
     rows = sorted(rows, key=lambda row: (row.workers, SIMPLEST.index(row.strategy), row.combined))
-    workers = wanted if any(row.workers == wanted for row in rows) else max(row.workers for row in rows)
-    here = [row for row in rows if row.workers == workers]
+    workers = target if any(row.workers == target for row in rows) else max(row.workers for row in rows)
+    candidates = [row for row in rows if row.workers == workers]
     without = "" if is_known else ", without activations"
-    for index, row in enumerate(here):
+    for index, row in enumerate(candidates):
         if row.fits:
-            lacking = [f"{one.name} lacks {shown(-one.spare)}; " for one in here[:index]]
-            needless = [f"; {one.label}{one.said} is not needed" for one in here[index + 1 :]]
-            return f"{''.join(lacking)}{row.name} fits with {shown(row.spare)} to spare{without}{''.join(needless)}."
-    least = min(here, key=lambda row: row.memory.total)
-    said = f"{least.name} lacks {shown(-least.spare)}{without}"
-    if others := [row for row in rows if row.fits]:
-        other = others[0]
-        return f"{said}; {other.name} fits with {shown(other.spare)} to spare."
-    least = min(rows, key=lambda row: row.memory.total)
-    name = least.name.removesuffix(",")
+            # Rows are in order of simplicity: the first that fits is recommended, and the later ones are not needed.
+            too_large = [f"{other.name} lacks {format_bytes(-other.spare)}; " for other in candidates[:index]]
+            needless = [f"; {other.label}{other.origin} is not needed" for other in candidates[index + 1 :]]
+            fits = f"{row.name} fits with {format_bytes(row.spare)} to spare{without}"
+            return f"{''.join(too_large)}{fits}{''.join(needless)}."
+    # No strategy fits this number of workers: name the smallest need, and another number that fits.
+    smallest = min(candidates, key=lambda row: row.memory.total)
+    if other := next((row for row in rows if row.fits), None):
+        need = f"{smallest.name} lacks {format_bytes(-smallest.spare)}{without}"
+        return f"{need}; {other.name} fits with {format_bytes(other.spare)} to spare."
+    smallest = min(rows, key=lambda row: row.memory.total)
+    name = smallest.name.removesuffix(",")
     more = "Take more workers with fsdp, or devices with more memory."
-    if any(row.strategy is Strategy.HOGWILD for row in rows):
+    if any(row.strategy is PlannedStrategy.HOGWILD for row in rows):
         more = "Take fewer ranks, or a machine with more memory."
-    return f"Nothing fits: {name}, which takes least, lacks {shown(-least.spare)}{without}. {_advice(least, more)}"
+    lacks = format_bytes(-smallest.spare)
+    return f"Nothing fits: {name}, which takes least, lacks {lacks}{without}. {_advice(smallest, more)}"
 
 
-def _advice(row: Row, more: str) -> str:
-    """What makes a row smaller.
+def _advice(row: PlanRow, more: str) -> str:
+    """Advise how to make a row smaller.
 
     Args:
-        more: the advice where activations are not most of it.
+        more: advice if activations are at most half of it.
     """
     peak = row.memory
     if peak.activations <= peak.total / 2 or row.batch is None:
@@ -423,17 +440,17 @@ def _advice(row: Row, more: str) -> str:
     return "Activations of one sample are most of it: set loop.activationCheckpointing, or loop.precision bfloat16."
 
 
-def _row_notes(rows: Sequence[Row], loop: Loop | None) -> Iterator[str]:
-    """What these rows do not say."""
-    most = max(rows, key=lambda row: row.copies, default=None)
-    if loop is not None and most is not None and most.copies > loop.global_batch_size:
-        there = several(most.workers, _UNITS.get(most.strategy, "worker"))
-        if most.copies < most.workers:
-            there = f"the {most.copies} data-parallel groups of {most.label} on {there}"
-        yield f"globalBatchSize {loop.global_batch_size} is less than {there}: some have nothing to do."
+def _row_notes(rows: Sequence[PlanRow], loop: Loop | None) -> Iterator[str]:
+    """Note the limits of these rows."""
+    widest = max(rows, key=lambda row: row.copies, default=None)
+    if loop is not None and widest is not None and widest.copies > loop.global_batch_size:
+        members = count_noun(widest.workers, _UNITS.get(widest.strategy, "worker"))
+        if widest.copies < widest.workers:
+            members = f"the {widest.copies} data-parallel groups of {widest.label} on {members}"
+        yield f"globalBatchSize {loop.global_batch_size} is less than {members}: some have nothing to do."
     if any(row.time is not None and row.time.step < SHORT for row in rows):
-        least = f"{1e3 * SHORT:.0f} ms"
-        yield f"Steps of less than {least} are mostly spent on starting kernels, which is not in the times."
+        limit = f"{1e3 * SHORT:.0f} ms"
+        yield f"Steps of less than {limit} are mostly spent on starting kernels, which is not in the times."
 
 
 def _notes(footprint: Footprint, loop: Loop | None, is_known: bool) -> list[str]:

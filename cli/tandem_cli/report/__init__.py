@@ -1,7 +1,7 @@
 """The report of a run: one page made from the files of its run directory.
 
     folder       whether there is a run directory at all
-    reading      a run directory -> `run.Run`, the only part that touches the run's files
+    reading      a run directory -> `run.RunData`; the only module that reads the run's files
     logs         the three kinds of log of a run directory
     generations  the memberships of a run, and which steps the final model contains
     checkpoints  the checkpoints of a run and their evaluations

@@ -1,7 +1,7 @@
-"""The time axis of figures: seconds since the run began, without the stretches in which nothing ran.
+"""The time axis of figures: seconds since the start of the run, without the periods in which nothing ran.
 
-A run that was stopped in the evening and went on in the morning would otherwise be two specks at the ends of an empty
-axis. A pause is a time in which no process of the run wrote a line; the place where one was cut out is marked.
+A run that was stopped in the evening and resumed in the morning would otherwise be two specks at the ends of an empty
+axis. A pause is a period in which no process of the run logged anything; its position on the axis is marked.
 """
 
 from dataclasses import dataclass, replace
@@ -11,86 +11,88 @@ import numpy as np
 from tandem_cli.report.run import Floats
 
 PAUSE_SECONDS = 120.0
-"""The coordinator writes every second and evaluators every five: two minutes without a line, and nothing was there."""
+"""Silence that counts as a pause: the coordinator logs every second and evaluators every five, so after two minutes
+nothing is running."""
 
 UNITS = (("s", 1.0, 240.0), ("min", 60.0, 4 * 3600.0), ("h", 3600.0, 4 * 86400.0), ("days", 86400.0, float("inf")))
-"""Name, seconds, and up to which length of an axis it is the one to read in."""
+"""Name, seconds, and the length of an axis below which the unit is used."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """A stretch that was cut out."""
+    """Period that was cut out."""
 
-    at: float
-    """Where it was, on the axis."""
+    position: float
+    """Position on the axis."""
     seconds: float
-    """How long it was."""
+    """Length in seconds."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Turns times into positions on the axis."""
+    """Converts times to positions on the axis."""
 
     real: Floats
-    """[K] Ends of the stretches in which the run was going on, seconds since the epoch, ascending."""
-    shown: Floats
-    """[K] The same on the axis, in units."""
+    """[K] Ends of the periods in which the run was active, in seconds since the epoch, ascending."""
+    axis_positions: Floats
+    """[K] The corresponding positions on the axis, in units."""
     unit: str
     """s, min, h or days."""
     unit_seconds: float
-    """Seconds in a unit."""
+    """Seconds of a unit."""
     pauses: tuple[Pause, ...]
-    """What was cut out."""
+    """Periods that were cut out."""
 
     def axis(self, time: Floats) -> Floats:
-        """Positions on the axis; inside a pause, the place where it was cut out."""
-        return np.interp(time, self.real, self.shown)
+        """Convert times to positions; inside a pause, the position where it was cut out."""
+        return np.interp(time, self.real, self.axis_positions)
 
-    def at(self, time: float) -> float:
-        """One position on the axis."""
-        return float(np.interp(time, self.real, self.shown))
+    def position(self, time: float) -> float:
+        """Convert one time to its position."""
+        return float(np.interp(time, self.real, self.axis_positions))
 
     def between(self, begin: float, end: float) -> float:
-        """Seconds from one time to another in which the run was going on."""
-        return max(0.0, self.at(end) - self.at(begin)) * self.unit_seconds
+        """Seconds between two times in which the run was active."""
+        return max(0.0, self.position(end) - self.position(begin)) * self.unit_seconds
 
     def since_start(self, time: float) -> float:
-        """Seconds from the beginning of the run to a time, in which it was going on."""
+        """Seconds from the start of the run to a time, in which it was active."""
         return self.between(float(self.real[0]), time)
 
     def seen_from(self, time: float, seconds: float) -> "Clock":
-        """The same clock with its 0 at `time`, in the unit that suits a window of this length."""
+        """A clock with its 0 at `time`, in the unit that suits a window of this length."""
         unit, unit_seconds = _unit(seconds)
         scale = self.unit_seconds / unit_seconds
-        pauses = tuple(replace(pause, at=(pause.at - self.at(time)) * scale) for pause in self.pauses)
-        return Clock(self.real, (self.shown - self.at(time)) * scale, unit, unit_seconds, pauses)
+        pauses = tuple(replace(pause, position=(pause.position - self.position(time)) * scale) for pause in self.pauses)
+        return Clock(self.real, (self.axis_positions - self.position(time)) * scale, unit, unit_seconds, pauses)
 
     @property
     def length(self) -> float:
-        """Length of the axis in units."""
-        return float(self.shown[-1] - self.shown[0])
+        """Length of the axis, in units."""
+        return float(self.axis_positions[-1] - self.axis_positions[0])
 
     @property
     def seconds(self) -> float:
-        """Seconds in which the run was going on."""
+        """Seconds in which the run was active."""
         return self.length * self.unit_seconds
 
 
-def of(marks: Floats) -> Clock:
-    """The clock of a run, from the times at which something was logged (ascending)."""
+def make_clock(marks: Floats) -> Clock:
+    """Make the clock of a run from the times at which something was logged (ascending)."""
     if len(marks) == 0:
         marks = np.zeros(1)
     gaps = np.diff(marks)
     cuts = np.flatnonzero(gaps > PAUSE_SECONDS)
-    # Before each cut, time passed since the beginning less the pauses so far; after it, the same.
+    # A pause has no length on the axis: both of its ends lie at the time since the start less the pauses before.
     paused = np.concatenate([[0.0], np.cumsum(gaps[cuts])])
     real = np.concatenate([marks[:1], np.column_stack([marks[cuts], marks[cuts + 1]]).ravel(), marks[-1:]])
-    shown = real - marks[0] - np.repeat(paused, 2)
-    unit, unit_seconds = _unit(float(shown[-1]))
+    positions = real - marks[0] - np.repeat(paused, 2)
+    unit, unit_seconds = _unit(float(positions[-1]))
     pauses = tuple(
-        Pause(float(at) / unit_seconds, float(length)) for at, length in zip(shown[1:-1:2], gaps[cuts], strict=True)
+        Pause(float(cut) / unit_seconds, float(length))
+        for cut, length in zip(positions[1:-1:2], gaps[cuts], strict=True)
     )
-    return Clock(real, shown / unit_seconds, unit, unit_seconds, pauses)
+    return Clock(real, positions / unit_seconds, unit, unit_seconds, pauses)
 
 
 def _unit(seconds: float) -> tuple[str, float]:
@@ -98,10 +100,11 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 
 def envelope(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:
-    """The lowest and the highest value of each of `columns` equal stretches of x, as a zigzag to draw.
+    """Reduce a series to the lowest and the highest value of each of `columns` equal intervals of x, as a zigzag to
+    draw.
 
-    A single spike among a million values stays visible, which it would not in a mean or in every thousandth value.
-    `x` ascends. Short series come back as they are; a stretch of NaN alone becomes one NaN, a gap in the line.
+    A single spike among a million values stays visible, which it would not in a mean or in every thousandth value. `x`
+    ascends. Short series are returned unchanged; an interval of NaN alone becomes one NaN, a gap in the line.
     """
     if len(x) <= 2 * columns:
         return x, y
@@ -112,7 +115,7 @@ def envelope(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:
 
 
 def thin(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:
-    """One value of each of `columns` equal stretches of x: for series that are smooth already."""
+    """Reduce a series to one value of each of `columns` equal intervals of x, for series that are already smooth."""
     if len(x) <= columns:
         return x, y
     starts = _starts(x, columns)
@@ -120,7 +123,8 @@ def thin(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:
 
 
 def smooth(y: Floats, width: int) -> Floats:
-    """Mean over the `width` values around each, passing over what is not finite; fewer at the ends."""
+    """Compute the mean over the `width` values around each value, ignoring values that are not finite; fewer at the
+    ends."""
     good = np.isfinite(y)
     total = np.concatenate([[0.0], np.cumsum(np.where(good, y, 0.0))])
     count = np.concatenate([[0], np.cumsum(good)])
@@ -131,7 +135,7 @@ def smooth(y: Floats, width: int) -> Floats:
 
 
 def means(x: Floats, y: Floats, edges: Floats) -> Floats:
-    """Mean of the finite y in each stretch between two edges, NaN where there is none."""
+    """Compute the mean of the finite y between each two edges, NaN if there is none."""
     good = np.isfinite(x) & np.isfinite(y)
     place = np.searchsorted(edges, x[good], side="right") - 1
     inside = (place >= 0) & (place < len(edges) - 1)

@@ -5,73 +5,73 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.formatting import duration, metric_name, number, score
-from tandem.ledger import Ledger, amounts
+from tandem.job.secrecy import hide_secrets
 from tandem.model import Model
 from tandem.rundir.evaluations import direction
-from tandem.secrecy import hidden
-from tandem.status import phase_word
+from tandem.wire.ledger import Ledger, ledger_rows
+from tandem.wire.status import phase_word
 from tandem_cli.report import clock
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 from tandem_cli.report.summary import summarize
 
-Row = tuple[str, tuple[str, ...]]
-"""What it is about, and a text for each run."""
+ComparisonRow = tuple[str, tuple[str, ...]]
+"""Label, and a text for each run."""
 NOT_SET = "–"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """Result of a run."""
 
     name: str
-    """Of its job."""
+    """Name of its job."""
     path: str
-    """Its folder."""
+    """Its run directory."""
     state: str
     """Succeeded, Failed, Running or Stopped."""
     steps: int
     """Steps that made the model."""
     total_steps: int | None
-    """Steps that were to be made."""
+    """Steps of the whole run."""
     loss: float | None
     """Training loss of the last step that has one."""
     metric: str
-    """What the best checkpoint is best in."""
+    """Metric that ranks its checkpoints."""
     best: str
-    """The best checkpoint; empty where none was evaluated."""
+    """The best checkpoint; empty if none was evaluated."""
     best_step: int | None
-    """Its step."""
+    """Step of the best checkpoint."""
     score: float | None
-    """Its score on the test data."""
+    """Score of the best checkpoint on the test data."""
     base: float | None
-    """The base model's, where it was evaluated."""
+    """Score of the base model, if it was evaluated."""
     evaluated: int
-    """Checkpoints that have a score."""
+    """Number of checkpoints with a score."""
     seconds: float
-    """How long it was going on, pauses left out."""
+    """Active time, without pauses."""
     throughput: float | None
     """Median of the samples a second, over all ranks."""
     restarts: int
-    """Generations that were formed because something had failed or was lost."""
+    """Generations formed because of a failure or a loss."""
     ledger: Ledger | None = None
-    """GPU time, CPU time and cost by what they were for."""
+    """GPU time, CPU time and cost by purpose."""
 
 
-def outcome(run: Run, path: str) -> Outcome:
-    """What became of a run."""
-    summary = summarize(run, clock.of(run.marks))
-    found = run.best.evaluation.metrics.get(run.metric) if run.best and run.best.evaluation else None
+def outcome(run: RunData, path: str) -> Outcome:
+    """Determine the result of a run."""
+    summary = summarize(run, clock.make_clock(run.marks))
+    best_score = run.best.evaluation.metrics.get(run.metric) if run.best and run.best.evaluation else None
     return Outcome(
         name=run.name,
         path=path,
         state=phase_word(run.result, run.message),
         steps=summary.steps,
         total_steps=run.total_steps,
-        loss=run.counted.last_loss,
+        loss=run.model_steps.last_loss,
         metric=run.metric,
         best=run.best.name if run.best else "",
         best_step=run.best.step if run.best else None,
-        score=found,
+        score=best_score,
         base=run.base.evaluation.metrics.get(run.metric) if run.base and run.base.evaluation else None,
         evaluated=summary.evaluated,
         seconds=summary.seconds,
@@ -81,35 +81,39 @@ def outcome(run: Run, path: str) -> Outcome:
     )
 
 
-def differences(runs: Sequence[Run]) -> dict[str, tuple[Any, ...]]:
-    """The fields of `spec` in which the jobs of runs differ, by their path in a manifest: a value for each run, None
-    where it is not set or nobody knows."""
+def differences(runs: Sequence[RunData]) -> dict[str, tuple[Any, ...]]:
+    """Find the fields of `spec` in which the jobs of runs differ, by their path in a manifest: a value for each run,
+    None if it is not set or unknown."""
     # Values of variables that are probably secrets are hidden, as on the page of a report.
-    specs = [dict(_fields("", hidden(run.job.spec.dump()))) if isinstance(run.job, Model) else {} for run in runs]
+    specs = [dict(_fields("", hide_secrets(run.job.spec.dump()))) if isinstance(run.job, Model) else {} for run in runs]
     paths = sorted({path for spec in specs for path in spec})
     values = {path: tuple(spec.get(path) for spec in specs) for path in paths}
-    return {path: found for path, found in values.items() if any(value != found[0] for value in found)}
+    return {path: of_runs for path, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)}
 
 
-def rows(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> list[Row]:
-    """The table: what differs in the jobs, then what became of them."""
-    found = [(path, tuple(_shown(value) for value in values)) for path, values in differences(runs).items()]
-    found.append(("state", tuple(one.state for one in outcomes)))
-    found.append(("steps", tuple(_steps(one) for one in outcomes)))
-    found.append(("training loss", tuple(number(one.loss) for one in outcomes)))
-    for metric in dict.fromkeys(one.metric for one in outcomes):
-        own = [one if one.metric == metric else None for one in outcomes]
-        found.append((best_label(metric), tuple(_score(one) for one in own)))
-        if any(one is not None and one.base is not None for one in own):
-            found.append((f"base model's {metric_name(metric)}", tuple(_base(one) for one in own)))
-    found.append(("at step", tuple(NOT_SET if one.best_step is None else f"{one.best_step:,}" for one in outcomes)))
-    found.append(("evaluated", tuple(f"{one.evaluated:,}" for one in outcomes)))
-    found.append(("duration", tuple(duration(one.seconds) for one in outcomes)))
-    found.append(("samples/s", tuple(number(one.throughput) for one in outcomes)))
-    found.append(("restarts", tuple(f"{one.restarts:,}" for one in outcomes)))
-    totals = [{name: written(spent.total) for name, spent, written in amounts(one.ledger)} for one in outcomes]
-    names = dict.fromkeys(name for one in totals for name in one)
-    return found + [(name, tuple(one.get(name, NOT_SET) for one in totals)) for name in names]
+def rows(runs: Sequence[RunData], outcomes: Sequence[Outcome]) -> list[ComparisonRow]:
+    """Build the table: the settings that differ, then the results."""
+    table = [(path, tuple(_formatted(value) for value in values)) for path, values in differences(runs).items()]
+    table.append(("state", tuple(outcome.state for outcome in outcomes)))
+    table.append(("steps", tuple(_steps(outcome) for outcome in outcomes)))
+    table.append(("training loss", tuple(number(outcome.loss) for outcome in outcomes)))
+    for metric in dict.fromkeys(outcome.metric for outcome in outcomes):
+        own = [outcome if outcome.metric == metric else None for outcome in outcomes]
+        table.append((best_label(metric), tuple(_score(outcome) for outcome in own)))
+        if any(outcome is not None and outcome.base is not None for outcome in own):
+            table.append((f"base model's {metric_name(metric)}", tuple(_base(outcome) for outcome in own)))
+    table.append(
+        ("at step", tuple(NOT_SET if outcome.best_step is None else f"{outcome.best_step:,}" for outcome in outcomes))
+    )
+    table.append(("evaluated", tuple(f"{outcome.evaluated:,}" for outcome in outcomes)))
+    table.append(("duration", tuple(duration(outcome.seconds) for outcome in outcomes)))
+    table.append(("samples/s", tuple(number(outcome.throughput) for outcome in outcomes)))
+    table.append(("restarts", tuple(f"{outcome.restarts:,}" for outcome in outcomes)))
+    totals = [
+        {name: written(hours.total) for name, hours, written in ledger_rows(outcome.ledger)} for outcome in outcomes
+    ]
+    names = dict.fromkeys(name for total in totals for name in total)
+    return table + [(name, tuple(total.get(name, NOT_SET) for total in totals)) for name in names]
 
 
 def best_label(metric: str) -> str:
@@ -117,10 +121,10 @@ def best_label(metric: str) -> str:
     return f"best {metric_name(metric)}"
 
 
-def winner(runs: Sequence[Run], outcomes: Sequence[Outcome]) -> int | None:
-    """Which run has the best score; None if they are scored by different metrics, fewer than two have a score, or the
-    best one is not the only one."""
-    scored = {index: one.score for index, one in enumerate(outcomes) if one.score is not None}
+def winner(runs: Sequence[RunData], outcomes: Sequence[Outcome]) -> int | None:
+    """Choose the run with the best score; None if runs are scored by different metrics, fewer than two have a score,
+    or several share the best one."""
+    scored = {index: outcome.score for index, outcome in enumerate(outcomes) if outcome.score is not None}
     if len(scored) < 2 or len({outcomes[index].metric for index in scored}) > 1:
         return None
     first = next(iter(scored))
@@ -138,23 +142,23 @@ def _fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _steps(one: Outcome) -> str:
-    return f"{one.steps:,} of {one.total_steps:,}" if one.total_steps else f"{one.steps:,}"
+def _steps(outcome: Outcome) -> str:
+    return f"{outcome.steps:,} of {outcome.total_steps:,}" if outcome.total_steps else f"{outcome.steps:,}"
 
 
-def _score(one: Outcome | None) -> str:
-    return NOT_SET if one is None or one.score is None else score(one.metric, one.score)
+def _score(outcome: Outcome | None) -> str:
+    return NOT_SET if outcome is None or outcome.score is None else score(outcome.metric, outcome.score)
 
 
-def _base(one: Outcome | None) -> str:
-    return NOT_SET if one is None or one.base is None else score(one.metric, one.base)
+def _base(outcome: Outcome | None) -> str:
+    return NOT_SET if outcome is None or outcome.base is None else score(outcome.metric, outcome.base)
 
 
-def _shown(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_shown(one) for one in value) or NOT_SET
+        return " ".join(_formatted(item) for item in value) or NOT_SET
     if isinstance(value, Mapping):
         if value.keys() == {"name", "value"}:
             return f"{value['name']}={value['value']}"
-        return " ".join(f"{key}={_shown(one)}" for key, one in value.items())
+        return " ".join(f"{key}={_formatted(item)}" for key, item in value.items())
     return NOT_SET if value is None else str(value).lower() if isinstance(value, bool) else str(value)

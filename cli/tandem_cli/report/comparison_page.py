@@ -1,36 +1,36 @@
-"""Several runs side by side as one HTML page, in the manner of a report, and as a PNG file."""
+"""A page and a PNG file that compare several runs, in the manner of a report."""
 
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from tandem.distribution import version
 from tandem.errors import UserError
-from tandem.formatting import metric_name, printable, score, several
+from tandem.formatting import count_noun, metric_name, printable, score
+from tandem.processes.distribution import version
 from tandem_cli.report import raster
-from tandem_cli.report.comparison import Outcome, Row, best_label, winner
+from tandem_cli.report.comparison import ComparisonRow, Outcome, best_label, winner
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.page import DrawnPicture, document, figure
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 from tandem_cli.report.writing import replacing
 from tandem_coordinator.charts import drawing
-from tandem_coordinator.charts.chart import NARROW, WIDE, Look
+from tandem_coordinator.charts.chart import NARROW, WIDE, Viewport
 
 TITLE = "Training loss and score"
 
 
 class ComparisonPage:
-    """What is told of several runs.
+    """Comparison of several runs, as a page or a picture.
 
     Args:
         runs: two or more.
-        outcomes: what became of each.
-        rows: in what they differ, and their results.
-        titles: what to call each.
+        outcomes: result of each.
+        rows: settings that differ, and results.
+        titles: name of each.
     """
 
     def __init__(
-        self, runs: Sequence[Run], outcomes: Sequence[Outcome], rows: Sequence[Row], titles: Sequence[str]
+        self, runs: Sequence[RunData], outcomes: Sequence[Outcome], rows: Sequence[ComparisonRow], titles: Sequence[str]
     ) -> None:
         self._runs, self._outcomes, self._rows = runs, outcomes, rows
         self._titles = [printable(title) for title in titles]
@@ -47,7 +47,7 @@ class ComparisonPage:
             self._table(),
             "</main>",
             f"<footer><p>Made by tandem compare {escape(version())} from "
-            f"{escape(', '.join(printable(one.path) for one in self._outcomes))}.</p></footer>",
+            f"{escape(', '.join(printable(outcome.path) for outcome in self._outcomes))}.</p></footer>",
         ]
         return document(" · ".join(self._titles), body)
 
@@ -55,26 +55,26 @@ class ComparisonPage:
         """The picture.
 
         Raises:
-            UserError: there is nothing to draw.
+            UserError: no run has logged anything to draw.
         """
         if not self._charts:
             raise UserError("none of these runs has logged a step or a score, so there is nothing to draw")
         title = f"{TITLE}: {' · '.join(labels(self._titles))}"
-        return raster.png(self._svg("png", WIDE), title if len(title) <= MAX_LETTERS else TITLE)
+        return raster.png(self._svg("png", WIDE), title if len(title) <= MAX_TITLE_LENGTH else TITLE)
 
-    def _svg(self, place: str, look: Look) -> str:
-        return drawing.draw(f"compared-{place}", TITLE, self._finding(), self._charts, look)
+    def _svg(self, place: str, style: Viewport) -> str:
+        return drawing.draw(f"compared-{place}", TITLE, self._finding(), self._charts, style)
 
     def _lead(self) -> str:
-        told = f"{several(len(self._runs), 'run')} side by side."
+        text = f"{count_noun(len(self._runs), 'run')} side by side."
         if self._best is not None and (value := self._outcomes[self._best].score) is not None:
             metric = self._outcomes[self._best].metric
-            told += f" The best {metric_name(metric)} is {score(metric, value)}, of {self._titles[self._best]}."
-        return told
+            text += f" The best {metric_name(metric)} is {score(metric, value)}, of {self._titles[self._best]}."
+        return text
 
     def _finding(self) -> str:
-        """What has to be known to read the picture."""
-        said = ["The loss is a running mean. Time counts from the beginning of each run, without its pauses."]
+        """Sentences about how to read the picture."""
+        sentences = ["The loss is a running mean. Time counts from the beginning of each run, without its pauses."]
         metrics = list(dict.fromkeys(run.metric for run in self._runs))
         if len(metrics) > 1:
             by = "; ".join(
@@ -82,15 +82,15 @@ class ComparisonPage:
                 + ", ".join(title for run, title in zip(self._runs, self._titles, strict=True) if run.metric == metric)
                 for metric in metrics
             )
-            said.append(f"The runs are scored by different metrics, so their scores cannot be compared ({by}).")
+            sentences.append(f"The runs are scored by different metrics, so their scores cannot be compared ({by}).")
         empty = [
             title
             for run, title in zip(self._runs, self._titles, strict=True)
-            if not len(run.counted) and not any(one.evaluation for one in run.checkpoints)
+            if not len(run.model_steps) and not any(checkpoint.evaluation for checkpoint in run.checkpoints)
         ]
         if empty:
-            said.append(f"Without a step or a score so far: {', '.join(empty)}.")
-        return " ".join(said)
+            sentences.append(f"Without a step or a score so far: {', '.join(empty)}.")
+        return " ".join(sentences)
 
     def _figure(self) -> str:
         if not self._charts:
@@ -114,14 +114,14 @@ class ComparisonPage:
             "</section>"
         )
 
-    def _valued(self, label: str, words: str, index: int) -> str:
-        """A value of a row; the best score is bold, as the name of its run."""
+    def _valued(self, label: str, text: str, index: int) -> str:
+        """Mark up a value of a row: the best score is bold, like the name of its run."""
         is_score = label == best_label(self._outcomes[index].metric)
-        return self._marked(words, index) if is_score else words
+        return self._marked(text, index) if is_score else text
 
-    def _marked(self, words: str, index: int) -> str:
-        """The run with the best score is bold."""
-        return f"<b>{words}</b>" if index == self._best else words
+    def _marked(self, text: str, index: int) -> str:
+        """Mark up the run with the best score in bold."""
+        return f"<b>{text}</b>" if index == self._best else text
 
 
 def _wraps(value: str) -> str:
@@ -129,22 +129,22 @@ def _wraps(value: str) -> str:
 
 
 LONG = 30
-"""Characters of a value that takes more than one line."""
-MAX_LETTERS = 110
-"""Of the title of a PNG file, as many as there is room for."""
+"""Length above which a value may be wrapped, in characters."""
+MAX_TITLE_LENGTH = 110
+"""Length of the title of a PNG file that fits above the picture, in characters."""
 
 
 def write(content: str | bytes, path: Path) -> None:
-    """Write a page or a picture, which takes its name at once.
+    """Write a page or a picture, and replace an earlier one in one step.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder; give the name of a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as aside:
-            aside.write_bytes(content.encode() if isinstance(content, str) else content)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error

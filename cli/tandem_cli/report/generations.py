@@ -1,11 +1,12 @@
 """The generations of a run, merged from records, the trainers' logs and the coordinator's log, and which of the logged
 steps the final model contains.
 
-After a restart, steps after the checkpoint are done again, so several generations log the same step. The rule is that
-of `tandem.rundir.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A
-report must also make sense of a directory whose generation records are lost, so it uses an equal form that needs only
-where each generation began: of a generation, the steps count that no later generation began at or before. (Equal, since
-each generation resumes from a checkpoint that counted at its start; a test compares the two over random histories.)
+After a restart, steps after the checkpoint are repeated, so several generations log the same step. The rule is that of
+`tandem.rundir.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A
+report must also make sense of a directory whose generation records are lost, so it uses an equivalent form that needs
+only the step each generation started from: a step counts if no later generation started at or before it. (They are
+equivalent because each generation resumes from a checkpoint that counted at its start; a test compares the two over
+random histories.)
 """
 
 import math
@@ -14,42 +15,42 @@ from typing import TypeVar
 
 import numpy as np
 
-from tandem.measures import Generation
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.records import Closed, Formed
 from tandem.script import MAX_VALUES
+from tandem.wire.measures import Generation
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Steps
 
 Records = Mapping[int, GenerationRecord]
-Known = TypeVar("Known")
+AnyValue = TypeVar("AnyValue")
 AnyOfGeneration = TypeVar("AnyOfGeneration", Formed, Closed)
 
 
 def beginnings(records: Records, train: Sequence[TrainLog]) -> dict[int, int]:
-    """The step that each generation went on from: from its record, else from its log."""
-    found = {}
+    """Find the step that each generation resumed from: from its record, else from its log."""
+    start_steps = {}
     for log in train:
         if log.start_step is not None:
-            found[log.generation] = log.start_step
+            start_steps[log.generation] = log.start_step
         elif len(log.steps):
-            found[log.generation] = int(log.steps.step.min()) - 1
+            start_steps[log.generation] = int(log.steps.step.min()) - 1
     for number, record in records.items():
-        found[number] = record.resumed_from.step if record.resumed_from else 0
-    return found
+        start_steps[number] = record.resumed_from.step if record.resumed_from else 0
+    return start_steps
 
 
 def collect(records: Records, train: Sequence[TrainLog], coordinator: CoordinatorLog) -> tuple[Generation, ...]:
-    """All memberships anybody knows of, oldest first."""
+    """Collect all known generations, oldest first."""
     logs = {log.generation: log for log in train}
     formed = _by_number(coordinator.formed)
     closed = _by_number(coordinator.closed)
-    began = beginnings(records, train)
-    found = [
-        _membership(number, records.get(number), logs.get(number), formed.get(number), closed.get(number), began)
+    start_steps = beginnings(records, train)
+    generations = [
+        _membership(number, records.get(number), logs.get(number), formed.get(number), closed.get(number), start_steps)
         for number in sorted({*records, *logs, *formed})
     ]
-    return tuple(found)
+    return tuple(generations)
 
 
 def _membership(
@@ -58,8 +59,9 @@ def _membership(
     log: TrainLog | None,
     formed: Formed | None,
     closed: Closed | None,
-    began: Mapping[int, int],
+    start_steps: Mapping[int, int],
 ) -> Generation:
+    """Merge one generation; of each value the most exact source that has it."""
     steps = log.steps if log and len(log.steps) else None
     return Generation(
         number=number,
@@ -75,7 +77,7 @@ def _membership(
         members=tuple((formed and formed.members) or (record.members if record else ())),
         reason=(formed and formed.reason) or "",
         detail=(formed and formed.detail) or "",
-        resumed_step=began.get(number),
+        resumed_step=start_steps.get(number),
         first_step_at=float(steps.time.min()) if steps else None,
         last_step=int(steps.step.max()) if steps else None,
         last_step_at=float(steps.time.max()) if steps else None,
@@ -90,66 +92,66 @@ def _ended(log: TrainLog | None, closed: Closed | None) -> str:
 
 
 def _by_number(lines: Sequence[AnyOfGeneration]) -> dict[int, AnyOfGeneration]:
-    """The first line of each generation: a coordinator that restarted may say it again."""
-    found: dict[int, AnyOfGeneration] = {}
+    """Index lines by generation; the first line of each, as a coordinator that restarted may repeat it."""
+    by_number: dict[int, AnyOfGeneration] = {}
     for line in lines:
-        found.setdefault(line.generation, line)
-    return found
+        by_number.setdefault(line.generation, line)
+    return by_number
 
 
-def _first(*values: Known | None) -> Known | None:
-    """The first that is known."""
+def _first(*values: AnyValue | None) -> AnyValue | None:
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
 Limits = Mapping[int, float]
-"""For each generation, the last step of it that counts; infinite for the newest."""
+"""Last step that counts, by generation; infinite for the newest."""
 
 
 def limits(began_after: Mapping[int, int]) -> Limits:
-    """From the step that each generation resumed from (0: from the beginning), the last step of each that counts."""
-    found: dict[int, float] = {}
+    """Compute the last step of each generation that counts, from the step that each resumed from (0 for the start)."""
+    by_generation: dict[int, float] = {}
     lowest = math.inf
     for generation in sorted(began_after, reverse=True):
-        found[generation] = lowest
+        by_generation[generation] = lowest
         lowest = min(lowest, began_after[generation])
-    return found
+    return by_generation
 
 
 def counts(bounds: Limits, generation: int | None, step: int) -> bool:
-    """Whether a step of a generation counts. One of an unknown generation is given the benefit of the doubt."""
+    """Whether a step of a generation counts. A step of an unknown generation counts."""
     return generation is None or step <= bounds.get(generation, math.inf)
 
 
 MAX_MEASURES = 2 + MAX_VALUES
-"""What is told of a step beside its loss: learning rate, gradient norm, and the values of a script."""
+"""Number of values of a step beside its loss: learning rate, gradient norm, and the values of a script."""
 
 
 def resolve(logged: Mapping[int, Steps], bounds: Limits) -> tuple[Steps, tuple[Steps, ...]]:
-    """Split what each generation logged: the steps that count, ascending and each once, and those that were redone."""
-    kept, lost = [], []
+    """Split the logged steps: those that count, ascending and each once, and those that were repeated."""
+    valid, lost = [], []
     for generation in sorted(logged):
         steps = logged[generation]
         good = steps.step <= bounds.get(generation, math.inf)
-        kept.append(steps.where(good))
+        valid.append(steps.select(good))
         if not good.all():
-            lost.append(steps.where(~good))
-    if not kept:
+            lost.append(steps.select(~good))
+    if not valid:
         return Steps(np.empty(0, np.int64), np.empty(0), np.empty(0)), ()
     joined = Steps(
-        np.concatenate([steps.step for steps in kept]),
-        np.concatenate([steps.time for steps in kept]),
-        np.concatenate([steps.loss for steps in kept]),
+        np.concatenate([steps.step for steps in valid]),
+        np.concatenate([steps.time for steps in valid]),
+        np.concatenate([steps.loss for steps in valid]),
         {
-            name: np.concatenate([steps.measures.get(name, np.full(len(steps), np.nan)) for steps in kept])
-            for name in [*dict.fromkeys(name for steps in kept for name in steps.measures)][:MAX_MEASURES]
+            name: np.concatenate([steps.measures.get(name, np.full(len(steps), np.nan)) for steps in valid])
+            for name in [*dict.fromkeys(name for steps in valid for name in steps.measures)][:MAX_MEASURES]
         },
         None
-        if all(steps.lossless is None for steps in kept)
+        if all(steps.lossless is None for steps in valid)
         else np.concatenate(
-            [np.zeros(len(steps), np.bool_) if steps.lossless is None else steps.lossless for steps in kept]
+            [np.zeros(len(steps), np.bool_) if steps.lossless is None else steps.lossless for steps in valid]
         ),
     )
-    # np.unique names the first of equal ones: look from the end, where the later generation stands.
+    # np.unique returns the first index of equal steps; in reverse that is the latest generation's.
     last = len(joined) - 1 - np.unique(joined.step[::-1], return_index=True)[1]
-    return joined.where(last), tuple(lost)
+    return joined.select(last), tuple(lost)

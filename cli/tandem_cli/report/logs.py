@@ -8,30 +8,44 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.model import LATEST
+from tandem.model import MAX_TIMESTAMP
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.script import MAX_VALUES
-from tandem.status import Troubles
-from tandem_cli.report.run import Floats, Ints, Kind, OfRank, Rates, RunEvent, Steps, Use, Work, World, number, within
+from tandem.wire.status import Troubles
+from tandem_cli.report.run import (
+    EvaluationWork,
+    Floats,
+    Ints,
+    Kind,
+    OfRank,
+    Rates,
+    RunEvent,
+    Steps,
+    Use,
+    World,
+    number,
+    within,
+)
 from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
 MAX_CORES = 10_000.0
 MAX_THROUGHPUT = 1e15
 MAX_BYTES = 1e15
-"""Larger numbers of busy cores, of samples a second and of bytes are damage."""
+"""Limits of plausible values: larger numbers of busy cores, of samples a second and of bytes are damage."""
 
 SAME_SECONDS = 0.1
-"""Values that were measured so shortly after one another are one, told twice."""
+"""Interval within which two measurements of a value are the same one, logged twice."""
 
 LOST_SECONDS = 12.0
-"""An evaluator speaks at least every 5 s and the coordinator every second: after this it was not there."""
+"""Silence after which a process counts as absent: an evaluator logs at least every 5 s, the coordinator every
+second."""
 
 
 @dataclass(frozen=True)
 class TrainLog:
-    """What rank 0 of one generation wrote."""
+    """Log of rank 0 of one generation."""
 
     generation: int
     steps: Steps
@@ -39,16 +53,16 @@ class TrainLog:
     saves: tuple[records.Saved, ...]
     unsaved: tuple[tuple[int, str], ...]
     failed: tuple[str, ...]
-    """Why saves that were begun have failed."""
+    """Reasons why saves that were started have failed."""
     passed: tuple[tuple[float, str, str], ...]
-    """Checkpoints it could not resume from: when, name, why."""
+    """Checkpoints that it could not resume from: time, name, reason."""
     started_at: float | None
     start_step: int | None
     total_steps: int | None
     world_size: int | None
     tokens_per_sample: float | None
     learned_per_sample: float | None
-    """Tokens of these that the loss is over."""
+    """Tokens of these that the loss is computed over."""
     ended: str
     first_at: float | None
     last_at: float | None
@@ -57,7 +71,7 @@ class TrainLog:
 
 @dataclass(frozen=True)
 class CoordinatorLog:
-    """What the coordinator wrote."""
+    """Log of the coordinator."""
 
     world: World
     trainer_cpu: tuple[Use, ...] = ()
@@ -69,28 +83,28 @@ class CoordinatorLog:
     closed: tuple[records.Closed, ...] = ()
     events: tuple[RunEvent, ...] = ()
     troubles: tuple[Troubles, ...] = ()
-    """As the coordinator counted them, each time something was new."""
-    ledger: records.Accounted | None = None
-    """The last one."""
+    """Counts of the coordinator, at each change."""
+    ledger: records.LedgerRecord | None = None
+    """The last one logged."""
     ended_at: float | None = None
-    """When the coordinator left in good order, if nothing followed."""
+    """Time at which the coordinator ended in good order, if it logged nothing afterwards."""
     marks: Floats = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
 class ReadEvaluatorLog:
-    """What one evaluator wrote."""
+    """Log of one evaluator."""
 
     name: str
     use: Use
-    works: tuple[Work, ...]
+    works: tuple[EvaluationWork, ...]
     skipped: tuple[tuple[float, str], ...]
     bad: tuple[tuple[float, str, str], ...]
     marks: Floats
 
 
 class _Marks:
-    """Times at which something was logged, at most two a second."""
+    """Times at which something was logged, at most two a second: a million steps need no more on the axis."""
 
     def __init__(self) -> None:
         self._times = array("d")
@@ -106,11 +120,11 @@ class _Marks:
 
 
 def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
-    """Parse `log/train-g….jsonl`."""
+    """Parse `log/train-g….jsonl` in one pass."""
     step, when, loss = array("q"), array("d"), array("d")
     measures = {name: array("d") for name in (LEARNING_RATE, GRADIENT_NORM)}
     lossless = array("b")
-    others: dict[str, tuple[array[int], array[float]]] = {}
+    script_values: dict[str, tuple[array[int], array[float]]] = {}
     rates: list[tuple[float, records.Rate]] = []
     saves: list[records.Saved] = []
     unsaved: list[tuple[int, str]] = []
@@ -119,6 +133,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     start: records.Start | None = None
     ended, marks = "", _Marks()
     first = last = None
+    # A rate covers the time since the rate before, or since the first line.
     previous_rate: float | None = None
     for record in _all(path, TRAINING, faults):
         time = record.time
@@ -129,14 +144,16 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 step.append(record.step)
                 when.append(time)
                 loss.append(number(record.loss))
+                # A step without a loss, as scripts may log it, differs from a loss of null, which was not finite.
                 lossless.append("loss" not in record.model_fields_set)
                 for values, value in zip(measures.values(), (record.lr, record.gradient_norm), strict=True):
                     values.append(number(value))
             case records.Values():
                 for name, value in record.known.items():
-                    if name in others or len(others) < MAX_VALUES:
-                        at, column = others.setdefault(name, (array("q"), array("d")))
-                        at.append(record.step)
+                    # A script that makes up names without end must not fill the memory.
+                    if name in script_values or len(script_values) < MAX_VALUES:
+                        steps_of, column = script_values.setdefault(name, (array("q"), array("d")))
+                        steps_of.append(record.step)
                         column.append(number(value))
             case records.Rate():
                 rates.append((time - (first if previous_rate is None else previous_rate), record))
@@ -145,24 +162,26 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 saves.append(record)
             case records.NotSaved():
                 unsaved.append((record.step or 0, record.why or ""))
-                if record.name is not None:  # it was begun
+                if record.name is not None:  # the save was started
                     failed.append(record.why or "")
-            case records.PassedOver():
+            case records.CheckpointPassedOver():
                 passed.append((time, record.checkpoint or "", record.why or ""))
             case records.Start():
+                # One for each generation's log; should there be several, the first.
                 start = start or record
             case records.TrainingEnd():
                 ended = record.why or ""
+    # Arrays are built once at the end: appending to numpy arrays would copy them for each line.
     steps = Steps(
         np.array(step, np.int64),
         _floats(when),
         _floats(loss),
-        _told(measures),
+        _logged(measures),
         np.array(lossless, np.bool_) if any(lossless) else None,
     )
     return TrainLog(
         generation=generation,
-        steps=replace(steps, measures=steps.measures | _beside(steps.step, others)),
+        steps=replace(steps, measures=steps.measures | _aligned(steps.step, script_values)),
         rates=_rates(rates),
         saves=tuple(saves),
         unsaved=tuple(unsaved),
@@ -182,40 +201,43 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
 
 
 def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
-    """Parse `log/coordinator.jsonl`."""
+    """Parse `log/coordinator.jsonl` in one pass."""
     when, size, throughput = array("d"), array("q"), array("d")
     trainers, gpus, evaluators = _Samples(), _Samples(), _Samples()
-    busy, memory = _Samples(LATEST), _Samples(MAX_BYTES)
+    busy, memory = _Samples(MAX_TIMESTAMP), _Samples(MAX_BYTES)
     formed: list[records.Formed] = []
     closed: list[records.Closed] = []
     events: list[RunEvent] = []
     troubles: list[Troubles] = []
-    ledger: records.Accounted | None = None
+    ledger: records.LedgerRecord | None = None
     marks, ended_at = _Marks(), None
     for record in _all(path, COORDINATOR, faults):
         time = record.time
         marks.add(time)
+        # Only the last line counts: a coordinator that was restarted has not ended.
         ended_at = time if isinstance(record, records.CoordinatorEnd) else None
         match record:
             case records.Sample():
                 when.append(time)
                 size.append(record.world_size or 0)
                 throughput.append(within(record.throughput, 0, MAX_THROUGHPUT))
+                # Values may have been measured some time before the sample that reports them.
                 before = record.used_before or {}
                 trainers.add(len(when) - 1, record.trainer_cpu, before)
                 gpus.add(len(when) - 1, record.gpu, before)
                 evaluators.add(len(when) - 1, record.evaluator_cpu, before)
+                # Work and memory of ranks have no age: they belong to the sample.
                 busy.add(len(when) - 1, record.busy_seconds, {})
                 memory.add(len(when) - 1, record.gpu_memory, {})
             case records.Formed():
                 formed.append(record)
             case records.Closed():
                 closed.append(record)
-            case records.Troubled():
+            case records.TroublesRecord():
                 troubles.append(record)
-            case records.Accounted():
+            case records.LedgerRecord():
                 ledger = record
-            case records.Told():
+            case records.EventRecord():
                 events.append(RunEvent(time, record.level or "info", record.text or ""))
     times = _floats(when)
     return CoordinatorLog(
@@ -236,9 +258,9 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
 
 
 def read_evaluator_log(path: Path, name: str, faults: list[str]) -> ReadEvaluatorLog:
-    """Parse `log/evaluator-NAME.jsonl`."""
-    when, spent = array("d"), array("d")
-    works: list[Work] = []
+    """Parse `log/evaluator-NAME.jsonl` in one pass."""
+    when, cpu_seconds = array("d"), array("d")
+    works: list[EvaluationWork] = []
     skipped: list[tuple[float, str]] = []
     bad: list[tuple[float, str, str]] = []
     marks = _Marks()
@@ -248,69 +270,76 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> ReadEvaluato
         match record:
             case records.Usage():
                 when.append(time)
-                spent.append(number(record.cpu_seconds))
+                cpu_seconds.append(number(record.cpu_seconds))
             case records.Evaluated():
-                began = time - (record.seconds or 0.0)
-                works.append(Work(name, record.checkpoint, record.generation, record.step or 0, began, time))
+                # The line is written at the end of the work.
+                started_at = time - (record.seconds or 0.0)
+                works.append(
+                    EvaluationWork(name, record.checkpoint, record.generation, record.step or 0, started_at, time)
+                )
             case records.NotEvaluated():
                 skipped.append((time, record.checkpoint))
-            case records.Unusable():
+            case records.CheckpointUnusable():
                 bad.append((time, record.checkpoint, record.why or ""))
     times = _floats(when)
-    use = Use(name, "evaluator", times, busy_cores(times, _floats(spent)))
+    use = Use(name, "evaluator", times, busy_cores(times, _floats(cpu_seconds)))
     return ReadEvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
 
 
 def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:
-    """Busy cores between samples of a process' CPU clock.
+    """Compute the busy cores between samples of a process's CPU clock.
 
-    The clock starts again at 0 when another process takes the name over; what it shows then was used since. The first
-    sample, and one that follows a silence longer than `LOST_SECONDS`, have no beginning: NaN.
+    The clock restarts at 0 when another process takes over the name; its value was used since then. The first sample,
+    and one after a silence longer than `LOST_SECONDS`, have no start: NaN.
     """
     if len(time) == 0:
         return np.empty(0)
     length = np.diff(time, prepend=np.nan)
     used = np.diff(cpu_seconds, prepend=np.nan)
+    # A smaller value is the clock of a new process: all of it was used since the last sample.
     used = np.where(used < 0, cpu_seconds, used)
     with np.errstate(divide="ignore", invalid="ignore"):
         busy = used / length
-    # After a silence the new process' CPU time cannot be laid over the whole of it.
+    # After a silence, the new process's CPU time was not used over the whole of it.
     return np.where((length > 0) & (length <= LOST_SECONDS) & (busy <= MAX_CORES), busy, np.nan)
 
 
 class _Samples:
-    """Values by name, each name present in some of the samples."""
+    """Samples of values by name; a name may be missing in some samples."""
 
-    def __init__(self, most: float = MAX_CORES) -> None:
-        self._most = most
+    def __init__(self, limit: float = MAX_CORES) -> None:
+        self._limit = limit
         self._columns: dict[str, tuple[array[int], array[float], array[float]]] = {}
 
     def add(self, sample: int, values: Mapping[str, float | None] | None, before: Mapping[str, float | None]) -> None:
-        """
+        """Add the values of a sample.
+
         Args:
-            before: by name, seconds from when a value was measured to the sample.
+            before: seconds from the measurement of a value to the sample, by name.
         """
         for name, value in (values or {}).items():
             if name not in self._columns:
                 self._columns[name] = (array("q"), array("d"), array("d"))
             indices, column, ages = self._columns[name]
             indices.append(sample)
-            column.append(within(value, 0, self._most))
-            ages.append(min(before.get(name) or 0.0, LATEST))
+            column.append(within(value, 0, self._limit))
+            ages.append(min(before.get(name) or 0.0, MAX_TIMESTAMP))
 
     def uses(self, kind: Kind, time: Floats) -> tuple[Use, ...]:
-        """One `Use` for each name, each value when it was measured. One that two samples tell is one."""
-        found = []
+        """Make one `Use` for each name, each value at the time of its measurement; a value in two samples is one."""
+        uses = []
         for name, values in self.columns(time):
             indices, _, ages = self._columns[name]
-            at = time.copy()
-            at[np.array(indices, np.int64)] -= _floats(ages)
-            again = np.diff(at, prepend=-np.inf) < SAME_SECONDS
-            found.append(Use(name, kind, at[~again], values[~again]))
-        return tuple(found)
+            # From the time of the sample back to that of the measurement.
+            measured_at = time.copy()
+            measured_at[np.array(indices, np.int64)] -= _floats(ages)
+            is_repeated = np.diff(measured_at, prepend=-np.inf) < SAME_SECONDS
+            uses.append(Use(name, kind, measured_at[~is_repeated], values[~is_repeated]))
+        return tuple(uses)
 
     def columns(self, time: Floats) -> Iterator[tuple[str, Floats]]:
-        """Each name and its values over all samples: NaN in those that do not mention it."""
+        """Generate each name with its values over all samples: NaN in samples without the name."""
+        # By rank number, which is the order of rows in the figures.
         for name in sorted(self._columns, key=natural):
             values = np.full(len(time), np.nan)
             values[np.array(self._columns[name][0], np.int64)] = _floats(self._columns[name][1])
@@ -318,54 +347,56 @@ class _Samples:
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sort key that puts rank 10 after rank 9."""
+    """Sort key that puts rank 10 after rank 9."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(False, int(part), "") if part[0] in "0123456789" else (True, 0, part) for part in parts]
 
 
 def _all(path: Path, kinds: Kinds[AnyRecord], faults: list[str]) -> Iterator[AnyRecord]:
-    """The records of a log, in order. What cannot be read is counted, and one sentence about it is added to `faults`:
-    a page that silently leaves something out is worse than none."""
+    """Generate the records of a log, in order. Unreadable lines are counted, and reported in `faults`: a page that
+    silently omits something is worse than none."""
     log = LogReader(path, kinds)
     try:
         yield from log
     except OSError as error:
         faults.append(f"log/{path.name} could not be read to its end: {error.strerror}")
     if log.damaged:
-        what = "line that is" if log.damaged == 1 else "lines that are"
-        faults.append(f"log/{path.name} has {log.damaged:,} {what} not a record; passed over")
+        lines = "line that is" if log.damaged == 1 else "lines that are"
+        faults.append(f"log/{path.name} has {log.damaged:,} {lines} not a record; passed over")
 
 
 def _rates(rows: list[tuple[float, records.Rate]]) -> Rates:
     names = list(dict.fromkeys(name for _, rate in rows for name in rate.phases or ()))
 
-    def spent(rate: records.Rate, name: str) -> float:
+    def phase_seconds(rate: records.Rate, name: str) -> float:
         value = (rate.phases or {}).get(name)
-        return value if value is not None and value <= LATEST else 0.0
+        return value if value is not None and value <= MAX_TIMESTAMP else 0.0
 
     return Rates(
         time=np.array([rate.time for _, rate in rows], np.float64),
         throughput=np.array([within(rate.throughput, 0, MAX_THROUGHPUT) for _, rate in rows], np.float64),
         seconds=np.array([length for length, _ in rows], np.float64),
-        phases={name: np.array([spent(rate, name) for _, rate in rows], np.float64) for name in names},
+        phases={name: np.array([phase_seconds(rate, name) for _, rate in rows], np.float64) for name in names},
     )
 
 
-def _told(measures: "dict[str, array[float]]") -> dict[str, Floats]:
-    """Those that were logged at all."""
-    found = {name: _floats(values) for name, values in measures.items()}
-    return {name: values for name, values in found.items() if np.isfinite(values).any()}
+def _logged(measures: "dict[str, array[float]]") -> dict[str, Floats]:
+    """Select the measures that were logged at all."""
+    arrays = {name: _floats(values) for name, values in measures.items()}
+    return {name: values for name, values in arrays.items() if np.isfinite(values).any()}
 
 
-def _beside(step: Ints, others: "dict[str, tuple[array[int], array[float]]]") -> dict[str, Floats]:
-    """Values that were logged by themselves, each in the row of its step, or of the last step before it."""
-    found: dict[str, Floats] = {}
+def _aligned(step: Ints, script_values: "dict[str, tuple[array[int], array[float]]]") -> dict[str, Floats]:
+    """Align values that were logged by themselves with the steps: each in the row of its step, or of the last step
+    before."""
+    aligned: dict[str, Floats] = {}
+    # The search needs ascending steps; `order` leads back to the rows of the log.
     order = np.argsort(step, kind="stable")
-    for name, (at, values) in others.items() if len(step) else ():
-        places = np.searchsorted(step[order], np.array(at, np.int64), side="right") - 1
-        found[name] = np.full(len(step), np.nan)
-        found[name][order[np.maximum(0, places)]] = _floats(values)
-    return found
+    for name, (logged_steps, values) in script_values.items() if len(step) else ():
+        places = np.searchsorted(step[order], np.array(logged_steps, np.int64), side="right") - 1
+        aligned[name] = np.full(len(step), np.nan)
+        aligned[name][order[np.maximum(0, places)]] = _floats(values)
+    return aligned
 
 
 def _floats(values: "array[float]") -> Floats:

@@ -1,11 +1,11 @@
 """The page of a report: one HTML file without external resources, so that it opens offline.
 
-Every text that comes from a run goes through `html.escape`; only what this package wrote itself is put in as it is.
-Each picture stands in the page twice, drawn for a wide and for a narrow screen, and CSS shows one of them: a picture
-made for a desk is unreadable on a phone however it is scaled. One script reads values off the charts and enlarges
-them; the page's policy allows that one, by its hash, and nothing that a run could bring in. Rejected: a script that
-draws in the browser (a library to ship, and nothing to see in a mail preview), PNG images (blurred text, and a white
-block at night).
+Every text that comes from a run goes through `html.escape`; only what this package generates is inserted as it is. Each
+picture is in the page twice, drawn for a wide and for a narrow screen, and CSS shows one of them: a picture made for a
+desktop is unreadable on a phone however it is scaled. One script reads values off the charts and enlarges them; the
+page's policy allows this script by its hash, and nothing that a run could contribute. Rejected: a script that draws in
+the browser (a library to ship, and nothing to see in a mail preview), PNG images (blurred text, and a white block at
+night).
 """
 
 import base64
@@ -18,62 +18,64 @@ from typing import NamedTuple, TypeVar
 
 from tandem.formatting import (
     change,
+    count_noun,
     duration,
     metric_columns,
     metric_name,
     metric_title,
-    moment,
     number,
     on_validation,
     reason,
     score,
-    several,
     share,
     size,
+    utc_time,
 )
-from tandem.ledger import PURPOSES, amounts
-from tandem.measures import Generation
-from tandem.status import phase_word, told
+from tandem.wire.ledger import PURPOSES, ledger_rows
+from tandem.wire.measures import Generation
+from tandem.wire.status import phase_word, trouble_messages
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.run import Run, RunCheckpoint
+from tandem_cli.report.run import RunCheckpoint, RunData
 from tandem_cli.report.summary import Summary
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart, completions
 
 MAX_ROWS = 100
-"""Rows of a table; of more the last are shown, with those that stand out."""
+"""Rows of a table; of more the last are shown, and those that stand out."""
 
 MAX_ALIKE = 3
-"""Rows that say the same; more of them are one row."""
+"""Equal rows that are shown one by one; more of them become one row."""
 
 MAX_EVENTS = 200
-"""Lines of the coordinator; of more the last are shown."""
+"""Events of the coordinator; of more the last are shown."""
 
 MAX_PROMPTS, MAX_CHARACTERS = 64, 2_000
-"""Prompts with what was written for them, and the length of each."""
+"""Prompts that are shown with their completions, and the length of each in characters."""
 
 
 Entry = TypeVar("Entry")
 
 
 class DrawnPicture(NamedTuple):
-    """A picture, ready for the page."""
+    """Picture that is ready for the page."""
 
     title: str
     finding: str
     wide: str
-    """An svg element."""
+    """svg element for wide screens."""
     narrow: str
-    """An svg element."""
+    """svg element for narrow screens."""
 
 
-def page(run: Run, summary: Summary, clock: Clock, pictures: Sequence[DrawnPicture], source: str, version: str) -> str:
-    """The whole page.
+def page(
+    run: RunData, summary: Summary, clock: Clock, pictures: Sequence[DrawnPicture], source: str, version: str
+) -> str:
+    """Build the whole page.
 
     Args:
-        clock: of all times on it.
+        clock: clock of all times on it.
         source: the run directory, as the user named it.
-        version: of Tandem.
+        version: version of Tandem.
     """
     sections = [
         *(figure(picture) for picture in pictures),
@@ -90,33 +92,33 @@ def page(run: Run, summary: Summary, clock: Clock, pictures: Sequence[DrawnPictu
         *_with_contents([section for section in sections if section]),
         "</main>",
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
-        f"as it was at {moment(run.ended_at)}.</p></footer>",
+        f"as it was at {utc_time(run.ended_at)}.</p></footer>",
     ]
     return document(run.title, body)
 
 
 def _with_contents(sections: Sequence[str]) -> list[str]:
-    """The sections, below a list of those that have a heading."""
-    found, links = [], []
+    """Put the sections below a list of those that have a heading."""
+    parts, links = [], []
     for place, section in enumerate(sections, 1):
         heading = _HEADING.match(section)
         if heading is None:
-            found.append(section)
+            parts.append(section)
             continue
         links.append(f'<a href="#s{place}">{heading[1]}</a>')
-        found.append(section.replace("<section>", f'<section id="s{place}">', 1))
-    return [f'<nav class="contents">{"".join(links)}</nav>', *found] if links else found
+        parts.append(section.replace("<section>", f'<section id="s{place}">', 1))
+    return [f'<nav class="contents">{"".join(links)}</nav>', *parts] if links else parts
 
 
 _HEADING = re.compile("<section><h2>(.*?)</h2>")
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A page that asks for nothing from anywhere.
+    """Build a page that loads nothing from anywhere.
 
     Args:
-        title: as it comes from a run.
-        body: HTML, in which everything that comes from a run is escaped.
+        title: title, unescaped.
+        body: HTML in which everything that comes from a run is escaped.
     """
     script = f"//<![CDATA[\n{charts.script()}//]]>"
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -132,8 +134,8 @@ def document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def _header(run: Run, summary: Summary) -> str:
-    why = f'<p class="why">{escape(run.message)}</p>' if run.message else ""
+def _header(run: RunData, summary: Summary) -> str:
+    message = f'<p class="why">{escape(run.message)}</p>' if run.message else ""
     tiles = "".join(
         f'<div class="{kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
         + (f'<dd class="more">{escape(more)}</dd>' if more else "")
@@ -143,41 +145,41 @@ def _header(run: Run, summary: Summary) -> str:
     return (
         f'<header><div class="title"><h1>{escape(run.title)}</h1>'
         f'<span class="result {run.result}">{phase_word(run.result, run.message)}</span></div>'
-        f'<p class="lead">{escape(_lead(run))}</p>{why}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
+        f'<p class="lead">{escape(_lead(run))}</p>{message}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )
 
 
-def _troubles(run: Run) -> str:
-    """A line for each kind of trouble, red where it is grave, and for what was promised and not done."""
+def _troubles(run: RunData) -> str:
+    """A line for each problem, red if it is an error, and for each promise that was missed."""
     kinds = {"error": "why bad", "warning": "why", "info": "note"}
-    troubles = [(kinds[one.level], one.text) for one in told(run.troubles)]
+    troubles = [(kinds[trouble.level], trouble.text) for trouble in trouble_messages(run.troubles)]
     missed = [("why", f"Missed: {sentence}") for sentence in run.missed]
     return "".join(f'<p class="{kind}">{escape(text)}</p>' for kind, text in [*troubles, *missed])
 
 
-def _lead(run: Run) -> str:
-    """What was done, in a sentence."""
-    said = []
+def _lead(run: RunData) -> str:
+    """Summarize the job in a sentence."""
+    sentences = []
     if run.job is not None:
         spec = run.job.spec
         if spec.trainer.own_task is not None:
-            what = spec.trainer.own_task
+            subject = spec.trainer.own_task
         elif spec.trainer.is_built_in:
-            what = f"{spec.trainer.settings.model} on {spec.trainer.settings.data.name}"
+            subject = f"{spec.trainer.settings.model} on {spec.trainer.settings.data.name}"
         else:
-            what = " ".join([*(spec.trainer.command or []), *spec.trainer.args])
+            subject = " ".join([*(spec.trainer.command or []), *spec.trainer.args])
         processes = spec.workers.replicas * spec.workers.processes
-        what += f", {several(processes, 'training process', 'training processes')}"
+        subject += f", {count_noun(processes, 'training process', 'training processes')}"
         if spec.evaluation.processes:
-            what += f", {several(spec.evaluation.processes, 'evaluator')}"
-        said.append(f"{what}.")
+            subject += f", {count_noun(spec.evaluation.processes, 'evaluator')}"
+        sentences.append(f"{subject}.")
     if run.ended_at:
-        said.append(f"Started {moment(run.started_at)}.")
-    return " ".join(said)
+        sentences.append(f"Started {utc_time(run.started_at)}.")
+    return " ".join(sentences)
 
 
-def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
-    """Kind, name, value and a second line of each figure of merit."""
+def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
+    """Generate kind, name, value and a second line of each key figure."""
     best = run.best.evaluation if run.best else None
     yield (
         (
@@ -192,35 +194,37 @@ def _tiles(run: Run, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     total = f"of {run.total_steps:,}" if run.total_steps else ""
     redone = f"{summary.redone:,} done again" if summary.redone else ""
     if says_nothing(run):
-        yield "", "Steps", "–", "tandem.log says them"
+        yield "", "Steps", "–", "tandem.log reports them"
     else:
         yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
     yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
     yield "", "Throughput", number(summary.throughput), "samples a second, median"
     if summary.tokens is not None:
-        learned = f", {number(summary.learned)} of them learned" if summary.learned is not None else ""
-        yield "", "Tokens", number(summary.tokens), f"a second without padding{learned}"
-    yield "", "Restarts", f"{summary.restarts:,}", several(len(run.generations), "generation")
-    lost = f"longest {duration(summary.stall_most)} · {share(summary.stall_share)} of the run"
+        learned_tokens = (
+            f", {number(summary.learned_tokens)} of them learned" if summary.learned_tokens is not None else ""
+        )
+        yield "", "Tokens", number(summary.tokens), f"a second without padding{learned_tokens}"
+    yield "", "Restarts", f"{summary.restarts:,}", count_noun(len(run.generations), "generation")
+    lost = f"longest {duration(summary.stall_longest)} · {share(summary.stall_share)} of the run"
     yield (
         "",
         "Checkpoint stall",
         duration(summary.stall_median),
-        "median, " + lost if summary.stall_most is not None else "",
+        "median, " + lost if summary.stall_longest is not None else "",
     )
-    steps = f"median, {several(summary.lag_steps, 'step')} of training" if summary.lag_steps is not None else ""
+    steps = f"median, {count_noun(summary.lag_steps, 'step')} of training" if summary.lag_steps is not None else ""
     yield "", "Evaluation lag", duration(summary.lag_seconds), steps
     passed = f", {summary.skipped:,} skipped" if summary.skipped else ""
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
 
 
-def says_nothing(run: Run) -> bool:
-    """Whether the run is a script's that says nothing of its steps."""
-    return run.job is not None and run.job.spec.trainer.command is not None and not len(run.counted)
+def says_nothing(run: RunData) -> bool:
+    """Whether the run is of a script that logs no steps."""
+    return run.job is not None and run.job.spec.trainer.command is not None and not len(run.model_steps)
 
 
 def figure(picture: DrawnPicture) -> str:
-    """A picture with its title and what it shows."""
+    """A picture with its title and its finding."""
     finding = f'<p class="finding">{escape(picture.finding)}</p>' if picture.finding else ""
     charted = ' class="charted"' if 'class="chart"' in picture.wide else ""
     return (
@@ -230,10 +234,10 @@ def figure(picture: DrawnPicture) -> str:
     )
 
 
-def _nothing_yet(run: Run, pictures: Sequence[DrawnPicture]) -> str:
+def _nothing_yet(run: RunData, pictures: Sequence[DrawnPicture]) -> str:
     if says_nothing(run):
         return (
-            '<section><p class="finding">The script says nothing of its steps. One line in its loop, '
+            '<section><p class="finding">The script logs no steps. One line in its loop, '
             "<code>tandem.log(step=step, loss=loss)</code>, shows here how far it is, its loss, its throughput and "
             "where its time goes.</p></section>"
         )
@@ -242,61 +246,70 @@ def _nothing_yet(run: Run, pictures: Sequence[DrawnPicture]) -> str:
     return '<section><p class="finding">Nothing was logged yet: no step, no evaluation, no processor use.</p></section>'
 
 
-def _checkpoints(run: Run, clock: Clock) -> str:
+def _checkpoints(run: RunData, clock: Clock) -> str:
     if not run.checkpoints:
         return ""
     best = run.best
-    shown = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
+    visible = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
     holds_out = any(c.evaluation and c.evaluation.validation for c in run.checkpoints)
-    known = [*run.checkpoints, *([run.base] if run.base is not None else [])]
+    scored = [*run.checkpoints, *([run.base] if run.base is not None else [])]
     compared = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else ()
-    metric, *others = metric_columns(run.metric, (c.evaluation.metrics for c in known if c.evaluation), compared)
-    rows = _base_model(run.base, run.metric, others, holds_out) if run.base is not None else ""
-    rows += "".join(_alike(alike, run, clock, others, holds_out) for alike in _folded(shown, best, clock))
+    metric, *other_metrics = metric_columns(
+        run.metric, (c.evaluation.metrics for c in scored if c.evaluation), compared
+    )
+    rows = _base_model(run.base, run.metric, other_metrics, holds_out) if run.base is not None else ""
+    rows += "".join(_alike(alike, run, clock, other_metrics, holds_out) for alike in _folded(visible, best, clock))
     heads = _heads(
         ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
         (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
-        *((metric_title(other), True) for other in others), ("Evaluation", False),
+        *((metric_title(other), True) for other in other_metrics), ("Evaluation", False),
     )  # fmt: skip
     return (
-        f"<section><h2>Checkpoints</h2>{_left_out(len(run.checkpoints) - len(shown))}"
+        f"<section><h2>Checkpoints</h2>{_omitted(len(run.checkpoints) - len(visible))}"
         f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div>{_unsaved(run)}</section>'
     )
 
 
-def _folded(shown: Sequence[RunCheckpoint], best: RunCheckpoint | None, clock: Clock) -> Iterable[list[RunCheckpoint]]:
-    """Rows that follow each other and differ in nothing but when they were."""
+def _folded(
+    visible: Sequence[RunCheckpoint], best: RunCheckpoint | None, clock: Clock
+) -> Iterable[list[RunCheckpoint]]:
+    """Group consecutive rows that differ in nothing but their time."""
     for _, group in groupby(
-        shown, lambda one: (_fate(one, clock), one.counts, one.evaluation is None and one is not best)
+        visible,
+        lambda checkpoint: (
+            _fate(checkpoint, clock),
+            checkpoint.counts,
+            checkpoint.evaluation is None and checkpoint is not best,
+        ),
     ):
         alike = list(group)
         if alike[0].evaluation is None and len(alike) > MAX_ALIKE:
             yield alike
         else:
-            yield from ([one] for one in alike)
+            yield from ([checkpoint] for checkpoint in alike)
 
 
 def _alike(
-    alike: Sequence[RunCheckpoint], run: Run, clock: Clock, others: Sequence[str], holds_out: bool
+    alike: Sequence[RunCheckpoint], run: RunData, clock: Clock, other_metrics: Sequence[str], holds_out: bool
 ) -> str:  # fmt: skip
-    """The row of one checkpoint, or of several that became the same."""
+    """The row of one checkpoint, or of several with the same outcome."""
     first, last = alike[0], alike[-1]
     if first is last:
-        return _checkpoint(first, run, clock, others, first is run.best, holds_out)
-    scores = ["–"] * (1 + holds_out + len(others))
+        return _checkpoint(first, run, clock, other_metrics, first is run.best, holds_out)
+    scores = ["–"] * (1 + holds_out + len(other_metrics))
     return (
         f'<tr class="{"" if first.counts else "off"}">'
-        + _cells(f"{first.step:,} to {last.step:,}", "–", _at(first, clock), "–", "–", "–", *scores)
-        + f'<td class="long">{several(len(alike), "checkpoint")}: {_fate(first, clock)}</td></tr>'
+        + _cells(f"{first.step:,} to {last.step:,}", "–", _age(first, clock), "–", "–", "–", *scores)
+        + f'<td class="long">{count_noun(len(alike), "checkpoint")}: {_fate(first, clock)}</td></tr>'
     )
 
 
-def _at(checkpoint: RunCheckpoint, clock: Clock) -> str:
-    return duration(clock.since_start(checkpoint.at)) if checkpoint.at is not None else "–"
+def _age(checkpoint: RunCheckpoint, clock: Clock) -> str:
+    return duration(clock.since_start(checkpoint.written_at)) if checkpoint.written_at is not None else "–"
 
 
 def _checkpoint(
-    checkpoint: RunCheckpoint, run: Run, clock: Clock, others: Sequence[str], best: bool, holds_out: bool
+    checkpoint: RunCheckpoint, run: RunData, clock: Clock, other_metrics: Sequence[str], best: bool, holds_out: bool
 ) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
@@ -308,91 +321,91 @@ def _checkpoint(
         + _cells(
             f"{checkpoint.step:,}",
             "–" if checkpoint.generation is None else f"{checkpoint.generation}",
-            _at(checkpoint, clock),
+            _age(checkpoint, clock),
             size(checkpoint.size),
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
             _score(run.metric, metrics, base),
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
-            *(_score(other, metrics, base) for other in others),
+            *(_score(other, metrics, base) for other in other_metrics),
         )
         + f'<td class="long">{file}{_fate(checkpoint, clock)}</td></tr>'
     )
 
 
-def _base_model(base: RunCheckpoint, metric: str, others: Sequence[str], holds_out: bool) -> str:
-    """The row of the model that training began with."""
+def _base_model(base: RunCheckpoint, metric: str, other_metrics: Sequence[str], holds_out: bool) -> str:
+    """The row of the base model."""
     metrics = base.evaluation.metrics if base.evaluation else {}
-    scores = [_score(metric, metrics, {}), *["–"] * holds_out, *(_score(other, metrics, {}) for other in others)]
+    scores = [_score(metric, metrics, {}), *["–"] * holds_out, *(_score(other, metrics, {}) for other in other_metrics)]
     fate = "evaluated" if base.evaluation else base.skipped or ""
     return "<tr>" + _cells("base model", *["–"] * 5, *scores) + f'<td class="long">{escape(fate)}</td></tr>'
 
 
 def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float]) -> str:
-    """A score, and how it differs from that of the base model."""
+    """A score, and its difference from the base model's."""
     value = metrics.get(metric)
     if value is None or value != value:
         return "–"
-    found, before = score(metric, float(value)), base.get(metric)
-    return found if before is None or before != before else f"{found} ({change(metric, before, float(value))})"
+    formatted, before = score(metric, float(value)), base.get(metric)
+    return formatted if before is None or before != before else f"{formatted} ({change(metric, before, float(value))})"
 
 
-def _completions(run: Run) -> str:
+def _completions(run: RunData) -> str:
     table = completions.draw(run.completions, MAX_PROMPTS, MAX_CHARACTERS)
     return f"<section><h2>What the model writes</h2>{table}</section>" if table else ""
 
 
 def _fate(checkpoint: RunCheckpoint, clock: Clock) -> str:
-    """What became of a checkpoint."""
+    """Describe the outcome of a checkpoint."""
     if checkpoint.bad is not None:
         return f'<span class="bad">bad</span>: {escape(checkpoint.bad)}'
-    said = []
+    parts = []
     evaluation = checkpoint.evaluation
     if evaluation is not None:
         took = ""
         if evaluation.started_at is not None and evaluation.finished_at is not None:
             took = f" in {duration(clock.between(evaluation.started_at, evaluation.finished_at))}"
-        said.append(f"evaluated{took}")
+        parts.append(f"evaluated{took}")
     elif checkpoint.skipped is not None:
-        said.append(f"skipped: {checkpoint.skipped}")
+        parts.append(f"skipped: {checkpoint.skipped}")
     elif checkpoint.counts:
-        said.append("not evaluated")
+        parts.append("not evaluated")
     if not checkpoint.counts:
-        said.append("superseded after a restart")
+        parts.append("superseded after a restart")
     if checkpoint.on_disk:
-        said.append("on disk")
-    return escape(", ".join(said))
+        parts.append("on disk")
+    return escape(", ".join(parts))
 
 
-def _unsaved(run: Run) -> str:
+def _unsaved(run: RunData) -> str:
     if not run.unsaved:
         return ""
     steps = ", ".join(f"{step:,}" for step, _ in run.unsaved[:8]) + (", …" if len(run.unsaved) > 8 else "")
-    why = ", ".join(dict.fromkeys(why for _, why in run.unsaved if why))[:300]
+    reasons = ", ".join(dict.fromkeys(reasons for _, reasons in run.unsaved if reasons))[:300]
     return (
-        f'<p class="note">{several(len(run.unsaved), "save")} skipped, at step {steps}'
-        f"{': ' + escape(why) if why else ''}.</p>"
+        f'<p class="note">{count_noun(len(run.unsaved), "save")} skipped, at step {steps}'
+        f"{': ' + escape(reasons) if reasons else ''}.</p>"
     )
 
 
-def _generations(run: Run, clock: Clock) -> str:
+def _generations(run: RunData, clock: Clock) -> str:
     if not run.generations:
         return ""
-    shown = _last(run.generations, run.generations[:1])
-    rows = "".join(_generation(generation, clock) for generation in shown)
+    visible = _last(run.generations, run.generations[:1])
+    rows = "".join(_generation(generation, clock) for generation in visible)
     heads = _heads(
         ("Generation", True), ("At", True), ("Ranks", True), ("From step", True), ("To step", True), ("Formed", False),
         ("Members", False), ("Ended", False),
     )  # fmt: skip
     return (
-        f"<section><h2>Generations</h2>{_left_out(len(run.generations) - len(shown))}"
+        f"<section><h2>Generations</h2>{_omitted(len(run.generations) - len(visible))}"
         f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 
 def _generation(generation: Generation, clock: Clock) -> str:
-    at = duration(clock.since_start(generation.opened_at)) if generation.opened_at is not None else "–"
-    why = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
+    opened = duration(clock.since_start(generation.opened_at)) if generation.opened_at is not None else "–"
+    formed = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
     members = ", ".join(generation.members[:6]) + (
         f" and {len(generation.members) - 6} more" if generation.members[6:] else ""
     )
@@ -400,34 +413,36 @@ def _generation(generation: Generation, clock: Clock) -> str:
         "<tr>"
         + _cells(
             f"{generation.number}",
-            at,
+            opened,
             "–" if generation.world_size is None else f"{generation.world_size}",
             "–" if generation.resumed_step is None else f"{generation.resumed_step:,}",
             "–" if generation.last_step is None else f"{generation.last_step:,}",
         )
-        + "".join(f'<td class="long">{escape(text) or "–"}</td>' for text in (why, members, generation.ended))
+        + "".join(f'<td class="long">{escape(text) or "–"}</td>' for text in (formed, members, generation.ended))
         + "</tr>"
     )
 
 
-def _ledger(run: Run) -> str:
+def _ledger(run: RunData) -> str:
     """GPU-hours, CPU-hours and cost: a row for each purpose, and the sums."""
-    shown = list(amounts(run.ledger))
-    if not shown:
+    columns = list(ledger_rows(run.ledger))
+    if not columns:
         return ""
-    rows = [(purpose, [getattr(spent, purpose) for _, spent, _ in shown]) for purpose in PURPOSES]
+    rows = [(purpose, [getattr(hours, purpose) for _, hours, _ in columns]) for purpose in PURPOSES]
     lines = [(_titled(purpose), values) for purpose, values in rows if any(values)]
-    lines.append(("Total", [spent.total for _, spent, _ in shown]))
+    lines.append(("Total", [hours.total for _, hours, _ in columns]))
     body = "".join(
         f"<tr><td>{name}</td>"
         + "".join(
-            _cells(written(value), share(value / spent.total))
-            for value, (_, spent, written) in zip(values, shown, strict=True)
+            _cells(written(value), share(value / hours.total))
+            for value, (_, hours, written) in zip(values, columns, strict=True)
         )
         + "</tr>"
         for name, values in lines
     )
-    heads = _heads(("For", False), *(head for name, _, _ in shown for head in ((_titled(name), True), ("Share", True))))
+    heads = _heads(
+        ("For", False), *(head for name, _, _ in columns for head in ((_titled(name), True), ("Share", True)))
+    )
     return (
         "<section><h2>Hours and cost</h2>"
         f'<div class="scroll"><table><thead>{heads}</thead><tbody>{body}</tbody></table></div></section>'
@@ -438,19 +453,19 @@ def _titled(name: str) -> str:
     return f"{name[0].upper()}{name[1:]}"
 
 
-def _details(run: Run, clock: Clock) -> str:
+def _details(run: RunData, clock: Clock) -> str:
     parts = []
     if run.faults:
         items = "".join(f"<li>{escape(fault)}</li>" for fault in run.faults[:MAX_EVENTS])
         parts.append(f'<details open="open"><summary>What could not be read</summary><ul>{items}</ul></details>')
     if run.events:
         items = "".join(
-            f"<li>{duration(clock.since_start(event.at))}: {escape(event.text)}"
+            f"<li>{duration(clock.since_start(event.time))}: {escape(event.text)}"
             + (f" ({escape(event.level)})" if event.level != "info" else "")
             + "</li>"
             for event in run.events[-MAX_EVENTS:]
         )
-        parts.append(f"<details><summary>What the coordinator said</summary><ul>{items}</ul></details>")
+        parts.append(f"<details><summary>Events of the coordinator</summary><ul>{items}</ul></details>")
     if run.job_text:
         parts.append(f"<details><summary>The job</summary><pre>{escape(run.job_text)}</pre></details>")
     return f"<section>{''.join(parts)}</section>" if parts else ""
@@ -469,10 +484,10 @@ def _cells(*values: str) -> str:
 
 
 def _last(entries: Sequence[Entry], always: Sequence[Entry]) -> list[Entry]:
-    """The last rows, and those that must not be missing, in order."""
+    """Select the last rows, and those that must not be missing, in order."""
     chosen = {id(entry) for entry in (*entries[-MAX_ROWS:], *always[-MAX_ROWS:])}
     return [entry for entry in entries if id(entry) in chosen]
 
 
-def _left_out(count: int) -> str:
+def _omitted(count: int) -> str:
     return f'<p class="note">{count:,} earlier ones are left out here; the logs have them.</p>' if count else ""

@@ -1,7 +1,7 @@
-"""PNG files of pictures: the SVG that stands on the page, painted by resvg with a font that is installed with it.
+"""PNG files of pictures: the SVG of the page, rendered by resvg with a font that is installed with it.
 
-resvg knows neither CSS variables nor lines that keep their width under a matrix. So colours become values, and what is
-written in the values of an axis is taken to pixels before it is painted.
+resvg supports neither CSS variables nor lines that keep their width under a matrix. So colours become values, and
+coordinates in the units of an axis are converted to pixels before rendering.
 """
 
 import re
@@ -14,9 +14,9 @@ import resvg_py
 from tandem_coordinator.charts.chart import LIGHT
 
 SCALE = 1.67
-"""Pixels of a PNG file for each of the page."""
+"""Pixels of a PNG file for each pixel of the page."""
 MARGIN, HEAD = 12.0, 38.0
-"""Free room around the picture, and the line of its title."""
+"""Margin around the picture, and height of the title, in pixels."""
 TITLE_SIZE = 17
 FAMILY = "Roboto"
 
@@ -29,19 +29,19 @@ Matrix = tuple[float, float, float, float, float, float]
 
 
 def png(svg: str, title: str) -> bytes:
-    """A picture as a PNG file, in the colours of a light page, with its title above it.
+    """Render a picture as a PNG file, in the colours of a light page, with its title above it.
 
     Args:
-        svg: an svg element of `tandem_coordinator.charts.drawing.framed`.
+        svg: svg element of `tandem_coordinator.charts.drawing.framed`.
 
     Raises:
-        ElementTree.ParseError: it is not one.
+        ElementTree.ParseError: the svg is malformed.
     """
     return painted(standalone(svg, title))
 
 
 def standalone(svg: str, title: str) -> str:
-    """The same as an SVG file that needs no page around it; arguments and errors are those of `png`."""
+    """Make an SVG file that needs no page around it; arguments and errors are those of `png`."""
     root = ElementTree.fromstring(_NOT_XML.sub("", svg))  # noqa: S314 - written by us, a moment ago
     _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
     for group in root.iter("g"):
@@ -52,19 +52,19 @@ def standalone(svg: str, title: str) -> str:
     heading = ElementTree.Element("text", {"x": "0", "y": "-14", "font-size": str(TITLE_SIZE), "font-weight": "700"})
     heading.text = _NOT_XML.sub("", title)
     heading.set("fill", LIGHT["ink"])
-    whole, high = width + 2 * MARGIN, height + HEAD + 2 * MARGIN
+    full_w, full_h = width + 2 * MARGIN, height + HEAD + 2 * MARGIN
     source = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole * SCALE:.0f}" height="{high * SCALE:.0f}" '
-        f'viewBox="{-MARGIN:g} {-MARGIN - HEAD:g} {whole:g} {high:g}" font-family="{FAMILY}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_w * SCALE:.0f}" height="{full_h * SCALE:.0f}" '
+        f'viewBox="{-MARGIN:g} {-MARGIN - HEAD:g} {full_w:g} {full_h:g}" font-family="{FAMILY}" '
         f'font-size="{root.get("font-size", "12")}">'
-        f'<rect x="{-MARGIN:g}" y="{-MARGIN - HEAD:g}" width="{whole:g}" height="{high:g}" fill="{LIGHT["paper"]}"/>'
+        f'<rect x="{-MARGIN:g}" y="{-MARGIN - HEAD:g}" width="{full_w:g}" height="{full_h:g}" fill="{LIGHT["paper"]}"/>'
         f"{ElementTree.tostring(heading, 'unicode')}{content}</svg>"
     )
     return _COLOR.sub(lambda match: LIGHT[match[1]], source)  # type: ignore[index]
 
 
 def painted(source: str) -> bytes:
-    """A PNG file of an SVG file that `standalone` made."""
+    """Render an SVG file that `standalone` made as a PNG file."""
     fonts = [str(path) for path in _fonts()]
     return bytes(
         resvg_py.svg_to_bytes(
@@ -84,13 +84,13 @@ def _fonts() -> Iterator[object]:
 
 
 def _flatten(group: ElementTree.Element, matrix: Matrix) -> None:
-    """Take what is in a group to pixels, and the matrix away."""
+    """Convert the coordinates in a group to pixels, and remove its matrix."""
     a, _, _, d, e, f = matrix
     del group.attrib["transform"]
     for element in group.iter():
         element.attrib.pop("vector-effect", None)
         if element.tag == "path":
-            element.set("d", _taken(element.attrib["d"], matrix))
+            element.set("d", _transformed(element.attrib["d"], matrix))
         elif element.tag == "rect":
             x, y, width, height = (float(element.attrib[key]) for key in ("x", "y", "width", "height"))
             places = (a * x + e, min(d * y + f, d * (y + height) + f), abs(a * width), abs(d * height))
@@ -98,12 +98,12 @@ def _flatten(group: ElementTree.Element, matrix: Matrix) -> None:
                 element.set(key, f"{value:.2f}")
 
 
-def _taken(path: str, matrix: Matrix) -> str:
+def _transformed(path: str, matrix: Matrix) -> str:
     a, _, _, d, e, f = matrix
     parts: list[str] = []
     x = y = 0.0
-    for command, rest in _COMMAND.findall(path):
-        numbers = [float(part) for part in rest.split()]
+    for command, arguments in _COMMAND.findall(path):
+        numbers = [float(part) for part in arguments.split()]
         match command:
             case "Z":
                 parts.append("Z")

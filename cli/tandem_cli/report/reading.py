@@ -1,8 +1,8 @@
-"""Reads a run directory, complete or damaged, into a `run.Run`.
+"""Reads a run directory, complete or damaged, into a `run.RunData`.
 
-Nothing in it is trusted to be there: the run may be going on, may have been killed at any moment, or may be years old
-with half of its files cleaned away. What is missing is left out, what is damaged is named in `Run.faults`, and only a
-folder with nothing of a run in it is refused. Writes nothing and holds no lease: all it opens is small, or a log.
+Any file may be missing: the run may be going on, may have been killed at any moment, or may be years old with half of
+its files cleaned away. Missing data is omitted, damaged data is listed in `RunData.faults`, and only a folder without
+any file of a run is refused. Writes nothing and holds no lease: all files it opens are small, or logs.
 """
 
 import json
@@ -15,22 +15,22 @@ import yaml
 from pydantic import ValidationError
 
 from tandem.formatting import elapsed
-from tandem.formatting import moment as moment_of
-from tandem.job import DistributedTrainingJob
-from tandem.measures import Generation
+from tandem.formatting import utc_time as moment_of
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.secrecy import hide_secrets
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.evaluations import direction
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, stopped_early
-from tandem.rundir.ledger import of_record
+from tandem.rundir.ledger import ledger_of_record
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
-from tandem.secrecy import hidden
-from tandem.status import Troubles
-from tandem.wrong_samples import gallery
+from tandem.rundir.wrong_samples import gallery
+from tandem.wire.measures import Generation
+from tandem.wire.status import Troubles
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations
-from tandem_cli.report.folder import expect_run, listed
+from tandem_cli.report.folder import entries, expect_run
 from tandem_cli.report.logs import (
     CoordinatorLog,
     ReadEvaluatorLog,
@@ -40,51 +40,57 @@ from tandem_cli.report.logs import (
     read_evaluator_log,
     read_train_log,
 )
-from tandem_cli.report.run import Floats, Rates, Result, Run, RunCheckpoint, Use, moment, text
+from tandem_cli.report.run import Floats, Rates, RunCheckpoint, RunData, RunState, Use, moment, text
 from tandem_cli.terminal.summary import missed
 from tandem_coordinator.charts.gallery import Tile, tiles
 
 SILENT_SECONDS = 20.0
-"""A run without an end and without a lock whose logs are silent for so long is not going on: the coordinator writes
+"""Silence of the logs after which a run without an end and without a lock is not running: the coordinator writes
 every second."""
 
-LEFT_SECONDS = 2.0
-"""Clocks of two machines differ by less."""
+MAX_CLOCK_SKEW_SECONDS = 2.0
+"""Maximum difference between the clocks of two machines."""
 
 
-def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
+def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
     """Read a run directory.
 
     Raises:
-        NoRun: there is none at `path`.
+        NoRun: `path` is not a run directory.
     """
     rundir = RunDir(path)
     expect_run(rundir)
     faults: list[str] = []
+    # Everything is read before anything is computed; each reader adds what it cannot read to the faults.
     job, job_text = _job(rundir, faults)
     train = _train_logs(rundir, faults)
     coordinator = read_coordinator_log(rundir.coordinator_log, faults)
     evaluators = _evaluator_logs(rundir, faults)
     records = _records(rundir, faults)
 
+    # Which steps count follows from where each generation started; checkpoints are judged by the same limits.
     bounds = generations.limits(generations.beginnings(records, train))
-    counted, superseded = generations.resolve({log.generation: log.steps for log in train}, bounds)
-    told = evaluations.best(rundir)
-    metric = (job.spec.evaluation.metric if job else told and told.metric) or "accuracy"
+    counted_steps, superseded = generations.resolve({log.generation: log.steps for log in train}, bounds)
+    recorded_best = evaluations.best(rundir)
+    # Without a job, the coordinator's record of the best checkpoint still has the metric.
+    metric = (job.spec.evaluation.metric if job else recorded_best and recorded_best.metric) or "accuracy"
     written = checkpoints.collect(rundir, train, evaluators, bounds, faults)
     best, base = checkpoints.best(written, metric, direction(job, metric)), checkpoints.base_model(rundir)
     memberships = generations.collect(records, train, coordinator)
 
+    # The time axis: the run starts with its first group, and ends with its last work.
     marks = _marks(train, coordinator, evaluators)
     end = rundir.done() or rundir.failed() or {}
     started_at, ended_at = _span(marks, train, evaluators, memberships, moment(end.get("at")), rundir.ended())
+    # A coordinator without members, before and after the run, is not part of it.
     inside = marks[(marks >= started_at) & (marks <= ended_at)]
-    heard_at = max([ended_at, *marks[-1:].tolist()])
+    last_seen = max([ended_at, *marks[-1:].tolist()])
     trained_at = max((log.last_at for log in train if log.last_at is not None), default=0.0)
-    left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + LEFT_SECONDS
-    result, message = _result(rundir, heard_at, now(), left)
+    # A rank that logs after the coordinator's end was still running.
+    has_left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + MAX_CLOCK_SKEW_SECONDS
+    result, message = _result(rundir, last_seen, now(), has_left)
     name = job.metadata.name if job else path.resolve().name
-    return Run(
+    return RunData(
         name=name,
         title=rundir.title(name),
         job=job,
@@ -97,7 +103,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         total_steps=next((log.total_steps for log in reversed(train) if log.total_steps), None),
         tokens_per_sample=train[-1].tokens_per_sample if train else None,
         learned_per_sample=train[-1].learned_per_sample if train else None,
-        counted=counted,
+        model_steps=counted_steps,
         superseded=superseded,
         rates=_joined_rates(train),
         world=coordinator.world,
@@ -117,7 +123,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> Run:
         troubles=_troubles(rundir, train, coordinator, evaluators, written),
         missed=_missed(rundir),
         faults=tuple(faults),
-        ledger=None if coordinator.ledger is None else of_record(coordinator.ledger),
+        ledger=None if coordinator.ledger is None else ledger_of_record(coordinator.ledger),
     )
 
 
@@ -129,8 +135,8 @@ def _missed(rundir: RunDir) -> tuple[str, ...]:
 
 
 def _wrong(rundir: RunDir) -> tuple[Tile, ...]:
-    found = gallery(rundir)
-    return () if found is None else tuple(tiles(found))
+    samples = gallery(rundir)
+    return () if samples is None else tuple(tiles(samples))
 
 
 def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | None, str]:
@@ -148,26 +154,27 @@ def _job(rundir: RunDir, faults: list[str]) -> tuple[DistributedTrainingJob | No
         faults.append("job.json is not a job that this version of Tandem knows")
         job = None
     try:
-        return job, yaml.safe_dump(hidden(data), sort_keys=False, allow_unicode=True, width=100)
+        return job, yaml.safe_dump(hide_secrets(data), sort_keys=False, allow_unicode=True, width=100)
     except yaml.YAMLError:
-        return job, json.dumps(hidden(data), indent=2)
+        return job, json.dumps(hide_secrets(data), indent=2)
 
 
 def _train_logs(rundir: RunDir, faults: list[str]) -> list[TrainLog]:
-    named = [(path, generation_of_log(path)) for path in listed(rundir.log)]
-    found = [read_train_log(path, number, faults) for path, number in named if number is not None]
-    return sorted(found, key=lambda log: log.generation)
+    paths = [(path, generation_of_log(path)) for path in entries(rundir.log)]
+    logs = [read_train_log(path, number, faults) for path, number in paths if number is not None]
+    return sorted(logs, key=lambda log: log.generation)
 
 
 def _evaluator_logs(rundir: RunDir, faults: list[str]) -> list[ReadEvaluatorLog]:
-    named = [(path, evaluator_of_log(path)) for path in listed(rundir.log)]
-    found = [read_evaluator_log(path, name, faults) for path, name in named if name is not None]
-    return sorted(found, key=lambda log: natural(log.name))
+    paths = [(path, evaluator_of_log(path)) for path in entries(rundir.log)]
+    logs = [read_evaluator_log(path, name, faults) for path, name in paths if name is not None]
+    return sorted(logs, key=lambda log: natural(log.name))
 
 
 def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
-    found = {}
-    for path in listed(rundir.generations):
+    by_number = {}
+    for path in entries(rundir.generations):
+        # Temporary files of a record that is being written.
         if not path.name.endswith(".json") or path.name.startswith("."):
             continue
         try:
@@ -175,34 +182,37 @@ def _records(rundir: RunDir, faults: list[str]) -> dict[int, GenerationRecord]:
         except ValidationError:
             faults.append(f"generations/{path.name} is not a generation's record; passed over")
         else:
-            found[record.generation] = record
-    return found
+            by_number[record.generation] = record
+    return by_number
 
 
-def _result(rundir: RunDir, heard_at: float, now: float, left: bool) -> tuple[Result, str]:
-    """How it ended, and why. One that has left no end is going on while a `tandem run` of this machine holds its lock;
-    where there is no lock, as in a volume of a cluster, for as long as its logs grow.
+def _result(rundir: RunDir, last_seen: float, now: float, has_left: bool) -> tuple[RunState, str]:
+    """Determine how the run ended, and why. A run without an end is running while a `tandem run` on this machine holds
+    its lock; without a lock, as in a volume of a cluster, as long as its logs grow.
 
     Args:
-        left: its coordinator has left in good order, and no rank has written a line since.
+        has_left: its coordinator has ended in good order, and no rank has logged anything since.
     """
+    # The end markers decide first; they are written once.
     if rundir.done_file.exists():
         return "Succeeded", stopped_early(rundir.done())
     if rundir.failed_file.exists():
         failure = rundir.failed() or {}
         reason, message = text(failure.get("reason")), text(failure.get("message"))
         return "Failed", ": ".join(part for part in (reason, message) if part)
+    # Without an end, `tandem run`'s lock decides on the machine that holds it; elsewhere, the age of the last line
+    # does.
     locked = (rundir.path / LOCK).exists()
     if not (locked and is_alive(rundir.path)):
-        if left:
-            return "Stopped", f"it was stopped at {moment_of(heard_at)}; `tandem run` with the same file goes on"
-        if locked or now - heard_at > SILENT_SECONDS:
+        if has_left:
+            return "Stopped", f"it was stopped at {moment_of(last_seen)}; `tandem run` with the same file goes on"
+        if locked or now - last_seen > SILENT_SECONDS:
             return "Stopped", (
-                f"no process of it has written a line since {moment_of(heard_at)}, for {elapsed(now - heard_at)} when "
-                "this page was made, and it left no end; `tandem run` with the same file goes on from the last "
-                "checkpoint"
+                f"no process of the run has logged anything since {moment_of(last_seen)}, for "
+                f"{elapsed(now - last_seen)} when this page was made, and it has no result; `tandem run` with the same "
+                "file goes on from the last checkpoint"
             )
-    return "Running", f"this page shows it as far as it had come at {moment_of(heard_at)}"
+    return "Running", f"this page shows its state at {moment_of(last_seen)}"
 
 
 def _troubles(
@@ -212,11 +222,11 @@ def _troubles(
     evaluators: list[ReadEvaluatorLog],
     written: tuple[RunCheckpoint, ...],
 ) -> Troubles:
-    """What went wrong: what the coordinator heard, and what stands in the logs of the others; the larger number, as a
-    full disk takes no lines."""
-    failed = [why for log in train for why in log.failed]
+    """Count the problems: those that the coordinator counted, and those in the other logs; the larger number, as a
+    full disk loses lines."""
+    failed = [reason for log in train for reason in log.failed]
     unusable = {name for log in evaluators for _, name, _ in log.bad}
-    heard = coordinator.troubles or (Troubles(),)
+    logged = coordinator.troubles or (Troubles(),)
     try:
         rewinds = rundir.rewind_records()
     except (OSError, ValueError):
@@ -226,19 +236,19 @@ def _troubles(
     except (OSError, ValueError):
         limits = []
     return Troubles(
-        saves_failed=max(len(failed), *(one.saves_failed for one in heard)),
-        saves_failed_in_a_row=heard[-1].saves_failed_in_a_row,
-        save_message=heard[-1].save_message,
-        evaluations_failed=max(len(unusable), *(one.evaluations_failed for one in heard)),
-        evaluation_message=heard[-1].evaluation_message,
+        saves_failed=max(len(failed), *(troubles.saves_failed for troubles in logged)),
+        saves_failed_in_a_row=logged[-1].saves_failed_in_a_row,
+        save_message=logged[-1].save_message,
+        evaluations_failed=max(len(unusable), *(troubles.evaluations_failed for troubles in logged)),
+        evaluation_message=logged[-1].evaluation_message,
         evaluations_skipped=sum(c.counts and c.evaluation is None and c.skipped is not None for c in written),
-        lines_lost=max(one.lines_lost for one in heard),
+        lines_lost=max(troubles.lines_lost for troubles in logged),
         rewinds=len(rewinds),
         batches_left_out=batches_left_out(rewinds),
         micro_batches_halved=len(limits),
         micro_batch=min(limits, default=None),
-        worse_than_base=heard[-1].worse_than_base,
-        base_message=heard[-1].base_message,
+        worse_than_base=logged[-1].worse_than_base,
+        base_message=logged[-1].base_message,
     )
 
 
@@ -256,11 +266,11 @@ def _joined_rates(train: list[TrainLog]) -> Rates:
 
 
 def _evaluator_uses(coordinator: CoordinatorLog, evaluators: list[ReadEvaluatorLog]) -> Iterator[Use]:
-    """What evaluators say of themselves; for one that left no log, what the coordinator saw."""
+    """Generate the processor use that evaluators logged; for one without a log, the coordinator's samples."""
     own = {log.name: log.use for log in evaluators if len(log.use.time)}
-    seen = {use.name: use for use in coordinator.evaluator_cpu if use.name not in own}
-    for name in sorted({*own, *seen}, key=natural):
-        yield own.get(name) or seen[name]
+    sampled = {use.name: use for use in coordinator.evaluator_cpu if use.name not in own}
+    for name in sorted({*own, *sampled}, key=natural):
+        yield own.get(name) or sampled[name]
 
 
 def _marks(train: list[TrainLog], coordinator: CoordinatorLog, evaluators: list[ReadEvaluatorLog]) -> Floats:
@@ -276,13 +286,14 @@ def _span(
     end: float | None,
     ended: bool,
 ) -> tuple[float, float]:
-    """From when to when the run is told: not the wait for its first members, nor the time after its last work."""
-    known = marks.tolist()
-    first = [g.opened_at for g in memberships[:1] if g.opened_at is not None] or known[:1]
-    # The coordinator goes on saying that nothing happens until it is stopped.
+    """Determine the start and end of the run, without the wait for its first members and the time after its last
+    work."""
+    times_logged = marks.tolist()
+    first = [g.opened_at for g in memberships[:1] if g.opened_at is not None] or times_logged[:1]
+    # Once the run has ended, the coordinator still logs every second until it is stopped.
     workers = [*(log.marks for log in train), *(log.marks for log in evaluators)]
-    last = [float(times[-1]) for times in workers if len(times)] if ended else known[-1:]
-    moments = [*first, *last, *(at for at in (end,) if at is not None)]
+    last = [float(times[-1]) for times in workers if len(times)] if ended else times_logged[-1:]
+    moments = [*first, *last, *(moment for moment in (end,) if moment is not None)]
     if not moments:
         return 0.0, 0.0
     return min(first or moments), max(moments)

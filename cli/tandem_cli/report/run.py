@@ -1,7 +1,7 @@
 """The data of a run as values: the result of reading, and the input of summary, figures and page.
 
-Times are seconds since the epoch. Arrays of one object have the same length and the order of the log they come from.
-What is not known is None or NaN, never 0.
+Times are in seconds since the epoch. Arrays of one object have the same length and the order of the log they come from.
+Unknown values are None or NaN, never 0.
 """
 
 import math
@@ -12,69 +12,71 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.evaluation import Completions, Histogram
-from tandem.job import DistributedTrainingJob
-from tandem.ledger import Ledger
-from tandem.measures import Generation
-from tandem.model import LATEST
-from tandem.status import Troubles
+from tandem.job.resource import DistributedTrainingJob
+from tandem.model import MAX_TIMESTAMP
+from tandem.wire.ledger import Ledger
+from tandem.wire.measures import Generation
+from tandem.wire.status import Troubles
 from tandem_coordinator.charts.gallery import Tile
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 Kind = Literal["trainer", "gpu", "evaluator"]
-Result = Literal["Succeeded", "Failed", "Running", "Stopped"]
+RunState = Literal["Succeeded", "Failed", "Running", "Stopped"]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Optimizer steps."""
+    """Optimizer steps of a run, or of one generation."""
 
     step: Ints
     """[N] Number of the step."""
     time: Floats
-    """[N] When it was logged."""
+    """[N] Time at which it was logged."""
     loss: Floats
-    """[N] Training loss; NaN and infinity are as they were logged."""
+    """[N] Training loss; NaN and infinity as logged."""
     measures: dict[str, Floats] = field(default_factory=dict)
-    """What else was logged of them, such as `lr`: [N] each, NaN where it was not."""
+    """Other logged values, such as `lr`: [N] each, NaN in steps without one."""
     lossless: npt.NDArray[np.bool_] | None = None
-    """[N] Whether no loss was logged of a step at all; None: it was of all."""
+    """[N] Whether a step was logged without a loss; None if all have one."""
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def where(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Steps":
-        """The chosen ones, by mask or by index."""
-        measures = {name: values[chosen] for name, values in self.measures.items()}
-        lossless = None if self.lossless is None else self.lossless[chosen]
-        return Steps(self.step[chosen], self.time[chosen], self.loss[chosen], measures, lossless)
+    def select(self, selection: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Steps":
+        """Select steps, by mask or by index."""
+        measures = {name: values[selection] for name, values in self.measures.items()}
+        lossless = None if self.lossless is None else self.lossless[selection]
+        return Steps(self.step[selection], self.time[selection], self.loss[selection], measures, lossless)
 
     @property
     def broken(self) -> npt.NDArray[np.bool_]:
         """[N] Whether the loss that was logged is NaN or infinite."""
+        # A step that was logged without a loss has NaN here, and is not broken.
         broken: npt.NDArray[np.bool_] = ~np.isfinite(self.loss)
         return broken if self.lossless is None else broken & ~self.lossless
 
     @property
     def last_loss(self) -> float | None:
-        """The loss of the last step of which one was logged; None if that is NaN or infinite, or there is none."""
+        """Loss of the last step that has one; None if that is NaN or infinite, or there is none."""
+        # Steps without a loss are skipped; a loss that is NaN is the last one all the same.
         logged = self.loss if self.lossless is None else self.loss[~self.lossless]
         return float(logged[-1]) if len(logged) and np.isfinite(logged[-1]) else None
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast training went, measured every so often."""
+    """Speed of training, measured at intervals."""
 
     time: Floats
-    """[N]"""
+    """[N] End of the interval."""
     throughput: Floats
     """[N] Samples a second over all ranks."""
     seconds: Floats
-    """[N] Length of the stretch that the phases are of: from the line before, or from the generation's start."""
+    """[N] Length of the interval: since the line before, or since the generation's start."""
     phases: dict[str, Floats]
-    """For each phase [N]: seconds of it in that stretch."""
+    """Seconds of each phase in the interval, [N] each."""
 
     def __len__(self) -> int:
         return len(self.time)
@@ -82,26 +84,26 @@ class Rates:
 
 @dataclass(frozen=True)
 class World:
-    """The size of the training group, and the pace the coordinator saw."""
+    """Size of the training group, and its throughput as the coordinator measured it."""
 
     time: Floats
-    """[N]"""
+    """[N] Time of the sample."""
     size: Ints
-    """[N] Ranks."""
+    """[N] Number of ranks."""
     throughput: Floats
-    """[N] Samples a second over all ranks, NaN while there is none."""
+    """[N] Samples a second over all ranks, NaN without ranks."""
 
 
 @dataclass(frozen=True)
 class OfRank:
-    """What one rank tells of itself, over time."""
+    """Values that one rank reports over time."""
 
     rank: str
-    """Its number."""
+    """Number of the rank."""
     time: Floats
-    """[N]"""
+    """[N] Time of the sample."""
     value: Floats
-    """[N] NaN where it said nothing."""
+    """[N] The value; NaN if the rank reported none."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +111,18 @@ class Use:
     """Processor use of one rank, GPU or evaluator over time."""
 
     name: str
-    """Of the process."""
+    """Name of the process."""
     kind: Kind
-    """Whose it is."""
+    """Kind of processor and process."""
     time: Floats
-    """[N]"""
+    """[N] Time of the sample."""
     busy: Floats
-    """[N] Busy cores since the sample before (GPU: busy share, 0 to 1); NaN where the process was not there."""
+    """[N] Busy cores since the sample before (GPU: busy share, 0 to 1); NaN while the process was absent."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """One evaluator working on its share of one checkpoint."""
+class EvaluationWork:
+    """Evaluation of one shard of a checkpoint by one evaluator."""
 
     evaluator: str
     """Name of the evaluator."""
@@ -131,189 +133,191 @@ class Work:
     step: int
     """The checkpoint's step."""
     begin: float
-    """When it started."""
+    """Start."""
     end: float
-    """When it was done."""
+    """End."""
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """The merged evaluation of one checkpoint."""
+    """Merged evaluation of one checkpoint."""
 
     metrics: dict[str, float]
-    """What was measured on the test data."""
+    """Scores on the test data."""
     deciding: dict[str, float] = field(default_factory=dict)
-    """By what it is compared with others: on the validation data, where the job holds some out."""
+    """Scores that rank it: on the validation data, if the job holds some out."""
     validation: dict[str, float] = field(default_factory=dict)
-    """What was measured on the validation data; empty where none is held out."""
+    """Scores on the validation data; empty if none is held out."""
     samples: int | None = None
     """Evaluated samples."""
     per_class_f1: Floats = field(default_factory=lambda: np.empty(0))
-    """[classes]"""
+    """F1 of each class, [classes]."""
     confusion: Ints = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    """[true class, predicted class], counts; (0, 0) when there is none."""
+    """Confusion matrix, [true class, predicted class], counts; (0, 0) without one."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    """By name, where a program reports them."""
+    """Histograms by name, as a program reported them."""
     has_completions: bool = False
-    """Whether its file has what a language model wrote for prompts."""
+    """Whether its file has completions of a language model."""
     started_at: float | None = None
-    """When the first shard was begun."""
+    """Start of the first shard."""
     finished_at: float | None = None
-    """When the result was there."""
+    """Time of the merged result."""
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """A checkpoint that was written, whatever became of it."""
+    """Checkpoint of the run, whether it still exists or not."""
 
     name: str
-    """Its folder's name."""
+    """Name of its folder."""
     step: int
     """Optimizer steps completed."""
     generation: int | None
     """The generation that wrote it."""
-    at: float | None = None
-    """When it was written."""
+    written_at: float | None = None
+    """Time of writing."""
     size: int | None = None
-    """Bytes."""
+    """Size in bytes."""
     stall_seconds: float | None = None
-    """How long training waited for it."""
+    """Time that training waited for it."""
     commit_seconds: float | None = None
-    """From the copy to the committed folder."""
+    """Time from the copy to the committed folder."""
     on_disk: bool = False
-    """Whether it is still there."""
+    """Whether it still exists."""
     counts: bool = True
-    """Whether it lies on the lineage of the newest generation."""
+    """Whether it is on the lineage of the newest generation."""
     evaluation: RunEvaluation | None = None
-    """Its scores."""
+    """Its evaluation."""
     skipped: str | None = None
-    """Why evaluators passed it over, if they did."""
+    """Reason why evaluators skipped it, if they did."""
     bad: str | None = None
-    """What is wrong with it, if something is."""
+    """Reason why it is bad, if it is."""
     path: str = ""
-    """Path of a watched file, relative to the run directory; empty for a checkpoint of Tandem's."""
+    """Path of a watched file, relative to the run directory; empty for Tandem's own checkpoints."""
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A line of the coordinator for people."""
+    """Event that the coordinator logged for people."""
 
-    at: float
-    """When."""
+    time: float
+    """Time of the event."""
     level: str
     """info, warning or error."""
     text: str
-    """What."""
+    """Text of the event."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything a report tells."""
+class RunData:
+    """All data of a report."""
 
     name: str
-    """Of the job."""
+    """Name of the job."""
     title: str
-    """Name in titles: the job's, with the run directory's where that is another."""
+    """Name in titles: the job's, with the run directory's if that differs."""
     job: DistributedTrainingJob | None
-    """The job as it was resolved; None when its file is missing or unreadable."""
+    """The resolved job; None if its file is missing or unreadable."""
     job_text: str
-    """job.json as YAML, or as it was found; "" when there is none."""
-    result: Result
-    """How it ended, or that it did not yet."""
+    """job.json as YAML, or unchanged if it cannot be converted; "" without a file."""
+    result: RunState
+    """Result of the run; `Running` while there is none."""
     message: str
-    """Why, where that needs words."""
+    """Explanation of the result, if it needs one."""
     started_at: float
-    """The first sign of life."""
+    """Time of the first sign of activity."""
     ended_at: float
-    """The last sign of life."""
+    """Time of the last sign of activity."""
     marks: Floats
-    """[N] Ascending times at which something was logged, at most a few a second: where there is none, nothing ran."""
+    """[N] Ascending times at which something was logged, at most a few a second; a gap means that nothing ran."""
     total_steps: int | None
-    """Steps that were to be done."""
+    """Steps of the whole run."""
     tokens_per_sample: float | None
-    """On average, without padding; None where the task does not say."""
+    """Average tokens without padding; None if the task does not report them."""
     learned_per_sample: float | None
-    """Tokens of these that the loss is over."""
-    counted: Steps
-    """The steps that made the model, each once, by the latest generation that did it; ascending."""
+    """Tokens of these that the loss is computed over."""
+    model_steps: Steps
+    """Steps that the model contains, each once, by the latest generation that took it; ascending."""
     superseded: tuple[Steps, ...]
-    """For each generation that lost some: the steps that a later generation did again."""
+    """Steps that a later generation repeated, one item for each generation that has such steps."""
     rates: Rates
-    """How fast it went."""
+    """Speed of training."""
     world: World
-    """How large the group was."""
+    """Size of the group."""
     uses: tuple[Use, ...]
     """Processor use: trainers in rank order, then GPUs, then evaluators."""
     busy: tuple[OfRank, ...]
     """Seconds of each rank's own work in a step."""
     memory: tuple[OfRank, ...]
-    """Bytes of GPU memory that each rank has in use."""
-    works: tuple[Work, ...]
-    """What evaluators did, in order of time."""
+    """Bytes of GPU memory in use on each rank."""
+    works: tuple[EvaluationWork, ...]
+    """Work of evaluators, in order of time."""
     checkpoints: tuple[RunCheckpoint, ...]
-    """All that were written, by step and generation."""
+    """All checkpoints that were written, by step and generation."""
     best: RunCheckpoint | None
-    """The best that was evaluated."""
+    """The best evaluated checkpoint."""
     base: RunCheckpoint | None
-    """The base model, where it was evaluated."""
+    """The base model, if it was evaluated."""
     completions: tuple[tuple[str, Completions], ...]
-    """What the base model and some checkpoints wrote for prompts; of which, in words."""
+    """Completions of the base model and of some checkpoints, each with its heading."""
     wrong: tuple[Tile, ...]
-    """Samples that the best takes for something else."""
+    """Samples that the best checkpoint misclassifies."""
     metric: str
-    """What the best is best in."""
+    """Metric that ranks the checkpoints."""
     generations: tuple[Generation, ...]
-    """Memberships, oldest first."""
+    """Generations, oldest first."""
     events: tuple[RunEvent, ...]
-    """What the coordinator told people."""
+    """Events that the coordinator logged for people."""
     unsaved: tuple[tuple[int, str], ...]
-    """Saves that were skipped: step and why."""
+    """Saves that were skipped: step and reason."""
     troubles: Troubles
-    """What went wrong and did not end it."""
+    """Problems that did not end the run."""
     missed: tuple[str, ...]
-    """Warnings about a run that ended well without doing all it promised, a sentence each."""
+    """Warnings about a run that succeeded without doing everything it was to do, a sentence each."""
     faults: tuple[str, ...]
-    """What could not be read, a sentence each."""
+    """Problems with reading, a sentence each."""
     ledger: Ledger | None = None
-    """GPU time, CPU time and cost by what they were for."""
+    """GPU time, CPU time and cost by purpose."""
 
 
-def with_histograms(run: Run) -> RunCheckpoint | None:
-    """The checkpoint whose histograms are shown: the best, or the newest that counts while none is the best. None if
-    it has none."""
-    evaluated = [one for one in run.checkpoints if one.evaluation and one.counts]
-    shown = run.best or (evaluated[-1] if evaluated else None)
-    return shown if shown and shown.evaluation and shown.evaluation.histograms else None
+def with_histograms(run: RunData) -> RunCheckpoint | None:
+    """Choose the checkpoint whose histograms are drawn: the best, or the newest that counts while there is no best.
+    None if it has none."""
+    # Superseded checkpoints are not candidates, even if they have the newest histograms.
+    evaluated = [checkpoint for checkpoint in run.checkpoints if checkpoint.evaluation and checkpoint.counts]
+    choice = run.best or (evaluated[-1] if evaluated else None)
+    return choice if choice and choice.evaluation and choice.evaluation.histograms else None
 
 
-MAX_SIZE = 3.5e38
-"""What no float32 can hold is infinite."""
+MAX_FLOAT32 = 3.5e38
+"""Values above the range of float32 count as infinite."""
 
 
 def number(value: object) -> float:
-    """The number that a file holds, NaN for anything else. What no float32 can hold is infinite."""
+    """Read a number from a file; NaN for anything else. Values above the range of float32 become infinite."""
+    # JSON's true is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(value) if not abs(value) > MAX_SIZE else math.copysign(math.inf, value)
+    return float(value) if not abs(value) > MAX_FLOAT32 else math.copysign(math.inf, value)
 
 
 def within(value: object, low: float, high: float) -> float:
-    """The number that a file holds if it can be true, NaN for anything else."""
-    found = number(value)
-    return found if low <= found <= high else math.nan
+    """Read a number that lies within plausible bounds; NaN for anything else."""
+    parsed = number(value)
+    return parsed if low <= parsed <= high else math.nan
 
 
 def moment(value: object) -> float | None:
-    """The time that a file holds, seconds since the epoch, None for anything else."""
-    found = within(value, 0, LATEST)
-    return None if math.isnan(found) else found or None
+    """Read a time in seconds since the epoch; None for anything else."""
+    seconds = within(value, 0, MAX_TIMESTAMP)
+    return None if math.isnan(seconds) else seconds or None
 
 
 def text(value: object) -> str:
-    """The text that a file holds, "" for anything else."""
+    """Read a text; "" for anything else."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """The object that a file holds, {} for anything else."""
+    """Read an object; {} for anything else."""
     return value if isinstance(value, dict) else {}

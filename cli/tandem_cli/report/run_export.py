@@ -1,6 +1,6 @@
-"""The numbers of a run for other tools: as CSV files, or as a log that TensorBoard reads.
+"""The numbers of a run for other tools: as CSV files, or as a log for TensorBoard.
 
-Steps are those that made the model, each once, whatever was done again after a restart.
+Exported steps are those that the model contains, each once, whatever was repeated after a restart.
 """
 
 import csv
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from tandem.rundir.durable import TEMPORARY
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 
 Table = tuple[tuple[str, ...], Iterable[Sequence[Any]]]
 """Names of columns, and rows."""
 BASE_MODEL = "base-model"
-"""Folder of its log."""
+"""Folder of the base model's log."""
 Point = tuple[str, float, int, float]
 """Tag, value, step, time."""
 
 
-def write_csv(run: Run, folder: Path) -> list[Path]:
-    """Write one file for each kind of thing; returns those written. Files of these names are replaced.
+def write_csv(run: RunData, folder: Path) -> list[Path]:
+    """Write one CSV file for each table; returns their paths. Files of these names are replaced.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -31,8 +31,8 @@ def write_csv(run: Run, folder: Path) -> list[Path]:
     return [_write(folder / f"{name}.csv", columns, rows) for name, (columns, rows) in _tables(run).items()]
 
 
-def write_tensorboard(run: Run, folder: Path) -> int:
-    """Write a log that `tensorboard --logdir` reads; returns how many values are in it.
+def write_tensorboard(run: RunData, folder: Path) -> int:
+    """Write a log for `tensorboard --logdir`; returns the number of values in it.
 
     The base model is a run of its own beside it: TensorBoard draws the curves of all runs into one chart.
 
@@ -56,16 +56,16 @@ def _log(folder: Path, points: Iterable[Point]) -> int:
     return count
 
 
-def _tables(run: Run) -> dict[str, Table]:
-    steps, rates = run.counted, run.rates
-    known = [*([run.base] if run.base is not None else []), *run.checkpoints]
-    evaluated = [(one, one.evaluation) for one in known if one.evaluation is not None]
+def _tables(run: RunData) -> dict[str, Table]:
+    steps, rates = run.model_steps, run.rates
+    scored = [*([run.base] if run.base is not None else []), *run.checkpoints]
+    evaluated = [(checkpoint, checkpoint.evaluation) for checkpoint in scored if checkpoint.evaluation is not None]
     metrics = sorted({name for _, evaluation in evaluated for name in evaluation.metrics})
     names = sorted({name for _, evaluation in evaluated for name in evaluation.validation})
     held_out = {name: f"validation{name[:1].upper()}{name[1:]}" for name in names}
     ranks = [(f"{use.kind}Busy", use.name, use.time, use.busy) for use in run.uses]
-    ranks += [("workSeconds", one.rank, one.time, one.value) for one in run.busy]
-    ranks += [("gpuMemoryBytes", one.rank, one.time, one.value) for one in run.memory]
+    ranks += [("workSeconds", series.rank, series.time, series.value) for series in run.busy]
+    ranks += [("gpuMemoryBytes", series.rank, series.time, series.value) for series in run.memory]
     return {
         "steps": (
             ("step", "time", "loss", *steps.measures),
@@ -79,12 +79,13 @@ def _tables(run: Run) -> dict[str, Table]:
             ("checkpoint", "step", "generation", "time", "samples", *metrics, *held_out.values(), "counts", "best"),
             (
                 (
-                    *(one.name, one.step, one.generation, found.finished_at, found.samples),
-                    *(found.metrics.get(name) for name in metrics),
-                    *(found.validation.get(name) for name in held_out),
-                    *(int(one.counts and one is not run.base), int(one is run.best)),
+                    *(checkpoint.name, checkpoint.step, checkpoint.generation),
+                    *(evaluation.finished_at, evaluation.samples),
+                    *(evaluation.metrics.get(name) for name in metrics),
+                    *(evaluation.validation.get(name) for name in held_out),
+                    *(int(checkpoint.counts and checkpoint is not run.base), int(checkpoint is run.best)),
                 )
-                for one, found in evaluated
+                for checkpoint, evaluation in evaluated
             ),
         ),
         "processes": (
@@ -95,50 +96,50 @@ def _tables(run: Run) -> dict[str, Table]:
             ("generation", "openedAt", "closedAt", "worldSize", "resumedStep", "lastStep", "reason", "detail"),
             (
                 (
-                    *(one.number, one.opened_at, one.closed_at, one.world_size, one.resumed_step, one.last_step),
-                    *(one.reason, one.detail),
+                    *(generation.number, generation.opened_at, generation.closed_at, generation.world_size),
+                    *(generation.resumed_step, generation.last_step, generation.reason, generation.detail),
                 )
-                for one in run.generations
+                for generation in run.generations
             ),
         ),
     }
 
 
-def _points(run: Run) -> Iterator[Point]:
-    steps = run.counted
+def _points(run: RunData) -> Iterator[Point]:
+    steps = run.model_steps
     for tag, values in {"loss": steps.loss, **steps.measures}.items():
-        yield from _known(f"training/{tag}", values, steps.step, steps.time)
-    yield from _known("training/samplesPerSecond", run.rates.throughput, _steps_at(run), run.rates.time)
-    for one in run.checkpoints:
-        if one.counts and one.evaluation is not None:
-            at = one.evaluation.finished_at or one.at or run.started_at
-            for name, value in one.evaluation.metrics.items():
-                yield from _known(f"evaluation/{name}", [value], [one.step], [at])
-            for name, value in one.evaluation.validation.items():
-                yield from _known(f"validation/{name}", [value], [one.step], [at])
+        yield from _finite(f"training/{tag}", values, steps.step, steps.time)
+    yield from _finite("training/samplesPerSecond", run.rates.throughput, _steps_at(run), run.rates.time)
+    for checkpoint in run.checkpoints:
+        if checkpoint.counts and checkpoint.evaluation is not None:
+            time = checkpoint.evaluation.finished_at or checkpoint.written_at or run.started_at
+            for name, value in checkpoint.evaluation.metrics.items():
+                yield from _finite(f"evaluation/{name}", [value], [checkpoint.step], [time])
+            for name, value in checkpoint.evaluation.validation.items():
+                yield from _finite(f"validation/{name}", [value], [checkpoint.step], [time])
 
 
-def _base_points(run: Run) -> Iterator[Point]:
-    """The scores of the base model, as a line beside those of checkpoints."""
+def _base_points(run: RunData) -> Iterator[Point]:
+    """Generate the scores of the base model, as a line beside those of checkpoints."""
     if run.base is None or run.base.evaluation is None:
         return
-    found = [(one.step, one.evaluation) for one in run.checkpoints if one.counts and one.evaluation is not None]
+    evaluated = [(c.step, c.evaluation) for c in run.checkpoints if c.counts and c.evaluation is not None]
     places = [(0, run.base.evaluation.finished_at or run.started_at)]
-    places += [(step, evaluation.finished_at or run.started_at) for step, evaluation in found]
+    places += [(step, evaluation.finished_at or run.started_at) for step, evaluation in evaluated]
     for name, value in run.base.evaluation.metrics.items():
         for step, time in places:
-            yield from _known(f"evaluation/{name}", [value], [step], [time])
+            yield from _finite(f"evaluation/{name}", [value], [step], [time])
 
 
-def _known(tag: str, values: Iterable[float], steps: Iterable[int], times: Iterable[float]) -> Iterator[Point]:
+def _finite(tag: str, values: Iterable[float], steps: Iterable[int], times: Iterable[float]) -> Iterator[Point]:
     for value, step, time in zip(values, steps, times, strict=True):
         if np.isfinite(value):
             yield tag, float(value), int(step), float(time)
 
 
-def _steps_at(run: Run) -> list[int]:
-    """The step that was the last one at each line of the rate."""
-    steps = run.counted
+def _steps_at(run: RunData) -> list[int]:
+    """The last step before each line of the rate."""
+    steps = run.model_steps
     if not len(steps):
         return [0] * len(run.rates)
     places = np.searchsorted(steps.time, run.rates.time, side="right") - 1
@@ -146,16 +147,16 @@ def _steps_at(run: Run) -> list[int]:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    aside = path.with_name(f"{TEMPORARY}{path.name}")
-    with aside.open("w", newline="", encoding="utf-8") as file:
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows([_cell(value) for value in row] for row in rows)
-    return aside.replace(path)
+    return temporary.replace(path)
 
 
 def _cell(value: Any) -> Any:
-    """What is not known is empty; a NaN that was logged is not known either."""
+    """Format a cell: unknown values are empty, and so is a logged NaN."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     return value.item() if isinstance(value, np.generic) else value

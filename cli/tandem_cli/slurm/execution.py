@@ -10,113 +10,117 @@ from pydantic import ValidationError
 
 from tandem.errors import UserError
 from tandem.formatting import printable
-from tandem.launch import module_command
-from tandem.stacks import Attachment, Inspection, RankStacks
+from tandem.processes.launch import module_command
+from tandem.wire.stacks import Attachment, Inspection, RankStacks
 from tandem_cli.local.processes import ATTACH_SECONDS
 from tandem_cli.slurm import jobs, scheduler
-from tandem_cli.slurm.jobs import Place
+from tandem_cli.slurm.jobs import NodeAllocation
 from tandem_cli.slurm.scheduler import SlurmError
 
-AT_ONCE = 8
-"""Nodes that are asked at the same time."""
+MAX_PARALLEL = 8
+"""Number of nodes that are inspected concurrently."""
 
 
-def places(path: Path) -> dict[str, Place]:
-    """The processes of a run that SLURM runs, by name.
+def allocations(path: Path) -> dict[str, NodeAllocation]:
+    """Return the node of each process of a run, by name.
 
     Raises:
-        UserError: it is another user's, or SLURM does not say.
+        UserError: the run is another user's, or SLURM does not answer.
     """
-    submission = jobs.own(path)
-    found: dict[str, Place] = {}
+    submission = jobs.own_submission(path)
+    by_name: dict[str, NodeAllocation] = {}
     for job in [*jobs.running_extensions(path), submission.training]:
-        found |= {name: Place(job, node) for name, node in scheduler.steps(job).items()}
+        by_name |= {name: NodeAllocation(job, node) for name, node in scheduler.steps(job).items()}
     for index, (job, node) in scheduler.elements(submission.evaluation or "").items():
-        found[f"evaluator-{index}"] = Place(job, node)
+        by_name[f"evaluator-{index}"] = NodeAllocation(job, node)
     if host := scheduler.batch_host(submission.training):
-        found["coordinator"] = Place(submission.training, host)
-    return found
+        by_name["coordinator"] = NodeAllocation(submission.training, host)
+    return by_name
 
 
 def inspect(path: Path, rank: int | None) -> Inspection:
-    """The ranks of a run, each as its own node finds it.
+    """Inspect the ranks of a run, each on its own node.
 
     Raises:
-        UserError: no node of it can be asked.
+        UserError: no node answers.
     """
-    workers = {place for name, place in places(path).items() if name.startswith("worker-")}
-    words = [] if rank is None else [f"--rank={rank}"]
-    found: list[Inspection] = []
+    workers = {allocation for name, allocation in allocations(path).items() if name.startswith("worker-")}
+    options = [] if rank is None else [f"--rank={rank}"]
+    inspections: list[Inspection] = []
     errors: list[UserError] = []
-    with ThreadPoolExecutor(AT_ONCE) as askers:
-        for asked in [askers.submit(_inspected, path, place, words) for place in workers]:
+    with ThreadPoolExecutor(MAX_PARALLEL) as pool:
+        for future in [pool.submit(_inspect_node, path, allocation, options) for allocation in workers]:
             try:
-                found.append(asked.result())
+                inspections.append(future.result())
             except UserError as error:
                 errors.append(error)
-    if errors and not found:
+    if errors and not inspections:
         raise errors[0]
-    ranks = {one.rank: one for answer in found for one in sorted(answer.ranks, key=lambda one: len(one.threads))}
+    # A rank may be in several answers; the one with the most threads is of its own node.
+    stacks = sorted(
+        (rank for inspection in inspections for rank in inspection.ranks), key=lambda rank: len(rank.threads)
+    )
+    ranks = {rank.rank: rank for rank in stacks}
     return Inspection(ranks=[ranks[number] for number in sorted(ranks)])
 
 
-def _inspected(path: Path, place: Place, words: Sequence[str]) -> Inspection:
-    said = _asked(path, place, words, scheduler.SECONDS)
+def _inspect_node(path: Path, allocation: NodeAllocation, options: Sequence[str]) -> Inspection:
+    output = _run_inspection(path, allocation, options, scheduler.SECONDS)
     try:
-        return Inspection.read_json(said)
+        return Inspection.read_json(output)
     except ValidationError as error:
-        raise SlurmError(f"the answer of {place.node} cannot be read: {printable(said[:200])!r}") from error
+        raise SlurmError(f"the answer of {allocation.node} cannot be read: {printable(output[:200])!r}") from error
 
 
-def attach(path: Path, one: RankStacks) -> tuple[Attachment, str]:
-    """Have a rank let a debugger attach; returns where, and the node.
+def attach(path: Path, stacks: RankStacks) -> tuple[Attachment, str]:
+    """Prepare a rank for a debugger; return the attachment and the node.
 
     Raises:
-        UserError: it cannot be asked.
+        UserError: the rank does not answer.
     """
-    place = _of(path, one.replica)
-    said = _asked(path, place, [f"--rank={one.rank}", "--attach"], ATTACH_SECONDS)
+    allocation = _allocation_of(path, stacks.replica)
+    output = _run_inspection(path, allocation, [f"--rank={stacks.rank}", "--attach"], ATTACH_SECONDS)
     try:
-        return Attachment.read_json(said), place.node
+        return Attachment.read_json(output), allocation.node
     except ValidationError as error:
-        raise SlurmError(f"the answer of {place.node} cannot be read: {printable(said[:200])!r}") from error
+        raise SlurmError(f"the answer of {allocation.node} cannot be read: {printable(output[:200])!r}") from error
 
 
-def shell(path: Path, who: str) -> int:
-    """A shell with the variables of a process, on its node and this terminal; returns its exit code.
+def shell(path: Path, process: str) -> int:
+    """Open a shell with the environment of a process on its node and this terminal; return its exit code.
 
     Raises:
-        UserError: there is no such process; names those that there are.
+        UserError: there is no such process; the message lists the existing ones.
     """
-    words = _srun(path, _of(path, who), "tandem_cli.slurm.shell", str(path.resolve()), who)
-    words.insert(1, "--pty")
+    command = _srun(path, _allocation_of(path, process), "tandem_cli.slurm.shell", str(path.resolve()), process)
+    command.insert(1, "--pty")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return subprocess.call(words)
+        return subprocess.call(command)
     except OSError as error:
         raise SlurmError(f"srun cannot be started: {error.strerror}") from error
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _of(path: Path, name: str) -> Place:
-    found = places(path)
-    if name not in found:
-        there = ", ".join(sorted(found)) or "none"
-        raise UserError(f"no process of {path} is called {name}; there are: {there}")
-    return found[name]
+def _allocation_of(path: Path, name: str) -> NodeAllocation:
+    by_name = allocations(path)
+    if name not in by_name:
+        existing = ", ".join(sorted(by_name)) or "none"
+        raise UserError(f"{path} has no process {name}; it has: {existing}")
+    return by_name[name]
 
 
-def _asked(path: Path, place: Place, words: Sequence[str], seconds: float) -> str:
-    """The last line that the inspection on a node prints: modules and Python's start-up may print lines before."""
-    inspection = _srun(path, place, "tandem_trainer.inspection", "--run-dir", str(path.resolve()), *words)
-    said = scheduler.ask(*inspection, seconds=seconds)
-    return said.strip().rpartition("\n")[2]
+def _run_inspection(path: Path, allocation: NodeAllocation, options: Sequence[str], seconds: float) -> str:
+    """Run an inspection on a node, and return its last line: modules and Python's start-up may print others."""
+    inspection = _srun(path, allocation, "tandem_trainer.inspection", "--run-dir", str(path.resolve()), *options)
+    output = scheduler.run(*inspection, seconds=seconds)
+    return output.strip().rpartition("\n")[2]
 
 
-def _srun(path: Path, place: Place, module: str, *words: str) -> list[str]:
-    """The command that starts a module of ours on a node."""
-    beside = ["--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"]
-    *before, python = jobs.own(path).python
-    started = [*before, *module_command(module, *words, python=python)]
-    return ["srun", f"--jobid={place.job}", f"--nodelist={place.node}", *beside, *started]
+def _srun(path: Path, allocation: NodeAllocation, module: str, *args: str) -> list[str]:
+    """Return the command that runs a module on a node, beside its steps."""
+    options = ["--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"]
+    *prefix, python = jobs.own_submission(path).python
+    started = [*prefix, *module_command(module, *args, python=python)]
+    return ["srun", f"--jobid={allocation.job}", f"--nodelist={allocation.node}", *options, *started]

@@ -1,13 +1,13 @@
-"""A job of one node that a running training has besides its own: in place of a node that failed, or for a replica that
-`tandem scale` has added.
+"""Extensions: one-node jobs of a running training, which replace a failed node or serve a replica that `tandem scale`
+added.
 
     python -m tandem_cli.slurm.extension --run-dir DIR
 
-SLURM gives a running job no nodes where its administrators have not allowed that, so the node comes as a job of its
-own. Its batch script is this process: it enters the job in the run directory, keeps the node while the training runs,
-and ends when that does, is requeued, or is lost. The head of the training finds the job there, starts an agent on its
-node by `srun --jobid`, and cancels it when the node is needed no more. It does not matter who has submitted it: the
-head does where SLURM takes jobs from compute nodes; elsewhere a person does from a login node.
+SLURM adds no nodes to a running job unless its administrators allow it, so each further node is a job of its own.
+Its batch script is this process: it registers the job in the run directory, holds the node while the training runs, and
+ends when the training ends, is requeued, or is lost. The head of the training finds the job there, starts an agent on
+its node by `srun --jobid`, and cancels it when the node is no longer needed. Anybody may submit it: the head does where
+SLURM accepts jobs from compute nodes; elsewhere a user does from a login node.
 """
 
 import argparse
@@ -22,59 +22,62 @@ from pathlib import Path
 from tandem.rundir.durable import replace_json
 from tandem.rundir.ownership import SLURM
 from tandem_cli.slurm import jobs, scheduler
-from tandem_cli.slurm.jobs import EXTENSIONS, NO_EXTENSION, Place
+from tandem_cli.slurm.jobs import EXTENSIONS, NO_EXTENSION, NodeAllocation
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError, Throttle
 from tandem_cli.slurm.script import EXTEND
 
-LOOK_SECONDS = 15.0
-"""Between two questions whether the training runs."""
-REFUSED_SECONDS = 300.0
-"""Before SLURM is asked again after it has refused a job."""
+POLL_SECONDS = 15.0
+"""Interval between checks that the training runs, in seconds."""
+RETRY_SECONDS = 300.0
+"""Delay after a refused submission, in seconds."""
 
 log = logging.getLogger("tandem.slurm")
 
 
 class Extensions:
-    """The extensions of a training, for its head.
+    """The extensions of a training, managed by its head.
 
     Args:
         path: the run directory.
-        may_submit: whether the head asks for nodes by itself; otherwise it takes those that others submit.
+        may_submit: whether the head submits extensions; otherwise it only uses those that users submit.
     """
 
     def __init__(self, path: Path, may_submit: bool) -> None:
         self._path, self._may_submit = path, may_submit
         self._queue: list[QueuedJob] = []
-        self.ending: list[Place] = []
-        """Nodes of jobs that SLURM is ending: what runs there saves, for as long as KillWait says."""
-        self._refused = Throttle(REFUSED_SECONDS)
+        self.ending: list[NodeAllocation] = []
+        """Nodes of jobs that SLURM is ending; their processes have KillWait to save."""
+        self._refused = Throttle(RETRY_SECONDS)
 
-    def look(self) -> list[Place]:
-        """Ask SLURM; returns the nodes that there are, of the oldest job first.
+    def poll(self) -> list[NodeAllocation]:
+        """Query SLURM; return the nodes of running extensions, the oldest job first.
 
         Raises:
-            SlurmError: SLURM does not say.
+            SlurmError: SLURM does not answer.
         """
-        entered = jobs.extensions(self._path)
-        found = scheduler.queue(entered) if entered else []
-        self._queue = [job for job in found if job.waits or job.state == "RUNNING"]
-        self.ending = [Place(job.id, job.nodes) for job in found if job.state == "COMPLETING"]
-        for job in set(entered) - {job.id for job in self._queue} - {place.job for place in self.ending}:
-            leave(self._path, job)
-        return [Place(job.id, job.nodes) for job in self._queue if job.state == "RUNNING"]
+        registered = jobs.extensions(self._path)
+        queued = scheduler.queue(registered) if registered else []
+        self._queue = [job for job in queued if job.waits or job.state == "RUNNING"]
+        self.ending = [NodeAllocation(job.id, job.nodes) for job in queued if job.state == "COMPLETING"]
+        for job in set(registered) - {job.id for job in self._queue} - {node.job for node in self.ending}:
+            # The job has ended without unregistering itself, for example with its node.
+            unregister(self._path, job)
+        return [NodeAllocation(job.id, job.nodes) for job in self._queue if job.state == "RUNNING"]
 
-    def ask_for(self, wanted: int) -> None:
-        """Submit those that are lacking. What SLURM refuses is tried again later, and is in the status meanwhile."""
+    def request(self, count: int) -> None:
+        """Submit extensions up to `count`. A refusal is shown in the status, and retried later."""
         script = self._path / SLURM / EXTEND
-        lacking = wanted - len(self._queue)
-        if lacking <= 0 or not self._may_submit or not self._refused.is_due():
+        shortage = count - len(self._queue)
+        # The throttle comes last: it counts as used only when a submission is really due.
+        if shortage <= 0 or not self._may_submit or not self._refused.is_due():
             return
         try:
+            # A job that was submitted by hand has no script for extensions.
             if not script.exists():
                 return
-            for _ in range(lacking):
-                job = scheduler.submit(script, [], outside(os.environ))
-                enter(self._path, job)
+            for _ in range(shortage):
+                job = scheduler.submit(script, [], outer_environment(os.environ))
+                register(self._path, job)
                 log.info("event=asks-for-node job=%s", job)
         except (SlurmError, OSError) as error:
             log.warning("event=no-extension why=%r", str(error))
@@ -85,33 +88,33 @@ class Extensions:
         with suppress(OSError):
             (self._path / SLURM / NO_EXTENSION).unlink(missing_ok=True)
 
-    def surplus(self, wanted: int) -> list[str]:
-        """The jobs that are too many: those that wait before those that run."""
+    def surplus(self, count: int) -> list[str]:
+        """Return the jobs beyond `count`, pending ones before running ones."""
         running = [job.id for job in self._queue if not job.waits]
-        return (running + [job.id for job in self._queue if job.waits])[max(0, wanted) :]
+        return (running + [job.id for job in self._queue if job.waits])[max(0, count) :]
 
-    def give_back(self, job: str) -> None:
-        """Cancel one."""
+    def release(self, job: str) -> None:
+        """Cancel one extension."""
         with suppress(SlurmError):
             scheduler.cancel(job)
             log.info("event=gives-node-back job=%s", job)
 
     def close(self) -> None:
-        """Cancel all. One that cannot be cancelled now ends by itself."""
+        """Cancel all extensions. One that cannot be cancelled ends by itself."""
         for job in jobs.extensions(self._path):
-            self.give_back(job)
-            leave(self._path, job)
+            self.release(job)
+            unregister(self._path, job)
         with suppress(OSError):
             (self._path / SLURM / NO_EXTENSION).unlink(missing_ok=True)
 
 
-def outside(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for what SLURM shall do outside of the job that asks: without those that describe this job."""
+def outer_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for commands that act outside this job: without the variables that describe it."""
     return {name: value for name, value in variables.items() if not name.startswith("SLURM") or name == "SLURM_CONF"}
 
 
-def enter(path: Path, job: str) -> None:
-    """Say in the run directory that a job is an extension of its training.
+def register(path: Path, job: str) -> None:
+    """Record a job as an extension in the run directory.
 
     Raises:
         OSError: it cannot be written.
@@ -121,15 +124,15 @@ def enter(path: Path, job: str) -> None:
     (folder / job).touch()
 
 
-def leave(path: Path, job: str) -> None:
-    """Take the job out again."""
+def unregister(path: Path, job: str) -> None:
+    """Delete that record."""
     with suppress(OSError):
         (path / SLURM / EXTENSIONS / job).unlink(missing_ok=True)
 
 
 def hold(path: Path, job: str) -> str:
-    """Keep the node of this job while the training runs that runs now; returns why it ends."""
-    submission = jobs.of(path)
+    """Hold the node of this job during the training's current life; return the reason of the end."""
+    submission = jobs.submission_of(path)
     training = "" if submission is None else submission.training
     life = ""
     while True:
@@ -137,14 +140,15 @@ def hold(path: Path, job: str) -> str:
             now = scheduler.life(training) if training else ""
             if not now:
                 return f"job {training or 'of this run'} does not run"
+            # A requeued training gets all its nodes again, so this one is not needed.
             if life and now != life:
-                return f"job {training} has begun again with nodes of its own"
+                return f"job {training} was requeued and has new nodes"
             if not life:
-                enter(path, job)
+                register(path, job)
             life = now
         except SlurmError as error:
             log.warning("event=training-unknown why=%r", str(error))
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def main() -> int:
@@ -155,13 +159,13 @@ def main() -> int:
     path = parser.parse_args().run_dir
     job = os.environ.get("SLURM_JOB_ID", "")
     if not job:
-        print("tandem: this is for a batch script of SLURM; submit it with sbatch", file=sys.stderr)
+        print("tandem: this is a batch script of SLURM; submit it with sbatch", file=sys.stderr)
         return 2
     log.info("event=holds-node run=%s", path)
     try:
         log.info("event=ends why=%r", hold(path, job))
     finally:
-        leave(path, job)
+        unregister(path, job)
     return 0
 
 

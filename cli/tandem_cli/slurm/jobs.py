@@ -1,8 +1,8 @@
-"""The jobs of SLURM that are a run's, as the folder `slurm` of its run directory names them: `submission.json`, and in
-`extensions` a file for each job that gives a running training one more node (tandem_cli.slurm.extension).
-`refused.json` says why the last submission failed.
+"""The SLURM jobs of a run, recorded in the folder `slurm` of its run directory: `submission.json`, and in `extensions`
+a file for each job that adds a node to a running training (tandem_cli.slurm.extension). `refused.json` has the reason
+why the last submission failed.
 
-So every command finds them from the run directory, on any machine that shares it.
+So every command finds the jobs from the run directory, on any machine that shares it.
 """
 
 import os
@@ -25,20 +25,20 @@ from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
 
 FILE = "submission.json"
 EXTENSIONS = "extensions"
-"""Folder with an empty file for each extension, which is called like its job."""
+"""Folder with an empty file for each extension, named after its job ID."""
 REFUSED = "refused.json"
-"""Why the run could not be submitted the last time."""
+"""File with the reason why the last submission was refused."""
 NO_EXTENSION = "no-extension.json"
-"""Why SLURM has not taken an extension."""
+"""File with the reason why SLURM refused an extension."""
 NOT_STARTED = "not-started.json"
-"""Which process srun does not start, and why."""
-REMEMBERED_SECONDS = 2.0
-"""How long an answer of squeue counts for this process: sites ask their users not to poll."""
+"""File with the process that srun cannot start, and the reason."""
+CACHE_SECONDS = 2.0
+"""Lifetime of a cached answer of squeue, in seconds: sites ask their users not to poll."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a process of a run is."""
+class NodeAllocation:
+    """A node of a SLURM job."""
 
     job: str
     node: str
@@ -46,55 +46,55 @@ class Place:
 
 @dataclass(frozen=True)
 class Submission:
-    """The jobs of SLURM that are a run's."""
+    """The SLURM jobs of a run."""
 
     training: str
     evaluation: str | None = None
-    """The array of the evaluators, where it is a job of its own."""
+    """Job array of the evaluators, if they have a job of their own."""
     python: Sequence[str] = (sys.executable,)
-    """Words that start Tandem's Python on a node, with modules, environment and container of the profile."""
+    """Command that starts Tandem's Python on a node, with the modules, environment and container of the profile."""
 
     @property
     def ids(self) -> list[str]:
-        """All of them."""
+        """Return the IDs of all jobs."""
         return [self.training, *([self.evaluation] if self.evaluation else [])]
 
 
-def of(path: Path) -> Submission | None:
-    """The jobs of a run; None if it was not given to SLURM."""
+def submission_of(path: Path) -> Submission | None:
+    """Return the jobs of a run; None if it was not submitted to SLURM."""
     content = read_json_or_none(path / SLURM / FILE)
     if not isinstance(content, dict) or not isinstance(content.get("training"), str):
         return None
     evaluation = content.get("evaluation")
     python = content.get("python")
-    words = tuple(map(str, python)) if isinstance(python, list) and python else (sys.executable,)
-    return Submission(content["training"], evaluation if isinstance(evaluation, str) else None, words)
+    command = tuple(map(str, python)) if isinstance(python, list) and python else (sys.executable,)
+    return Submission(content["training"], evaluation if isinstance(evaluation, str) else None, command)
 
 
 def extensions(path: Path) -> list[str]:
-    """The jobs that give the training one more node each, the oldest first. Some may have ended."""
+    """Return the jobs that add a node to the training, the oldest first. Some may have ended."""
     with suppress(OSError):
-        found = [file.name for file in (path / SLURM / EXTENSIONS).iterdir()]
-        return sorted((name for name in found if name.isdecimal()), key=int)
+        names = [file.name for file in (path / SLURM / EXTENSIONS).iterdir()]
+        return sorted((name for name in names if name.isdecimal()), key=int)
     return []
 
 
-def own(path: Path) -> Submission:
-    """The same, of a run of this user: what it names is started.
+def own_submission(path: Path) -> Submission:
+    """Return the jobs of a run of this user, whose recorded command may be executed.
 
     Raises:
-        UserError: it is another user's, or was not given to SLURM.
+        UserError: the run is another user's, or was not submitted to SLURM.
     """
-    found = of(path)
-    if found is None:
-        raise UserError(f"{path} was not given to SLURM")
+    submission = submission_of(path)
+    if submission is None:
+        raise UserError(f"{path} was not submitted to SLURM")
     if (owner := (path / SLURM / FILE).stat().st_uid) != os.geteuid():
         raise UserError(f"{path} is a run of the user {user_name(owner)}, who alone may look into its processes")
-    return found
+    return submission
 
 
-def record(path: Path, submission: Submission) -> None:
-    """Say in the run directory which jobs are its own.
+def record_submission(path: Path, submission: Submission) -> None:
+    """Record the jobs of a run in its run directory.
 
     Raises:
         OSError: it cannot be written.
@@ -103,75 +103,74 @@ def record(path: Path, submission: Submission) -> None:
     replace_json(path / SLURM / FILE, asdict(submission))
 
 
-def note_refusal(path: Path, why: str) -> None:
-    """Say in the run directory why the run was not submitted. A disk that refuses costs the note alone."""
+def note_refusal(path: Path, reason: str) -> None:
+    """Record why the run was not submitted. An error of the disk is ignored."""
     with suppress(OSError):
-        replace_json(path / SLURM / REFUSED, {"why": why, "at": time.time()})
+        replace_json(path / SLURM / REFUSED, {"why": reason, "at": time.time()})
 
 
 def forget_refusal(path: Path) -> None:
-    """Take the note away: the run is begun."""
+    """Delete that record, once the run is submitted."""
     with suppress(OSError):
         (path / SLURM / REFUSED).unlink(missing_ok=True)
 
 
-def note_not_started(path: Path, why: str) -> None:
-    """Say in the run directory which process srun does not start. A disk that refuses costs the note alone."""
+def note_not_started(path: Path, reason: str) -> None:
+    """Record which process srun cannot start, and why. An error of the disk is ignored."""
     with suppress(OSError):
-        replace_json(path / SLURM / NOT_STARTED, {"why": why})
+        replace_json(path / SLURM / NOT_STARTED, {"why": reason})
 
 
 def forget_not_started(path: Path) -> None:
-    """Take that note away: all have begun."""
+    """Delete that record, once all processes have started."""
     with suppress(OSError):
         (path / SLURM / NOT_STARTED).unlink(missing_ok=True)
 
 
 def refusal(path: Path) -> str:
-    """Why the run was not submitted the last time, as a sentence without its full stop; empty if it was, or if nobody
-    has tried."""
+    """Return why the last submission was refused, without a full stop; empty if it was not refused."""
     content = read_json_or_none(path / SLURM / REFUSED)
-    why = content.get("why") if isinstance(content, dict) else None
-    return printable(why).rstrip(".") if isinstance(why, str) else ""
+    reason = content.get("why") if isinstance(content, dict) else None
+    return printable(reason).rstrip(".") if isinstance(reason, str) else ""
 
 
-_seen: dict[Path, tuple[float, list[QueuedJob]]] = {}
+_cache: dict[Path, tuple[float, list[QueuedJob]]] = {}
 
 
 def queued(path: Path) -> list[QueuedJob]:
-    """The run's jobs that wait or run.
+    """Return the pending and running jobs of a run.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    submission = of(path)
+    submission = submission_of(path)
     if submission is None:
         return []
-    at, jobs = _seen.get(path, (0.0, []))
-    if not at or time.monotonic() - at > REMEMBERED_SECONDS:
-        jobs = scheduler.queue([*submission.ids, *extensions(path)])
-        _seen[path] = time.monotonic(), jobs
-    return jobs
+    fetched_at, queue = _cache.get(path, (0.0, []))
+    if not fetched_at or time.monotonic() - fetched_at > CACHE_SECONDS:
+        queue = scheduler.queue([*submission.ids, *extensions(path)])
+        _cache[path] = time.monotonic(), queue
+    return queue
 
 
 def running_extensions(path: Path) -> list[str]:
-    """Those that have a node now.
+    """Return the extensions that have a node now.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    lent = extensions(path)
-    return [job.id for job in queued(path) if job.id in lent and job.state == "RUNNING"] if lent else []
+    added = extensions(path)
+    return [job.id for job in queued(path) if job.id in added and job.state == "RUNNING"] if added else []
 
 
 def forget(path: Path) -> None:
-    """Ask squeue anew the next time."""
-    _seen.pop(path, None)
+    """Drop the cached answer of squeue."""
+    _cache.pop(path, None)
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a run waits in the queue or runs. Where SLURM is not there to ask, its coordinator's file says it."""
-    if of(path) is None:
+    """Whether a run is pending or running. If SLURM does not answer, the coordinator's endpoint file decides."""
+    if submission_of(path) is None:
         return False
     try:
         return bool(queued(path))
@@ -180,90 +179,94 @@ def is_alive(path: Path) -> bool:
 
 
 def awaited(path: Path) -> str:
-    """The number of the job that a run's completion is waited for with; empty if it is complete.
+    """Return the job on which the completion of a run depends; empty if the run is complete.
 
     Raises:
-        UserError: it never completes: it is not in the queue.
-        SlurmError: SLURM does not say.
+        UserError: the run is neither complete nor in the queue.
+        SlurmError: SLURM does not answer.
     """
-    submission = of(path)
+    submission = submission_of(path)
     training = "" if submission is None else submission.training
     if any(job.id == training for job in queued(path)):
         return training
     if RunDir(path).done() is None:
-        raise UserError(f"{path} is not complete and not in SLURM's queue, so it cannot be waited for; submit it first")
+        raise UserError(f"{path} is not complete and not in SLURM's queue, so nothing can wait for it; submit it first")
     return ""
 
 
-def stop(path: Path, at_once: bool) -> None:
-    """Ask a run to save and leave, and not to come back. Jobs that wait leave the queue.
+def stop(path: Path, immediately: bool) -> None:
+    """Stop a run after a save, without a requeue. Pending jobs are cancelled.
 
     Args:
-        at_once: end it as `scancel` does.
+        immediately: cancel the running jobs too, without a save.
 
     Raises:
         SlurmError: SLURM refuses.
     """
-    submission = of(path)
-    lent = extensions(path)
-    for job in scheduler.queue([] if submission is None else [*submission.ids, *lent]):
-        if at_once or job.waits:
+    submission = submission_of(path)
+    added = extensions(path)
+    for job in scheduler.queue([] if submission is None else [*submission.ids, *added]):
+        if immediately or job.waits:
             scheduler.cancel(job.id)
-        elif job.state == "RUNNING" and job.id not in lent:
-            # An extension ends with the training, which saves on its node first.
+        elif job.state == "RUNNING" and job.id not in added:
+            # Extensions end with the training, which first saves on their nodes.
             scheduler.signal_batch(job.id, "INT")
     forget(path)
 
 
-def state_words(path: Path) -> tuple[str, str]:
-    """How a run stands with SLURM: `Pending`, `Running` or `Ended`, and a sentence; two empty texts if it is no run of
-    SLURM.
+def describe_state(path: Path) -> tuple[str, str]:
+    """Return the state of a run in SLURM: `Pending`, `Running` or `Ended`, and a sentence; both empty for other runs.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    submission = of(path)
+    submission = submission_of(path)
     if submission is None:
         return "", ""
     jobs = queued(path)
-    mine = next((job for job in jobs if job.id == submission.training), None)
-    if mine is not None and mine.waits:
-        return "Pending", f"job {mine.id} waits in partition {mine.partition}: {scheduler.why(mine)}"
-    if mine is not None:
-        words = f"job {mine.id} is {mine.state.lower()} on {mine.nodes}"
-        return "Running", "; ".join(filter(None, (words, lacks(path))))
-    state = scheduler.ended(submission.training)
-    words = f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
+    training = next((job for job in jobs if job.id == submission.training), None)
+    if training is not None and training.waits:
+        return (
+            "Pending",
+            f"job {training.id} waits in partition {training.partition}: {scheduler.wait_reason(training)}",
+        )
+    if training is not None:
+        message = f"job {training.id} is {training.state.lower()} on {training.nodes}"
+        return "Running", "; ".join(filter(None, (message, shortages(path))))
+    state = scheduler.final_state(submission.training)
+    message = f"job {submission.training} ended ({state or 'SLURM does not remember how'})"
     try:
         need_space(path)
     except (UserError, OSError) as error:
-        words = f"{words}; {str(error).rstrip('.')}"
-    return "Ended", words
+        message = f"{message}; {str(error).rstrip('.')}"
+    return "Ended", message
 
 
-def lacks(path: Path) -> str:
-    """Which nodes and processes a running training has not got, and why, as a sentence; empty if it has all.
+def shortages(path: Path) -> str:
+    """Describe the nodes and processes that a running training lacks; empty if it has all.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    return "; ".join(filter(None, (_extension_words(path), _not_started(path))))
+    return "; ".join(filter(None, (_describe_extensions(path), _not_started(path))))
 
 
-def _extension_words(path: Path) -> str:
-    lent = extensions(path)
-    waiting = [job for job in queued(path) if job.id in lent and job.waits] if lent else []
+def _describe_extensions(path: Path) -> str:
+    added = extensions(path)
+    waiting = [job for job in queued(path) if job.id in added and job.waits] if added else []
     if waiting:
         first = waiting[0]
-        return f"job {first.id}, for one more node, waits in partition {first.partition}: {scheduler.why(first)}"
+        return (
+            f"job {first.id}, for one more node, waits in partition {first.partition}: {scheduler.wait_reason(first)}"
+        )
     refused = read_json_or_none(path / SLURM / NO_EXTENSION)
     if not isinstance(refused, dict) or "why" not in refused:
         return ""
-    return f"no further node can be asked for: {refused['why']}"
+    return f"no further node can be requested: {refused['why']}"
 
 
 def _not_started(path: Path) -> str:
-    """Which process srun does not start now, and why, as a sentence's part; empty if there is none."""
+    """Describe the process that srun cannot start; empty if there is none."""
     content = read_json_or_none(path / SLURM / NOT_STARTED)
-    why = content.get("why") if isinstance(content, dict) else None
-    return f"{printable(why)}; it is tried again every few seconds" if isinstance(why, str) else ""
+    reason = content.get("why") if isinstance(content, dict) else None
+    return f"{printable(reason)}; retried every few seconds" if isinstance(reason, str) else ""

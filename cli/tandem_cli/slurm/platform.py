@@ -1,14 +1,14 @@
-"""A run on SLURM, for the commands that work on every platform.
+"""The platform `slurm`: a run on a SLURM cluster.
 
-Its run directory is on a disk that this machine shares, so most is as for a run of this machine.
+Its run directory is on a disk that this machine shares, so most commands work as for a local run.
 """
 
 import time
 
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.errors import UserError
-from tandem.formatting import several
-from tandem.stacks import Inspection, RankStacks
+from tandem.formatting import count_noun
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
+from tandem.wire.stacks import Inspection, RankStacks
 from tandem_cli.local import run_view
 from tandem_cli.local.known import is_alive
 from tandem_cli.local.platform import OnThisMachine
@@ -18,14 +18,14 @@ from tandem_cli.slurm import execution, jobs
 
 
 class OnSlurm(OnThisMachine):
-    """The run in a folder, whose processes SLURM has."""
+    """The run in a run directory whose processes run on SLURM."""
 
     def page(self, port: int, show: ShowPage) -> int:
         endpoint, token = self._endpoint()
         show(endpoint, token, False)
         host, _, number = endpoint.rpartition(":")
         echo(
-            "open it on your own machine, after: "
+            "to open it on your own machine, first run: "
             f"ssh -N -L {number}:{host}:{number} LOGIN-NODE, with localhost in place of {host}",
             err=True,
         )
@@ -35,37 +35,37 @@ class OnSlurm(OnThisMachine):
         self._need_running()
         return execution.inspect(self.path, rank)
 
-    def attach(self, one: RankStacks, show: ShowAttachment) -> int:
-        found, node = execution.attach(self.path, one)
-        show(found)
-        forward = f"ssh -N -L {found.port}:127.0.0.1:{found.port} {node}"
-        echo(f"that is an address of {node}; to reach it from here: {forward}", err=True)
+    def attach(self, stacks: RankStacks, show: ShowAttachment) -> int:
+        attachment, node = execution.attach(self.path, stacks)
+        show(attachment)
+        forward = f"ssh -N -L {attachment.port}:127.0.0.1:{attachment.port} {node}"
+        echo(f"the address is on {node}; to reach it from here: {forward}", err=True)
         return 0
 
-    def shell(self, who: str) -> int:
+    def shell(self, process: str) -> int:
         if not is_alive(self.path):
-            return super().shell(who)
-        return execution.shell(self.path, who)
+            return super().shell(process)
+        return execution.shell(self.path, process)
 
     def scale(self, replicas: int) -> str:
         if not is_alive(self.path):
             raise UserError(f"{self.path} is not running; submit it with --set workers.replicas={replicas}")
-        found = run_view.endpoint(self.path)
-        if found is None:
+        endpoint = run_view.endpoint(self.path)
+        if endpoint is None:
             raise UserError(f"{self.path} has no coordinator yet, or is another user's; try again once it runs")
         try:
-            with CoordinatorClient(*found) as coordinator:
+            with CoordinatorClient(*endpoint) as coordinator:
                 coordinator.wish(replicas)
-        except Refused as error:
+        except CoordinatorRefused as error:
             raise UserError(str(error)) from error
         except Unreachable as error:
             raise PlatformError(str(error)) from error
-        return f"{self.path} goes on with {several(replicas, 'worker')}; it asks SLURM for nodes that it lacks"
+        return f"{self.path} scaled to {count_noun(replicas, 'worker')}; it requests missing nodes from SLURM"
 
-    def _stop(self, at_once: bool) -> None:
-        jobs.stop(self.path, at_once)
-        while found := jobs.queued(self.path):
-            time.sleep(jobs.REMEMBERED_SECONDS)
-            if any(job.waits for job in found):
-                # SLURM was about to put it back into the queue when it was asked.
-                jobs.stop(self.path, at_once)
+    def _stop(self, immediately: bool) -> None:
+        jobs.stop(self.path, immediately)
+        while queue := jobs.queued(self.path):
+            time.sleep(jobs.CACHE_SECONDS)
+            if any(job.waits for job in queue):
+                # SLURM was requeuing the job when it got the request.
+                jobs.stop(self.path, immediately)

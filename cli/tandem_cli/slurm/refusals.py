@@ -1,8 +1,8 @@
-"""Steps of a job that srun does not start, though SLURM says that their nodes are well: it does not know one of the
-options, or something of the cluster's fails before the step.
+"""Steps of a job that srun cannot start although their nodes are up: srun does not know an option, or something of the
+cluster fails before the step.
 
-None of that is the job's fault, and some of it passes, so such a step is tried again and again. The status says so
-meanwhile. Where no agent could be started at all, the job is given up, so that it does not keep its nodes for nothing.
+The job is not at fault, and some causes pass, so such a step is retried, and the status shows the reason. If no agent
+was ever started, the job fails, so that it does not hold its nodes in vain.
 """
 
 from collections import Counter
@@ -10,57 +10,58 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tandem_cli.slurm import jobs, scheduler
-from tandem_cli.slurm.scheduler import SlurmAwayError
+from tandem_cli.slurm.scheduler import SlurmUnavailableError
 
-MAX_COUNT = 12
+MAX_REFUSALS = 12
 """Consecutive refusals of every agent after which the job fails, if srun has never started one of them. At one attempt
 every ten seconds this takes two minutes."""
 
 
 class Refusals:
-    """The refusals since the head of a job has started.
+    """Counts the refusals since the head of a job has started.
 
     Args:
-        path: the run directory, in which the status finds the newest one.
+        path: the run directory, in which the newest one is recorded for the status.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._counts: Counter[str] = Counter()
-        self._begun: set[str] = set()
-        self.why = ""
-        """The newest one, as a sentence without its full stop."""
+        self._started: set[str] = set()
+        self.reason = ""
+        """Reason of the newest refusal, without a full stop."""
         jobs.forget_not_started(path)
 
-    def add(self, name: str, node: str, said: str) -> None:
-        """Count that a step did not begin.
+    def add(self, name: str, node: str, output: str) -> None:
+        """Count a refusal.
 
         Args:
-            said: by srun.
+            output: of srun.
         """
-        error = scheduler.complaint("srun", said)
-        if isinstance(error, SlurmAwayError):
+        error = scheduler.error_from("srun", output)
+        if isinstance(error, SlurmUnavailableError):
+            # A busy controller is no refusal; the next attempt may succeed.
             return
         self._counts[name] += 1
-        self.why = f"{name} cannot be started on {node}: {str(error).rstrip('.')}"
-        jobs.note_not_started(self._path, self.why)
+        self.reason = f"{name} cannot be started on {node}: {str(error).rstrip('.')}"
+        jobs.note_not_started(self._path, self.reason)
 
-    def begun(self, name: str) -> None:
-        """Say that a step has begun."""
-        self._begun.add(name)
+    def mark_started(self, name: str) -> None:
+        """Record that a step has started."""
+        self._started.add(name)
         self.drop(name)
 
     def drop(self, name: str) -> None:
-        """Forget how often it did not begin: it has, or its node is gone."""
+        """Reset the count of a step that has started, or whose node is gone."""
         if self._counts.pop(name, 0) and not self._counts:
             jobs.forget_not_started(self._path)
 
     def waits_for(self, name: str) -> bool:
-        """Whether the last try to start a step was refused, as far as is known."""
+        """Whether the last known attempt to start a step was refused."""
         return name in self._counts
 
     def is_hopeless(self, agents: Collection[str]) -> bool:
-        """Whether none of these will ever be started."""
-        if not agents or not self._begun.isdisjoint(agents):
+        """Whether all of these agents have been refused so often that none will start."""
+        if not agents or not self._started.isdisjoint(agents):
             return False
-        return all(self._counts[name] >= MAX_COUNT for name in agents)
+        return all(self._counts[name] >= MAX_REFUSALS for name in agents)

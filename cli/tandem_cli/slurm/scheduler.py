@@ -1,8 +1,8 @@
-"""SLURM's commands, and what they answer in words: sbatch, squeue, scontrol, scancel, sacct.
+"""Runs SLURM's commands and parses their output: sbatch, squeue, scontrol, scancel, sacct.
 
-They are what a cluster's users have, with whatever is set up for them; there is no library that is older than the
-cluster everywhere. What they refuse is known by its words, which have been the same for years (read with 22.05). What
-is not known is passed on as it is.
+The commands work on every cluster with the user's configuration; a library would have to match the version of each
+cluster. Errors are recognized by their messages, which have been the same for years (read with 22.05). Unknown errors
+are passed on unchanged.
 """
 
 import re
@@ -16,40 +16,41 @@ from tandem.errors import UserError
 from tandem.formatting import printable
 
 SECONDS = 30.0
-"""For one answer; slurmctld itself gives up after 10 s or so."""
+"""Timeout of one command, in seconds; slurmctld itself gives up after some 10 s."""
 
 
 class SlurmError(UserError):
-    """SLURM refused, or is away."""
+    """SLURM refused, or does not answer."""
 
 
-class SlurmAwayError(SlurmError):
-    """SLURM is away, or too busy; asked again it may answer."""
+class SlurmUnavailableError(SlurmError):
+    """SLURM does not answer, or is too busy; a retry may succeed."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, or an element of an array, that is in the queue or runs."""
+    """A pending or running job, or element of an array."""
 
     id: str
     state: str
-    """RUNNING, PENDING, COMPLETING and others, as squeue says it."""
+    """State as squeue prints it: RUNNING, PENDING, COMPLETING and others."""
     reason: str
-    """Why it waits: one CamelCase word, or a few; `None` where it does not."""
+    """Reason for which it is pending, in CamelCase; `None` if it is not."""
     partition: str
     nodes: str
-    """`n[0-1]`; empty while it has none."""
+    """Nodes, for example `n[0-1]`; empty while it is pending."""
     start: str
-    """When SLURM expects it to start, or when it did; `N/A` where it does not know."""
+    """Start time, or the expected one; `N/A` if SLURM does not know it."""
 
     @property
     def waits(self) -> bool:
-        """Whether it has not started, or waits to be started again."""
+        """Whether it waits for its start or restart."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 
 
-_AWAY = (
-    "SLURM does not answer: its controller is away, or this machine is no login node of the cluster. Try again later; "
+_UNAVAILABLE = (
+    "SLURM does not answer: its controller is down, or this machine is not a login node of the cluster. Try again "
+    "later; "
     "`scontrol ping` shows whether it is up"
 )
 _ADVICE = tuple(
@@ -59,13 +60,13 @@ _ADVICE = tuple(
             r"unable to contact slurm controller|slurm_load_\w+ error: .*(connection|controller)|connection refused|"
             r"socket timed out|communication .*(failure|error)|could not establish a configuration source|"
             r"resolve_ctls_from_dns_srv|\bis DOWN\b",
-            _AWAY,
+            _UNAVAILABLE,
         ),
-        (r"invalid partition", "there is no such partition here; `sinfo --summarize` lists those that there are"),
+        (r"invalid partition", "there is no such partition here; `sinfo --summarize` lists the partitions"),
         (
             r"invalid account|account.*(expired|not permitted)",
             "the account of the profile is not valid in this partition, or has expired; `sacctmgr show assoc "
-            "user=$USER` lists those that you may use",
+            "user=$USER` lists the accounts that you may use",
         ),
         (r"invalid qos", "there is no such quality of service for this account and partition"),
         (
@@ -75,13 +76,13 @@ _ADVICE = tuple(
         (r"invalid feature", "no node has this feature (--constraint); `sinfo --format='%P %f'` lists them"),
         (
             r"requested node configuration is not available|more processors requested|node count specification invalid",
-            "no nodes of this partition have what the job asks for; compare its nodes, CPUs, GPUs and memory with "
+            "no nodes of this partition satisfy the job's request; compare its nodes, CPUs, GPUs and memory with "
             "`sinfo --format='%P %D %c %m %G'`",
         ),
         (r"time limit is invalid|exceeds.*time limit", "the time limit is longer than the partition allows"),
         (
             r"(assoc|qos)max\w+per(job|node)",
-            "the job asks for more than your account or quality of service allows one job; `sacctmgr show assoc "
+            "the job requests more than your account or quality of service allows one job; `sacctmgr show assoc "
             "user=$USER` and `sacctmgr show qos` list what they allow",
         ),
         (
@@ -103,16 +104,16 @@ _ADVICE = tuple(
 _NOISE = re.compile(r"^(\S*/)?(sbatch|squeue|scontrol|scancel|sacct|sinfo|srun): (error: )?|^slurm_load_\w+ error: ")
 
 REASONS: Mapping[str, str] = {
-    "Resources": "all nodes that it could use are busy",
-    "Priority": "jobs of higher priority are before it",
+    "Resources": "all suitable nodes are busy",
+    "Priority": "jobs with a higher priority are ahead of it",
     "Dependency": "a job that it depends on has not started or ended",
     "DependencyNeverSatisfied": "a job that it depends on has failed, so it never starts",
     "BeginTime": "it may not start before its begin time",
     "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows, so it never starts",
-    "PartitionTimeLimit": "it asks for more time than the partition allows, so it never starts",
-    "PartitionConfig": "it asks for what the partition does not allow, so it never starts",
+    "PartitionInactive": "the partition accepts no jobs",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows, so it never starts",
+    "PartitionTimeLimit": "it requests more time than the partition allows, so it never starts",
+    "PartitionConfig": "the partition does not allow its request, so it never starts",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "NodeDown": "a node that it needs is down",
     "BadConstraints": "no node satisfies its constraints, so it never starts",
@@ -124,21 +125,21 @@ REASONS: Mapping[str, str] = {
     "InvalidQOS": "its quality of service is not valid, so it never starts",
     "AccountNotAllowed": "its account may not use this partition",
     "QOSNotAllowed": "its quality of service may not use this partition",
-    "JobArrayTaskLimit": "other elements of its array run",
+    "JobArrayTaskLimit": "the limit of running elements of its array is reached",
     "Cleaning": "it is being cleaned up after its last start",
-    "None": "SLURM has not looked at it yet",
+    "None": "SLURM has not considered it yet",
 }
 
 
-def ask(*words: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS) -> str:
-    """What one of SLURM's commands prints.
+def run(*args: str, environment: Mapping[str, str] | None = None, seconds: float = SECONDS) -> str:
+    """Run one of SLURM's commands and return its output.
 
     Raises:
-        SlurmError: it is not there, or refuses.
+        SlurmError: the command is missing, or failed.
     """
     try:
         done = subprocess.run(
-            words,
+            args,
             capture_output=True,
             text=True,
             errors="replace",
@@ -148,59 +149,64 @@ def ask(*words: str, environment: Mapping[str, str] | None = None, seconds: floa
             env=environment,
         )
     except FileNotFoundError:
-        raise SlurmError(f"{words[0]} was not found; submit from a login node of a SLURM cluster") from None
+        raise SlurmError(f"{args[0]} was not found; submit from a login node of a SLURM cluster") from None
     except OSError as error:
-        raise SlurmError(f"{words[0]} cannot be started: {error.strerror}") from error
+        raise SlurmError(f"{args[0]} cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise SlurmAwayError(f"SLURM does not answer: {words[0]} took over {seconds:.0f} s. Try again later") from None
+        raise SlurmUnavailableError(
+            f"SLURM does not answer: {args[0]} took over {seconds:.0f} s. Try again later"
+        ) from None
+    # Some commands print their error to standard output.
     if done.returncode != 0:
-        raise complaint(words[0], done.stderr.strip() or done.stdout)
+        raise error_from(args[0], done.stderr.strip() or done.stdout)
     return done.stdout
 
 
-def complaint(command: str, said: str) -> SlurmError:
-    """The error for what a command of SLURM has said before it ended with one."""
-    lines = [_NOISE.sub("", line.strip()) for line in said.splitlines() if line.strip()]
-    words = printable("; ".join(dict.fromkeys(lines)))[:1000] or "it failed without an error message"
+def error_from(command: str, output: str) -> SlurmError:
+    """Turn the output of a failed command into an exception."""
+    lines = [_NOISE.sub("", line.strip()) for line in output.splitlines() if line.strip()]
+    message = printable("; ".join(dict.fromkeys(lines)))[:1000] or "it failed without an error message"
+    # The first match wins: an unavailable controller comes first, because a retry may help.
     for pattern, advice in _ADVICE:
-        if pattern.search(said):
-            kind = SlurmAwayError if advice is _AWAY else SlurmError
-            return kind(f"{advice} ({command}: {words})")
-    return SlurmError(f"{command}: {words}")
+        if pattern.search(output):
+            kind = SlurmUnavailableError if advice is _UNAVAILABLE else SlurmError
+            return kind(f"{advice} ({command}: {message})")
+    return SlurmError(f"{command}: {message}")
 
 
 def check() -> None:
-    """See whether the controller answers: sbatch would try again and again for minutes.
+    """Check that the controller answers: sbatch would retry for minutes.
 
     Raises:
-        SlurmError: it does not.
+        SlurmError: it does not answer.
     """
     try:
-        ask("scontrol", "ping")
+        run("scontrol", "ping")
     except SlurmError as error:
-        # One of several controllers is enough.
+        # One of several controllers suffices.
         if " UP" not in str(error):
             raise
 
 
 def queue(ids: Sequence[str]) -> list[QueuedJob]:
-    """Those of these jobs that are in the queue or run.
+    """Return those of the jobs that are pending or running.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
     fields = "%i|%T|%r|%P|%N|%S"
-    found = []
-    for one in ids:
+    queued = []
+    # One squeue per job: it fails as a whole if it has forgotten one of several.
+    for job in ids:
         try:
-            text = ask("squeue", "--noheader", "--jobs", one, "--format", fields)
+            text = run("squeue", "--noheader", "--jobs", job, "--format", fields)
         except SlurmError as error:
-            # A job that has ended a while ago is forgotten.
+            # The controller forgets a job some minutes after its end.
             if "invalid job id" in str(error).lower():
                 continue
             raise
-        found += [_queued(line) for line in text.splitlines() if line.count("|") == fields.count("|")]
-    return found
+        queued += [_queued(line) for line in text.splitlines() if line.count("|") == fields.count("|")]
+    return queued
 
 
 def _queued(line: str) -> QueuedJob:
@@ -208,100 +214,102 @@ def _queued(line: str) -> QueuedJob:
     return QueuedJob(number, state, reason, partition, nodes, start)
 
 
-def why(job: QueuedJob) -> str:
-    """Why a job waits, as a sentence's end."""
+def wait_reason(job: QueuedJob) -> str:
+    """Describe why a job is pending, as the end of a sentence."""
     word = job.reason.partition(",")[0].strip("() ")
-    known = REASONS.get(word)
-    if known is None and re.match(r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*Minutes", word):
-        known = "its account has no hours left, so it starts only if more are granted"
-    if known is None and re.match(r"(Assoc|QOS)Max\w+Per(Job|Node)", word):
-        known = "it asks for more than its account or quality of service allows one job, so it never starts"
-    if known is None and re.match(r"(Assoc|QOS|MaxCpuPer|MaxMemPer)", word):
-        known = "a limit of its account or quality of service is reached"
-    said = f"{known} ({job.reason})" if known else job.reason
-    # SLURM expects a start of such jobs, too: what it expects is when nodes are free.
-    may_start = known is None or not re.search(r"never starts|only if", known)
+    explanation = REASONS.get(word)
+    # Families of reasons, of which SLURM has one for each resource; from the special to the general.
+    if explanation is None and re.match(r"(Assoc|QOS)Grp(?!\w*RunMinutes)\w*Minutes", word):
+        explanation = "its account has no hours left, so it starts only if more are granted"
+    if explanation is None and re.match(r"(Assoc|QOS)Max\w+Per(Job|Node)", word):
+        explanation = "it requests more than its account or quality of service allows one job, so it never starts"
+    if explanation is None and re.match(r"(Assoc|QOS|MaxCpuPer|MaxMemPer)", word):
+        explanation = "a limit of its account or quality of service is reached"
+    description = f"{explanation} ({job.reason})" if explanation else job.reason
+    # SLURM also estimates a start for jobs that never start: the time at which nodes are free.
+    may_start = explanation is None or not re.search(r"never starts|only if", explanation)
     expected = may_start and job.start not in ("N/A", "")
-    return f"{said}; SLURM expects it to start at {job.start.replace('T', ' ')}" if expected else said
+    return f"{description}; SLURM expects it to start at {job.start.replace('T', ' ')}" if expected else description
 
 
-def ended(job: str) -> str:
-    """How a job that is not in the queue any more ended, as SLURM calls it: COMPLETED, CANCELLED, NODE_FAIL.
+def final_state(job: str) -> str:
+    """Return the final state of an ended job, as SLURM names it: COMPLETED, CANCELLED, NODE_FAIL.
 
-    Empty where neither the controller nor the accounting remembers it.
+    Empty if neither the controller nor the accounting remembers the job.
     """
     try:
-        found = re.search(r"JobState=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
-        if found:
-            return printable(found[1])
+        match = re.search(r"JobState=(\S+)", run("scontrol", "--oneliner", "show", "job", job))
+        if match:
+            return printable(match[1])
     except SlurmError:
+        # The controller forgets ended jobs after MinJobAge; the accounting database, if there is one, does not.
         pass
     try:
-        text = ask("sacct", "--noheader", "--allocations", "--parsable2", "--jobs", job, "--format", "State")
+        text = run("sacct", "--noheader", "--allocations", "--parsable2", "--jobs", job, "--format", "State")
     except SlurmError:
         return ""
-    # It says who has cancelled a job, by number: `CANCELLED by 1000`.
+    # The state of a cancelled job includes the user ID: `CANCELLED by 1000`.
     return printable(next(iter(text.split()), ""))
 
 
 def nodes(job: str) -> list[str]:
-    """Names of the nodes that a job has now.
+    """Return the names of the nodes that a job has now.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    found = re.search(r"(?<!\w)NodeList=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
-    if found is None or found[1] == "(null)":
+    match = re.search(r"(?<!\w)NodeList=(\S+)", run("scontrol", "--oneliner", "show", "job", job))
+    if match is None or match[1] == "(null)":
         return []
-    return ask("scontrol", "show", "hostnames", found[1]).split()
+    return run("scontrol", "show", "hostnames", match[1]).split()
 
 
 def steps(job: str) -> dict[str, str]:
-    """Names of the steps of a job, and the node of each.
+    """Return the node of each step of a job, by the step's name.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    text = ask("squeue", "--steps", "--noheader", "--jobs", job, "--format", "%j|%N")
+    text = run("squeue", "--steps", "--noheader", "--jobs", job, "--format", "%j|%N")
     return dict(line.strip().split("|") for line in text.splitlines() if line.count("|") == 1)
 
 
 def elements(array: str) -> dict[str, tuple[str, str]]:
-    """The elements of an array that run: by their place, the number of their job, and its node.
+    """Return the running elements of an array: the job and the node by index.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
     if not array:
         return {}
-    text = ask("squeue", "--noheader", "--jobs", array, "--states", "RUNNING", "--format", "%K|%A|%N")
-    found = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
-    return {place: (job, node) for place, job, node in found}
+    text = run("squeue", "--noheader", "--jobs", array, "--states", "RUNNING", "--format", "%K|%A|%N")
+    rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
+    return {index: (job, node) for index, job, node in rows}
 
 
 def batch_host(job: str) -> str:
-    """The node of a job's batch script; empty where it has none.
+    """Return the node of a job's batch script; empty if it has none.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    found = re.search(r"BatchHost=(\S+)", ask("scontrol", "--oneliner", "show", "job", job))
-    return found[1] if found else ""
+    match = re.search(r"BatchHost=(\S+)", run("scontrol", "--oneliner", "show", "job", job))
+    return match[1] if match else ""
 
 
 def life(job: str) -> str:
-    """Which life of a job it is, over all requeues; empty if it does not run.
+    """Return the number of restarts of a running job; empty if it does not run.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
     try:
-        shown = ask("scontrol", "--oneliner", "show", "job", job)
+        text = run("scontrol", "--oneliner", "show", "job", job)
     except SlurmError as error:
         if "invalid job id" in str(error).lower():
             return ""
         raise
-    state, restarts = re.search(r"JobState=(\S+)", shown), re.search(r"Restarts=(\d+)", shown)
+    state, restarts = re.search(r"JobState=(\S+)", text), re.search(r"Restarts=(\d+)", text)
     if state is None or state[1] not in ("RUNNING", "SUSPENDED"):
         return ""
     return restarts[1] if restarts else "0"
@@ -312,58 +320,58 @@ class NodeState:
     """A node, as the controller sees it."""
 
     address: str
-    """Where others reach it."""
+    """Address at which other nodes reach it."""
     responds: bool
     """Whether steps can be started on it."""
 
 
 def node(name: str) -> NodeState:
-    """A node of the cluster.
+    """Query a node of the cluster.
 
     Raises:
-        SlurmError: SLURM does not say.
+        SlurmError: SLURM does not answer.
     """
-    text = ask("scontrol", "--oneliner", "show", "node", name)
+    text = run("scontrol", "--oneliner", "show", "node", name)
     address, state = re.search(r"NodeAddr=(\S+)", text), re.search(r"(?<!\w)State=(\S+)", text)
-    words = (state[1] if state else "").upper()
-    down = "*" in words or any(word in words for word in ("DOWN", "NOT_RESPONDING", "POWERED", "FAIL"))
-    return NodeState(address[1] if address else name, not down)
+    flags = (state[1] if state else "").upper()
+    is_down = "*" in flags or any(flag in flags for flag in ("DOWN", "NOT_RESPONDING", "POWERED", "FAIL"))
+    return NodeState(address[1] if address else name, not is_down)
 
 
 def submit(script: Path, options: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Give a script to SLURM, which copies it; returns the job's number.
+    """Submit a script, which SLURM copies; return the job ID.
 
     Raises:
-        SlurmError: it is refused.
+        SlurmError: SLURM refuses it.
     """
-    text = ask("sbatch", "--parsable", *options, str(script), environment=environment)
-    # On a federation the cluster's name follows.
+    text = run("sbatch", "--parsable", *options, str(script), environment=environment)
+    # In a federation the name of the cluster follows.
     return text.strip().splitlines()[-1].partition(";")[0]
 
 
 def signal_batch(job: str, name: str) -> None:
-    """Send a signal to the batch script of a job, and to nothing that it has started.
+    """Send a signal to the batch script of a job only, not to the processes that it started.
 
     Raises:
-        SlurmError: it is refused.
+        SlurmError: SLURM refuses it.
     """
-    ask("scancel", "--batch", f"--signal={name}", job)
+    run("scancel", "--batch", f"--signal={name}", job)
 
 
 def cancel(job: str) -> None:
-    """End a job as SLURM does: SIGTERM to all its processes, SIGKILL after KillWait.
+    """Cancel a job: SIGTERM to all its processes, SIGKILL after KillWait.
 
     Raises:
-        SlurmError: it is refused.
+        SlurmError: SLURM refuses it.
     """
-    ask("scancel", job)
+    run("scancel", job)
 
 
 class Throttle:
-    """Limits how often something is done.
+    """Limits the rate of an action.
 
     Args:
-        seconds: between two times, at least.
+        seconds: minimum interval, in seconds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -371,7 +379,7 @@ class Throttle:
         self._due = 0.0
 
     def is_due(self) -> bool:
-        """Whether it is time. If it is, the interval begins again."""
+        """Whether the action is due; if so, the interval starts again."""
         now = time.monotonic()
         if now < self._due:
             return False
@@ -379,5 +387,5 @@ class Throttle:
         return True
 
     def hurry(self) -> None:
-        """Make it due now."""
+        """Make the action due now."""
         self._due = 0.0

@@ -1,4 +1,4 @@
-"""Becomes a shell with the variables of a process of a run on this node: `tandem shell` has srun start it.
+"""Becomes a shell with the environment of a process of a run on this node; `tandem shell` starts it by srun.
 
 python -m tandem_cli.slurm.shell RUN_DIR NAME
 """
@@ -12,34 +12,34 @@ from pathlib import Path
 import psutil
 
 from tandem.errors import UserError
-from tandem.launch import REPLICA, RUN_DIR
+from tandem.processes.launch import REPLICA, RUN_DIR
 from tandem_cli.local import processes
-from tandem_cli.local.platform import become
+from tandem_cli.local.platform import exec_shell
 from tandem_cli.local.processes import RANK
-from tandem_cli.output import tell
+from tandem_cli.output import print_error
 
 
-def _found(path: Path, name: str) -> Iterator[tuple[tuple[int, float], psutil.Process]]:
-    """The processes of that name, the first rank before the others and before those that are none."""
-    where = os.path.realpath(path)
+def _matches(path: Path, name: str) -> Iterator[tuple[tuple[int, float], psutil.Process]]:
+    """Yield the processes of that name with a sort key: ranks in order, then other processes."""
+    run_dir = os.path.realpath(path)
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             variables = process.environ()
-            if variables.get(REPLICA) == name and os.path.realpath(variables.get(RUN_DIR, "")) == where:
+            if variables.get(REPLICA) == name and os.path.realpath(variables.get(RUN_DIR, "")) == run_dir:
                 rank = variables.get(RANK, "")
                 yield (int(rank) if rank.isdecimal() else sys.maxsize, process.create_time()), process
 
 
 def main() -> int:
-    """Entry point. Returns only where there is no shell."""
+    """Entry point. Returns only if no shell could be started."""
     path, name = Path(sys.argv[1]), sys.argv[2]
     try:
-        found = min(_found(path, name), default=None, key=lambda one: one[0])
-        if found is None:
-            raise UserError(f"{name} of {path} is not running on {os.uname().nodename} now; try again")
-        return become(processes.surroundings_of(found[1], name))
+        match = min(_matches(path, name), default=None, key=lambda pair: pair[0])
+        if match is None:
+            raise UserError(f"{name} of {path} is not running on {os.uname().nodename}; try again")
+        return exec_shell(processes.context_of(match[1], name))
     except UserError as error:
-        tell(error)
+        print_error(error)
         return 1
 
 

@@ -1,5 +1,5 @@
-"""Gives a job to SLURM: its run directory is prepared here, and its scripts, as they were submitted, are kept in the
-folder `slurm` of it.
+"""Submits a job to SLURM: prepares its run directory on this machine, and stores the submitted scripts in its folder
+`slurm`.
 """
 
 import os
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.code import store
-from tandem.errors import Unmet, UserError
+from tandem.errors import UnmetRequirement, UserError
 from tandem.formatting import one_line
-from tandem.job import DistributedTrainingJob
-from tandem.launch import TOKEN
-from tandem.manifest.reading import job_of, refuse
+from tandem.job.manifest.reading import parse_job, raise_for_unmet
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.launch import TOKEN
+from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import SLURM
 from tandem_cli.job_words import summary
@@ -24,90 +24,100 @@ from tandem_cli.packing import Pack
 from tandem_cli.platforms import Checked, Cluster
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
-from tandem_cli.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, queued, record
+from tandem_cli.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, queued, record_submission
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.slurm.script import EXTEND
 from tandem_coordinator.prerequisites import on_shared_disk, unmet
 
 
-def lacking(
-    job: DistributedTrainingJob, path: Path, fresh: bool = False, pack: Pack | None = None, coming: Path | None = None
-) -> list[Unmet]:
-    """What keeps a job from running on nodes that share this machine's disk, or is unwise.
+def unmet_prerequisites(
+    job: DistributedTrainingJob,
+    path: Path,
+    fresh: bool = False,
+    pack: Pack | None = None,
+    awaited_run: Path | None = None,
+) -> list[UnmetRequirement]:
+    """Return the unmet prerequisites of a job on nodes that share this machine's disk.
 
     Args:
-        coming: the run that it waits for: what that one will hold is not there yet.
+        awaited_run: the run that the job waits for, whose files may not exist yet.
     """
     run_dir = RunDir(path)
     code = None if pack is None else pack.folder
-    scripts = [] if pack is None else list(pack.left_out(job))
-    return scripts + unmet(job, on_shared_disk(job, run_dir, fresh, code=code, awaited=coming))
+    scripts = [] if pack is None else list(pack.missing_scripts(job))
+    return scripts + unmet(job, on_shared_disk(job, run_dir, fresh, code=code, awaited=awaited_run))
 
 
-def prepare(path: Path, job: DistributedTrainingJob, fresh: bool, again: str, pack: Pack | None = None) -> list[str]:
-    """Make a run directory ready for the job, which is recorded in it; returns what the user should know.
+def prepare(
+    path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: str, pack: Pack | None = None
+) -> list[str]:
+    """Prepare a run directory and record the job in it; return notes for the user.
 
     Raises:
-        UserError: it cannot be used, the run is in the queue already, or SLURM does not answer.
+        UserError: the directory cannot be used, the run is already in the queue, or SLURM does not answer.
     """
+    # Before anything is written: sbatch would hang for minutes if the controller is down.
     scheduler.check()
     if queue := queued(path):
         first = queue[0]
         raise UserError(
             f"{path} is the run of job {first.id}, which is {first.state.lower()}. Stop it first: tandem stop {path}"
         )
-    held = claim(path, job, fresh, again)
+    # The lock guards only the preparation: `tandem run` must not start in the directory meanwhile.
+    claimed = claim(path, job, fresh, fresh_command)
     try:
         if pack is not None:
             with disk_errors(path):
-                store(held.run_dir, pack.digest, pack.file)
+                store_pack(claimed.run_dir, pack.digest, pack.file)
     finally:
-        held.release()
-    return list(held.notes)
+        claimed.release()
+    return list(claimed.notes)
 
 
 def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for: str = "") -> Submission:
-    """Give a job, whose run directory is prepared, to SLURM.
+    """Submit a job whose run directory is prepared.
 
     Args:
-        waits_for: the number of a job that has to complete before this one starts; empty: none.
+        waits_for: ID of a job that must complete before this one starts; empty: none.
 
     Raises:
-        UserError: SLURM refuses, or the disk does; nothing is left in the queue, and the run directory says why.
+        UserError: SLURM or the disk refuses; nothing stays in the queue, and the run directory records the reason.
     """
     run_dir = RunDir(path.resolve())
-    places = script.Places(run_dir.path, sys.executable)
+    paths = script.ScriptPaths(run_dir.path, sys.executable)
     folder = run_dir.path / SLURM
-    # A job inherits the variables of who submits it, and SLURM keeps them.
+    # A job inherits the environment of its submission, which SLURM stores: the token must not be in it.
     variables = {name: value for name, value in os.environ.items() if name != TOKEN}
     waits = [f"--dependency=afterok:{waits_for}"] if waits_for else []
-    python = script.python_on_a_node(profile, places)
+    python = script.python_on_a_node(profile, paths)
     ids: list[str] = []
-    given = Submission("")
+    submission = Submission("")
     try:
         with disk_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
             Path(script.LOGS).mkdir(exist_ok=True)
-            (folder / EXTEND).write_text(script.extension(job, profile, places))
-            text = script.training(job, profile, places)
+            (folder / EXTEND).write_text(script.extension(job, profile, paths))
+            text = script.training(job, profile, paths)
             ids.append(_submitted(folder / "train.sh", text, waits, variables))
-            given = Submission(ids[0], python=python)
-            record(path, given)
-            if script.evaluates_apart(job, profile):
-                text = script.evaluation(job, profile, places)
+            submission = Submission(ids[0], python=python)
+            # Recorded before the next submission: the job may start now, and its head reads the record.
+            record_submission(path, submission)
+            if script.has_evaluation_job(job, profile):
+                text = script.evaluation(job, profile, paths)
                 ids.append(_submitted(folder / "evaluate.sh", text, [f"--dependency=after:{ids[0]}"], variables))
-                given = Submission(ids[0], ids[1], python)
-                record(path, given)
+                submission = Submission(ids[0], ids[1], python)
+                record_submission(path, submission)
     except UserError as error:
+        # Both jobs or none: evaluators without a training, or the reverse, would hold nodes in vain.
         note_refusal(path, str(error))
-        for one in ids:
-            scheduler.cancel(one)
+        for job_id in ids:
+            scheduler.cancel(job_id)
         raise
     forget(path)
     forget_refusal(path)
     remember(path)
-    return given
+    return submission
 
 
 def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[str, str]) -> str:
@@ -116,19 +126,19 @@ def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[st
     try:
         return scheduler.submit(file, options, variables)
     except SlurmError as error:
-        if not (asked := script.asked_for(text, variables)):
+        if not (placement := script.describe_placement(text, variables)):
             raise
-        raise SlurmError(f"{error}; {file.name} asks for {asked}") from error
+        raise SlurmError(f"{error}; {file.name} requests {placement}") from error
 
 
 class Slurm(Cluster):
     """The SLURM cluster of this login node.
 
     Args:
-        profile_name: of the user's configuration; empty: its default.
-        run_dir: for one job; None: a folder of its name in `runs`.
-        fresh: move an earlier run away and begin anew.
-        after: the run directory of a run that has to be complete first; None: none.
+        profile_name: profile of the user's configuration; empty: the default one.
+        run_dir: run directory of a single job; None: a folder in `runs`, named after the job.
+        fresh: move an earlier run away and start over.
+        after: run directory of a run that must complete first; None: none.
     """
 
     def __init__(self, profile_name: str, run_dir: Path | None, fresh: bool, after: Path | None) -> None:
@@ -140,18 +150,19 @@ class Slurm(Cluster):
             raise UserError("--run-dir is for one FILE")
         waits_for = "" if self._after is None else awaited(self._after)
         for job, _, source in jobs:
-            job = job_of(source, (*settings, *script.fitted(job, self._profile)))
+            # The profile may add settings, such as one rank per GPU, so the job is read again.
+            job = parse_job(source, (*settings, *script.fitted_overrides(job, self._profile)))
             path = self._run_dir or Path("runs") / job.metadata.name
-            unmet_here = lacking(job, path, self._fresh, pack, self._after if waits_for else None)
-            refuse(unmet_here, source, settings)
-            again = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
-            notes = [one.message for one in unmet_here]
-            notes += [idle] if (idle := script.idle_gpus(job, self._profile)) else []
-            notes += prepare(path, job, self._fresh, again, pack)
+            problems = unmet_prerequisites(job, path, self._fresh, pack, self._after if waits_for else None)
+            raise_for_unmet(problems, source, settings)
+            fresh_command = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
+            notes = [problem.message for problem in problems]
+            notes += [idle] if (idle := script.describe_idle_gpus(job, self._profile)) else []
+            notes += prepare(path, job, self._fresh, fresh_command, pack)
             for note in notes:
                 echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)
-            given = submit(path, job, self._profile, waits_for)
-            echo(f" as job {' and '.join(given.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
+            submission = submit(path, job, self._profile, waits_for)
+            echo(f" as job {' and '.join(submission.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
             if waits_for:
                 echo(f"  it starts when job {waits_for} ({self._after}) is complete")
             echo(f"  tandem status {shlex.quote(str(path))} --watch")

@@ -1,4 +1,4 @@
-"""What `tandem run` shows of a job: a calm screen on a terminal, plain lines elsewhere, a summary at the end.
+"""The display of a job by `tandem run`: a calm screen on a terminal, plain lines elsewhere, a summary at the end.
 
     screen   a scene, and its rendering in at most 20 lines and 80 columns; a scene or an event as one line
     canvas   a full-screen display that is redrawn until it is closed

@@ -1,9 +1,9 @@
 """A full-screen display that is redrawn until it is closed, and then restores the terminal.
 
-It is drawn on the terminal's second screen, as `less` and `top` do. On the first one a picture has to be found again
-before it can be replaced, and only the terminal knows where it is: the keys that a user presses are echoed into it, and
-most terminals break and join its lines when their size changes. What was counted before is wrong then, and parts of the
-old picture stay. Rejected for that reason: rich's Live, which counts lines. Meanwhile the terminal echoes no keys: it
+It is drawn on the terminal's alternate screen, like `less` and `top`. On the main screen a picture must be found again
+before it can be replaced, and only the terminal knows where it is: keys that a user presses are echoed into it, and
+most terminals break and join its lines when their size changes. A count of lines is wrong then, and parts of the old
+picture stay. Rejected for that reason: rich's Live, which counts lines. Meanwhile the terminal echoes no keys, as it
 would show them in the picture.
 """
 
@@ -21,19 +21,19 @@ from rich.segment import Segment
 from tandem.formatting import printable
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J\x1b[H"
-"""The second screen, empty, without a cursor."""
+"""Switches to the alternate screen, clears it, and hides the cursor."""
 LEAVE = "\x1b[?25h\x1b[?1049l"
-"""The first screen as it was, with the cursor."""
+"""Switches back to the main screen, and shows the cursor."""
 _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def can_draw(console: Console) -> bool:
-    """Whether its output is a terminal that knows pictures."""
+    """Whether the output is a terminal that can show pictures."""
     return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
 
 
 def give_back(terminal: int) -> None:
-    """The first screen again, and keys that are echoed, where somebody else has died with a picture on it.
+    """Restore the main screen and the echo of keys after a process has died with a picture on the terminal.
 
     Raises:
         OSError: the terminal is gone.
@@ -45,32 +45,32 @@ def give_back(terminal: int) -> None:
 
 
 class Canvas:
-    """Draws on the terminal of a console. Ctrl-Z gives the terminal back until the command goes on."""
+    """Draws on the terminal of a console. Ctrl-Z restores the terminal until the command continues."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._open = False
         self._drawn_at: os.terminal_size | None = None
         self._echoes: list[Any] | None = None
-        """Settings of the terminal, where it has ceased to echo."""
+        """Settings of the terminal before the echo was turned off; None while it is on."""
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines of the terminal as it is at this moment, whatever COLUMNS says."""
+        """Columns and lines of the terminal at this moment, whatever COLUMNS says."""
         with suppress(OSError, ValueError):
             size = os.get_terminal_size(self._console.file.fileno())
-            # Of one that does not know its size, both are 0.
+            # A terminal that does not know its size reports 0 for both.
             if size.columns and size.lines:
                 return size
         return os.terminal_size(self._console.size)
 
     @property
     def is_resized(self) -> bool:
-        """Whether the terminal has another size than the last picture."""
+        """Whether the terminal's size has changed since the last picture."""
         return self._drawn_at is not None and self._drawn_at != self.size
 
     def draw(self, picture: RenderableType) -> None:
-        """Replace the picture. Of one that is too long the last line stays, and what is above it is cut.
+        """Replace the picture. If it is too long, its last line stays and the lines above it are cut.
 
         Raises:
             OSError: the terminal is gone.
@@ -78,7 +78,7 @@ class Canvas:
         size = self.size
         self._drawn_at = size
         lines = self._lines(picture, size)
-        # At its end the cursor stands at the beginning: a key that is echoed on the last line would scroll the picture.
+        # The cursor ends at the top: a key that is echoed on the last line would scroll the picture.
         text = _HOME + "\r\n".join(line + _REST_OF_LINE for line in lines) + _REST_OF_SCREEN + _HOME
         if not self._open:
             self._open = True
@@ -88,7 +88,7 @@ class Canvas:
         self._write(text)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         if self._open:
             self._open = False
             signal.signal(signal.SIGTSTP, self._before)
@@ -96,10 +96,10 @@ class Canvas:
             self._echo()
 
     def _silence(self) -> None:
-        """Echo no keys."""
+        """Turn off the echo of keys."""
         with suppress(OSError, ValueError, termios.error):
             terminal = self._console.file.fileno()
-            # In the background, the kernel would stop this process for it.
+            # The kernel would stop a process in the background that changes the settings.
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 settings = termios.tcgetattr(terminal)
                 silent = [*settings[:3], settings[3] & ~termios.ECHO, *settings[4:]]
@@ -107,7 +107,7 @@ class Canvas:
                 self._echoes = settings
 
     def _echo(self) -> None:
-        """As it was."""
+        """Restore the echo of keys."""
         settings, self._echoes = self._echoes, None
         with suppress(OSError, ValueError, termios.error):
             if settings is not None:
@@ -124,23 +124,23 @@ class Canvas:
         self._console.file.flush()
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z. Direct to the descriptor: what was interrupted may be writing to the buffer."""
+        """Handle Ctrl-Z. Writes directly to the descriptor: the interrupted code may be writing to the buffer."""
         with suppress(OSError, ValueError):
             terminal = self._console.file.fileno()
             os.write(terminal, LEAVE.encode())
             self._echo()
-            mine = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)
-            # From here on it goes on again, after `fg`.
-            signal.signal(signal.SIGTSTP, mine)
+            # Continues here after `fg`.
+            signal.signal(signal.SIGTSTP, handler)
             self._silence()
             os.write(terminal, ENTER.encode())
 
 
 class PrintableConsole(Console):
-    """A rich console. Texts are made printable where they become segments, so that no caller can forget it."""
+    """A rich console that makes texts printable where they become segments, so that no caller can forget it."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of something that rich can draw."""
+        """Render something that rich can draw into segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)

@@ -1,6 +1,6 @@
 """Renders a scene as a screen of at most 20 lines and 80 columns, which is readable without colours.
 
-In fewer columns words become shorter before any value is cut.
+In fewer columns labels become shorter before any value is cut.
 """
 
 import json
@@ -19,26 +19,26 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem import formatting
-from tandem.formatting import elapsed, metric_name, number, one_line, several
-from tandem.status import Event, Phase, Progress, Score, Snapshot, Status, lasting, phase_word
+from tandem.formatting import count_noun, elapsed, metric_name, number, one_line
+from tandem.wire.status import Event, Phase, Progress, Score, Snapshot, Status, persistent_trouble, phase_word
 
 MAX_POINTS = 240
-"""Points of the loss curve that are kept; neighbours are merged beyond that."""
+"""Points of the loss curve; beyond that, neighbours are merged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trail:
-    """The loss so far, as the snapshots told it: a step and the loss there, rising in steps."""
+    """The loss so far, from the snapshots: steps and losses, ascending in steps."""
 
     points: tuple[tuple[int, float], ...] = ()
 
     def follow(self, snapshot: Snapshot) -> "Trail":
-        """The trail with this snapshot's loss. Steps that a restart takes back are forgotten."""
+        """Extend the trail by a snapshot's loss. Steps that a restart takes back are removed."""
         progress, loss = snapshot.status.progress, snapshot.status.loss
         if progress is None or loss is None or (self.points and self.points[-1] == (progress.step, loss)):
             return self
-        kept = tuple(point for point in self.points if point[0] < progress.step)
-        points = (*kept, (progress.step, loss))
+        earlier_points = tuple(point for point in self.points if point[0] < progress.step)
+        points = (*earlier_points, (progress.step, loss))
         if len(points) > MAX_POINTS:
             halves = zip(points[::2], points[1::2], strict=False)
             points = tuple((later[0], (earlier[1] + later[1]) / 2) for earlier, later in halves)
@@ -56,41 +56,41 @@ class Scene:
 
     job: str
     run_dir: str
-    """As the user would type it."""
+    """Run directory, as the user would type it."""
     endpoint: str = ""
     """Base URL of the coordinator; empty before it has one."""
     elapsed: float = 0.0
     """Seconds since `tandem run` was started."""
     waiting: str = ""
-    """What the run is waiting for, empty while it steps."""
+    """Event that the run is waiting for; empty while it trains."""
     notice: str = ""
-    """What the user must know now: that it is saving, and what another Ctrl-C does."""
+    """Notice for the user: that the run is saving, and what another Ctrl-C does."""
     leaving: bool = False
-    """The user asked to stop."""
+    """Whether the user has asked to stop."""
     own_command: bool = False
-    """The user's own script trains."""
+    """Whether the user's own script trains."""
     output: str = ""
-    """The last line that it printed."""
+    """The last line that the script printed."""
     draining: bool = False
-    """Training is complete and evaluators are at work."""
+    """Whether training is complete and evaluators are still working."""
     cores: int = 1
-    """Cores this machine has for it."""
+    """Cores of this machine that the run may use."""
     evaluates: bool = True
     """Whether there are evaluators."""
     snapshot: Snapshot | None = None
-    """The coordinator's newest word."""
+    """The latest snapshot of the coordinator."""
     trail: Trail = field(default_factory=Trail)
     events: tuple[Event, ...] = ()
     """The coordinator's events and those of this machine, oldest first."""
 
 
 def merged(*sources: Iterable[Event]) -> tuple[Event, ...]:
-    """Events of several sources in the order of time."""
+    """Merge events of several sources in order of time."""
     return tuple(sorted((event for source in sources for event in source), key=lambda event: event.at))
 
 
 ENOUGH = 68
-"""Columns in which whole words have room."""
+"""Columns above which full labels fit."""
 SHORT = {
     "throughput": "rate",
     "checkpoint": "saved",
@@ -101,17 +101,17 @@ SHORT = {
     "accuracy": "acc",
     "generation": "gen",
 }
-"""Words for a narrow terminal."""
+"""Labels for a narrow terminal."""
 WIDEST = 120
-"""Columns that are used at most; bars of 200 are no easier to read."""
+"""Maximum columns that are used; bars of 200 are no easier to read."""
 SPARK = 24
 """Width of the loss curve."""
 NOTE = 33
-"""Width of the words beside a bar."""
+"""Width of the text beside a bar."""
 NOTED = 48
-"""Columns in which a bar has room beside all of its words."""
+"""Columns above which a bar fits beside its full text."""
 EVENTS = 4
-"""Events that are shown; one less where there is a GPU line, and one where something goes wrong."""
+"""Events that are shown; one fewer with a GPU line, and one fewer with a trouble line."""
 
 PHASES: dict[Phase, tuple[str, str]] = {
     "Pending": ("starting", "cyan"),
@@ -124,12 +124,12 @@ PHASES: dict[Phase, tuple[str, str]] = {
     "Failed": ("failed", "red"),
 }
 EVENT_MARKS = {"info": (" ", ""), "warning": ("!", "yellow"), "error": ("✗", "red")}
-"""A sign and a colour: what matters must show without colours too."""
+"""Sign and colour of each kind of event: what matters must be visible without colours, too."""
 
 
 @dataclass(frozen=True)
 class _Room:
-    """How much a terminal of this width has."""
+    """Space on a terminal of this width."""
 
     width: int
 
@@ -155,28 +155,28 @@ class _Room:
 
 
 class _Picture:
-    """A scene that fits whatever it is drawn on."""
+    """A scene that fits any width it is drawn on."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
-        yield Constrain(_drawn(self._scene, _Room(width)), WIDEST)
+        yield Constrain(_rendered(self._scene, _Room(width)), WIDEST)
 
 
 def screen(scene: Scene) -> RenderableType:
-    """The whole picture."""
+    """Render the whole screen."""
     return _Picture(scene)
 
 
-def _drawn(scene: Scene, room: _Room) -> RenderableType:
+def _rendered(scene: Scene, room: _Room) -> RenderableType:
     status = scene.snapshot.status if scene.snapshot else Status()
     parts: list[RenderableType] = [_title(scene, status), *_progress(scene, status, room), Text()]
     if scene.snapshot is not None and (status.progress is not None or status.phase == "Running"):
         parts += [_facts(scene, status, room), Text(), _processors(scene, scene.snapshot, room), Text()]
     gpu = status.utilization is not None and status.utilization.gpu is not None
-    events = scene.events[-(EVENTS - gpu - (lasting(status.troubles) is not None)) :]
+    events = scene.events[-(EVENTS - gpu - (persistent_trouble(status.troubles) is not None)) :]
     if events:
         parts += [*(_event(event) for event in events), Text()]
     parts.append(_foot(scene, room))
@@ -195,7 +195,7 @@ def _title(scene: Scene, status: Status) -> Table:
 
 
 def phase(scene: Scene, status: Status) -> tuple[str, str]:
-    """What the run is at, and a colour."""
+    """Phase of the run in a word, and a colour."""
     if scene.leaving:
         return "leaving", "yellow"
     if scene.draining and not scene.evaluates:
@@ -203,7 +203,7 @@ def phase(scene: Scene, status: Status) -> tuple[str, str]:
     if not scene.draining and (early := phase_word(status.phase, status.message)) != status.phase:
         return early.lower(), PHASES[status.phase][1]
     word, style = PHASES["Draining" if scene.draining else status.phase]
-    # Nobody knows whether a script that says nothing trains.
+    # A script that logs no steps may be doing anything.
     return ("running" if word == "training" and status.progress is None else word), style
 
 
@@ -217,30 +217,30 @@ def _progress(scene: Scene, status: Status, room: _Room) -> list[RenderableType]
         row.add_column(width=1)
         row.add_column(ratio=1)
         row.add_column(justify="right", width=5)
-        row.add_row("", _bar(step, total), Text(formatting.done(step, total)))
+        row.add_row("", _bar(step, total), Text(formatting.percent_done(step, total)))
         bar = [row]
     if scene.waiting:
         return [*bar, Text(f"  {scene.waiting}", "cyan", no_wrap=True, overflow="ellipsis")]
     if progress is None:
         return [_script(scene)]
-    words = [f"step {number(step)}" + (f" of {number(total)}" if total else "")]
+    parts = [f"step {number(step)}" + (f" of {number(total)}" if total else "")]
     if progress.remaining_seconds is not None and not scene.leaving:
-        left = f"{elapsed(progress.remaining_seconds)} left"
-        words.append(left if room.narrow else f"about {left}")
+        remaining = f"{elapsed(progress.remaining_seconds)} left"
+        parts.append(remaining if room.narrow else f"about {remaining}")
     if progress.epoch is not None:
         epoch = f"epoch {progress.epoch:.1f}"
-        if len("  " + " · ".join([*words, epoch])) <= room.width:
-            words.insert(1, epoch)
-    return [*bar, Text("  " + " · ".join(words), no_wrap=True, overflow="ellipsis")]
+        if len("  " + " · ".join([*parts, epoch])) <= room.width:
+            parts.insert(1, epoch)
+    return [*bar, Text("  " + " · ".join(parts), no_wrap=True, overflow="ellipsis")]
 
 
 def _script(scene: Scene) -> Text:
-    """What is known of a script that says nothing of its steps: since when it runs, and what it printed last."""
+    """Describe a script that logs no steps: since when it has been running, and what it printed last."""
     generations = scene.snapshot.generations if scene.snapshot else []
     since = time.strftime("since %H:%M:%S", time.localtime(generations[-1].opened_at)) if generations else ""
-    said = one_line(scene.output) if scene.output else "nothing printed yet"
+    output = one_line(scene.output) if scene.output else "nothing printed yet"
     return Text.assemble(
-        ("  " + " · ".join([since] * bool(since) + [""]), "dim"), said, no_wrap=True, overflow="ellipsis"
+        ("  " + " · ".join([since] * bool(since) + [""]), "dim"), output, no_wrap=True, overflow="ellipsis"
     )
 
 
@@ -256,9 +256,9 @@ def _facts(scene: Scene, status: Status, room: _Room) -> Table:
     rows.add_row(room.labelled("workers"), _workers(status, room))
     newest = status.latest_checkpoint
     if newest is not None or not scene.own_command:
-        words = Text(f"step {number(newest.step)}") if newest else Text("none yet", "dim")
-        rows.add_row(room.labelled("checkpoint"), words)
-    if (trouble := lasting(status.troubles)) is not None:
+        text = Text(f"step {number(newest.step)}") if newest else Text("none yet", "dim")
+        rows.add_row(room.labelled("checkpoint"), text)
+    if (trouble := persistent_trouble(status.troubles)) is not None:
         rows.add_row(room.labelled("trouble"), Text(f"✗ {one_line(trouble.text)}", "red"))
     if scene.evaluates:
         rows.add_row(room.labelled("evaluated"), _evaluated(status, room))
@@ -267,14 +267,14 @@ def _facts(scene: Scene, status: Status, room: _Room) -> Table:
 
 
 def _workers(status: Status, room: _Room) -> str:
-    words = []
+    parts = []
     if status.workers is not None:
-        words.append(f"{status.workers.ready}/{status.workers.desired}")
+        parts.append(f"{status.workers.ready}/{status.workers.desired}")
     if status.world_size is not None:
-        words.append(f"{room.word('world size')} {status.world_size}")
+        parts.append(f"{room.word('world size')} {status.world_size}")
     if status.generation is not None:
-        words.append(f"{room.word('generation')} {status.generation}")
-    return " · ".join([*words, several(status.restarts, "restart")])
+        parts.append(f"{room.word('generation')} {status.generation}")
+    return " · ".join([*parts, count_noun(status.restarts, "restart")])
 
 
 def _evaluated(status: Status, room: _Room) -> Text:
@@ -285,14 +285,14 @@ def _evaluated(status: Status, room: _Room) -> Text:
     late = "" if lag is None else f" · {number(lag)}" + (" behind" if room.narrow else " steps behind")
     late = late if lag is None or lag > 0 else " · up to date"
     score = _score(newest, room)
-    return Text.assemble(score, (_beside(newest, status, room.values - len(score + late)), "dim"), (late, "dim"))
+    return Text.assemble(score, (_base_score(newest, status, room.values - len(score + late)), "dim"), (late, "dim"))
 
 
 def _best(status: Status, room: _Room) -> Text:
     best = status.best_checkpoint
     if best is not None:
         score = _score(best, room)
-        return Text.assemble((score, "green"), (_beside(best, status, room.values - len(score)), "dim"))
+        return Text.assemble((score, "green"), (_base_score(best, status, room.values - len(score)), "dim"))
     base = next(iter(status.against_base), None)
     if base is None:
         return Text("none yet", "dim")
@@ -300,17 +300,17 @@ def _best(status: Status, room: _Room) -> Text:
     return Text(f"none yet · base model {metric} {formatting.score(base.metric, base.base)}", "dim")
 
 
-def _beside(score: Score, status: Status, room: int) -> str:
-    """The base model's score, where there is one.
+def _base_score(score: Score, status: Status, room: int) -> str:
+    """The base model's score, if there is one and it fits.
 
     Args:
         room: columns.
     """
-    base = next((one.base for one in status.against_base if one.metric == score.metric), None)
+    base = next((comparison.base for comparison in status.against_base if comparison.metric == score.metric), None)
     if base is None:
         return ""
     value = formatting.score(score.metric, base)
-    return next((words for words in (f" · base model {value}", f" (base {value})") if len(words) <= room), "")
+    return next((text for text in (f" · base model {value}", f" (base {value})") if len(text) <= room), "")
 
 
 def _score(score: Score, room: _Room) -> str:
@@ -322,25 +322,25 @@ def _processors(scene: Scene, snapshot: Snapshot, room: _Room) -> Table:
     use = snapshot.status.utilization
     busy = sum(evaluator.state != "idle" for evaluator in snapshot.evaluators)
     note = f"{busy} of {len(snapshot.evaluators)} busy" if snapshot.evaluators and room.width >= NOTED else ""
-    found: list[tuple[str, ProgressBar, str]] = []
-    found.append(("trainers", *_cores(use.trainer_cpu if use else None, scene.cores)))
+    lines: list[tuple[str, ProgressBar, str]] = []
+    lines.append(("trainers", *_cores(use.trainer_cpu if use else None, scene.cores)))
     if scene.evaluates:
-        found.append(("evaluators", *_cores(use.evaluator_cpu if use else None, scene.cores, note)))
+        lines.append(("evaluators", *_cores(use.evaluator_cpu if use else None, scene.cores, note)))
     if use and use.gpu is not None:
         memory = f" · {formatting.size(use.gpu_memory_bytes)}" if use.gpu_memory_bytes is not None else ""
-        found.append(("GPU", _bar(use.gpu, 1.0), f"  {formatting.share(use.gpu)}{memory}"))
+        lines.append(("GPU", _bar(use.gpu, 1.0), f"  {formatting.share(use.gpu)}{memory}"))
     rows = Table.grid(expand=True, padding=(0, 0))
     rows.add_column(min_width=room.label, style="dim", no_wrap=True)
     rows.add_column(ratio=1)
-    rows.add_column(width=max(len(words) for _, _, words in found) if room.narrow else NOTE, no_wrap=True)
-    for label, bar, words in found:
-        rows.add_row(room.labelled(label), bar, words)
+    rows.add_column(width=max(len(text) for _, _, text in lines) if room.narrow else NOTE, no_wrap=True)
+    for label, bar, text in lines:
+        rows.add_row(room.labelled(label), bar, text)
     return rows
 
 
 def _cores(busy: float | None, cores: int, note: str = "") -> tuple[ProgressBar, str]:
-    words = [f"{busy:.1f} of {several(cores, 'core')}", *([note] if note else [])] if busy is not None else []
-    return _bar(min(busy or 0.0, cores), cores), "  " + " · ".join(words)
+    parts = [f"{busy:.1f} of {count_noun(cores, 'core')}", *([note] if note else [])] if busy is not None else []
+    return _bar(min(busy or 0.0, cores), cores), "  " + " · ".join(parts)
 
 
 def _bar(done: float, total: float) -> ProgressBar:
@@ -350,25 +350,25 @@ def _bar(done: float, total: float) -> ProgressBar:
 
 
 def _event(event: Event) -> Text:
-    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    time_of_day = time.strftime("%H:%M:%S", time.localtime(event.at))
     mark, style = EVENT_MARKS[event.kind]
-    words = (f"{mark} {one_line(event.text)}", style)
-    return Text.assemble((f"  {at} ", "dim"), words, no_wrap=True, overflow="ellipsis")
+    text = (f"{mark} {one_line(event.text)}", style)
+    return Text.assemble((f"  {time_of_day} ", "dim"), text, no_wrap=True, overflow="ellipsis")
 
 
 def _foot(scene: Scene, room: _Room) -> RenderableType:
     if scene.notice:
         return Text(f"  {scene.notice}", "bold yellow", no_wrap=True, overflow="ellipsis")
     hint = "Ctrl-C saves and leaves"
-    left = room.width - 3 - len(hint)
-    where = scene.run_dir
-    page = f"tandem open {shlex.quote(where)}"
-    pages = [text for text in (f"live page: {page}", page) if scene.endpoint and cell_len(text) <= left]
-    where = pages[0] if pages else formatting.end_of(where, left)
+    available = room.width - 3 - len(hint)
+    location = scene.run_dir
+    page = f"tandem open {shlex.quote(location)}"
+    pages = [text for text in (f"live page: {page}", page) if scene.endpoint and cell_len(text) <= available]
+    location = pages[0] if pages else formatting.truncate_start(location, available)
     row = Table.grid(expand=True, padding=(0, 1))
     row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     row.add_column(no_wrap=True)
-    row.add_row(Text(f"  {where}", "dim"), Text(hint, "dim"))
+    row.add_row(Text(f"  {location}", "dim"), Text(hint, "dim"))
     return row
 
 
@@ -376,7 +376,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve of at most `width` characters, on a logarithmic scale where all values are positive.
+    """Draw a curve of at most `width` characters, on a logarithmic scale if all values are positive.
 
     Losses fall by powers of ten; on a linear scale everything after the first seconds is one flat line.
     """
@@ -397,23 +397,23 @@ def sparkline(values: Sequence[float], width: int) -> str:
 Value = str | int | float | None
 
 
-KNOWN = ("Running", "Succeeded", "Failed", "Suspended")
-"""Phases of which there is more to tell than what is waited for."""
+REPORTED_PHASES = ("Running", "Succeeded", "Failed", "Suspended")
+"""Phases that are described by more than what the run is waiting for."""
 
 
 def event_line(event: Event) -> str:
-    """One event."""
+    """Format an event as one line."""
     return _line(event.at, event=event.kind, text=event.text)
 
 
 def state_line(scene: Scene, now: float) -> str:
-    """The state of the run; what is not known yet is left out.
+    """Format the state of the run as one line; unknown values are omitted.
 
     Args:
         now: seconds since the epoch.
     """
     status = scene.snapshot.status if scene.snapshot is not None else Status()
-    if status.progress is None and status.phase not in KNOWN and not scene.draining:
+    if status.progress is None and status.phase not in REPORTED_PHASES and not scene.draining:
         return _line(
             now, phase="Leaving" if scene.leaving else "Starting", waiting=scene.notice or scene.waiting or None
         )
@@ -436,7 +436,7 @@ def state_line(scene: Scene, now: float) -> str:
         checkpoint=newest.step if newest else None,
         evaluated=evaluated.step if evaluated else None,
         lagSteps=status.evaluation_lag_steps,
-        # `loss` alone is that of training.
+        # `loss` alone is the training loss.
         **({_score_name(evaluated.metric): _short(evaluated.value)} if evaluated else {}),
         best=best.step if best else None,
         bestValue=_short(best.value) if best else None,
@@ -462,9 +462,9 @@ def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _line(at: float, **fields: Value) -> str:
-    shown = {"time": time.strftime("%H:%M:%S", time.localtime(at)), **fields}
-    return " ".join(f"{name}={_written(value)}" for name, value in shown.items() if value is not None)
+def _line(timestamp: float, **fields: Value) -> str:
+    pairs = {"time": time.strftime("%H:%M:%S", time.localtime(timestamp)), **fields}
+    return " ".join(f"{name}={_written(value)}" for name, value in pairs.items() if value is not None)
 
 
 def _written(value: Value) -> str:

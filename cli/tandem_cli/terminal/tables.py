@@ -1,6 +1,6 @@
-"""A job on a cluster as lines of text: the same on a terminal, in a pipe, and without colours. Pure.
+"""A job as lines of text: the same on a terminal, in a pipe, and without colours. Pure.
 
-Nothing here is written for the width of a screen alone: where there is none, each row is one line, for grep and awk.
+Nothing here depends on a screen's width alone: without one, each row is one line, for grep and awk.
 """
 
 import time
@@ -9,19 +9,21 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem import against_base, formatting
-from tandem.formatting import elapsed, metric_name, number, seconds, several
-from tandem.ledger import amounts, in_words
-from tandem.status import KSTATUS, Members, Phase, Score, Status, phase_word, told
+from tandem import formatting
+from tandem.formatting import count_noun, elapsed, metric_name, number, parse_rfc3339
+from tandem.rundir import against_base
+from tandem.wire.ledger import format_usage, ledger_rows
+from tandem.wire.status import KSTATUS, Members, Phase, Score, Status, phase_word, trouble_messages
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
-from tandem_cli.view import JobEvent, JobSummary, JobView, Pod, State
+from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
 
 LATELY = 8
-"""Events that are shown with the rest: the job's own, and warnings. `tandem events` has all of them."""
+"""Events that `tandem status` shows: the job's own, and warnings. `tandem events` shows all."""
 WIDEST_BAR = 60
+"""Maximum width of the bar, in columns."""
 INDENT = "  "
 NEVER_TAKEN_UP_SECONDS = 15.0
-"""An operator that is there writes a status within a second or two."""
+"""Age above which a job without a status has no operator: a running one writes a status within two seconds."""
 
 PHASE_STYLES: dict[Phase, str] = {
     "Pending": "cyan",
@@ -45,14 +47,14 @@ _STATE_STYLES: dict[State, str] = {
 
 
 def jobs(
-    found: Sequence[JobSummary], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
+    summaries: Sequence[JobSummary], width: int | None, now: float, with_namespace: bool, place: str = "NAMESPACE"
 ) -> list[Text]:
-    """All jobs, a line for each.
+    """Lay out all jobs, a line for each.
 
     Args:
-        place: heading of what they are in.
+        place: heading of the column of namespaces.
     """
-    has_cost = any(_cost(job.status) for job in found)
+    has_cost = any(_cost(job.status) for job in summaries)
     columns = [
         *([Column(place)] if with_namespace else []),
         Column("NAME"),
@@ -67,14 +69,14 @@ def jobs(
         Column("AGE", is_right=True, rank=1),
         Column("MESSAGE", rank=3),
     ]
-    rows = [_row(job, now, with_namespace, has_cost) for job in found]
+    rows = [_row(job, now, with_namespace, has_cost) for job in summaries]
     if with_namespace and width is not None:
-        rows = [[(formatting.end_of(row[0][0], width // 2), row[0][1]), *row[1:]] for row in rows]
+        rows = [[(formatting.truncate_start(row[0][0], width // 2), row[0][1]), *row[1:]] for row in rows]
     return listing(columns, rows, width)
 
 
 def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
-    """Everything about one job."""
+    """Lay out everything about one job."""
     job, status = view.job, view.job.status
     lines = [_title(job, now)]
     if message := message_of(job, now):
@@ -83,32 +85,32 @@ def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
     facts = [line for label, text in _facts(status, job.missed) for line in paragraph(label, text, width)]
     for part in (facts, _conditions(status, width, now), _pods(view.pods, width, now)):
         lines += [Text(), *part] if part else []
-    if telling := [one for one in view.job_events if one.warning or not one.who]:
+    if telling := [event for event in view.job_events if event.warning or not event.who]:
         lines += [Text(), *happened(telling[-LATELY:], width)]
     return lines
 
 
-def happened(some: Sequence[JobEvent], width: int | None, heading: bool = True) -> list[Text]:
-    """What happened, a row for each, the newest last."""
+def happened(events: Sequence[JobEvent], width: int | None, heading: bool = True) -> list[Text]:
+    """Lay out events, a row for each, the newest last."""
     columns = [Column("TIME"), Column(""), Column("WHO", rank=1), Column("WHAT")]
-    lines = table(columns, [event_row(one) for one in some], width)
+    lines = table(columns, [event_row(event) for event in events], width)
     return lines if heading else lines[1:]
 
 
-def event_row(one: JobEvent) -> list[tuple[str, str]]:
-    """Time, sign, whom it happened to, and what."""
-    again = f", {several(one.count, 'time')} since {clock(one.first)}" if one.count > 1 else ""
-    mark, style = ("!", "yellow") if one.warning else ("", "")
+def event_row(event: JobEvent) -> list[tuple[str, str]]:
+    """Time, sign, subject and text of an event."""
+    repetition = f", {count_noun(event.count, 'time')} since {clock(event.first)}" if event.count > 1 else ""
+    mark, style = ("!", "yellow") if event.warning else ("", "")
     return [
-        (clock(one.at), "dim"),
+        (clock(event.at), "dim"),
         (mark, style),
-        (one.who or "job", "" if one.who else "bold"),
-        (f"{one.text} ({one.reason}{again})" if one.reason else f"{one.text}{again}", style),
+        (event.who or "job", "" if event.who else "bold"),
+        (f"{event.text} ({event.reason}{repetition})" if event.reason else f"{event.text}{repetition}", style),
     ]
 
 
 def message_of(job: JobSummary, now: float) -> str:
-    """What a person has to know first; empty if all is well."""
+    """The most important message about a job; empty if all is well."""
     if job.leaving:
         return "it is being deleted"
     if not job.taken_up and now - job.made > NEVER_TAKEN_UP_SECONDS:
@@ -116,24 +118,24 @@ def message_of(job: JobSummary, now: float) -> str:
     return job.status.message or ""
 
 
-def clock(at: float) -> str:
-    """A time of the day here, with the day where it is not today's."""
-    then, today = time.localtime(at), time.localtime()
+def clock(timestamp: float) -> str:
+    """Format a time of day in the local time zone, with the day if it is not today."""
+    then, today = time.localtime(timestamp), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%b %d %H:%M:%S", then)
 
 
 def _title(job: JobSummary, now: float) -> Text:
     status = job.status
-    began, ended = seconds(status.start_time), seconds(status.completion_time)
-    words = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
-    if began is not None and ended is not None:
-        # While what is left is evaluated, the job goes on.
-        words.append(f"{'trained' if status.phase == 'Draining' else 'took'} {elapsed(ended - began)}")
+    started, ended = parse_rfc3339(status.start_time), parse_rfc3339(status.completion_time)
+    parts = [f"in {job.namespace}", f"made {elapsed(now - job.made)} ago"]
+    if started is not None and ended is not None:
+        # The job is not over while the remaining checkpoints are evaluated.
+        parts.append(f"{'trained' if status.phase == 'Draining' else 'took'} {elapsed(ended - started)}")
     return Text.assemble(
         (job.name, "bold"),
         "  ",
         (phase_word(status.phase, status.message), PHASE_STYLES[status.phase]),
-        (f"  {' · '.join(words)}", "dim"),
+        (f"  {' · '.join(parts)}", "dim"),
     )
 
 
@@ -141,11 +143,11 @@ def _progress(status: Status, width: int | None) -> list[Text]:
     progress = status.progress
     if progress is None:
         return []
-    words = [f"step {number(progress.step)}" + (f" of {number(progress.total_steps)}" if progress.total_steps else "")]
-    words += [f"epoch {progress.epoch:.1f}"] if progress.epoch is not None else []
+    parts = [f"step {number(progress.step)}" + (f" of {number(progress.total_steps)}" if progress.total_steps else "")]
+    parts += [f"epoch {progress.epoch:.1f}"] if progress.epoch is not None else []
     if progress.remaining_seconds is not None and status.phase == "Running":
-        words.append(f"about {elapsed(progress.remaining_seconds)} left")
-    lines = [Text(INDENT + " · ".join(words))]
+        parts.append(f"about {elapsed(progress.remaining_seconds)} left")
+    lines = [Text(INDENT + " · ".join(parts))]
     if progress.total_steps:
         share = min(1.0, progress.step / progress.total_steps)
         cells = min(WIDEST_BAR, (width or WIDEST_BAR + 8) - 8)
@@ -156,7 +158,7 @@ def _progress(status: Status, width: int | None) -> list[Text]:
                 INDENT,
                 ("━" * full, "cyan"),
                 ("─" * (cells - full), "bright_black"),
-                f" {formatting.done(progress.step, progress.total_steps)}",
+                f" {formatting.percent_done(progress.step, progress.total_steps)}",
             ),
         )
     return lines
@@ -175,10 +177,10 @@ def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "slow", f"rank {slow.rank} of {slow.replica} takes {slow.ratio:.1f} times as long as the others"
     if status.utilization is not None:
         yield from _processors(status)
-    for name, spent, written in amounts(status.ledger):
-        yield name, in_words(spent, written)
-    for one in told(status.troubles):
-        yield "trouble", one.text
+    for name, hours, written in ledger_rows(status.ledger):
+        yield name, format_usage(hours, written)
+    for trouble in trouble_messages(status.troubles):
+        yield "trouble", trouble.text
     for sentence in missed:
         yield "missed", sentence
     if status.latest_checkpoint is not None:
@@ -188,7 +190,7 @@ def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
     if status.best_checkpoint is not None:
         yield "best", _score(status.best_checkpoint)
     if status.against_base:
-        yield "base model", against_base.told(status.against_base)
+        yield "base model", against_base.format_comparisons(status.against_base)
 
 
 def _workers(status: Status, workers: Members) -> Iterator[str]:
@@ -198,25 +200,25 @@ def _workers(status: Status, workers: Members) -> Iterator[str]:
         yield f"world size {status.world_size}"
     if status.generation is not None:
         yield f"generation {status.generation}"
-    yield several(status.restarts, "restart")
+    yield count_noun(status.restarts, "restart")
 
 
 def _evaluators(status: Status, evaluators: Members) -> Iterator[str]:
     yield f"{evaluators.ready} of {evaluators.desired}"
     if (lag := status.evaluation_lag_steps) is not None:
-        yield "up to date" if lag <= 0 else f"{several(lag, 'step')} behind"
+        yield "up to date" if lag <= 0 else f"{count_noun(lag, 'step')} behind"
 
 
 def _processors(status: Status) -> Iterator[tuple[str, str]]:
     use = status.utilization
     assert use is not None
     busy = [("trainers", use.trainer_cpu), ("evaluators", use.evaluator_cpu)]
-    shown = [f"{who} {formatting.cores(cores)}" for who, cores in busy if cores is not None]
+    parts = [f"{name} {formatting.cores(cores)}" for name, cores in busy if cores is not None]
     if use.gpu is not None:
         memory = f" · {formatting.size(use.gpu_memory_bytes)}" if use.gpu_memory_bytes is not None else ""
-        shown.append(f"GPU {formatting.share(use.gpu)}{memory}")
-    if shown:
-        yield "busy", " · ".join(shown)
+        parts.append(f"GPU {formatting.share(use.gpu)}{memory}")
+    if parts:
+        yield "busy", " · ".join(parts)
 
 
 def _score(score: Score) -> str:
@@ -232,35 +234,35 @@ def _conditions(status: Status, width: int | None, now: float) -> list[Text]:
         Column("MESSAGE"),
     ]
     rows = []
-    for one in (one for one in status.conditions if one.type not in KSTATUS):
-        style = "" if one.status == "True" else "dim"
+    for condition in (condition for condition in status.conditions if condition.type not in KSTATUS):
+        style = "" if condition.status == "True" else "dim"
         rows.append(
             [
-                (one.type, style),
-                ({"True": "yes", "False": "no"}.get(one.status, "unknown"), style),
-                (_age(one.last_transition_time, now), "dim"),
-                (one.reason, style),
-                (one.message, style),
+                (condition.type, style),
+                ({"True": "yes", "False": "no"}.get(condition.status, "unknown"), style),
+                (_age(condition.last_transition_time, now), "dim"),
+                (condition.reason, style),
+                (condition.message, style),
             ]
         )
     return table(columns, rows, width) if rows else []
 
 
-def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
-    if found and not any(pod.pod for pod in found):
+def _pods(pods: Sequence[PodView], width: int | None, now: float) -> list[Text]:
+    if pods and not any(pod.pod for pod in pods):
         # Processes of this machine, or of nodes that share its disk.
-        has_nodes = any(pod.node for pod in found)
-        here = [
+        has_nodes = any(pod.node for pod in pods)
+        process_rows = [
             [
                 (pod.name, ""),
                 (pod.state, _STATE_STYLES[pod.state]),
                 *([(pod.node, "")] if has_nodes else []),
                 (pod.busy, ""),
             ]
-            for pod in found
+            for pod in pods
         ]
         node = [Column("NODE", rank=1)] if has_nodes else []
-        return table([Column("PROCESS"), Column("STATE"), *node, Column("BUSY")], here, width)
+        return table([Column("PROCESS"), Column("STATE"), *node, Column("BUSY")], process_rows, width)
     columns = [
         Column("POD"),
         Column("STATE"),
@@ -280,19 +282,19 @@ def _pods(found: Sequence[Pod], width: int | None, now: float) -> list[Text]:
             (pod.pod, "dim"),
             (pod.why, "red" if pod.state == "failed" else ""),
         ]
-        for pod in found
+        for pod in pods
     ]
     return table(columns, rows, width) if rows else []
 
 
 def _cost(status: Status) -> str:
-    return next((written(spent.total) for name, spent, written in amounts(status.ledger) if name == "cost"), "")
+    return next((written(hours.total) for name, hours, written in ledger_rows(status.ledger) if name == "cost"), "")
 
 
 def _row(job: JobSummary, now: float, with_namespace: bool, has_cost: bool) -> list[tuple[str, str]]:
     status, progress = job.status, job.status.progress
-    left = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
-    share = formatting.done(progress.step, progress.total_steps) if progress and progress.total_steps else ""
+    remaining = progress.remaining_seconds if progress is not None and status.phase == "Running" else None
+    share = formatting.percent_done(progress.step, progress.total_steps) if progress and progress.total_steps else ""
     return [
         *([(job.namespace, "dim")] if with_namespace else []),
         (job.name, "bold"),
@@ -300,7 +302,7 @@ def _row(job: JobSummary, now: float, with_namespace: bool, has_cost: bool) -> l
         (status.workers.summary if status.workers else "", ""),
         (number(progress.step) if progress else "", ""),
         (share, ""),
-        ("" if left is None else elapsed(left), ""),
+        ("" if remaining is None else elapsed(remaining), ""),
         ("" if status.loss is None else number(status.loss), ""),
         ("" if (best := status.best_checkpoint) is None else formatting.score(best.metric, best.value), ""),
         *([(_cost(status), "")] if has_cost else []),
@@ -310,12 +312,12 @@ def _row(job: JobSummary, now: float, with_namespace: bool, has_cost: bool) -> l
 
 
 def _age(text: str | None, now: float) -> str:
-    at = seconds(text)
-    return "" if at is None else elapsed(now - at)
+    timestamp = parse_rfc3339(text)
+    return "" if timestamp is None else elapsed(now - timestamp)
 
 
 def job_record(job: JobSummary) -> dict[str, Any]:
-    """A job."""
+    """A job as JSON."""
     return {
         "name": job.name,
         "namespace": job.namespace,
@@ -329,16 +331,16 @@ def job_record(job: JobSummary) -> dict[str, Any]:
 
 
 def view_record(view: JobView) -> dict[str, Any]:
-    """A job with its pods and events. Times are seconds since the epoch."""
+    """A job with its pods and events as JSON. Times are in seconds since the epoch."""
     return {
         **job_record(view.job),
         "pods": [pod_record(pod) for pod in view.pods],
-        "events": [event_record(one) for one in view.job_events],
+        "events": [event_record(event) for event in view.job_events],
     }
 
 
-def pod_record(pod: Pod) -> dict[str, Any]:
-    """A pod."""
+def pod_record(pod: PodView) -> dict[str, Any]:
+    """A pod as JSON."""
     return {
         "name": pod.name,
         "pod": pod.pod,
@@ -352,14 +354,14 @@ def pod_record(pod: Pod) -> dict[str, Any]:
     }
 
 
-def event_record(one: JobEvent) -> dict[str, Any]:
-    """An event."""
+def event_record(event: JobEvent) -> dict[str, Any]:
+    """An event as JSON."""
     return {
-        "at": one.at,
-        "first": one.first,
-        "count": one.count,
-        "who": one.who or "job",
-        "reason": one.reason,
-        "text": one.text,
-        "warning": one.warning,
+        "at": event.at,
+        "first": event.first,
+        "count": event.count,
+        "who": event.who or "job",
+        "reason": event.reason,
+        "text": event.text,
+        "warning": event.warning,
     }

@@ -7,11 +7,12 @@
     rows       processor use as rows over time, as SVG text
     bars       histograms as bars, as SVG text
     gallery    small grey-scale pictures in a grid, as SVG text
-    completions  what a language model wrote under several checkpoints, as an HTML table
+    completions  completions by a language model under several checkpoints, as an HTML table
     page.css   the style sheet of a page with charts
     charts.js  reads values off these drawings in a browser, and enlarges a part of them
 
-Python's standard library alone: the coordinator's image has no numpy, and the page is drawn beside heartbeats.
+Only Python's standard library is used: the coordinator's image has no numpy, and the page is drawn while heartbeats are
+answered.
 """
 
 from importlib import resources
@@ -23,5 +24,5 @@ def style() -> str:
 
 
 def script() -> str:
-    """What a page with charts runs; it takes each element of the class `charted` as a place of charts."""
+    """The script of a page with charts; it draws into each element of the class `charted`."""
     return resources.files(__package__).joinpath("charts.js").read_text("utf-8")

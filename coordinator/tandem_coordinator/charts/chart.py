@@ -44,18 +44,18 @@ FONTS = (
     '--font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; '
     '--mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;'
 )
-"""The reader's own: nothing has to be loaded."""
+"""Font stacks of the reader's device: nothing has to be loaded."""
 
 
 def variables() -> str:
-    """A style sheet that sets each role, and the fonts, as the reader's device wants it."""
+    """The style sheet that sets the colour of each role and the fonts, for the reader's light or dark mode."""
     light = " ".join(f"--{role}: {color};" for role, color in LIGHT.items())
     dark = " ".join(f"--{role}: {color};" for role, color in DARK.items())
     return f":root {{ {light} {FONTS} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 Point = tuple[float, float | None]
-"""A place on both axes; None: the line is broken here."""
+"""A position on both axes; None: the line is broken here."""
 Points = Sequence[Point]
 
 Kind = Literal["line", "spread", "stairs", "dots", "star"]
@@ -67,21 +67,21 @@ class Curve:
     """Points of one colour."""
 
     points: Points
-    """x ascends."""
+    """Points, in ascending order of x."""
     color: Role
     label: str = ""
-    """What the legend calls it; empty: it has no place there."""
+    """Name in the legend; empty: it is not in the legend."""
     kind: Kind = "line"
     """`line`; `spread`: a line between the lowest and the highest of stretches; `stairs`: each value holds until the
     next; `dots`: a line with a dot at each; `star`: no line."""
     width: float = 1.8
-    """Of the line, in pixels."""
+    """Width of the line, in pixels."""
     strength: float = 1.0
-    """How much it covers what is under it, 0 to 1."""
+    """Opacity, 0 to 1."""
     filled: bool = False
     """Whether the area down to 0 is tinted."""
     dashed: bool = False
-    """Whether the line is broken into dashes: what tells it from another of the same colour."""
+    """Whether the line is dashed, which tells it from another of the same colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Band:
     begin: float
     end: float
     words: tuple[str, ...] = ()
-    """Lines above its end, where there is room."""
+    """Lines of text above its end, if there is room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,20 +101,20 @@ class Panel:
     title: str
     curves: tuple[Curve, ...]
     unit: Unit = "number"
-    """How its y values are read: 0.0213; 98.6 %; whole numbers alone."""
+    """Format of its y values: 0.0213; 98.6 %; only whole numbers."""
     from_zero: bool = False
-    """Whether y begins at 0; otherwise where the values do."""
+    """Whether y begins at 0; otherwise it begins at the lowest value."""
     may_be_logarithmic: bool = False
-    """Whether y may be logarithmic, which it is where the values span more than a factor of 30."""
+    """Whether y may be logarithmic, which it is if the values span more than a factor of 30."""
     bands: tuple[Band, ...] = ()
     flags: tuple[float, ...] = ()
-    """Places on x at which something was wrong: crosses at the foot."""
+    """Positions on x at which something was wrong: crosses at the foot."""
     flag: str = ""
-    """What the flags mean, for the legend."""
-    aside: str = ""
-    """A word at the right of the title, in the colour of checkpoints."""
+    """Meaning of the flags, for the legend."""
+    note: str = ""
+    """Short text at the right of the title, in the colour of checkpoints."""
     height: float = 1.0
-    """Relative to an ordinary panel."""
+    """Height relative to an ordinary panel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +125,9 @@ class Axis:
     high: float
     label: str
     whole: bool = False
-    """Whether it counts something, as steps."""
+    """Whether it counts something, such as steps."""
     pauses: tuple[tuple[float, str], ...] = ()
-    """Where a time in which nothing ran was cut out, and how long it was, in words."""
+    """Positions at which a time without activity was cut out, and its length, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +139,16 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Look:
-    """For which place a chart is drawn."""
+class Viewport:
+    """The space that a chart is drawn for."""
 
     width: float
-    """Pixels."""
+    """Width in pixels."""
     narrow: bool = False
-    """For a phone: what stands side by side elsewhere stands below each other."""
+    """Whether it is for a phone: what is side by side elsewhere is placed below each other."""
     panel_height: float = field(default=150.0)
-    """Pixels of an ordinary panel."""
+    """Height of an ordinary panel, in pixels."""
 
 
-WIDE = Look(1072.0)
-NARROW = Look(358.0, narrow=True, panel_height=130.0)
+WIDE = Viewport(1072.0)
+NARROW = Viewport(358.0, narrow=True, panel_height=130.0)

@@ -16,27 +16,27 @@ MAX_BUCKETS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some values in a row."""
+    """Some consecutive values."""
 
     x: float
-    """Of the first."""
+    """Position of the first value."""
     low: float
     high: float
     total: float
     count: int
-    """How many; 0: the line is broken here."""
+    """Number of values; 0: the line is broken here."""
 
     @property
     def mean(self) -> float | None:
-        """Of its values."""
+        """Mean of its values; None if it has none."""
         return self.total / self.count if self.count else None
 
 
 class Series:
-    """Values over something that ascends, in at most `most` buckets."""
+    """Values over an ascending position, in at most `max_buckets` buckets."""
 
-    def __init__(self, most: int = MAX_BUCKETS) -> None:
-        self._most, self._width = most, 1
+    def __init__(self, max_buckets: int = MAX_BUCKETS) -> None:
+        self._max_buckets, self._width = max_buckets, 1
         self._buckets: list[Bucket] = []
 
     def __len__(self) -> int:
@@ -60,26 +60,26 @@ class Series:
             )  # fmt: skip
             return
         self._buckets.append(Bucket(x, y, y, y, 1))
-        if len(self._buckets) > self._most:
+        if len(self._buckets) > self._max_buckets:
             self._merge()
 
     def cut(self, after: float) -> list[Point]:
-        """Take away what begins after a place, and return the means of that."""
+        """Remove the buckets that begin after a position; returns their means."""
         keep = len(self._buckets)
         while keep and self._buckets[keep - 1].x > after:
             keep -= 1
-        gone = self._buckets[keep:]
+        removed = self._buckets[keep:]
         del self._buckets[keep:]
-        return [(bucket.x, bucket.mean) for bucket in gone]
+        return [(bucket.x, bucket.mean) for bucket in removed]
 
     def means(self) -> list[Point]:
         """The mean of each bucket."""
         return [(bucket.x, bucket.mean) for bucket in self._buckets]
 
-    def smoothed(self, share: float = 0.02, least: int = 5) -> list[Point]:
-        """Means over a window of so large a share of the whole around each bucket; it does not reach over a gap."""
-        half = max(least, int(len(self._buckets) * share)) // 2
-        found: list[Point] = []
+    def smoothed(self, share: float = 0.02, min_window: int = 5) -> list[Point]:
+        """Means over a window around each bucket, of this share of all buckets; it does not cross a gap."""
+        half = max(min_window, int(len(self._buckets) * share)) // 2
+        means: list[Point] = []
         for stretch in _stretches(self._buckets):
             totals, counts = [0.0], [0]
             for bucket in stretch:
@@ -87,69 +87,69 @@ class Series:
                 counts.append(counts[-1] + bucket.count)
             for index, bucket in enumerate(stretch):
                 first, last = max(0, index - half), min(len(stretch), index + half + 1)
-                found.append((bucket.x, (totals[last] - totals[first]) / (counts[last] - counts[first])))
-            found.append((stretch[-1].x, None))
-        return found[:-1]
+                means.append((bucket.x, (totals[last] - totals[first]) / (counts[last] - counts[first])))
+            means.append((stretch[-1].x, None))
+        return means[:-1]
 
     def envelope(self) -> list[Point]:
         """The lowest and the highest value of each bucket, as a zigzag to draw."""
-        found: list[Point] = []
+        zigzag: list[Point] = []
         for bucket in self._buckets:
             if not bucket.count:
-                found.append((bucket.x, None))
+                zigzag.append((bucket.x, None))
             elif bucket.count == 1:
-                found.append((bucket.x, bucket.low))
+                zigzag.append((bucket.x, bucket.low))
             else:
-                found += [(bucket.x, bucket.low), (bucket.x, bucket.high)]
-        return found
+                zigzag += [(bucket.x, bucket.low), (bucket.x, bucket.high)]
+        return zigzag
 
     def _merge(self) -> None:
-        """Two neighbours become one; a gap stays one."""
+        """Merge each two neighbours into one; a gap stays a gap."""
         merged: list[Bucket] = []
         for stretch in _stretches(self._buckets):
             if merged:
                 merged.append(Bucket(stretch[0].x, 0.0, 0.0, 0.0, 0))
-            for one, other in zip(stretch[::2], [*stretch[1::2], None], strict=False):
-                merged.append(one if other is None else _joined(one, other))
+            for first, second in zip(stretch[::2], [*stretch[1::2], None], strict=False):
+                merged.append(first if second is None else _joined(first, second))
         # A series that is nothing but gaps is cut at its beginning: there is nothing left to merge.
-        self._buckets = merged[-self._most :]
+        self._buckets = merged[-self._max_buckets :]
         self._width *= 2
 
 
-def shorten(points: Iterable[Point], most: int) -> list[Point]:
-    """At most about `most` points, the lowest and the highest of each stretch among them."""
+def shorten(points: Iterable[Point], max_points: int) -> list[Point]:
+    """Shorten a curve to about `max_points` points, among them the lowest and the highest of each stretch."""
     points = list(points)
-    if len(points) <= most:
+    if len(points) <= max_points:
         return points
-    size = -(-2 * len(points) // most)
-    found: list[Point] = []
+    size = -(-2 * len(points) // max_points)
+    shortened: list[Point] = []
     for first in range(0, len(points), size):
         stretch = points[first : first + size]
         good = [(x, y) for x, y in stretch if y is not None]
         if not good:
-            found.append((stretch[0][0], None))
+            shortened.append((stretch[0][0], None))
             continue
         chosen = {min(good, key=lambda point: point[1]), max(good, key=lambda point: point[1])}
-        found += sorted(chosen)
-    return found
+        shortened += sorted(chosen)
+    return shortened
 
 
 def _stretches(buckets: list[Bucket]) -> list[list[Bucket]]:
     """The buckets between gaps."""
-    found: list[list[Bucket]] = [[]]
+    stretches: list[list[Bucket]] = [[]]
     for bucket in buckets:
         if bucket.count:
-            found[-1].append(bucket)
-        elif found[-1]:
-            found.append([])
-    return [stretch for stretch in found if stretch]
+            stretches[-1].append(bucket)
+        elif stretches[-1]:
+            stretches.append([])
+    return [stretch for stretch in stretches if stretch]
 
 
-def _joined(one: Bucket, other: Bucket) -> Bucket:
+def _joined(first: Bucket, second: Bucket) -> Bucket:
     return replace(
-        one,
-        low=min(one.low, other.low),
-        high=max(one.high, other.high),
-        total=one.total + other.total,
-        count=one.count + other.count,
+        first,
+        low=min(first.low, second.low),
+        high=max(first.high, second.high),
+        total=first.total + second.total,
+        count=first.count + second.count,
     )

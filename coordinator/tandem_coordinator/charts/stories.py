@@ -8,46 +8,46 @@ from tandem.script import MAX_VALUES
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Curve, Kind, Panel, Point, Points, Role
 
 MAX_DOTS = 80
-"""More scores than this are a line without a dot for each."""
+"""Maximum number of scores that are drawn with a dot for each."""
 LEARNING_RATE, GRADIENT_NORM = "lr", "gradientNorm"
-"""What trainers log of a step, beside its loss."""
+"""Values that trainers log of a step, besides its loss."""
 RANKS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint")
 MAX_RANKS = 2 * len(RANKS)
-"""Each colour twice, the second time dashed."""
+"""Maximum number of ranks with a curve: each colour twice, the second time dashed."""
 MAX_LENGTH = 12
-"""Characters of a rank's name, which comes from a log."""
+"""Maximum length of a rank's name, which comes from a log, in characters."""
 REDONE = "done again after a restart"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What is known of loss and scores, over steps or over time."""
+    """Loss and scores, over steps or over time."""
 
     each: Points = ()
     """Training loss: of each step, or the lowest and the highest of stretches."""
     mean: Points = ()
-    """Its running mean."""
+    """Running mean of these values."""
     mean_of: str = ""
-    """What it is a mean of: `mean of 20 steps`."""
+    """Label of the mean: `mean of 20 steps`."""
     redone: Sequence[Points] = ()
-    """What a later generation did again."""
+    """Loss of steps that a later generation repeated."""
     tested: Points = ()
     """Loss of evaluated checkpoints."""
     scored: Points = ()
-    """Their score."""
+    """Score of evaluated checkpoints."""
     off: Points = ()
-    """Scores of checkpoints that do not count any more."""
+    """Scores of checkpoints that were superseded."""
     base_tested: Points = ()
     """Loss of the base model, at step 0."""
     base_scored: Points = ()
-    """Its score. No line leads from it to the checkpoints: nothing was measured between."""
+    """Score of the base model. No line connects it with the checkpoints: nothing was measured in between."""
     best: Point | None = None
     """The best score."""
     best_at: str = ""
-    """Where it is: `at step 500`."""
+    """Position of the best score: `at step 500`."""
     metric: str = "accuracy"
     not_finite: Sequence[float] = ()
-    """Where the training loss was no number."""
+    """Positions at which the training loss was not finite."""
 
 
 def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
@@ -55,8 +55,10 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
     shaded = tuple(bands)
     curves = [Curve(points=points, color="other", width=0.9, strength=0.75, label=REDONE) for points in losses.redone]
     if losses.mean:
-        each = Curve(points=losses.each, color="trainer", kind="spread", width=0.8, strength=0.3, label="each step")
-        curves.append(each)
+        spread_curve = Curve(
+            points=losses.each, color="trainer", kind="spread", width=0.8, strength=0.3, label="each step"
+        )
+        curves.append(spread_curve)
         curves.append(Curve(points=losses.mean, color="trainer", label=losses.mean_of or "mean"))
     else:
         curves.append(Curve(points=losses.each, color="trainer", label="training", kind=_kind(losses.each)))
@@ -80,10 +82,14 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
 
 
 def _with_values(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """Without those that have nothing to show, such as the loss of a script that logs none: axes from 0 to 1 would look
-    like a measurement. One stays."""
-    found = [one for one in panels if one.flags or any(y is not None for c in one.curves for _, y in c.points)]
-    return tuple(found or panels[-1:])
+    """Drop panels without values, such as the loss of a script that logs none: axes from 0 to 1 would look like a
+    measurement. At least one panel stays."""
+    with_values = [
+        panel
+        for panel in panels
+        if panel.flags or any(y is not None for curve in panel.curves for _, y in curve.points)
+    ]
+    return tuple(with_values or panels[-1:])
 
 
 def _scored(losses: Losses, bands: tuple[Band, ...]) -> Panel:
@@ -92,17 +98,17 @@ def _scored(losses: Losses, bands: tuple[Band, ...]) -> Panel:
         curves.append(Curve(points=losses.off, color="other", kind="dots", width=0.0))
     if losses.base_scored:
         curves.append(_base(losses.base_scored))
-    aside = ""
+    note = ""
     if losses.best is not None and losses.best[1] is not None:
         curves.append(Curve(points=(losses.best,), color="checkpoint", kind="star"))
-        aside = f"best {score(losses.metric, losses.best[1])} {losses.best_at}".strip()
+        note = f"best {score(losses.metric, losses.best[1])} {losses.best_at}".strip()
     return Panel(
         title=f"Test {metric_name(losses.metric)}",
         curves=tuple(curves),
         unit="share" if losses.metric in SHARES else "number",
         may_be_logarithmic=losses.metric not in SHARES,
         bands=bands,
-        aside=aside,
+        note=note,
     )
 
 
@@ -137,10 +143,10 @@ def pace(
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """What is known of the ranks one by one, over time."""
+    """Measurements of each rank, over time."""
 
     throughput: Points = ()
-    """Samples a second, of all ranks, by their number."""
+    """Samples per second of all ranks, divided by their number."""
     busy: Mapping[str, Points] = field(default_factory=dict)
     """Milliseconds of its own work in a step, by rank."""
     memory: Mapping[str, Points] = field(default_factory=dict)
@@ -177,47 +183,47 @@ class Logged:
     """A value that a script has logged, over steps."""
 
     each: Points
-    """As it was logged, or the lowest and the highest of stretches."""
+    """The logged values, or the lowest and the highest of stretches."""
     mean: Points = ()
-    """Its running mean."""
+    """Running mean of these values."""
 
 
 def values(logged: Mapping[str, Logged], axis: Axis) -> tuple[Chart, ...]:
     """A panel for each name, in two columns; none where nothing was logged."""
     panels = []
-    for name, one in list(logged.items())[:MAX_VALUES]:
-        curves = [Curve(points=one.each, color="trainer", kind=_kind(one.each))]
-        if one.mean:
+    for name, value in list(logged.items())[:MAX_VALUES]:
+        curves = [Curve(points=value.each, color="trainer", kind=_kind(value.each))]
+        if value.mean:
             curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
-            curves.append(Curve(points=one.mean, color="trainer"))
+            curves.append(Curve(points=value.mean, color="trainer"))
         panels.append(Panel(title=name, curves=tuple(curves), may_be_logarithmic=True, height=0.7))
     return tuple(Chart(axis=axis, panels=tuple(panels[column::2])) for column in range(min(2, len(panels))))
 
 
-def ranks(known: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
+def ranks(measurements: Ranks, axis: Axis, bands: Sequence[Band] = ()) -> Chart | None:
     """Throughput by rank, the ranks' own work and GPU memory; None where nothing is known of them."""
     shaded = tuple(Band(begin=band.begin, end=band.end) for band in bands)
     panels = []
-    if any(y is not None for _, y in known.throughput):
-        rate = _broken(known.throughput, bands)
+    if any(y is not None for _, y in measurements.throughput):
+        rate = _broken(measurements.throughput, bands)
         curve = Curve(points=rate, color="trainer", width=1.5, kind=_kind(rate))
         panels.append(Panel(title="Throughput per rank (samples/s)", curves=(curve,), from_zero=True, bands=shaded))
-    for title, most, values in (
-        ("Own work in a step (ms)", "slowest", known.busy),
-        ("GPU memory (GB)", "fullest", known.memory),
+    for title, superlative, values in (
+        ("Own work in a step (ms)", "slowest", measurements.busy),
+        ("GPU memory (GB)", "fullest", measurements.memory),
     ):
-        found = {name: _broken(points, bands) for name, points in values.items()}
-        if found := {name: points for name, points in found.items() if any(y is not None for _, y in points)}:
-            panels.append(_by_rank(title, most, found, shaded))
+        curves = {name: _broken(points, bands) for name, points in values.items()}
+        if curves := {name: points for name, points in curves.items() if any(y is not None for _, y in points)}:
+            panels.append(_by_rank(title, superlative, curves, shaded))
     return Chart(axis=axis, panels=tuple(panels)) if panels else None
 
 
-def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[Band, ...]) -> Panel:
-    """A curve for each rank; of more than colours can tell apart those with the highest newest values."""
+def _by_rank(title: str, superlative: str, values: Mapping[str, Points], bands: tuple[Band, ...]) -> Panel:
+    """Draw a curve for each rank; of more ranks than colours can distinguish, those with the highest newest values."""
     chosen = sorted(values, key=lambda name: -next(y for _, y in reversed(values[name]) if y is not None))[:MAX_RANKS]
     chosen.sort(key=lambda name: (len(name), name))
     if len(values) > len(chosen):
-        title += f", the {len(chosen)} {most} of {len(values):,} ranks"
+        title += f", the {len(chosen)} {superlative} of {len(values):,} ranks"
     curves = tuple(
         Curve(
             points=values[name],
@@ -233,7 +239,7 @@ def _by_rank(title: str, most: str, values: Mapping[str, Points], bands: tuple[B
 
 
 def _broken(points: Points, bands: Sequence[Band]) -> Points:
-    """Without what lies in a band, and with a gap there: no line leads through an outage."""
+    """Cut out the points in bands, and leave a gap there: no line leads through an outage."""
     for band in bands:
         before = [point for point in points if point[0] <= band.begin]
         after = [point for point in points if point[0] >= band.end]

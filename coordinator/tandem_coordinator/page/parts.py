@@ -1,7 +1,7 @@
 """The parts of the page as HTML. The browser places each part by its name. Pure.
 
-Everything that comes from a run goes through `html.escape`. Times stand in UTC, with the second they mean: the browser
-writes them in its own zone. No part has a style or a script of its own, which the page forbids.
+Everything that comes from a run goes through `html.escape`. Times are in UTC, with the second they mean: the browser
+converts them to its own time zone. No part has a style or a script of its own, which the page forbids.
 """
 
 import datetime
@@ -12,52 +12,52 @@ from html import escape
 from tandem.formatting import (
     change,
     cores,
+    count_noun,
     duration,
     elapsed,
     metric_columns,
     metric_name,
     metric_title,
-    moment,
     number,
     on_validation,
     reason,
     score,
-    several,
     share,
-    shortened,
     size,
+    truncate_end,
+    utc_time,
 )
-from tandem.measures import Generation
-from tandem.rundir.catalog import Result
-from tandem.status import MemberView, Snapshot, Status, phase_word, told
+from tandem.rundir.catalog import EvaluationResult
+from tandem.wire.measures import Generation
+from tandem.wire.status import MemberView, Snapshot, Status, phase_word, trouble_messages
 from tandem_coordinator.charts import completions
-from tandem_coordinator.charts.chart import Look
+from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Key, Timeline
 
-MAX_ROWS = 30
-"""Rows of a table; of more the newest are shown."""
+MAX_TABLE_ROWS = 30
+"""Maximum number of rows of a table; of more, the newest are shown."""
 MAX_CHECKPOINTS = 12
 MAX_EVENTS = 60
 MAX_PROMPTS = 16
-FAILED = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
-MAX_LENGTH = 500
-"""Characters of a text that comes from a run."""
+FAILED_NOTE = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
+MAX_TEXT_LENGTH = 500
+"""Maximum length of a text that comes from a run, in characters."""
 LEVELS = {"info": "", "warning": "warning", "error": "error"}
 
 
 @dataclass(frozen=True)
 class Glance:
-    """A job at one moment, small enough to be taken every second whatever its size."""
+    """A small snapshot of a job, which can be taken every second whatever the size of the job."""
 
     snapshot: Snapshot
-    """With few of its members."""
+    """Snapshot with few of its members."""
     agents: int
-    """How many members there are."""
+    """Total number of members."""
 
 
-def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dict[str, str]:
-    """All parts without charts.
+def texts(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dict[str, str]:
+    """Render all parts except charts.
 
     Args:
         timeline: None while nothing was read yet.
@@ -67,7 +67,7 @@ def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dic
     return {
         "head": _head(snapshot, timeline),
         "note": _note(timeline, complaint),
-        "tiles": _tiles(snapshot.status, timeline),
+        "tiles": _tile_list(snapshot.status, timeline),
         "members": _members(glance),
         "generations": _generations(snapshot, timeline),
         "completions": _completions(timeline),
@@ -76,18 +76,18 @@ def words(glance: Glance, timeline: Timeline | None, complaint: str = "") -> dic
     }
 
 
-def charts(glance: Glance, timeline: Timeline, look: Look) -> dict[str, str]:
-    """All charts for one kind of screen."""
+def charts(glance: Glance, timeline: Timeline, viewport: Viewport) -> dict[str, str]:
+    """Draw all charts for one kind of screen."""
     status = glance.snapshot.status
     return {
-        "losses": _figure(pictures.losses(timeline, status, look), "No step was logged yet."),
-        "speed": _figure(pictures.speed(timeline, look), "No generation was formed yet."),
-        "optimization": _figure(pictures.optimization(timeline, look)),
-        "values": _figure(pictures.values(timeline, look)),
-        "ranks": _figure(pictures.ranks(timeline, look)),
-        "histograms": _figure(pictures.histograms(timeline, look)),
-        "wrong": _figure(pictures.wrong(timeline, look)),
-        "use": _figure(pictures.use(timeline, glance.snapshot, look), "No process has told its use yet."),
+        "losses": _figure(pictures.losses(timeline, status, viewport), "No step was logged yet."),
+        "speed": _figure(pictures.speed(timeline, viewport), "No generation was formed yet."),
+        "optimization": _figure(pictures.optimization(timeline, viewport)),
+        "values": _figure(pictures.values(timeline, viewport)),
+        "ranks": _figure(pictures.ranks(timeline, viewport)),
+        "histograms": _figure(pictures.histograms(timeline, viewport)),
+        "wrong": _figure(pictures.wrong(timeline, viewport)),
+        "use": _figure(pictures.use(timeline, glance.snapshot, viewport), "No process has reported its use yet."),
     }
 
 
@@ -100,24 +100,26 @@ def _head(snapshot: Snapshot, timeline: Timeline | None) -> str:
 
 
 def _troubles(status: Status) -> str:
-    """A line for each kind of trouble; red where it is grave."""
+    """One line for each kind of trouble; red for errors."""
     kinds = {"error": "why bad", "warning": "why", "info": "note"}
-    return "".join(f'<p class="{kinds[one.level]}">{_text(one.text)}</p>' for one in told(status.troubles))
+    return "".join(
+        f'<p class="{kinds[trouble.level]}">{_text(trouble.text)}</p>' for trouble in trouble_messages(status.troubles)
+    )
 
 
 def _progress(status: Status) -> str:
     progress = status.progress
     if progress is None:
         return ""
-    said = [f"step {progress.step:,}" + (f" of {progress.total_steps:,}" if progress.total_steps else "")]
+    facts = [f"step {progress.step:,}" + (f" of {progress.total_steps:,}" if progress.total_steps else "")]
     if progress.epoch is not None:
-        said.append(f"epoch {progress.epoch:.1f}")
+        facts.append(f"epoch {progress.epoch:.1f}")
     if progress.remaining_seconds:
-        said.append(f"about {elapsed(progress.remaining_seconds)} left")
+        facts.append(f"about {elapsed(progress.remaining_seconds)} left")
     bar = ""
     if progress.percent is not None:
         bar = f'<progress max="100" value="{progress.percent:.1f}">{progress.percent:.0f} %</progress>'
-    return f'{bar}<p class="lead">{_text(" · ".join(said))}</p>'
+    return f'{bar}<p class="lead">{_text(" · ".join(facts))}</p>'
 
 
 def _note(timeline: Timeline | None, complaint: str) -> str:
@@ -130,7 +132,7 @@ def _note(timeline: Timeline | None, complaint: str) -> str:
     return ""
 
 
-def _tiles(status: Status, timeline: Timeline | None) -> str:
+def _tile_list(status: Status, timeline: Timeline | None) -> str:
     best, newest, workers, use = (
         status.best_checkpoint,
         status.latest_checkpoint,
@@ -154,7 +156,7 @@ def _tiles(status: Status, timeline: Timeline | None) -> str:
             f"{workers.ready} of {workers.desired}" if workers else "–",
             f"world size {status.world_size}" if status.world_size else "no group now",
         ),
-        ("", "Generation", number(status.generation), several(status.restarts, "restart")),
+        ("", "Generation", number(status.generation), count_noun(status.restarts, "restart")),
         (
             "",
             "Newest checkpoint",
@@ -164,7 +166,7 @@ def _tiles(status: Status, timeline: Timeline | None) -> str:
         (
             "",
             "Evaluation lag",
-            "–" if lag is None else several(lag, "step"),
+            "–" if lag is None else count_noun(lag, "step"),
             "behind the newest checkpoint" if lag else "",
         ),
         _use_tile(use.gpu if use else None, use.trainer_cpu if use else None, use.evaluator_cpu if use else None),
@@ -176,38 +178,38 @@ def _tiles(status: Status, timeline: Timeline | None) -> str:
 
 
 def _on_validation(status: Status, timeline: Timeline | None) -> str:
-    """By which score the best was chosen, where data is held out."""
+    """The score by which the best checkpoint was chosen, if data is held out."""
     if status.best_checkpoint is None or timeline is None:
         return ""
     results = timeline.results.items()
-    scores = next((one.validation for key, one in results if _is_best(key, status, timeline)), {})
+    scores = next((result.validation for key, result in results if _is_best(key, status, timeline)), {})
     return on_validation(status.best_checkpoint.metric, scores)
 
 
 def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
-    beside = f"evaluators {cores(evaluator)}" if evaluator is not None else ""
+    detail = f"evaluators {cores(evaluator)}" if evaluator is not None else ""
     if gpu is not None:
-        return "", "GPU use", share(gpu), beside
+        return "", "GPU use", share(gpu), detail
     return (
         "",
         "Processors",
         cores(trainer),
-        "of trainers" + (f", {beside}" * bool(beside)),
+        "of trainers" + (f", {detail}" * bool(detail)),
     )
 
 
 def _members(glance: Glance) -> str:
     members = glance.snapshot.members
     if not members:
-        gone = glance.snapshot.status.generation is not None
-        return f'<p class="note">{"No worker is here now." if gone else "No worker has come yet."}</p>'
+        had_generation = glance.snapshot.status.generation is not None
+        return f'<p class="note">{"No worker is here now." if had_generation else "No worker has come yet."}</p>'
     slow = {straggler.replica: straggler.ratio for straggler in glance.snapshot.status.stragglers}
     rows = "".join(_member(member, slow.get(member.replica)) for member in members)
     more = glance.agents - len(members)
-    left = f'<p class="note">And {more:,} more, which are at work.</p>' if more > 0 else ""
-    heads = _heads(("Replica", False), ("State", False), ("Ranks", True), ("Step", True), ("Silent", True),
+    more_note = f'<p class="note">And {more:,} more, which are at work.</p>' if more > 0 else ""
+    heads = _header_row(("Replica", False), ("State", False), ("Ranks", True), ("Step", True), ("Silent", True),
                    ("Processors", True), ("Where", False))  # fmt: skip
-    return _table(heads, rows) + left
+    return _table(heads, rows) + more_note
 
 
 def _member(member: MemberView, slow: float | None) -> str:
@@ -229,29 +231,35 @@ def _member(member: MemberView, slow: float | None) -> str:
 
 
 def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
-    told = {one.generation: one.seen() for one in snapshot.generations}
-    known = {**(timeline.generations if timeline is not None else {}), **told}
-    if not known:
+    reported = {view.generation: view.seen() for view in snapshot.generations}
+    generations = {**(timeline.generations if timeline is not None else {}), **reported}
+    if not generations:
         return '<p class="note">None was formed yet.</p>'
-    shown = sorted(known, reverse=True)[:MAX_ROWS]
-    rows = "".join(_generation(known[number]) for number in shown)
-    heads = _heads(("", True), ("Since", True), ("Ranks", True), ("Why it was formed", False), ("Members", False),
+    numbers = sorted(generations, reverse=True)[:MAX_TABLE_ROWS]
+    rows = "".join(_generation(generations[number]) for number in numbers)
+    heads = _header_row(("", True), ("Since", True), ("Ranks", True), ("Why it was formed", False), ("Members", False),
                    ("Lasted", True))  # fmt: skip
-    return _table(heads, rows) + _left_out(len(known) - len(shown))
+    return _table(heads, rows) + _omitted_note(len(generations) - len(numbers))
 
 
-def _generation(one: Generation) -> str:
-    opened, closed = one.opened_at, one.closed_at
-    why = ": ".join(part for part in (reason(one.reason), one.detail) if part)
-    names = ", ".join(one.members[:6]) + (f" and {len(one.members) - 6} more" if len(one.members) > 6 else "")
+def _generation(generation: Generation) -> str:
+    opened, closed = generation.opened_at, generation.closed_at
+    reason_text = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
+    names = ", ".join(generation.members[:6]) + (
+        f" and {len(generation.members) - 6} more" if len(generation.members) > 6 else ""
+    )
     lasted = (
-        "–" if one.opened_at is None else "goes on" if closed is None else duration(max(0.0, closed - one.opened_at))
+        "–"
+        if generation.opened_at is None
+        else "goes on"
+        if closed is None
+        else duration(max(0.0, closed - generation.opened_at))
     )
     return (
         f'<tr class="{"best" if closed is None else ""}">'
-        + f'<td class="n">{one.number}</td><td class="n">{_time(opened) if opened is not None else "–"}</td>'
-        + _number("–" if one.world_size is None else str(one.world_size))
-        + f'<td class="long">{_text(why)}</td><td class="long">{_text(names)}</td>'
+        + f'<td class="n">{generation.number}</td><td class="n">{_time(opened) if opened is not None else "–"}</td>'
+        + _number("–" if generation.world_size is None else str(generation.world_size))
+        + f'<td class="long">{_text(reason_text)}</td><td class="long">{_text(names)}</td>'
         + _number(lasted)
         + "</tr>"
     )
@@ -261,20 +269,23 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     if timeline is None or not (timeline.saves or timeline.results):
         return '<p class="note">None was written yet.</p>'
     keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
-    scored = status.best_checkpoint or status.latest_evaluation
-    metric = scored.metric if scored is not None else timeline.metric
-    shown = keys[:MAX_CHECKPOINTS]
-    shown += [key for key in keys[MAX_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
-    holds_out = any(one.validation for one in timeline.results.values())
+    scored_checkpoint = status.best_checkpoint or status.latest_evaluation
+    metric = scored_checkpoint.metric if scored_checkpoint is not None else timeline.metric
+    shown_keys = keys[:MAX_CHECKPOINTS]
+    shown_keys += [key for key in keys[MAX_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
+    holds_out = any(result.validation for result in timeline.results.values())
     base = timeline.base
-    known = [*timeline.results.values(), *([base] if base is not None else [])]
-    metric, *others = metric_columns(metric, (result.metrics for result in known), base.metrics if base else ())
-    rows = "".join(_checkpoint(key, metric, others, status, timeline, holds_out) for key in shown)
-    rows += _base_model(base, metric, others, holds_out) if base is not None else ""
-    heads = _heads(("Step", True), ("At", True), (metric_title(metric), True),
-                   *([("Validation", True)] if holds_out else []), *((metric_title(one), True) for one in others),
+    results = [*timeline.results.values(), *([base] if base is not None else [])]
+    metric, *other_metrics = metric_columns(
+        metric, (result.metrics for result in results), base.metrics if base else ()
+    )
+    rows = "".join(_checkpoint(key, metric, other_metrics, status, timeline, holds_out) for key in shown_keys)
+    rows += _base_model(base, metric, other_metrics, holds_out) if base is not None else ""
+    heads = _header_row(("Step", True), ("At", True), (metric_title(metric), True),
+                   *([("Validation", True)] if holds_out else []),
+                   *((metric_title(name), True) for name in other_metrics),
                    ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
-    return _table(heads, rows) + _left_out(len(keys) - len(shown))
+    return _table(heads, rows) + _omitted_note(len(keys) - len(shown_keys))
 
 
 def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
@@ -283,7 +294,7 @@ def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
 
 
 def _checkpoint(
-    key: Key, metric: str, others: Sequence[str], status: Status, timeline: Timeline, holds_out: bool
+    key: Key, metric: str, other_metrics: Sequence[str], status: Status, timeline: Timeline, holds_out: bool
 ) -> str:
     save, result = timeline.saves.get(key), timeline.results.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
@@ -296,20 +307,20 @@ def _checkpoint(
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
-        + f'<td class="n">{_time(save.at) if save else "–"}</td>'
+        + f'<td class="n">{_time(save.saved_at) if save else "–"}</td>'
         + _number(_score(metric, metrics, base))
         + (_number("–" if validation is None else score(metric, validation)) if holds_out else "")
-        + "".join(_number(_score(other, metrics, base)) for other in others)
+        + "".join(_number(_score(other, metrics, base)) for other in other_metrics)
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))
         + _number(str(reference.generation))
-        + _cell(_fate(result, counting, status))
+        + _cell(_evaluation_state(result, counting, status))
         + "</tr>"
     )
 
 
-def _base_model(result: Result, metric: str, others: Sequence[str], holds_out: bool) -> str:
-    """The row of the model that training began with."""
+def _base_model(result: EvaluationResult, metric: str, other_metrics: Sequence[str], holds_out: bool) -> str:
+    """The table row of the base model."""
     unknown = _number("–")
     return (
         "<tr>"
@@ -317,7 +328,7 @@ def _base_model(result: Result, metric: str, others: Sequence[str], holds_out: b
         + unknown
         + _number(_score(metric, result.metrics, {}))
         + unknown * holds_out
-        + "".join(_number(_score(other, result.metrics, {})) for other in others)
+        + "".join(_number(_score(other, result.metrics, {})) for other in other_metrics)
         + unknown * 3
         + _cell(result.skipped or "evaluated")
         + "</tr>"
@@ -325,18 +336,18 @@ def _base_model(result: Result, metric: str, others: Sequence[str], holds_out: b
 
 
 def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float]) -> str:
-    """A score, and how it differs from that of the base model."""
+    """Format a score, and its difference from that of the base model."""
     if metric not in metrics:
         return "–"
-    found = score(metric, metrics[metric])
-    return f"{found} ({change(metric, base[metric], metrics[metric])})" if metric in base else found
+    text = score(metric, metrics[metric])
+    return f"{text} ({change(metric, base[metric], metrics[metric])})" if metric in base else text
 
 
 def _completions(timeline: Timeline | None) -> str:
-    return completions.draw(timeline.completions, MAX_PROMPTS, MAX_LENGTH) if timeline is not None else ""
+    return completions.draw(timeline.completions, MAX_PROMPTS, MAX_TEXT_LENGTH) if timeline is not None else ""
 
 
-def _fate(result: Result | None, counting: bool, status: Status) -> str:
+def _evaluation_state(result: EvaluationResult | None, counting: bool, status: Status) -> str:
     if not counting:
         return "superseded after a restart"
     if result is not None:
@@ -347,32 +358,32 @@ def _fate(result: Result | None, counting: bool, status: Status) -> str:
 
 
 def _events(snapshot: Snapshot, timeline: Timeline | None) -> str:
-    told = [(event.at, event.kind, event.text) for event in snapshot.events]
-    before = min((at for at, _, _ in told), default=float("inf"))
-    earlier = [entry for entry in (timeline.events if timeline is not None else ()) if entry[0] < before - 0.01]
-    every = [*earlier, *told][-MAX_EVENTS:]
+    recent = [(event.at, event.kind, event.text) for event in snapshot.events]
+    recent_since = min((time for time, _, _ in recent), default=float("inf"))
+    earlier = [entry for entry in (timeline.events if timeline is not None else ()) if entry[0] < recent_since - 0.01]
+    every = [*earlier, *recent][-MAX_EVENTS:]
     if not every:
         return '<p class="note">Nothing yet.</p>'
-    return "<ol>" + "".join(_event(at, level, text) for at, level, text in reversed(every)) + "</ol>"
+    return "<ol>" + "".join(_event(time, level, text) for time, level, text in reversed(every)) + "</ol>"
 
 
-def _event(at: float, level: str, text: str) -> str:
+def _event(time: float, level: str, text: str) -> str:
     kind = LEVELS.get(level, "")
-    return f'<li class="{kind}">{_time(at)} <span>{_text(text)}</span></li>'
+    return f'<li class="{kind}">{_time(time)} <span>{_text(text)}</span></li>'
 
 
-def _figure(svg: str, otherwise: str = "") -> str:
-    """A drawing, or what is said while there is none; with nothing to say its section is hidden."""
+def _figure(svg: str, placeholder: str = "") -> str:
+    """A chart, or a placeholder while there is none; without a placeholder its section is hidden."""
     if svg:
         return f"<figure>{svg}</figure>"
-    return f'<p class="note">{escape(otherwise)}</p>' if otherwise else ""
+    return f'<p class="note">{escape(placeholder)}</p>' if placeholder else ""
 
 
 def _table(heads: str, rows: str) -> str:
     return f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div>'
 
 
-def _heads(*names: tuple[str, bool]) -> str:
+def _header_row(*names: tuple[str, bool]) -> str:
     cells = (f'<th class="n">{escape(name)}</th>' if right else f"<th>{escape(name)}</th>" for name, right in names)
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -385,21 +396,21 @@ def _number(text: str) -> str:
     return f'<td class="n">{_text(text)}</td>'
 
 
-def _left_out(count: int) -> str:
+def _omitted_note(count: int) -> str:
     return (
         f'<p class="note">{count:,} earlier ones are left out here; tandem report shows all.</p>' if count > 0 else ""
     )
 
 
-def _time(at: float) -> str:
+def _time(seconds: float) -> str:
     try:
-        clock = f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%H:%M:%S}"
+        clock = f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%H:%M:%S}"
     except (OverflowError, ValueError, OSError):
         return "–"
-    return f'<time data-at="{at:.3f}" title="{moment(at)}">{clock}</time>'
+    return f'<time data-at="{seconds:.3f}" title="{utc_time(seconds)}">{clock}</time>'
 
 
 def _text(text: object) -> str:
-    """A text that comes from a run: short, and harmless."""
-    words_ = str(text)
-    return escape(shortened(words_, MAX_LENGTH))
+    """Shorten and escape a text that comes from a run."""
+    content = str(text)
+    return escape(truncate_end(content, MAX_TEXT_LENGTH))

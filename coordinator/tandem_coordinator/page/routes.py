@@ -1,22 +1,22 @@
 """The routes of the page: the requests, their authentication, and the response headers.
 
-POST /v1/invitation    with the token, as all of /v1: a word that opens the page once
-GET  /open             a page that takes the word out of the address bar and trades it
-POST /open             the trade: the word for a cookie
+POST /v1/invitation    with the token, as all of /v1: creates an invitation, which opens the page once
+GET  /open             a page that takes the invitation out of the address bar and exchanges it
+POST /open             the exchange of the invitation for a cookie
 GET  /page/KEY/        the page, with the cookie
 GET  /page/KEY/stream  its parts, as server-sent events, with the cookie
-GET  /page/KEY/ready   whether the stream would be answered, and if not, why: a browser does not tell its scripts
-GET  /page/…           style, scripts and icon, which say nothing of the job
+GET  /page/KEY/ready   whether the stream would be answered, and the reason if not: a browser hides it from scripts
+GET  /page/…           style, scripts and icon, which contain nothing about the job
 
-The token itself never comes near a browser. `tandem open` shows it to the coordinator and gets an *invitation*, a word
-that is good for once and for minutes. The browser trades it for a cookie, whose value is signed with a key that is
-made of the token: a coordinator that has restarted knows it again, nothing has to be kept, and nobody can work back to
-the token. The cookie opens the page and nothing else.
+The token itself never reaches a browser. `tandem open` sends it to the coordinator and gets an *invitation*, a secret
+that is valid once and for minutes. The browser exchanges it for a cookie, whose value is signed with a key that is
+derived from the token: a coordinator that has restarted accepts it, no state has to be stored, and nobody can compute
+the token from it. The cookie opens the page and nothing else.
 
 Browsers send the cookies of 127.0.0.1 to all of its ports, and on another one may be the page of another tenant's job.
-So the cookie is for a path that nobody can guess (KEY, made of the token as well), and is sent with no other request.
+So the cookie is for a path that nobody can guess (KEY, also derived from the token), and is sent with no other request.
 
-Rejected: a name for each job (`HASH.localhost`, which Safari does not resolve), and a word in the page's own storage
+Rejected: a name for each job (`HASH.localhost`, which Safari does not resolve), and a secret in the page's own storage
 (an EventSource sends no headers).
 """
 
@@ -38,15 +38,15 @@ from tandem.rundir.layout import RunDir
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.page.viewers import LOOKS, Full, Live, Viewer
+from tandem_coordinator.page.viewers import SCREENS, Full, Live, Viewer
 
 INVITATION_SECONDS = 600.0
-"""How long an invitation is good for; time enough to carry it to another machine."""
+"""Lifetime of an invitation, in seconds: enough to carry it to another machine."""
 SESSION_SECONDS = 86_400
-"""How long a cookie is good for."""
+"""Lifetime of a cookie, in seconds."""
 MAX_INVITATIONS = 64
-"""That are open at the same time; the oldest is forgotten for one more."""
-MAX_COOKIE = 200
+"""Maximum number of open invitations; one more replaces the oldest."""
+MAX_COOKIE_LENGTH = 200
 
 
 class Sessions:
@@ -64,10 +64,10 @@ class Sessions:
         self.cookie = f"tandem-{hmac.new(self._key, b'name', hashlib.sha256).hexdigest()[:12]}"
         """Name of this job's cookie."""
         self.path = f"/page/{hmac.new(self._key, b'path', hashlib.sha256).hexdigest()[:32]}/"
-        """Where the page is, and the only path with which browsers send the cookie."""
+        """Path of the page, and the only path with which browsers send the cookie."""
 
     def invite(self) -> str:
-        """A new invitation."""
+        """Create an invitation."""
         while len(self._open) >= MAX_INVITATIONS:
             del self._open[next(iter(self._open))]
         word = secrets.token_urlsafe(24)
@@ -75,17 +75,17 @@ class Sessions:
         return word
 
     def accept(self, word: str) -> str | None:
-        """The value of a cookie for an invitation, None if it is unknown, used or too old."""
-        # Looked up by its hash: how long that takes says nothing about the words there are.
+        """Exchange an invitation for the value of a cookie; None if it is unknown, used or too old."""
+        # Looked up by its hash, so that the time of the lookup reveals nothing about invitations.
         until = self._open.pop(_hashed(word), None)
         if until is None or until < self._clock():
             return None
         claim = f"{int(self._clock()) + SESSION_SECONDS}.{secrets.token_urlsafe(12)}"
         return f"{claim}.{self._signature(claim)}"
 
-    def knows(self, value: str | None) -> bool:
-        """Whether a cookie is one of ours, and still good."""
-        if not value or len(value) > MAX_COOKIE:
+    def is_valid(self, value: str | None) -> bool:
+        """Whether a cookie is one of ours, and has not expired."""
+        if not value or len(value) > MAX_COOKIE_LENGTH:
             return False
         claim, _, signature = value.rpartition(".")
         if not hmac.compare_digest(signature.encode(errors="replace"), self._signature(claim).encode()):
@@ -97,7 +97,7 @@ class Sessions:
 
 
 def is_direct(host: str) -> bool:
-    """Whether a Host header names this machine, or an address, and not a name that somebody else may have pointed here.
+    """Whether a Host header is an address or names this machine, and is no name that others may have pointed here.
 
     A page elsewhere can have its own name lead to 127.0.0.1 (DNS rebinding), and its scripts would then be of the same
     origin as this page. They cannot do that with an address.
@@ -118,12 +118,13 @@ def _hashed(word: str) -> str:
 
 
 INVITATION = "/v1/invitation"
-BEAT_SECONDS = 3.0
-"""A stream says at least so often that it is there: a browser would not notice a connection that is cut off."""
-WRITE_SECONDS = 20.0
-"""A viewer that takes nothing for so long is gone."""
-MAX_WORD = 1024
-"""Bytes of what is traded."""
+KEEPALIVE_SECONDS = 3.0
+"""Maximum time between two messages of a stream, in seconds: a browser would not notice a connection that is cut
+off."""
+WRITE_TIMEOUT_SECONDS = 20.0
+"""Time without reading after which a viewer is taken to be gone, in seconds."""
+MAX_BODY_BYTES = 1024
+"""Maximum size of an exchange's body, in bytes."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -137,7 +138,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""The page runs its own script and nothing else, is framed by nobody, and stays in no cache."""
+"""Headers of the page's responses: it runs only its own script, cannot be framed, and is not cached."""
 
 FILES = {
     "page.js": "text/javascript",
@@ -147,7 +148,7 @@ FILES = {
 
 
 class LivePage:
-    """The page of one job. Make it inside a running event loop.
+    """The page of one job. Create it inside a running event loop.
 
     Args:
         token: the job's secret, from which its sessions follow.
@@ -160,20 +161,20 @@ class LivePage:
         # The report's page and this one look alike, and follow the reader's device in the same way.
         self._files["page.css"] = (chart.variables() + charts.style() + _file("page.css"), "text/css")
         self._files["charts.js"] = (charts.script(), "text/javascript")
-        self._page, self._door = _file("page.html"), _file("open.html")
+        self._page, self._entrance = _file("page.html"), _file("open.html")
 
-    def guards(self, path: str) -> bool:
-        """Whether a path is the page's, which looks after it itself: a browser has no token."""
+    def is_page_path(self, path: str) -> bool:
+        """Whether a path belongs to the page, which authenticates it itself: a browser has no token."""
         return path in ("/", "/open") or path.startswith("/page/")
 
     def add_to(self, app: web.Application) -> None:
-        """Give an application the page's routes."""
+        """Add the page's routes to an application."""
         app.add_routes(
             [
                 web.post(INVITATION, self._invite),
-                web.get("/open", self._show_door),
-                web.post("/open", self._trade),
-                web.get("/", self._send_to_door),
+                web.get("/open", self._show_entrance),
+                web.post("/open", self._exchange),
+                web.get("/", self._redirect_to_entrance),
                 web.get(self._sessions.path, self._show),
                 web.get(f"{self._sessions.path}stream", self._stream),
                 web.get(f"{self._sessions.path}ready", self._ready),
@@ -184,7 +185,7 @@ class LivePage:
         app.on_shutdown.append(self._close)
 
     async def _protect(self, request: web.Request, response: web.StreamResponse) -> None:
-        if self.guards(request.path):
+        if self.is_page_path(request.path):
             response.headers.update(HEADERS)
 
     async def _close(self, _: web.Application) -> None:
@@ -195,32 +196,32 @@ class LivePage:
             {"word": self._sessions.invite(), "seconds": INVITATION_SECONDS}, headers={"Cache-Control": "no-store"}
         )
 
-    async def _show_door(self, request: web.Request) -> web.Response:
+    async def _show_entrance(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
-        return _html(self._door)
+        return _html(self._entrance)
 
-    async def _trade(self, request: web.Request) -> web.Response:
+    async def _exchange(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
-            raise web.HTTPForbidden(text="an invitation is traded by the page that it opens")
+            raise web.HTTPForbidden(text="an invitation is exchanged by the page that it opens")
         value = self._sessions.accept(await _word(request))
         if value is None:
-            raise web.HTTPForbidden(text="this invitation was used, is too old, or is of another coordinator")
-        where = self._sessions.path
-        answer = web.json_response({"page": where})
+            raise web.HTTPForbidden(text="this invitation was used, has expired, or belongs to another coordinator")
+        path = self._sessions.path
+        answer = web.json_response({"page": path})
         answer.set_cookie(
-            self._sessions.cookie, value, max_age=SESSION_SECONDS, httponly=True, samesite="Strict", path=where
+            self._sessions.cookie, value, max_age=SESSION_SECONDS, httponly=True, samesite="Strict", path=path
         )
         return answer
 
-    async def _send_to_door(self, request: web.Request) -> web.Response:
+    async def _redirect_to_entrance(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
         return web.Response(status=303, headers={"Location": "/open"})
 
     async def _show(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
-        return _html(self._page) if self.knows(request) else await self._send_to_door(request)
+        return _html(self._page) if self.has_session(request) else await self._redirect_to_entrance(request)
 
     async def _ready(self, request: web.Request) -> web.Response:
         self._admit(request)
@@ -228,21 +229,21 @@ class LivePage:
 
     async def _send_file(self, request: web.Request) -> web.Response:
         _refuse_other_hosts(request)
-        found = self._files.get(request.match_info["name"])
-        if found is None:
+        entry = self._files.get(request.match_info["name"])
+        if entry is None:
             raise web.HTTPNotFound(text="the page has no such file")
-        text, kind = found
+        text, kind = entry
         return web.Response(text=text, content_type=kind)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         self._admit(request)
-        look = request.query.get("look", "wide")
-        if look not in LOOKS:
-            raise web.HTTPBadRequest(text=f"look is {' or '.join(LOOKS)}")
+        screen = request.query.get("look", "wide")
+        if screen not in SCREENS:
+            raise web.HTTPBadRequest(text=f"look is {' or '.join(SCREENS)}")
         try:
-            viewer = self._live.viewers.enter(look)
+            viewer = self._live.viewers.enter(screen)
         except Full:
-            raise _full() from None
+            raise _too_many_viewers() from None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         try:
             await response.prepare(request)
@@ -250,7 +251,7 @@ class LivePage:
             await _send(response, "retry: 2000\n\n")
             await _follow(viewer, response)
         except (TimeoutError, ConnectionError):
-            # It is gone, and has told nobody.
+            # The viewer is gone without closing the connection.
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -258,34 +259,36 @@ class LivePage:
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """Let somebody look.
+        """Admit a viewer.
 
         Raises:
             HTTPForbidden, HTTPUnauthorized, HTTPTooManyRequests: who may not, or not now.
         """
         _refuse_other_hosts(request)
-        if not self.knows(request):
-            raise web.HTTPUnauthorized(text="this page was opened too long ago, or for another job; open it again")
+        if not self.has_session(request):
+            raise web.HTTPUnauthorized(
+                text="the session of this page has expired, or is for another job; open it again"
+            )
         if self._live.viewers.full:
-            raise _full()
+            raise _too_many_viewers()
 
-    def knows(self, request: web.Request) -> bool:
-        """Whether a request has a cookie of this page that is good."""
-        return self._sessions.knows(request.cookies.get(self._sessions.cookie))
+    def has_session(self, request: web.Request) -> bool:
+        """Whether a request has a valid cookie of this page."""
+        return self._sessions.is_valid(request.cookies.get(self._sessions.cookie))
 
 
 async def _follow(viewer: Viewer, response: web.StreamResponse) -> None:
     while True:
-        closing = viewer.closing
-        parts = await viewer.wait(0.0 if closing else BEAT_SECONDS)
+        closing = viewer.is_closing
+        parts = await viewer.wait(0.0 if closing else KEEPALIVE_SECONDS)
         await _send(response, _event("parts", {"parts": parts}) if parts else _event("beat", {}))
         if closing and not parts:
-            await _send(response, _event("end", {"over": viewer.over}))
+            await _send(response, _event("end", {"over": viewer.is_over}))
             return
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
-    async with asyncio.timeout(WRITE_SECONDS):
+    async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
         await response.write(text.encode())
 
 
@@ -305,9 +308,9 @@ def _refuse_other_hosts(request: web.Request) -> None:
 
 
 async def _word(request: web.Request) -> str:
-    body = await request.content.read(MAX_WORD + 1)
+    body = await request.content.read(MAX_BODY_BYTES + 1)
     try:
-        word = json.loads(body)["word"] if len(body) <= MAX_WORD else None
+        word = json.loads(body)["word"] if len(body) <= MAX_BODY_BYTES else None
     except (ValueError, KeyError, TypeError):
         word = None
     if not isinstance(word, str):
@@ -315,8 +318,8 @@ async def _word(request: web.Request) -> str:
     return word
 
 
-def _full() -> web.HTTPTooManyRequests:
-    return web.HTTPTooManyRequests(text="as many others are looking as may; this page tries again")
+def _too_many_viewers() -> web.HTTPTooManyRequests:
+    return web.HTTPTooManyRequests(text="the page has the maximum number of viewers; it tries again")
 
 
 def _file(name: str) -> str:

@@ -1,7 +1,7 @@
 """The viewers of the page: renders it while somebody looks, and sends each viewer what changed.
 
-A viewer is sent the newest state of a part and never the ones between: what waits for one that reads slowly is at most
-one of each part, however slowly it reads.
+A viewer is sent the newest state of a part and never the ones in between: a viewer that reads slowly has at most one
+pending version of each part.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.charts.chart import NARROW, WIDE, Look
+from tandem_coordinator.charts.chart import NARROW, WIDE, Viewport
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page import parts
 from tandem_coordinator.page.parts import Glance
@@ -22,43 +22,43 @@ from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.run_watcher import RunDirectory
 
 MAX_VIEWERS = 16
-"""Streams at the same time; one more is asked to come back later."""
-LOOKS: dict[str, Look] = {"wide": WIDE, "narrow": NARROW}
-"""The kinds of screens that pictures are drawn for."""
+"""Maximum number of open streams; one more is asked to come back later."""
+SCREENS: dict[str, Viewport] = {"wide": WIDE, "narrow": NARROW}
+"""The kinds of screens that charts are drawn for."""
 
 
 class Full(Exception):  # noqa: N818 - reads as the sentence it is
-    """There are as many viewers as there may be."""
+    """The maximum number of viewers is reached."""
 
 
 class Viewer:
     """One open stream."""
 
-    def __init__(self, look: str, parts: Mapping[str, str]) -> None:
-        self.look = look
-        self.over = False
-        """Whether nothing will change any more, because the job is over."""
-        self.closing = False
+    def __init__(self, screen: str, parts: Mapping[str, str]) -> None:
+        self.screen = screen
+        self.is_over = False
+        """Whether nothing will change any more, because the job has ended."""
+        self.is_closing = False
         """Whether the coordinator is about to end."""
-        self._waiting = dict(parts)
+        self._pending = dict(parts)
         self._news = asyncio.Event()
         if parts:
             self._news.set()
 
     async def wait(self, seconds: float) -> dict[str, str]:
-        """What is new, at once if there is something, else after a while nothing."""
+        """Wait for new parts, for at most this many seconds; empty if there are none."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             return {}
         self._news.clear()
-        waiting, self._waiting = self._waiting, {}
-        return waiting
+        pending, self._pending = self._pending, {}
+        return pending
 
-    def tell(self, parts: Mapping[str, str]) -> None:
-        """Give it parts, of which the newest count."""
-        self._waiting.update(parts)
+    def push(self, parts: Mapping[str, str]) -> None:
+        """Add parts to send; newer versions replace older ones."""
+        self._pending.update(parts)
         self._news.set()
 
 
@@ -67,176 +67,177 @@ class Viewers:
 
     def __init__(self) -> None:
         self._open: list[Viewer] = []
-        self._shown: dict[str, dict[str, str]] = {}
-        self.closing = False
+        self._published: dict[str, dict[str, str]] = {}
+        self.is_closing = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def full(self) -> bool:
-        """Whether there is room for no more."""
+        """Whether the maximum number of viewers is reached."""
         return len(self._open) >= MAX_VIEWERS
 
     @property
-    def looks(self) -> set[str]:
-        """For which kinds of screens somebody is looking."""
-        return {viewer.look for viewer in self._open}
+    def screens(self) -> set[str]:
+        """The kinds of screens of all viewers."""
+        return {viewer.screen for viewer in self._open}
 
-    def enter(self, look: str) -> Viewer:
-        """A new viewer, who is sent all parts first.
+    def enter(self, screen: str) -> Viewer:
+        """Add a viewer, which is sent all parts first.
 
         Raises:
             Full: there is no room.
         """
-        if self.full or self.closing:
+        if self.full or self.is_closing:
             raise Full
-        if look not in self.looks:
-            # Drawn for nobody for a while: old pictures are worse than none.
-            self._shown.pop(look, None)
-        viewer = Viewer(look, self._shown.get(look, {}))
+        if screen not in self.screens:
+            # Nothing was drawn for this screen for a while: old charts are worse than none.
+            self._published.pop(screen, None)
+        viewer = Viewer(screen, self._published.get(screen, {}))
         self._open.append(viewer)
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """It is gone."""
+        """Remove a viewer that is gone."""
         self._open.remove(viewer)
 
-    def show(self, parts: Mapping[str, Mapping[str, str]]) -> None:
-        """Send what has changed, for each look, to those who look so."""
-        for look, own in parts.items():
-            before = self._shown.setdefault(look, {})
+    def publish(self, parts: Mapping[str, Mapping[str, str]]) -> None:
+        """Send changed parts, for each kind of screen, to its viewers."""
+        for screen, own in parts.items():
+            before = self._published.setdefault(screen, {})
             changed = {name: html for name, html in own.items() if before.get(name) != html}
             before.update(changed)
             for viewer in self._open:
-                if viewer.look == look and changed:
-                    viewer.tell(changed)
+                if viewer.screen == screen and changed:
+                    viewer.push(changed)
 
-    def close(self, over: bool) -> None:
-        """Have all streams end once they have sent what waits.
+    def close(self, is_over: bool) -> None:
+        """End all streams once they have sent their pending parts.
 
         Args:
-            over: the job is over, so nobody needs to wait for the next coordinator.
+            is_over: the job has ended, so that no viewer needs to wait for the next coordinator.
         """
-        self.closing = True
+        self.is_closing = True
         for viewer in self._open:
-            viewer.over, viewer.closing = over, True
-            viewer.tell({})
+            viewer.is_over, viewer.is_closing = is_over, True
+            viewer.push({})
 
 
 log = logging.getLogger("tandem.coordinator")
 
-SECONDS = 1.0
-"""Between two pictures, at least."""
-MIN_SHARE = 50.0
-"""So many times as long as a glance takes is left to everything else: looking costs the loop 2 % at most."""
-CHARTS_EVERY = 2
-"""Pictures have new charts; the numbers change with each."""
-FOLLOW_SECONDS = 0.5
-"""For reading the logs, of each picture."""
+RENDER_SECONDS = 1.0
+"""Minimum time between two renderings, in seconds."""
+LOOP_REST_FACTOR = 50.0
+"""Multiple of a glance's duration that is left to everything else: viewers cost the event loop 2 % at most."""
+CHARTS_INTERVAL = 2
+"""Renderings from one with new charts to the next; the numbers are new in each."""
+MAX_READ_SECONDS = 0.5
+"""Maximum time for reading the logs in each rendering, in seconds."""
 MAX_MEMBERS = 50
-LAST_SECONDS = 2.0
-"""For the last picture, when the coordinator ends; it takes 0.1 s, and more only where the disk hangs."""
+LAST_RENDER_SECONDS = 2.0
+"""Maximum time of the last rendering, when the coordinator ends, in seconds; it takes 0.1 s, and more only if the disk
+hangs."""
 T = TypeVar("T")
 
 
 class Live:
-    """The page of one job. Make it inside a running event loop."""
+    """The page of one job. Create it inside a running event loop."""
 
     def __init__(self, coordinator: Coordinator, rundir: RunDir) -> None:
         self.viewers = Viewers()
         self._coordinator, self._rundir = coordinator, rundir
         self._timeline: Timeline | None = None
         self._complaint = ""
-        self._studio = ThreadPoolExecutor(1, thread_name_prefix="page")
-        self._drawing: asyncio.Task[None] | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="page")
+        self._rendering: asyncio.Task[None] | None = None
         self._round = 0
-        self._told = ""
+        self._last_error = ""
 
     def wake(self) -> None:
-        """Somebody looks: draw, unless that is being done."""
-        if self._drawing is None or self._drawing.done():
+        """Start rendering, unless it is in progress."""
+        if self._rendering is None or self._rendering.done():
             self._round = 0
-            self._drawing = asyncio.get_running_loop().create_task(self._draw())
+            self._rendering = asyncio.get_running_loop().create_task(self._render_loop())
 
     async def close(self) -> None:
-        """Show the end, or that this coordinator ends, and have all streams end."""
+        """Show the end of the job, or of this coordinator, and end all streams."""
         if self._timeline is not None:
             self._timeline.hurry = True
-        if self._drawing is not None:
-            self._drawing.cancel()
+        if self._rendering is not None:
+            self._rendering.cancel()
             with suppress(asyncio.CancelledError):
-                await self._drawing
-        over = False
+                await self._rendering
+        is_over = False
         if len(self.viewers):
             try:
-                async with asyncio.timeout(LAST_SECONDS):
-                    over = await self._last()
+                async with asyncio.timeout(LAST_RENDER_SECONDS):
+                    is_over = await self._render_last()
             except Exception:
                 # Whatever is wrong with the page, or the disk: the coordinator ends as it should.
                 log.exception("event=last-page-failed")
-        self.viewers.close(over)
-        self._studio.shutdown(wait=False, cancel_futures=True)
+        self.viewers.close(is_over)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _draw(self) -> None:
+    async def _render_loop(self) -> None:
         while len(self.viewers):
-            began = time.monotonic()
-            glanced, with_charts = 0.0, self._round % CHARTS_EVERY == 0
+            started = time.monotonic()
+            glance_seconds, with_charts = 0.0, self._round % CHARTS_INTERVAL == 0
             self._round += 1
             try:
                 glance = Glance(*self._coordinator.glance(MAX_MEMBERS))
-                glanced = time.monotonic() - began
-                drawn = await self._on_the_thread(partial(self._drawn, glance, self.viewers.looks, with_charts))
+                glance_seconds = time.monotonic() - started
+                rendered = await self._on_thread(partial(self._render, glance, self.viewers.screens, with_charts))
             except Exception as error:
-                # A page that cannot be drawn must not keep a job from being coordinated; the log says what to mend.
-                drawn = self._failed(error)
-            self.viewers.show(drawn)
-            await asyncio.sleep(max(SECONDS - (time.monotonic() - began), MIN_SHARE * glanced))
+                # A page that cannot be drawn must not disturb the job; the log has the error.
+                rendered = self._failure_parts(error)
+            self.viewers.publish(rendered)
+            await asyncio.sleep(max(RENDER_SECONDS - (time.monotonic() - started), LOOP_REST_FACTOR * glance_seconds))
 
-    async def _last(self) -> bool:
-        """One more look at the run directory: the end of a job is a file there, and the newest news."""
-        await self._on_the_thread(self._take_time)
+    async def _render_last(self) -> bool:
+        """Render once more with the newest state of the run directory: the end of a job is a file there."""
+        await self._on_thread(self._allow_time)
         spec = self._coordinator.job.spec
         directory = RunDirectory(self._rundir, spec.evaluation, has_base=spec.trainer.is_fine_tuning)
-        observed = await self._on_the_thread(lambda: directory.look(time.time()))
+        observed = await self._on_thread(lambda: directory.poll(time.time()))
         glance = Glance(*self._coordinator.glance(MAX_MEMBERS, observed))
-        looks = self.viewers.looks
-        self.viewers.show(await self._on_the_thread(lambda: self._drawn(glance, looks, True)))
+        screens = self.viewers.screens
+        self.viewers.publish(await self._on_thread(lambda: self._render(glance, screens, True)))
         return observed.ending is not None
 
-    def _failed(self, error: Exception) -> dict[str, dict[str, str]]:
-        """What is shown instead, and said in the log once."""
-        if repr(error) != self._told:
-            self._told = repr(error)
+    def _failure_parts(self, error: Exception) -> dict[str, dict[str, str]]:
+        """The parts that are shown after an error, which is logged once."""
+        if repr(error) != self._last_error:
+            self._last_error = repr(error)
             log.error("event=page-failed error=%r", error, exc_info=error)
-        return {look: {"note": parts.FAILED} for look in self.viewers.looks}
+        return {screen: {"note": parts.FAILED_NOTE} for screen in self.viewers.screens}
 
-    async def _on_the_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._studio, work)
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     # On the thread
 
-    def _take_time(self) -> None:
-        """The picture that was being drawn is done, so the last one may take what it needs."""
+    def _allow_time(self) -> None:
+        """Let the last rendering take the time that it needs, now that the one before is done."""
         if self._timeline is not None:
             self._timeline.hurry = False
 
-    def _drawn(self, glance: Glance, looks: set[str], with_charts: bool) -> dict[str, dict[str, str]]:
+    def _render(self, glance: Glance, screens: set[str], with_charts: bool) -> dict[str, dict[str, str]]:
         timeline = self._follow()
-        told = parts.words(glance, timeline, self._complaint)
-        drawn: dict[str, dict[str, str]] = {}
-        for look in sorted(looks):
-            drawn[look] = dict(told)
+        texts = parts.texts(glance, timeline, self._complaint)
+        rendered: dict[str, dict[str, str]] = {}
+        for screen in sorted(screens):
+            rendered[screen] = dict(texts)
             if timeline is not None and with_charts:
                 time.sleep(0.001)  # the loop may want the interpreter
-                drawn[look] |= parts.charts(glance, timeline, LOOKS[look])
-        return drawn
+                rendered[screen] |= parts.charts(glance, timeline, SCREENS[screen])
+        return rendered
 
     def _follow(self) -> Timeline | None:
         if self._timeline is None:
             self._timeline = Timeline(self._rundir)
         try:
-            self._timeline.follow(FOLLOW_SECONDS)
+            self._timeline.follow(MAX_READ_SECONDS)
             self._complaint = ""
         except (OSError, ValueError) as error:
             self._complaint = str(error)

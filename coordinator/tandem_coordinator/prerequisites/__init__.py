@@ -2,18 +2,18 @@
 
 A manifest can be right and the job still unable to run: its script is not there, its data has no test images, its
 weights are those of another model, its replicas do not fit into the memory. Each of these is found here in milliseconds
-and told with its line of the manifest, where a rank would find it after seconds and say it in a log, once for each try.
+and reported with its line of the manifest; a rank would find it after seconds, and log it once for each attempt.
 
-Who checks what:
+The checks of each command:
 
-    tandem validate FILE          the manifest alone (tandem.manifest.reading)
+    tandem validate FILE          the manifest alone (tandem.job.manifest.reading)
     tandem validate --here FILE   and this machine, as tandem run does
     tandem run FILE               and this machine, before the run directory is made
-    coordinator on a cluster      what lies on the job's volume, before a worker trains (`site.pod`)
+    coordinator on a cluster      the contents of the job's volume, before a worker trains (`site.pod`)
 
-A finding is a mistake only if the job cannot run; all else is a warning. What cannot be known is not mentioned. So a
+A finding is an error only if the job cannot run; all else is a warning. Nothing is reported that cannot be known. So a
 check reads what the ranks would read, in the same way, and stops where it would have to import or run something. Only a
-task of the user's own is imported, by a process that has nothing else to do (`task`).
+user's own task is imported, by a separate process (`task`).
 """
 
 import os
@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from tandem.errors import Unmet
-from tandem.job import DistributedTrainingJob
+from tandem.errors import UnmetRequirement
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.prerequisites.dataset import dataset, weights
 from tandem_coordinator.prerequisites.language import language
@@ -31,17 +31,17 @@ from tandem_coordinator.prerequisites.program import program
 from tandem_coordinator.prerequisites.site import Site, pod, variables
 from tandem_coordinator.prerequisites.task import harness, kernels, own_task
 
-__all__ = ["Site", "Unmet", "here", "pod", "unmet"]
+__all__ = ["Site", "UnmetRequirement", "local_site", "pod", "unmet"]
 
 CHECKS = (variables, program, language, own_task, kernels, harness, dataset, weights, machine, disk, tracking)
 
 
-def unmet(job: DistributedTrainingJob, site: Site) -> list[Unmet]:
-    """Everything that keeps a job from running there, or makes it run otherwise than it looks."""
+def unmet(job: DistributedTrainingJob, site: Site) -> list[UnmetRequirement]:
+    """Find everything that keeps a job from running at a site, or makes it run differently than expected."""
     return list(chain.from_iterable(_guarded(check(job, site)) for check in CHECKS))
 
 
-def here(
+def local_site(
     job: DistributedTrainingJob,
     run_dir: RunDir,
     cores: int,
@@ -50,7 +50,7 @@ def here(
     environment: Mapping[str, str] = os.environ,
     code: Path | None = None,
 ) -> Site:
-    """This machine, for a job that is to run on it as a whole.
+    """The site of a job that is to run on this machine as a whole.
 
     Args:
         cores: that it may use.
@@ -70,7 +70,8 @@ def on_shared_disk(
     code: Path | None = None,
     awaited: Path | None = None,
 ) -> Site:
-    """Other machines, which share all of this one's disk: the nodes of a SLURM cluster. See `here`.
+    """The site of a job on other machines that share all of this one's disk: the nodes of a SLURM cluster. See
+    `local_site`.
 
     Args:
         awaited: the run directory that the job waits for.
@@ -81,12 +82,15 @@ def on_shared_disk(
 
 def _inherited(job: DistributedTrainingJob, environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of the training processes whose values are known."""
-    return {**environment, **{one.name: one.value for one in job.spec.trainer.env if one.value_from is None}}
+    return {
+        **environment,
+        **{variable.name: variable.value for variable in job.spec.trainer.env if variable.value_from is None},
+    }
 
 
-def _guarded(found: Iterator[Unmet]) -> Iterator[Unmet]:
-    """A check that a file, a folder or a disk gets the better of says nothing: the ranks will."""
+def _guarded(findings: Iterator[UnmetRequirement]) -> Iterator[UnmetRequirement]:
+    """Stop a check that fails on a file, a folder or a disk, without a finding: the ranks will report it."""
     try:
-        yield from found
+        yield from findings
     except (OSError, ValueError, RecursionError):
         return

@@ -1,8 +1,10 @@
-"""The capacity of one machine: the memory and processes of a whole job, its GPUs, its ports; and whether it has MLflow.
+"""The capacity of one machine: the memory and processes of a whole job, its GPUs, its ports, its disk; and whether
+MLflow is installed.
 
-Only what cannot work is refused. Ranks that share a core are slow and no mistake, so there is a warning.
+Only what cannot work is refused. Ranks that share a core are slow, which is no mistake, so there is a warning.
 
-Two, because the one before is deleted when the next one is whole. How large one is, is known of the built-in models.
+The disk needs room for two checkpoints, because the previous one is deleted when the next one is complete. Their size
+is known for the built-in models.
 """
 
 import os
@@ -17,36 +19,37 @@ from pathlib import Path
 
 import psutil
 
-from tandem.architectures import elements, shapes
-from tandem.distribution import install
-from tandem.errors import Unmet
+from tandem.errors import UnmetRequirement
 from tandem.formatting import size
-from tandem.job import DistributedTrainingJob
-from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification, Loop
-from tandem.tracking import database, tracking_uri
-from tandem_coordinator.prerequisites.dataset import known
-from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_there
+from tandem.job.architectures import element_count, shapes
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification, Loop
+from tandem.job.tracking import database, tracking_uri
+from tandem.processes.distribution import install_command
+from tandem_coordinator.prerequisites.dataset import training_data
+from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_existing
 
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
-"""What a process has for itself at least, beside what all share: an agent with its fork server, a rank, an evaluator of
-the smallest built-in model (torch 2.15 on a CPU: 66, 29 and 360 MiB)."""
+"""Minimum private memory of a process, in addition to what all share: an agent with its fork server, a rank, an
+evaluator of the smallest built-in model (torch 2.15 on a CPU: 66, 29 and 360 MiB)."""
 STARTER_BYTES = 24 * 2**20
-"""Of an evaluator that starts a program of the user's, without the program: half of what was measured (49 MiB)."""
-COLD_BYTES = 160 * 2**20
-"""The same of an agent or a rank that imports torch by itself: half of what was measured (torch 2.15 for CUDA on a CPU:
-304 and 387 MiB), for builds of torch differ."""
-FLOAT = 4
-"""Bytes."""
-MAX_RANKS_ON_A_CORE = 4
-"""More of them than this are probably not meant."""
+"""Minimum private memory of an evaluator that starts a user's program, without the program: half of the measured 49
+MiB."""
+COLD_PROCESS_BYTES = 160 * 2**20
+"""Minimum private memory of an agent or a rank that imports torch itself: half of what was measured (torch 2.15 for
+CUDA on a CPU: 304 and 387 MiB), because builds of torch differ."""
+FLOAT_BYTES = 4
+"""Size of a float32, in bytes."""
+MAX_RANKS_PER_CORE = 4
+"""Maximum number of ranks per core without a warning: more are probably a mistake."""
 LOOPBACK = "127.0.0.1"
-"""Where the workers of a run on one machine reach each other."""
-MAX_PORTS = 1_000
-"""Of a range that are tried."""
+"""Address at which the workers of a run on one machine reach each other."""
+MAX_PROBED_PORTS = 1_000
+"""Maximum number of ports of a range that are probed."""
 
 
 def this_machine(cores: int, gpus: Sequence[str] | None) -> Machine:
-    """What there is here.
+    """Determine the capacity of this machine.
 
     Args:
         cores: that the job may use.
@@ -58,91 +61,95 @@ def this_machine(cores: int, gpus: Sequence[str] | None) -> Machine:
     return Machine(cores, _memory(), _processes(), has_gpu)
 
 
-def machine(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """What this machine cannot carry of a job that is to run on it as a whole."""
-    there = site.machine
-    if there is None:
+def machine(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
+    """Check that this machine can run the whole job."""
+    host = site.machine
+    if host is None:
         return
-    yield from _load(job, there)
-    yield from _task(job, there, site)
+    yield from _load(job, host)
+    yield from _task(job, host, site)
     yield from _store_ports(job)
 
 
-def _load(job: DistributedTrainingJob, there: Machine) -> Iterator[Unmet]:
+def _load(job: DistributedTrainingJob, host: Machine) -> Iterator[UnmetRequirement]:
     workers, evaluation = job.spec.workers, job.spec.evaluation
     ranks = workers.replicas * workers.processes
     field = ("spec", "workers", "replicas")
-    what = f"{workers.replicas:,} replicas" + (f" of {workers.processes} processes" if workers.processes > 1 else "")
+    load = f"{workers.replicas:,} replicas" + (f" of {workers.processes} processes" if workers.processes > 1 else "")
     if evaluation.processes > ranks:
         field = ("spec", "evaluators", "replicas")
-        what = f"{evaluation.processes:,} evaluator processes"
+        load = f"{evaluation.processes:,} evaluator processes"
     agent, rank = _training_bytes(job)
     evaluator = EVALUATOR_BYTES if evaluation.command is None else STARTER_BYTES
     needed = workers.replicas * agent + ranks * rank + evaluation.processes * evaluator
     processes = workers.replicas + ranks + evaluation.processes
-    if there.memory is not None and needed > there.memory:
-        message = f"{what} take {size(needed)} of memory at least, and this machine has "
-        yield Unmet(field, f"{message}{size(there.memory)} on {_cores(there)}")
-    elif there.processes is not None and processes > there.processes:
-        message = f"{what} are {processes:,} processes, and there can be {there.processes:,} on this machine"
-        yield Unmet(field, message)
-    elif ranks > MAX_RANKS_ON_A_CORE * there.cores:
-        yield Unmet(field, f"{ranks:,} training processes share {_cores(there)}; this is slow", fails=False)
+    if host.memory is not None and needed > host.memory:
+        message = f"{load} take {size(needed)} of memory at least, and this machine has "
+        yield UnmetRequirement(field, f"{message}{size(host.memory)} on {_cores(host)}")
+    elif host.processes is not None and processes > host.processes:
+        message = f"{load} are {processes:,} processes, and there can be {host.processes:,} on this machine"
+        yield UnmetRequirement(field, message)
+    elif ranks > MAX_RANKS_PER_CORE * host.cores:
+        yield UnmetRequirement(field, f"{ranks:,} training processes share {_cores(host)}; this is slow", fails=False)
 
 
 def _training_bytes(job: DistributedTrainingJob) -> tuple[int, int]:
-    """What an agent and a rank take at least. An agent always imports torch; whether a script of the user's own does is
-    not known."""
+    """The minimum memory of an agent and of a rank, in bytes. An agent always imports torch; whether a user's own
+    script does is unknown."""
     if job.spec.elasticity.warm_start:
         return AGENT_BYTES, RANK_BYTES
-    return COLD_BYTES, RANK_BYTES if job.spec.trainer.task is None else COLD_BYTES
+    return COLD_PROCESS_BYTES, RANK_BYTES if job.spec.trainer.task is None else COLD_PROCESS_BYTES
 
 
-def _task(job: DistributedTrainingJob, there: Machine, site: Site) -> Iterator[Unmet]:
+def _task(job: DistributedTrainingJob, host: Machine, site: Site) -> Iterator[UnmetRequirement]:
     if job.spec.trainer.task is None:
         return
     trainer = job.spec.trainer
-    loop, place = trainer.settings_of_loop, CONFIG if trainer.is_built_in else LOOP
-    if loop.precision == "float16" and there.has_gpu is False:
+    loop, section = trainer.settings_of_loop, CONFIG if trainer.is_built_in else LOOP
+    if loop.precision == "float16" and host.has_gpu is False:
         message = "float16 needs a GPU, but training runs on CPUs here; use bfloat16 or float32"
-        yield Unmet((*place, "precision"), message)
-    if there.has_gpu is False:
-        yield from _for_gpus(loop, place)
+        yield UnmetRequirement((*section, "precision"), message)
+    if host.has_gpu is False:
+        yield from _gpu_settings(loop, section)
     data = trainer.settings.data
-    if trainer.is_built_in and data.name == "synthetic" and there.memory is not None:
+    if trainer.is_built_in and data.name == "synthetic" and host.memory is not None:
         pixels = (data.image_size or SYNTHETIC_SIZE) ** 2
-        each = (data.samples or SYNTHETIC) * pixels * FLOAT
+        dataset_bytes = (data.samples or SYNTHETIC) * pixels * FLOAT_BYTES
         ranks = job.spec.workers.replicas * job.spec.workers.processes
-        if each * ranks > there.memory:
-            much = f"{size(each)}" + (f" in each of {ranks:,} training processes" if ranks > 1 else "")
-            message = f"the data takes {much}, and this machine has "
+        if dataset_bytes * ranks > host.memory:
+            amount = f"{size(dataset_bytes)}" + (f" in each of {ranks:,} training processes" if ranks > 1 else "")
+            message = f"the data takes {amount}, and this machine has "
             field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
-            yield Unmet(field, f"{message}{size(there.memory)}")
-    if loop.compile and there.has_gpu is False and not _has_compiler(site.variables or {}):
+            yield UnmetRequirement(field, f"{message}{size(host.memory)}")
+    if loop.compile and host.has_gpu is False and not _has_compiler(site.variables or {}):
         message = "compile needs a C++ compiler (g++), and none is in the folders of PATH"
-        yield Unmet((*place, "compile"), message)
+        yield UnmetRequirement((*section, "compile"), message)
 
 
-def _for_gpus(loop: Loop, place: tuple[str, ...]) -> Iterator[Unmet]:
-    """What has no effect on CPUs."""
+def _gpu_settings(loop: Loop, section: tuple[str, ...]) -> Iterator[UnmetRequirement]:
+    """Find settings that have no effect on CPUs."""
     if loop.strategy in ("dp", "model"):
         message = f"{loop.strategy} is for several GPUs; training runs on CPUs here, as one rank with the whole model"
-        yield Unmet((*place, "strategy"), message, fails=False)
+        yield UnmetRequirement((*section, "strategy"), message, fails=False)
     if loop.fsdp is not None and loop.fsdp.cpu_offload:
-        yield Unmet((*place, "fsdp", "cpuOffload"), "cpuOffload has no effect: training runs on CPUs here", fails=False)
+        yield UnmetRequirement(
+            (*section, "fsdp", "cpuOffload"), "cpuOffload has no effect: training runs on CPUs here", fails=False
+        )
     if loop.sync_batch_norm:
-        yield Unmet((*place, "syncBatchNorm"), "syncBatchNorm has no effect: training runs on CPUs here", fails=False)
+        yield UnmetRequirement(
+            (*section, "syncBatchNorm"), "syncBatchNorm has no effect: training runs on CPUs here", fails=False
+        )
 
 
-def _store_ports(job: DistributedTrainingJob) -> Iterator[Unmet]:
+def _store_ports(job: DistributedTrainingJob) -> Iterator[UnmetRequirement]:
     ports = job.spec.workers.store_ports
-    if ports is None or ports.last - ports.first >= MAX_PORTS:
+    if ports is None or ports.last - ports.first >= MAX_PROBED_PORTS:
         return
     if not any(_is_free(port) for port in range(ports.first, ports.last + 1)):
         message = (
             f"none of the ports {ports.first} to {ports.last} is free on this machine; give others, or leave it out"
         )
-        yield Unmet(("spec", "workers", "storePorts"), message)
+        yield UnmetRequirement(("spec", "workers", "storePorts"), message)
 
 
 def _is_free(port: int) -> bool:
@@ -162,7 +169,7 @@ def _has_compiler(variables: Mapping[str, str]) -> bool:
 
 
 def _may_have_gpu() -> bool:
-    """Whether there is any sign of a GPU that torch may find, of any vendor."""
+    """Whether there is any sign of a GPU, of any vendor, that torch may find."""
     if sys.platform == "darwin":
         return False
     signs = ("nvidia0", "nvidiactl", "kfd", "dxg", "dri")
@@ -174,9 +181,9 @@ def _nvidia_smi() -> str | None:
 
 
 def _memory() -> int:
-    """Bytes for all processes, swap included; a container's limit where it is smaller."""
-    whole = psutil.virtual_memory().total
-    limits = [whole]
+    """Memory for all processes in bytes, swap included; a container's limit if it is smaller."""
+    total = psutil.virtual_memory().total
+    limits = [total]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
@@ -184,41 +191,41 @@ def _memory() -> int:
 
 
 def _processes() -> int | None:
-    """How many processes there may be; None where nothing says it."""
+    """Maximum number of processes; None if there is no limit."""
     limits = []
     for path in ("/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
         with suppress(OSError, ValueError):
             limits.append(int(Path(path).read_text()))
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
-        limits.append(most)
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if os.geteuid() != 0 and soft_limit != resource.RLIM_INFINITY:
+        limits.append(soft_limit)
     return min(limits, default=None)
 
 
-def _cores(there: Machine) -> str:
-    return f"{there.cores} core" + ("s" if there.cores > 1 else "")
+def _cores(host: Machine) -> str:
+    return f"{host.cores} core" + ("s" if host.cores > 1 else "")
 
 
-STATES = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": 1}
-"""Numbers of four bytes that an optimizer keeps for each parameter, at least."""
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": 1}
+"""Minimum number of float32 values that an optimizer keeps for each parameter."""
 
 
-def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """What keeps the run directory from being written."""
+def disk(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
+    """Check that the run directory can be written, and has room for checkpoints."""
     path = site.run_dir.path
     if fault := fault_of_folder(path):
-        yield Unmet((), f"the run directory {path} cannot be written: {fault}")
+        yield UnmetRequirement((), f"the run directory {path} cannot be written: {fault}")
         return
     if not job.spec.trainer.is_built_in or site.resumes:
         return
-    pixels = known(job.spec.trainer.settings, site).image_size
+    pixels = training_data(job.spec.trainer.settings, site).image_size
     if pixels is None:
         return
     needed = 2 * checkpoint_bytes(
         job.spec.trainer.settings, pixels, job.spec.checkpoint.weights_precision == "bfloat16"
     )
     try:
-        free = shutil.disk_usage(nearest_there(path)).free
+        free = shutil.disk_usage(nearest_existing(path)).free
     except OSError:
         return
     if free < needed:
@@ -226,27 +233,34 @@ def disk(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
             f"two checkpoints need {size(needed)}, but only {size(free)} are free on the disk of the run directory "
             f"{path}; free some space, or use another folder"
         )
-        yield Unmet((), message)
+        yield UnmetRequirement((), message)
 
 
-def checkpoint_bytes(settings: ImageClassification, image_size: int, halves: bool) -> int:
-    """How large a checkpoint gets, at least.
+def checkpoint_bytes(settings: ImageClassification, image_size: int, has_bfloat16_copy: bool) -> int:
+    """The minimum size of a checkpoint, in bytes.
 
     Args:
-        halves: whether weights are written once more as bfloat16.
+        has_bfloat16_copy: whether weights are written once more as bfloat16.
     """
-    count = elements(shapes(settings.model, 1, image_size, CLASSES))
-    states = STATES[settings.optimizer.name] if settings.optimizer.name != "sgd" or settings.optimizer.momentum else 0
+    count = element_count(shapes(settings.model, 1, image_size, CLASSES))
+    states = (
+        OPTIMIZER_STATES[settings.optimizer.name]
+        if settings.optimizer.name != "sgd" or settings.optimizer.momentum
+        else 0
+    )
     averages = 1 if settings.ema_decay is not None else 0
-    return int(count * (FLOAT * (1 + states + averages) + (FLOAT // 2 if halves else 0)))
+    return int(count * (FLOAT_BYTES * (1 + states + averages) + (FLOAT_BYTES // 2 if has_bfloat16_copy else 0)))
 
 
-def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """Whether this machine can send to a job's server or store. Whether a server answers is not asked: it may later."""
+def tracking(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
+    """Check that this machine can send to a job's server or store. The server itself is not probed: it may answer
+    later."""
     mlflow = job.spec.tracking.mlflow
     if mlflow is None or not site.is_here:
         return
     uri = tracking_uri(mlflow, site.run_dir.path, os.environ)
     is_local = uri is not None and database(uri) is not None
     if find_spec("mlflow") is None or (is_local and find_spec("sqlalchemy") is None):
-        yield Unmet(("spec", "tracking", "mlflow"), f"mlflow is not installed here ({install('mlflow')})")
+        yield UnmetRequirement(
+            ("spec", "tracking", "mlflow"), f"mlflow is not installed here ({install_command('mlflow')})"
+        )

@@ -1,8 +1,8 @@
 """The machine or volume where a job would run, as far as this process can inspect it.
 
 `tandem run` is on the very machine, with the very folder and variables: it sees everything. The coordinator of a job on
-a cluster shares one volume with the workers and nothing else: neither their image nor their node. What a process cannot
-see it says nothing about, so that no check is ever a false alarm.
+a cluster shares one volume with the workers and nothing else: neither their image nor their node. A check reports
+nothing about what its process cannot see, so that it is never a false alarm.
 """
 
 import os
@@ -12,55 +12,56 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.code import REQUIREMENTS
-from tandem.datasets import data_folder
-from tandem.errors import Unmet
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.fields import dotted
-from tandem.manifest.reading import similar_file
-from tandem.rundir.durable import may_pass
+from tandem.errors import UnmetRequirement
+from tandem.job.datasets import data_folder
+from tandem.job.manifest.fields import dotted
+from tandem.job.manifest.reading import similar_file
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.code import REQUIREMENTS
+from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 
 CONFIG = ("spec", "trainer", "config")
 """Path of a built-in task's configuration."""
 LOOP = ("spec", "trainer", "loop")
-"""Path of how a task of the user's own is trained."""
+"""Path of the training loop of a user's own task."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has for all processes of a job together."""
+    """Resources of a machine for all processes of a job together."""
 
     cores: int
-    """Logical cores that may be used."""
+    """Number of usable logical cores."""
     memory: int | None = None
-    """Bytes, swap included; None: not known."""
+    """Memory in bytes, swap included; None if unknown."""
     processes: int | None = None
-    """How many there may be at a time; None: not known."""
+    """Maximum number of processes; None if unknown."""
     has_gpu: bool | None = None
-    """Whether the ranks train on GPUs; None: not known."""
+    """Whether the ranks train on GPUs; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a job would run."""
+    """The place where a job would run."""
 
     run_dir: RunDir
     """The run directory."""
     machine: Machine | None = None
-    """This machine, where all processes of the job are to run on it; None: they run elsewhere."""
+    """This machine, if all processes of the job are to run on it; None if they run elsewhere."""
     variables: Mapping[str, str] | None = None
-    """Variables of the training processes; None: not known."""
+    """Environment of the training processes; None if unknown."""
     volume: Path | None = None
-    """The one folder that is the same here as there; None: all are."""
+    """The only folder that is the same here as at the site; None if all are."""
     hidden: Sequence[Path] = ()
-    """Folders below it where something else is mounted there."""
+    """Folders below it where something else is mounted at the site."""
     is_fresh: bool = False
     """Whether an earlier run is moved aside first."""
     code: Path | None = None
-    """The folder that is packed for the processes, and is where they work (--code); None: they work where we do."""
+    """The folder that is packed for the processes, and is their working directory (--code); None if they work in
+    ours."""
     awaited: Path | None = None
-    """The run directory that the job waits for: what it will hold is not there yet."""
+    """The run directory that the job waits for, whose contents do not exist yet."""
 
     @property
     def is_here(self) -> bool:
@@ -69,21 +70,21 @@ class Site:
 
     @property
     def folder(self) -> Path:
-        """Where the processes work."""
+        """Working directory of the processes."""
         return Path.cwd() if self.code is None else self.code.absolute()
 
     @property
     def installs(self) -> bool:
-        """Whether packages are installed for the job, so that it may use what is not here now."""
+        """Whether packages are installed for the job, so that it may use packages that are not installed here."""
         return self.code is not None and (self.code / REQUIREMENTS).is_file()
 
     @property
     def resumes(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return not self.is_fresh and bool(self.run_dir.checkpoint_names())
 
-    def look(self, text: str, expands: bool = False) -> Path | None:
-        """A path of the manifest as it is seen from here; None where it cannot be seen.
+    def resolve(self, text: str, expands: bool = False) -> Path | None:
+        """Resolve a path of the manifest as seen from here; None if it is not visible.
 
         Args:
             expands: whether a `~` at its beginning is the home folder.
@@ -95,30 +96,30 @@ class Site:
         if expands:
             with suppress(RuntimeError):  # there is no such user
                 path = path.expanduser()
-        return path if self._is_seen(path) else None
+        return path if self._is_visible(path) else None
 
     def data_folder(self) -> Path | None:
-        """Where data sets are looked for that no path is given for; None where it cannot be seen."""
+        """The folder of data sets without a path of their own; None if it is not visible."""
         if self.variables is None:
             return None
         folder = data_folder(self.variables)
-        return folder if self._is_seen(folder) else None
+        return folder if self._is_visible(folder) else None
 
-    def _is_seen(self, path: Path) -> bool:
+    def _is_visible(self, path: Path) -> bool:
         if self.awaited is not None and path.resolve().is_relative_to(self.awaited.resolve()):
             return False
         if self.volume is None:
             return True
-        whole = Path(os.path.normpath(path))
+        normalized = Path(os.path.normpath(path))
         return (
             path.is_absolute()
-            and whole.is_relative_to(self.volume)
-            and not any(whole.is_relative_to(folder) for folder in self.hidden)
+            and normalized.is_relative_to(self.volume)
+            and not any(normalized.is_relative_to(folder) for folder in self.hidden)
         )
 
 
 def pod(run_dir: RunDir, job: DistributedTrainingJob) -> Site:
-    """A job on a cluster, as its coordinator sees it: the volume that holds the run directory."""
+    """The site of a job on a cluster, as its coordinator sees it: the volume that holds the run directory."""
     templates = (job.spec.workers.template, job.spec.evaluation.template)
     hidden = [Path(path) for template in templates for path in _mounted(template)]
     volume = run_dir.path.parent
@@ -126,20 +127,21 @@ def pod(run_dir: RunDir, job: DistributedTrainingJob) -> Site:
 
 
 def _mounted(template: Mapping[str, object]) -> list[str]:
-    """Where the containers of a pod template mount volumes."""
+    """The mount paths of a pod template's containers."""
     spec = template.get("spec")
-    found = []
+    paths = []
     for kind in ("containers", "initContainers"):
         containers = spec.get(kind) if isinstance(spec, dict) else None
         for container in containers if isinstance(containers, list) else []:
             mounts = container.get("volumeMounts") if isinstance(container, dict) else None
             mounts = mounts if isinstance(mounts, list) else []
-            found += [mount.get("mountPath") for mount in mounts if isinstance(mount, dict)]
-    return [path for path in found if isinstance(path, str)]
+            paths += [mount.get("mountPath") for mount in mounts if isinstance(mount, dict)]
+    return [path for path in paths if isinstance(path, str)]
 
 
 def fault_of_file(path: Path, text: str) -> tuple[str, str]:
-    """Why a path is no file that can be read, as a sentence, and what was probably meant; both empty if it is one.
+    """The reason why a path is not a readable file, as a sentence, and the probably intended path; both empty if it is
+    readable.
 
     Args:
         text: the path as it was written.
@@ -148,17 +150,17 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
         OSError: the disk fails, which says nothing about the file.
     """
     try:
-        facts = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             return f"{text} is a link to {path.readlink()}, which does not exist", ""
-        near = similar_file(path) if not text.startswith(("~", "$")) else ""
-        return f"there is no file {text}{unexpanded(text)}{_beginning(path, text)}", near
+        suggestion = similar_file(path) if not text.startswith(("~", "$")) else ""
+        return f"there is no file {text}{unexpanded(text)}{_beginning(path, text)}", suggestion
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         return f"{text} cannot be read: {error.strerror}", ""
-    if stat.S_ISDIR(facts.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return f"{text} is a folder; a file is needed", ""
     if not os.access(path, os.R_OK):
         return f"{text} cannot be read: Permission denied", ""
@@ -166,7 +168,7 @@ def fault_of_file(path: Path, text: str) -> tuple[str, str]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder, and no path at all is none."""
+    """Whether a path is a folder. An invalid path is none."""
     try:
         return path.is_dir()
     except OSError:
@@ -174,7 +176,7 @@ def is_folder(path: Path) -> bool:
 
 
 def unexpanded(text: str) -> str:
-    """What to say of a path in which somebody expected a shell."""
+    """Hint for a path that relies on shell expansion; empty for others."""
     if text.startswith("~"):
         return ": ~ is not expanded here; write the full path"
     if "$" in text or "*" in text:
@@ -188,34 +190,34 @@ def _beginning(path: Path, text: str) -> str:
     return f" in {Path.cwd()}"
 
 
-def nearest_there(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
-    whole = path.absolute()
-    return next((one for one in (whole, *whole.parents) if one.exists()), Path(whole.anchor))
+def nearest_existing(path: Path) -> Path:
+    """The folder itself, or its nearest existing parent."""
+    absolute = path.absolute()
+    return next((candidate for candidate in (absolute, *absolute.parents) if candidate.exists()), Path(absolute.anchor))
 
 
 def fault_of_folder(path: Path) -> str:
-    """Why nothing can be written into a folder, made or still to be made; empty if something can be, as far as one can
-    see without doing it.
+    """The reason why nothing can be written into a folder, existing or not; empty if something can be, as far as one
+    can see without doing it.
 
     Raises:
         OSError: the disk fails, which says nothing about the folder.
     """
     try:
-        there = nearest_there(path)
+        existing = nearest_existing(path)
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         return str(error.strerror)
-    if not there.is_dir():
-        return f"{there} is a file; a folder is needed"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} may not be written"
+    if not existing.is_dir():
+        return f"{existing} is a file; a folder is needed"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} may not be written"
     return ""
 
 
-def variables(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
-    """Variables that come from somewhere else and are not set here."""
+def variables(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
+    """Find variables with an external source that are not set here."""
     if not site.is_here or site.variables is None:
         return
     for path, variable in job.spec.variables:
@@ -225,4 +227,4 @@ def variables(job: DistributedTrainingJob, site: Site) -> Iterator[Unmet]:
                 f"{dotted(path[:-1])}: {variable.name} comes from a Secret, a ConfigMap or a pod on a cluster; here it "
                 f"is taken from the environment: set {variable.name} and try again"
             )
-            yield Unmet((*path, "name"), message)
+            yield UnmetRequirement((*path, "name"), message)

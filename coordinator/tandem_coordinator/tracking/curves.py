@@ -1,17 +1,17 @@
 """The curves of a run that are final, read from its run directory: points that no restart will give another value.
 
-A group that fails goes on from its newest checkpoint and takes the steps after that again. A tracking server keeps
-every point that it was ever sent, so a step is given only once nothing can take it again:
+A group that fails resumes from its newest checkpoint and takes the steps after that again. A tracking server keeps
+every point that it was ever sent, so a step is sent only once nothing can repeat it:
 
 - its generation has saved a checkpoint at that step or later,
-- or a later generation has gone on from a later step (the lineage of the checkpoints says which steps count),
+- or a later generation has resumed from a later step (the lineage of the checkpoints says which steps count),
 - or the job has ended.
 
-A script without a session says nothing of its checkpoints. Its steps are given after SETTLE_SECONDS, and when a later
-generation of it takes them again, what was given first stays.
+A script without a session reports no checkpoints. Its steps are sent after SETTLE_SECONDS, and when a later generation
+of it repeats them, what was sent first stays.
 
-Training may also go back behind a checkpoint, where the loss became useless or a checkpoint is damaged. Whoever sends
-the points keeps the first of each step then (tandem_coordinator.tracking.mlflow_run).
+Training may also go back behind a checkpoint, where the loss became useless or a checkpoint is damaged. The sender then
+keeps the first point of each step (tandem_coordinator.tracking.mlflow_run).
 """
 
 import re
@@ -20,29 +20,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from tandem.job import DistributedTrainingJob
-from tandem.ledger import HOUR, Spent, parts
-from tandem.rundir.catalog import Lineage, Result, Results, base
+from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.catalog import EvaluationResult, Lineage, Results, read_base_result
 from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import FOREIGN, GenerationRecord, chain
+from tandem.rundir.lineage import FOREIGN_GENERATION, GenerationRecord, chain
 from tandem.rundir.log import LogReader
-from tandem.rundir.records import TRAINING, Accounted, Rate, Saved, Start, Step, TrainingRecord, Values
-from tandem.status import CheckpointRef
+from tandem.rundir.records import TRAINING, LedgerRecord, Rate, Saved, Start, Step, TrainingRecord, Values
+from tandem.wire.ledger import HOUR, UsageByPurpose, nonzero_purposes
+from tandem.wire.status import CheckpointRef
 
 SETTLE_SECONDS = 60.0
 """Age at which a step of a script without a session is final."""
 EVALUATION, VALIDATION = "eval/", "validation/"
-"""What names of evaluators' metrics begin with: those on the test data and those on the validation data."""
+"""Prefixes of evaluators' metrics: those on the test data and those on the validation data."""
 BASE_MODEL = "base/"
-"""What names of the base model's scores begin with. A point of the curve of checkpoints would set that one's scale."""
+"""Prefix of the base model's scores. A point on the curve of checkpoints would set that one's scale."""
 LEDGER = "ledger/"
-"""What names of amounts begin with. Their step is the CPU-seconds that the run has taken so far."""
+"""Prefix of the ledger's amounts. Their step is the CPU-seconds that the run has taken so far."""
 LOSS = "train/loss"
-MAX_KEY = 250
-"""Characters of a metric's name."""
-_NO_KEY = re.compile(r"[^/\w.\- :]")
-"""What MLflow does not take in the name of a metric."""
+MAX_KEY_LENGTH = 250
+"""Maximum length of a metric's name, in characters."""
+_FORBIDDEN_IN_KEYS = re.compile(r"[^/\w.\- :]")
+"""Characters that MLflow does not accept in the name of a metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,26 @@ class Point:
     key: str
     step: int
     value: float
-    """May be NaN or infinite."""
-    at: float
-    """When it was measured, seconds since the epoch."""
+    """Value; may be NaN or infinite."""
+    measured_at: float
+    """Time of the measurement, in seconds since the epoch."""
 
 
 @dataclass
 class _Log:
-    """What was read of one generation's training log and is not given yet."""
+    """The points of one generation's training log that were read and not sent yet."""
 
     reader: LogReader[TrainingRecord]
     pending: deque[Point] = field(default_factory=deque)
-    """In the order of the log."""
+    """Points, in the order of the log."""
     begins: int | None = None
-    """The step that the generation went on after; None while that is not known."""
+    """The step that the generation resumed from; None while that is unknown."""
     saved: int = -1
     """The step of its newest checkpoint."""
 
 
 class Curves:
-    """Follows one run directory. For one thread.
+    """A follower of one run directory. For one thread.
 
     Args:
         has_base: the model that training begins with is evaluated, too.
@@ -83,9 +83,9 @@ class Curves:
         self._logs: dict[int, _Log] = {}
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._records: list[GenerationRecord] = []
-        """Of generations, oldest first."""
-        self._ranks: dict[CheckpointRef, tuple[Rank, Result]] = {}
-        self._settled: set[CheckpointRef] = set()
+        """Records of generations, oldest first."""
+        self._ranks: dict[CheckpointRef, tuple[Rank, EvaluationResult]] = {}
+        self._evaluated: set[CheckpointRef] = set()
 
     def training(self, now: float, is_over: bool = False) -> Iterator[Point]:
         """The points of training that have become final since the last call, by generation and then as logged.
@@ -97,7 +97,7 @@ class Curves:
         Raises:
             OSError, ValueError: the run directory cannot be read, or is damaged.
         """
-        self._look()
+        self._update_lineage()
         for generation, path in self._rundir.training_logs().items():
             if generation not in self._logs:
                 self._logs[generation] = _Log(LogReader(path, TRAINING))
@@ -125,58 +125,60 @@ class Curves:
         Raises:
             OSError, ValueError: the run directory cannot be read, or is damaged.
         """
-        self._look()
-        if self._awaits_base and (found := base(self._rundir)) is not None:
+        self._update_lineage()
+        if self._awaits_base and (base_result := read_base_result(self._rundir)) is not None:
             # A result, or the note that there will be none, is never replaced.
             self._awaits_base = False
-            for name, value in found[0].metrics.items():
-                yield Point(key(BASE_MODEL + name), found[0].checkpoint.step, value, found[0].finished_at or now)
-        for result, at in self._results.new(now):
+            for name, value in base_result[0].metrics.items():
+                yield Point(
+                    key(BASE_MODEL + name), base_result[0].checkpoint.step, value, base_result[0].finished_at or now
+                )
+        for result, published_at in self._results.new(now):
             reference = result.checkpoint
             if not self._lineage.counts(reference):
                 continue
             if result.skipped:
                 if result.is_failure:
-                    self._settled.add(reference)
+                    self._evaluated.add(reference)
                 continue
-            self._settled.add(reference)
-            if (place := result.rank(self._evaluation.metric, self._evaluation.direction)) is not None:
-                self._ranks[reference] = place, result
-            for beginning, scores in ((EVALUATION, result.metrics), (VALIDATION, result.validation)):
+            self._evaluated.add(reference)
+            if (rank := result.rank(self._evaluation.metric, self._evaluation.direction)) is not None:
+                self._ranks[reference] = rank, result
+            for prefix, scores in ((EVALUATION, result.metrics), (VALIDATION, result.validation)):
                 for name, value in scores.items():
-                    yield Point(key(beginning + name), reference.step, value, result.finished_at or at)
+                    yield Point(key(prefix + name), reference.step, value, result.finished_at or published_at)
 
-    def best(self) -> Result | None:
-        """The best checkpoint of those that were evaluated, as far as `evaluations` has read; of those that a script
-        has written in its own way, none."""
-        found = [one for reference, one in self._ranks.items() if self._is_ours(reference)]
-        return min(found, key=lambda one: one[0], default=(None, None))[1]
+    def best(self) -> EvaluationResult | None:
+        """The best evaluated checkpoint, as far as `evaluations` has read; a checkpoint in a script's own format is
+        none."""
+        candidates = [candidate for reference, candidate in self._ranks.items() if self._is_own_format(reference)]
+        return min(candidates, key=lambda candidate: candidate[0], default=(None, None))[1]
 
     def is_evaluated(self, reference: CheckpointRef) -> bool:
-        """Whether evaluators are through with a checkpoint, as far as `evaluations` has read."""
-        return reference in self._settled
+        """Whether evaluators are done with a checkpoint, as far as `evaluations` has read."""
+        return reference in self._evaluated
 
-    def taken_again(self) -> tuple[int, int, float] | None:
-        """The newest generation, the step that it went on after, and when it began, seconds since the epoch; None
-        while no checkpoint was resumed from."""
-        self._look()
+    def repeated_from(self) -> tuple[int, int, float] | None:
+        """The newest generation, the step that it resumed from, and its start in seconds since the epoch; None if it
+        resumed from no checkpoint."""
+        self._update_lineage()
         if not self._records or (parent := self._records[-1].resumed_from) is None:
             return None
         return self._records[-1].generation, parent.step, self._records[-1].started_at
 
-    def _is_ours(self, reference: CheckpointRef) -> bool:
-        return reference.generation != FOREIGN and self._lineage.counts(reference)
+    def _is_own_format(self, reference: CheckpointRef) -> bool:
+        return reference.generation != FOREIGN_GENERATION and self._lineage.counts(reference)
 
-    def _look(self) -> None:
+    def _update_lineage(self) -> None:
         """Read the lineage, if there is a new generation."""
         self._lineage.look()
         if self._rundir.newest_generation() != (self._records[-1].generation if self._records else 0):
             self._records = self._rundir.generation_records()
 
     def _limits(self) -> Mapping[int, float]:
-        """The last step that counts, by generation; of the newest, infinite."""
+        """The last step that counts, by generation; infinite for the newest."""
         if self._records:
-            return {one: inf if limit is None else limit for one, limit in chain(self._records).items()}
+            return {generation: inf if limit is None else limit for generation, limit in chain(self._records).items()}
         limits: dict[int, float] = {}
         limit = inf
         for generation, log in sorted(self._logs.items(), reverse=True):
@@ -189,10 +191,10 @@ class Curves:
             return lambda point: point.step <= limit
         if self._records:
             return lambda point: point.step <= log.saved
-        return lambda point: point.at <= now - SETTLE_SECONDS
+        return lambda point: point.measured_at <= now - SETTLE_SECONDS
 
     def _read(self, log: _Log) -> bool:
-        """Read one bite; whether there was any."""
+        """Read the next part of a log; returns whether there was any."""
         if (records := log.reader.read()) is None:
             return False
         for record in records:
@@ -207,31 +209,31 @@ class Curves:
 
 
 def key(name: str) -> str:
-    """A name as MLflow takes it."""
-    return _NO_KEY.sub("_", name)[:MAX_KEY]
+    """Convert a name to one that MLflow accepts."""
+    return _FORBIDDEN_IN_KEYS.sub("_", name)[:MAX_KEY_LENGTH]
 
 
-def ledger_points(record: Accounted) -> Iterator[Point]:
-    """What a run has taken so far, in hours and in money, by what it was for."""
+def ledger_points(record: LedgerRecord) -> Iterator[Point]:
+    """The ledger of a run, in hours and in money, by purpose."""
     step = int(record.cpu_seconds.total)
-    for name, spent, unit in (
+    for name, amounts, unit in (
         ("gpuHours", record.gpu_seconds, HOUR),
         ("cpuHours", record.cpu_seconds, HOUR),
-        ("cost", record.cost or Spent(), 1.0),
+        ("cost", record.cost or UsageByPurpose(), 1.0),
     ):
-        if spent.total > 0:
-            for purpose, amount in (*parts(spent), ("total", spent.total)):
+        if amounts.total > 0:
+            for purpose, amount in (*nonzero_purposes(amounts), ("total", amounts.total)):
                 yield Point(f"{LEDGER}{name}.{purpose}", step, amount / unit, record.time)
 
 
 def _points(record: TrainingRecord) -> Iterator[Point]:
     match record:
         case Step():
-            yield from _named(
+            yield from _metric_points(
                 record.step, record.time, loss=record.loss, lr=record.lr, gradientNorm=record.gradient_norm
             )
         case Rate(step=int(step)):
-            yield from _named(
+            yield from _metric_points(
                 step,
                 record.time,
                 epoch=record.epoch,
@@ -244,7 +246,7 @@ def _points(record: TrainingRecord) -> Iterator[Point]:
                 yield Point(name, record.step, value, record.time)
 
 
-def _named(step: int, at: float, **values: float | None) -> Iterator[Point]:
+def _metric_points(step: int, time: float, **values: float | None) -> Iterator[Point]:
     for name, value in values.items():
         if value is not None:
-            yield Point(f"train/{name}", step, value, at)
+            yield Point(f"train/{name}", step, value, time)

@@ -1,24 +1,24 @@
-"""Brings a tracking server to the state of the run directory, again and again."""
+"""Brings a tracking server to the state of the run directory."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
 
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tracking import Mlflow
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ledger import newest_ledger
-from tandem.status import CheckpointRef
-from tandem.tracking import Mlflow
+from tandem.wire.status import CheckpointRef
 from tandem_coordinator.tracking.curves import Curves, ledger_points
 from tandem_coordinator.tracking.mlflow_run import MlflowRun
 
 LEDGER_SECONDS = 600.0
-"""Between two points of the ledger."""
+"""Time between two points of the ledger, in seconds."""
 
 
 class Sender:
-    """Brings the server to the state of the run directory, again and again.
+    """A sender that brings the server to the state of the run directory, each time it is called.
 
     Args:
         uri: of the server or store.
@@ -31,7 +31,7 @@ class Sender:
         self._ledger_at = -inf
 
     def send(self) -> bool:
-        """Send what is new and final. Whether the job has ended, and nothing more will come.
+        """Send what is new and final; returns whether the job has ended, so that nothing more will come.
 
         Raises:
             Exception: the server cannot be reached or refuses, or the run directory cannot be read. Call it again.
@@ -39,8 +39,8 @@ class Sender:
         with self._connected() as (curves, run):
             is_over = self._rundir.ended()
             now = time.time()
-            if (again := curves.taken_again()) is not None:
-                run.mark_repeated(*again)
+            if (repeated := curves.repeated_from()) is not None:
+                run.mark_repeated(*repeated)
             run.send(curves.training(now, is_over))
             run.send(curves.evaluations(now))
             if now - self._ledger_at >= LEDGER_SECONDS:
@@ -49,7 +49,7 @@ class Sender:
             return is_over and self._is_evaluated(curves)
 
     def end(self) -> None:
-        """Send what is left to say once nothing more comes, or this process has to leave.
+        """Send the last records once nothing more comes, or when this process has to exit.
 
         Raises:
             Exception: as `send`.

@@ -1,7 +1,8 @@
-"""The coordinator's side of tracking: starts the process that sends, starts it again when it dies, hears how it is.
+"""The coordinator's side of tracking: starts the process that sends, restarts it when it dies, and receives its
+problems.
 
-The process is one of its own, so that neither MLflow's imports (seconds, 200 MB) nor a server that hangs ever hold up
-a heartbeat.
+The process is a separate one, so that neither MLflow's imports (seconds, 200 MB) nor a server that hangs ever hold up a
+heartbeat.
 """
 
 import asyncio
@@ -12,13 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
-from tandem.launch import RUN_DIR, TOKEN, module_command
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR, TOKEN, module_command
 from tandem.rundir.layout import RunDir
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
-"""Seconds before it is started again, doubled with each end soon after a start."""
+"""Time before the process is restarted, in seconds, doubled with each end soon after a start, up to the maximum."""
 HEALTHY_SECONDS = 60.0
 MAX_LINE_LENGTH = 2**16
 
@@ -29,18 +30,18 @@ class Tracker:
     """The process that sends one job's run to a tracking server.
 
     Args:
-        failing: told why the server has not got everything; with "" once it has.
+        on_problem: called with the reason why the server has not received everything; with "" once it has.
     """
 
-    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, failing: Callable[[str], None]) -> None:
+    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, on_problem: Callable[[str], None]) -> None:
         self._variables = variables(job, rundir)
-        self._failing = failing
+        self._on_problem = on_problem
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
         self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Have it send what is final, and wait until it has left; whoever ends this process ends the wait."""
+        """Have the process send what is final, and wait for its exit; whoever ends this process ends the wait."""
         self._closing = True
         if self._process is None or self._process.returncode is not None:
             self._running.cancel()
@@ -52,20 +53,20 @@ class Tracker:
     async def _run(self) -> None:
         pause = FIRST_PAUSE
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             try:
-                code = await self._one_life()
+                code = await self._run_once()
             except (OSError, ValueError) as error:
-                # It cannot be started, or says what nobody can read.
+                # It cannot be started, or writes a line that cannot be read.
                 code = ExitCode.FAILED
-                self._failing(f"the process that sends: {error}")
+                self._on_problem(f"the process that sends: {error}")
             if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
                 return
             log.warning("event=tracking-ended code=%d", code)
-            pause = FIRST_PAUSE if time.monotonic() - began > HEALTHY_SECONDS else min(MAX_PAUSE, 2 * pause)
+            pause = FIRST_PAUSE if time.monotonic() - started > HEALTHY_SECONDS else min(MAX_PAUSE, 2 * pause)
             await asyncio.sleep(pause)
 
-    async def _one_life(self) -> int:
+    async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
             *module_command("tandem_coordinator.tracking"),
             env=self._variables,
@@ -76,19 +77,19 @@ class Tracker:
             start_new_session=True,
         )
         assert process.stdout is not None
-        said = None
+        problem = None
         async for line in process.stdout:
             with suppress(ValueError, TypeError, KeyError):
-                said = str(json.loads(line)["failing"])
-                self._failing(said)
+                problem = str(json.loads(line)["failing"])
+                self._on_problem(problem)
         code = await process.wait()
-        if code not in (ExitCode.DONE, ExitCode.CONFIGURATION) and not said:
-            self._failing(f"the process that sends has ended with exit code {code}, and is started again")
+        if code not in (ExitCode.DONE, ExitCode.CONFIGURATION) and not problem:
+            self._on_problem(f"the process that sends has ended with exit code {code}, and is started again")
         return code
 
 
 def variables(job: DistributedTrainingJob, rundir: RunDir) -> dict[str, str]:
-    """What the process that sends is started with: the coordinator's variables without its token, and the job's."""
+    """The environment of the process that sends: the coordinator's variables without its token, and the job's."""
     mlflow = job.spec.tracking.mlflow
     own = {} if mlflow is None else mlflow.literal
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN}

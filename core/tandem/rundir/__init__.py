@@ -1,15 +1,23 @@
 """The run directory: the state that survives every process of a job. Trainer and evaluators share only this.
 
-layout       which files there are, and who writes them: `RunDir`
-durable      files that survive a power cut and are never seen half-written
-checkpoint   the manifest of a checkpoint: what belongs to it, and how to know that it is whole
-lineage      which checkpoints count
-rewind       what was decided when the loss became useless
-lease        who reads or evaluates what, until when
-evaluations  the files of evaluations, and how far they say that one is
-ranking      which of several evaluated checkpoints is the best
-retention    which checkpoints may be deleted
-ownership    whose a run directory is when a job comes to it
-difference   in what two jobs differ, so far as one must not go on with what the other has saved
-probe        whether a disk can do what is asked of it
+layout           all files and folders, and who writes them: `RunDir`
+durable          atomic, durable file writes, and a probe of the disk for the operations that they need
+checkpoint       the manifest of a checkpoint: its files, checksums and position of training
+lineage          which checkpoints count, and the rewinds after a useless loss
+lease            expiring leases: who reads or evaluates which checkpoint
+evaluations      the files of evaluations, the scores in them, and the rank of a checkpoint
+catalog          readers of evaluation results and of the lineage, for every view
+retention        which checkpoints may be deleted
+ownership        whether a job resumes a run directory, replaces its content, or is refused
+initial_weights  the files that `initialWeights` names
+watched          checkpoints that a script writes in its own format
+micro_batch      micro-batches that did not fit into memory
+log              JSON-lines logs with one writer each
+records          the typed records of these logs
+ledger           the newest ledger that the coordinator recorded
+archive          a run directory as a tar stream
+code             the packed code of a job, and the processes that work in it
+wrong_samples    pictures of misclassified samples
+tensor_header    the header of a safetensors file
+against_base     scores beside those of the base model
 """

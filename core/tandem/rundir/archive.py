@@ -1,18 +1,18 @@
 """A run directory as a tar archive on standard output: `python -m tandem.rundir.archive`.
 
-`tandem copy` runs it where the volume of a job is mounted, and unpacks what comes (tandem_cli.kubernetes.copying):
+`tandem copy` runs it where the volume of a job is mounted, and unpacks the stream (tandem_cli.kubernetes.copying):
 
     TOTAL                 JSON: bytes that follow, and the names of the checkpoints among them
-    DONE, FAILED.json     first: where the end is in the archive, all that was written before it is, too
+    DONE, FAILED.json     first: an archive with the end of the run has everything that was written before it, too
     job.json, records, evaluations, logs, …
-    checkpoints/NAME/…    those that were asked for and that the other side does not have
-    END                   empty: the archive was not cut off, which neither tar nor `kubectl exec` tells
+    checkpoints/NAME/…    the requested checkpoints that the receiver does not have
+    END                   empty: the archive was not truncated, which neither tar nor `kubectl exec` reports
 
-Left out are leases, packed code and its packages, files of other programs and what was here before. A checkpoint is
-held by a lease until it has been sent. A file that vanishes meanwhile is left out.
+Not included are leases, packed code and its packages, files of other programs and earlier runs. A checkpoint is held by
+a lease until it has been sent. A file that vanishes meanwhile is skipped.
 
 Rejected: `kubectl cp` and `tar` (an image need not have it, it would send checkpoints that retention is just deleting,
-and the other side would have to guess their names).
+and the receiver would have to guess their names).
 """
 
 import argparse
@@ -28,10 +28,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tandem.launch import RUN_DIR
+from tandem.processes.launch import RUN_DIR
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Broken, Manifest
-from tandem.rundir.durable import listed, open_regular
+from tandem.rundir.durable import list_folder, open_regular
 from tandem.rundir.evaluations import best
 from tandem.rundir.layout import RunDir
 
@@ -43,42 +43,50 @@ FILES = (
 )
 FOLDERS = ("generations", "rewinds", "micro-batches", "evaluations", "stacks", "log")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-"""What files and folders of a run directory are called; others, such as `.nfs…`, are not Tandem's, or not complete."""
-RENEWAL_SECONDS = lease.SECONDS / 3
+"""Names of files and folders of a run directory. Others, such as `.nfs…`, are not Tandem's, or not complete."""
+RENEWAL_SECONDS = lease.LEASE_LENGTH_SECONDS / 3
 
 
-def chosen(rundir: RunDir, words: Iterable[str]) -> list[Manifest]:
-    """The checkpoints that words ask for, newest first.
+def select(rundir: RunDir, selectors: Iterable[str]) -> list[Manifest]:
+    """The checkpoints that selectors name, newest first.
 
     Args:
-        words: `latest`, `best`, `all`, `none`, or names; what is not there is passed over.
+        selectors: `latest`, `best`, `all`, `none`, or names; missing checkpoints are skipped.
     """
-    counting = rundir.committed()
-    found = best(rundir)
-    special = {ALL: [one.name for one in counting], NONE: [], BEST: [found.name] if found else []}
+    committed = rundir.committed()
+    best_checkpoint = best(rundir)
+    special = {
+        ALL: [manifest.name for manifest in committed],
+        NONE: [],
+        BEST: [best_checkpoint.name] if best_checkpoint else [],
+    }
     special[LATEST] = special[ALL][:1]
-    wanted = {name for word in words for name in special.get(word, [word])}
-    return [one for one in counting if one.name in wanted]
+    names = {name for selector in selectors for name in special.get(selector, [selector])}
+    return [manifest for manifest in committed if manifest.name in names]
 
 
 def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> None:
     """Write the archive.
 
     Raises:
-        OSError: a file cannot be read, or nobody reads the archive any more.
+        OSError: a file cannot be read, or the receiver has closed the stream.
     """
     with (
         tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive,
-        _held(rundir, [one.name for one in checkpoints]),
+        _leases(rundir, [manifest.name for manifest in checkpoints]),
     ):
         files = list(_files(rundir))
-        total = sum(_size(path) for path in files) + sum(one.size for one in checkpoints)
-        _add(archive, TOTAL, json.dumps({"bytes": total, "checkpoints": [one.name for one in checkpoints]}).encode())
+        total = sum(_size(path) for path in files) + sum(manifest.size for manifest in checkpoints)
+        _add(
+            archive,
+            TOTAL,
+            json.dumps({"bytes": total, "checkpoints": [manifest.name for manifest in checkpoints]}).encode(),
+        )
         for path in files:
             _add_file(archive, rundir, path)
-        for one in checkpoints:
-            for name in (*(entry.path for entry in one.files), FILE):
-                _add_file(archive, rundir, rundir.checkpoint(one.name) / name)
+        for manifest in checkpoints:
+            for name in (*(entry.path for entry in manifest.files), FILE):
+                _add_file(archive, rundir, rundir.checkpoint(manifest.name) / name)
         _add(archive, END, b"")
 
 
@@ -89,7 +97,7 @@ def _files(rundir: RunDir) -> Iterator[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for path in listed(folder):
+    for path in list_folder(folder):
         if path.is_symlink() or not NAME.fullmatch(path.name):
             continue
         if path.is_dir():
@@ -105,32 +113,32 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _held(rundir: RunDir, names: Iterable[str]) -> Iterator[None]:
-    """Hold a lease on each of these checkpoints. A disk that takes none may still be read."""
-    held, over = [], threading.Event()
+def _leases(rundir: RunDir, names: Iterable[str]) -> Iterator[None]:
+    """Hold a lease on each of these checkpoints. A read-only disk takes none, and may still be copied."""
+    leases, done = [], threading.Event()
     for name in names:
         with suppress(OSError):
             path = rundir.leases / f"copy-{name}-{lease.default_holder()}.json"
-            held.append(lease.acquire(path, seconds=lease.SECONDS))
+            leases.append(lease.acquire(path, seconds=lease.LEASE_LENGTH_SECONDS))
 
     def renew() -> None:
-        while not over.wait(RENEWAL_SECONDS):
-            for one in held:
+        while not done.wait(RENEWAL_SECONDS):
+            for held_lease in leases:
                 with suppress(OSError):  # the next time, perhaps
-                    if one is not None:
-                        one.renew()
+                    if held_lease is not None:
+                        held_lease.renew()
 
     renewal = threading.Thread(target=renew, daemon=True)
     renewal.start()
     try:
         yield
     finally:
-        over.set()
+        done.set()
         renewal.join()
-        for one in held:
+        for held_lease in leases:
             with suppress(OSError):  # it ends by itself
-                if one is not None:
-                    one.release()
+                if held_lease is not None:
+                    held_lease.release()
 
 
 def _add_file(archive: tarfile.TarFile, rundir: RunDir, path: Path) -> None:
@@ -140,8 +148,8 @@ def _add_file(archive: tarfile.TarFile, rundir: RunDir, path: Path) -> None:
         return
     with file:
         info = tarfile.TarInfo(path.relative_to(rundir.path).as_posix())
-        found = os.fstat(file.fileno())
-        info.size, info.mtime = found.st_size, found.st_mtime
+        status = os.fstat(file.fileno())
+        info.size, info.mtime = status.st_size, status.st_mtime
         archive.addfile(info, file)
 
 
@@ -159,13 +167,14 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m tandem.rundir.archive")
     parser.add_argument("folder", nargs="?", default=os.environ.get(RUN_DIR, "."), help=f"default: ${RUN_DIR}")
-    parser.add_argument("--checkpoint", action="append", default=[], metavar="WORD", help=chosen.__doc__)
-    parser.add_argument("--have", action="append", default=[], metavar="DIGEST", help="of a manifest not to be sent")
+    parser.add_argument("--checkpoint", action="append", default=[], metavar="WORD", help=select.__doc__)
+    parser.add_argument("--have", action="append", default=[], metavar="DIGEST", help="do not send this manifest")
     options = parser.parse_args(arguments)
     rundir = RunDir(options.folder)
     try:
         rundir.read_job()
-        checkpoints = [one for one in chosen(rundir, options.checkpoint) if one.digest not in options.have]
+        selected = select(rundir, options.checkpoint)
+        checkpoints = [manifest for manifest in selected if manifest.digest not in options.have]
     except (OSError, ValueError, Broken) as error:
         print(f"{rundir.path} cannot be read as a run: {error}", file=sys.stderr)
         return 1

@@ -1,11 +1,11 @@
-"""The catalog of a run directory: the one reading of evaluations and lineage that every view uses.
+"""The catalog of a run directory: the one reader of evaluations and lineage that every view uses.
 
 `tandem checkpoints`, `tandem report`, the live page and the coordinator show the same checkpoints with the same scores,
-because they all read them here. A view that looks once calls the functions; one that follows a run keeps a `Results`
+because they all read them here. A view that reads once calls the functions; one that follows a run keeps a `Results`
 and a `Lineage`, which read each file once: a run of weeks has thousands of evaluations, and on NFS each is a request.
 
-Evaluators look at names alone and several times a second, and must tell a half-seen disk from an empty one. They have a
-survey of their own (tandem_evaluator.survey), by the same names and the same rules.
+Evaluators read file names alone, several times a second, and must distinguish a partly visible disk from an empty one.
+They have a survey of their own (tandem_evaluator.survey), with the same names and the same rules.
 """
 
 import random
@@ -19,44 +19,45 @@ from pydantic import ValidationError
 
 from tandem.model import finite
 from tandem.rundir import evaluations
-from tandem.rundir.durable import listed, read_json_or_none
+from tandem.rundir.durable import list_folder, read_json_or_none
 from tandem.rundir.evaluations import (
     BASE,
     COMPLETIONS,
     METRICS,
+    FinalFile,
     Goal,
-    LastWord,
     Rank,
-    deciding,
+    deciding_scores,
     held_out,
-    last_word,
+    parse_final_file,
     rank,
     scores,
 )
 from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.lineage import Chain, Rewind, chain, counts
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 MAX_RESULT_BYTES = 16 * 2**20
 OLD_SECONDS = 30.0
-"""Between two looks at what hardly ever changes."""
+"""Maximum time between two reads of a folder that hardly ever changes, in seconds."""
 RECENT_SECONDS = 60.0
-"""A folder that has changed so lately is looked at each time."""
+"""A folder that changed within this time, in seconds, is read on each call."""
 SETTLED_SECONDS = 2.0
-"""A folder that was changed longer ago than this is not read again until it changes: the clock of a disk is coarse."""
+"""A folder that changed longer ago than this, in seconds, is not read again until it changes: the clock of a disk is
+coarse."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """The last word on one checkpoint: the scores of its evaluation, or a note that it was skipped."""
+class EvaluationResult:
+    """The final result of one checkpoint: the scores of its evaluation, or a note that it was skipped."""
 
     checkpoint: CheckpointRef
     skipped: str = ""
-    """Why it is not evaluated; empty for one that was."""
+    """The reason for which it is not evaluated; empty if it was."""
     is_failure: bool = False
     """Whether it is not evaluated because its evaluation failed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The scores on the test data: those that are numbers, by metric."""
+    """The finite scores on the test data, by metric."""
     deciding: Mapping[str, float] = field(default_factory=dict)
     """The scores that decide which checkpoint is the best."""
     validation: Mapping[str, float] = field(default_factory=dict)
@@ -64,36 +65,41 @@ class Result:
     finished_at: float | None = None
     """Seconds since the epoch."""
     has_completions: bool = False
-    """Whether its file has what a language model wrote for prompts."""
+    """Whether its file contains completions of a language model."""
 
     def rank(self, metric: str, goal: Goal) -> Rank | None:
-        """Its rank among others; None where it cannot become the best."""
+        """The rank among other checkpoints; None if this one cannot become the best."""
         return rank(self.deciding, metric, goal, self.checkpoint.step, self.checkpoint.generation)
 
 
-def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
-    """A result, and the whole content of its file; None for a file that holds neither scores nor a note."""
-    content = read_json_or_none(word.path, MAX_RESULT_BYTES)
+def read_result(file: FinalFile) -> tuple[EvaluationResult, Mapping[str, Any]] | None:
+    """Read a result, and the whole content of its file; None for a file with neither scores nor a note."""
+    content = read_json_or_none(file.path, MAX_RESULT_BYTES)
     content = content if isinstance(content, dict) else {}
-    name = word.path.parent.name
+    name = file.path.parent.name
     step = BASE.step if name == BASE.name else step_of(name)
+    # Another program's folder.
     if step is None:
         return None
     try:
-        reference = CheckpointRef(name=name, step=step, generation=word.generation)
+        reference = CheckpointRef(name=name, step=step, generation=file.generation)
     except ValidationError:
         return None
-    if word.is_note:
-        why = content.get("why")
-        skipped = why if isinstance(why, str) and why else "passed over"
-        at = finite(content.get("at"))
-        return Result(checkpoint=reference, skipped=skipped, is_failure=word.is_failure, finished_at=at), content
+    if file.is_note:
+        reason = content.get("why")
+        skipped = reason if isinstance(reason, str) and reason else "passed over"
+        finished_at = finite(content.get("at"))
+        result = EvaluationResult(
+            checkpoint=reference, skipped=skipped, is_failure=file.is_failure, finished_at=finished_at
+        )
+        return result, content
+    # A merged result without metrics is damaged, and an incomplete one must not count.
     if not (isinstance(content.get(METRICS), dict) and content[METRICS]):
         return None
-    return Result(
+    return EvaluationResult(
         checkpoint=reference,
         metrics=scores(content),
-        deciding=deciding(content),
+        deciding=deciding_scores(content),
         validation=held_out(content),
         finished_at=finite(content.get("finishedAt")),
         has_completions=bool(content.get(COMPLETIONS)),
@@ -101,107 +107,120 @@ def read_result(word: LastWord) -> tuple[Result, Mapping[str, Any]] | None:
 
 
 def merged_result(rundir: RunDir, reference: CheckpointRef) -> Mapping[str, Any]:
-    """The whole content of the merged result of a checkpoint; empty where there is none that can be read."""
+    """Read the whole content of the merged result of a checkpoint; empty if there is none that can be read."""
     content = read_json_or_none(evaluations.merged_file(rundir, reference), MAX_RESULT_BYTES)
     return content if isinstance(content, dict) else {}
 
 
-def base(rundir: RunDir) -> tuple[Result, Mapping[str, Any]] | None:
-    """The result of the base model, and the whole content of its file; None while it is not evaluated."""
-    words = sorted(
-        filter(None, map(last_word, listed(evaluations.folder(rundir, BASE)))), key=lambda word: word.is_note
+def read_base_result(rundir: RunDir) -> tuple[EvaluationResult, Mapping[str, Any]] | None:
+    """Read the result of the base model, and the whole content of its file; None while it is not evaluated."""
+    # Scores come before a note, should both exist.
+    files = sorted(
+        filter(None, map(parse_final_file, list_folder(evaluations.folder(rundir, BASE)))),
+        key=lambda file: file.is_note,
     )
-    return read_result(words[0]) if words else None
+    return read_result(files[0]) if files else None
 
 
-class Rarely:
-    """When to look again at what hardly ever changes. By chance, or it would all be due at the same look."""
+class RereadSchedule:
+    """A schedule for reading folders again that hardly ever change. The times are random, or all folders would be due
+    in the same call."""
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
 
     def is_due(self, name: str, now: float) -> bool:
-        """Whether to look now; also where the clock was set back."""
+        """Whether the folder is due; also if the clock was set back."""
         return not 0.0 < self._due.get(name, now) - now <= OLD_SECONDS
 
     def put_off(self, name: str, now: float) -> None:
-        """Look again later."""
+        """Schedule the next read of a folder."""
         self._due[name] = now + OLD_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 class Results:
-    """Follows the results of a run. For one thread.
+    """Reader that follows the results of a run. Not thread-safe.
 
     Args:
-        most: how many folders of evaluations to read, the newest first; None: all.
+        max_folders: number of folders of evaluations to read, the newest first; None: all.
     """
 
-    def __init__(self, rundir: RunDir, most: int | None = None) -> None:
-        self._rundir, self._most = rundir, most
+    def __init__(self, rundir: RunDir, max_folders: int | None = None) -> None:
+        self._rundir, self._max_folders = rundir, max_folders
         self._read: dict[str, int] = {}
-        """When a folder was changed last, in nanoseconds, of those that were read after that."""
-        self._old = Rarely()
+        """Modification times of the folders that were read after that time, in nanoseconds."""
+        self._old = RereadSchedule()
         self.changed_at: float | None = None
-        """When a folder of evaluations was changed last, seconds since the epoch; also by a result of a part."""
+        """The last modification of a folder of evaluations, in seconds since the epoch; also by the result of one
+        shard."""
 
-    def new(self, now: float, awaited: Container[str] | None = None) -> Iterator[tuple[Result, float]]:
-        """The results that are new, each with when its folder was changed. One that is new may be given again.
+    def new(self, now: float, awaited: Container[str] | None = None) -> Iterator[tuple[EvaluationResult, float]]:
+        """The new results, each with the modification time of its folder. A result may be returned again.
 
         Args:
             now: seconds since the epoch.
-            awaited: names of checkpoints to look at each time, others now and then; None: look at all each time.
+            awaited: names of checkpoints whose folders are read on each call, others now and then; None: all on each
+                call.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        folders = [path for path in listed(self._rundir.evaluations) if step_of(path.name) is not None]
-        for folder in folders[-self._most :] if self._most else folders:
+        # Names sort by step, so the newest folders come last.
+        folders = [path for path in list_folder(self._rundir.evaluations) if step_of(path.name) is not None]
+        for folder in folders[-self._max_folders :] if self._max_folders else folders:
+            # Awaited folders are few; the others cost one request each on NFS.
             is_awaited = awaited is None or folder.name in awaited
             if not is_awaited and not self._old.is_due(folder.name, now):
                 continue
             try:
                 status = folder.stat()
+            # Retention has deleted it since it was listed.
             except FileNotFoundError:
                 continue
             changed = status.st_mtime_ns
+            # Quiet for a while: it is probably complete.
             if now - changed / 1e9 > RECENT_SECONDS:
                 self._old.put_off(folder.name, now)
             if not stat.S_ISDIR(status.st_mode) or self._read.get(folder.name) == changed:
                 continue
             self.changed_at = max(self.changed_at or 0.0, changed / 1e9)
-            for word in filter(None, map(last_word, listed(folder))):
-                if (found := read_result(word)) is not None:
-                    yield found[0], changed / 1e9
+            for file in filter(None, map(parse_final_file, list_folder(folder))):
+                if (result := read_result(file)) is not None:
+                    yield result[0], changed / 1e9
+            # A later change within the clock's resolution would have the same time stamp: remember the folder only once
+            # that is past.
             if now - changed / 1e9 > SETTLED_SECONDS:
                 self._read[folder.name] = changed
 
     def forget(self, name: str) -> None:
-        """Give the results of a checkpoint once more, should it be among the newest again."""
+        """Return the results of a checkpoint again if it is among the newest once more."""
         self._read.pop(name, None)
 
 
 class Lineage:
-    """Follows which checkpoints count. For one thread."""
+    """Reader that follows which checkpoints count. Not thread-safe."""
 
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
         self.newest = -1
-        """The number of the newest generation of which there is a record."""
+        """The newest generation that has a record; -1 before the first `look`."""
         self._links: Chain = {}
         self._files = 0
         self.rewinds: list[Rewind] = []
-        """Those that can be read, oldest first."""
+        """The readable rewinds, oldest first."""
 
     def look(self) -> None:
-        """Read what is new.
+        """Read new records.
 
         Raises:
             OSError, ValueError: a record of a generation cannot be read, or is damaged.
         """
         newest = self._rundir.newest_generation()
+        # Records are never rewritten, so a new highest number is the only change there is.
         if newest != self.newest:
             self._links, self.newest = chain(self._rundir.generation_records()), newest
         paths = self._rundir.rewind_files()
+        # Rewinds are only ever added.
         if len(paths) != self._files:
             self.rewinds, self._files = [], len(paths)
             for path in paths:
@@ -214,5 +233,5 @@ class Lineage:
         return bool(self._links)
 
     def counts(self, checkpoint: CheckpointRef) -> bool:
-        """Whether a checkpoint lies on the lineage."""
+        """Whether a checkpoint is on the lineage."""
         return counts(self._links, checkpoint)

@@ -1,11 +1,11 @@
 """The manifest of a checkpoint: its files, their checksums, and the position of training.
 
-PyTorch's distributed checkpoints load a flipped bit, or a folder that was overwritten half, without a word. So every
-file is listed with its size and a checksum of each CHUNK of it, and the manifest carries a digest of itself. It is
-written last, inside a folder that gets its name by one rename: a folder with a sound manifest is a whole checkpoint.
+PyTorch's distributed checkpoints load a flipped bit, or a half-overwritten folder, without an error. So the manifest
+lists every file with its size and a checksum of each CHUNK, and a digest of itself. It is written last, inside a folder
+that gets its name by one rename: a folder with a sound manifest is a complete checkpoint.
 
-Checksums are of chunks, not of files, so that several ranks can write one file and several threads check it. They are
-there to find damage, not malice (docs/decisions/0015-checksums.md).
+Checksums cover chunks, not files, so that several ranks can write one file and several threads can verify it. They
+detect damage, not malice (docs/decisions/0015-checksums.md).
 """
 
 import hashlib
@@ -21,29 +21,29 @@ from typing import Annotated, Any, Literal, Self
 import xxhash
 from pydantic import Field, ValidationError, model_validator
 
-from tandem.model import Model, PlainName, Whole
+from tandem.model import Model, PlainName, WholeNumber
 from tandem.rundir.durable import read_json
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 FILE = "manifest.json"
 FORMAT = 4
 """Version of the layout of a checkpoint. Format 1 had one checksum for each file, format 2 SHA-256 of each chunk, and
-format 3 did not say which parameters an optimizer's groups have."""
+format 3 did not list the parameters of an optimizer's groups."""
 READABLE = (3, 4)
-"""What this version reads."""
+"""Formats that this version reads."""
 WEIGHTS = "weights.safetensors"
-CHUNK = 16 * 2**20
+CHUNK_BYTES = 16 * 2**20
 """Bytes under one checksum; the last chunk of a file may be smaller."""
 READERS = 4
 """Threads that read and check one file; more would not find a disk faster."""
 
 
-class Broken(Exception):  # noqa: N818 - it is a state of the checkpoint, and reads as one
-    """A checkpoint that must not be used; says what is wrong with it."""
+class Broken(Exception):  # noqa: N818 - a state of the checkpoint
+    """A checkpoint that must not be used. The message gives the reason."""
 
 
 class OtherFormat(Broken):
-    """A checkpoint, perhaps a sound one, that another version of Tandem reads."""
+    """A checkpoint, perhaps a sound one, in the format of another version of Tandem."""
 
 
 class FileEntry(Model):
@@ -54,7 +54,7 @@ class FileEntry(Model):
     size: Annotated[int, Field(ge=0)]
     """Bytes."""
     xxh3: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
-    """The checksum of each chunk in turn: XXH3 of 128 bits."""
+    """The checksums of the chunks in order: XXH3 of 128 bits."""
 
     @model_validator(mode="after")
     def _covers_all(self) -> Self:
@@ -64,7 +64,7 @@ class FileEntry(Model):
 
 
 class DataPosition(Model):
-    """Where the data order stands: the next global batch starts at `cursor` of the permutation of (seed, epoch)."""
+    """Position in the data order: the next global batch starts at `cursor` of the permutation of (seed, epoch)."""
 
     seed: int
     """Seed of the permutations."""
@@ -73,58 +73,58 @@ class DataPosition(Model):
     cursor: int
     """Samples of this epoch already used."""
     samples: int | None = None
-    """Training samples there are; None in a stream, and in checkpoints of before this was written down."""
+    """Number of training samples; None in a stream, and in checkpoints from before this was recorded."""
     batch: int | None = None
     """Global batch size; None likewise."""
     drop_last: bool | None = None
-    """Whether the last partial batch of an epoch is left out; None likewise."""
+    """Whether the last partial batch of an epoch is dropped; None likewise."""
     taken: list[int] | None = None
-    """Samples that an epoch takes of each source of a mixture; None where there is one source."""
+    """Samples per epoch of each source of a mixture; None where there is one source."""
     order: str | None = None
-    """A digest of the order of the samples, where some of it is used already; None where nothing of the epoch is, and
-    where it cannot be another one."""
+    """A digest of the order of the samples, where some of it is used already; None where nothing of the epoch is used,
+    and where the order cannot differ."""
 
 
 class Manifest(Model):
-    """What a committed checkpoint is."""
+    """The manifest of a committed checkpoint."""
 
     format: Literal[3, 4] = 4
     """Version of this layout."""
     name: PlainName
     """The folder's name."""
-    step: Whole
+    step: WholeNumber
     """Optimizer steps completed."""
-    generation: Whole
+    generation: WholeNumber
     """The generation that wrote it."""
     parent: str | None = None
     """The checkpoint its generation resumed from."""
     created_at: float
-    """Seconds since the epoch; for people only."""
+    """Creation time in seconds since the epoch; for people only."""
     world_size: int
     """Ranks that wrote it."""
     mesh: dict[str, int] = {}
     """Parallel dimensions, for instance {"data": 2}."""
     data: DataPosition | None = None
-    """Where the data order stands; None when the writer has none."""
+    """Position in the data order; None when the writer has none."""
     rng: dict[str, Any] = {}
-    """How random numbers continue."""
+    """State of the random number generators."""
     loop: dict[str, Any] = {}
     """Small resumable state of the training loop."""
     versions: dict[str, str] = {}
-    """Versions of what wrote it."""
+    """Versions of the software that wrote it."""
     files: list[FileEntry]
-    """Everything in the folder but this manifest."""
+    """All files in the folder except this manifest."""
     digest: str = ""
     """SHA-256 of the manifest without this field, as canonical JSON."""
 
     @property
     def reference(self) -> CheckpointRef:
-        """The short form."""
+        """The reference by which evaluations and the status name this checkpoint."""
         return CheckpointRef(name=self.name, step=self.step, generation=self.generation)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(entry.size for entry in self.files)
 
     def sealed(self) -> dict[str, Any]:
@@ -143,6 +143,7 @@ class Manifest(Model):
         try:
             body = read_json(folder / FILE)
         except FileNotFoundError:
+            # A vanished checkpoint is normal on a shared disk; one without a manifest is damaged.
             if folder.is_dir():
                 raise Broken(f"{folder.name} has no manifest") from None
             raise
@@ -150,6 +151,7 @@ class Manifest(Model):
             raise Broken(f"{folder.name} is not a folder with a manifest file") from error
         except ValueError as error:
             raise Broken(f"the manifest of {folder.name} is not JSON") from error
+        # The digest comes before the format: a flipped bit there must not look like another version.
         if not isinstance(body, dict) or body.get("digest") != _digest(body):
             raise Broken(f"the manifest of {folder.name} does not match its own digest")
         written = body.get("format")
@@ -179,7 +181,7 @@ class Manifest(Model):
 
 def chunks(size: int) -> int:
     """The number of chunks in a file of `size` bytes."""
-    return -(-size // CHUNK)
+    return -(-size // CHUNK_BYTES)
 
 
 def checksum(content: bytes | memoryview) -> str:
@@ -188,13 +190,13 @@ def checksum(content: bytes | memoryview) -> str:
 
 
 def open_file(folder: Path, entry: FileEntry) -> int:
-    """Open one file of a checkpoint to read it. Returns its descriptor, which is the caller's to close.
+    """Open one file of a checkpoint to read it. Returns its descriptor, which the caller closes.
 
     Raises:
         FileNotFoundError: the whole checkpoint is gone.
         Broken: the file is missing, of another size, or no file.
     """
-    where = f"{folder.name}/{entry.path}"
+    location = f"{folder.name}/{entry.path}"
     try:
         descriptor = os.open(folder / entry.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -202,13 +204,13 @@ def open_file(folder: Path, entry: FileEntry) -> int:
             raise Broken(f"{folder.name} lacks {entry.path}") from None
         raise
     except NotADirectoryError as error:
-        raise Broken(f"{where} is not a file") from error
+        raise Broken(f"{location} is not a file") from error
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
-            raise Broken(f"{where} is not a file")
+            raise Broken(f"{location} is not a file")
         if facts.st_size != entry.size:
-            raise Broken(f"{where} has {facts.st_size:,} bytes instead of {entry.size:,}")
+            raise Broken(f"{location} has {facts.st_size:,} bytes instead of {entry.size:,}")
     except BaseException:
         os.close(descriptor)
         raise
@@ -216,10 +218,10 @@ def open_file(folder: Path, entry: FileEntry) -> int:
 
 
 def verified_bytes(folder: Path, entry: FileEntry, place: memoryview | None = None) -> memoryview:
-    """The content of one file of a checkpoint, writable: what was checked is what is used, not what is read again.
+    """Read and verify one file of a checkpoint into writable memory: the verified bytes are returned, not read again.
 
     Args:
-        place: of the file's size, where to put it; None: into memory of its own.
+        place: memory of the file's size to read into; None: new memory.
 
     Raises:
         FileNotFoundError: the whole checkpoint is gone.
@@ -229,7 +231,7 @@ def verified_bytes(folder: Path, entry: FileEntry, place: memoryview | None = No
     try:
         content = place
         if content is None:
-            # Not a bytearray, which would be filled with zeros first.
+            # A bytearray would be filled with zeros first.
             content = memoryview(mmap.mmap(-1, max(entry.size, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: entry.size]
         numbers = range(len(entry.xxh3))
         with ThreadPoolExecutor(min(READERS, len(numbers)) or 1) as readers:
@@ -237,40 +239,45 @@ def verified_bytes(folder: Path, entry: FileEntry, place: memoryview | None = No
     finally:
         os.close(descriptor)
     if not all(sound):
-        raise Broken(f"{folder.name}/{entry.path} does not match its checksum at byte {sound.index(False) * CHUNK}")
+        raise Broken(
+            f"{folder.name}/{entry.path} does not match its checksum at byte {sound.index(False) * CHUNK_BYTES}"
+        )
     return content
 
 
 def _read_in_place(descriptor: int, entry: FileEntry, content: memoryview, number: int) -> bool:
-    return read_chunk(descriptor, entry, number, content[number * CHUNK : (number + 1) * CHUNK])
+    return read_chunk(descriptor, entry, number, content[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
 
 
 def read_chunk(descriptor: int, entry: FileEntry, number: int, place: memoryview) -> bool:
-    """Read a chunk of a file into its place; whether it is what was written.
+    """Read a chunk of a file into `place`. Returns whether its checksum is right.
 
-    One that is not is read once more, from the disk: a page in this machine's memory may be what is damaged.
+    A chunk with a wrong checksum is read once more from the disk: the damage may be in a page of this machine's memory.
 
     Raises:
-        OSError: the disk does not give what it holds.
+        OSError: the disk cannot be read.
     """
-    if _read(descriptor, place, number * CHUNK) and checksum(place) == entry.xxh3[number]:
+    if _read(descriptor, place, number * CHUNK_BYTES) and checksum(place) == entry.xxh3[number]:
         return True
+    # Drop the cached page, so that the second read comes from the disk.
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, number * CHUNK, len(place), os.POSIX_FADV_DONTNEED)
-    return _read(descriptor, place, number * CHUNK) and checksum(place) == entry.xxh3[number]
+        os.posix_fadvise(descriptor, number * CHUNK_BYTES, len(place), os.POSIX_FADV_DONTNEED)
+    return _read(descriptor, place, number * CHUNK_BYTES) and checksum(place) == entry.xxh3[number]
 
 
 def is_damaged(folder: Path, entry: FileEntry, number: int) -> bool:
-    """Whether a chunk of a file is not what was written, as this process reads it. Raises as `open_file` does."""
+    """Whether a chunk of a file has a wrong checksum, as this process reads it. Raises as `open_file` does."""
     descriptor = open_file(folder, entry)
     try:
-        return not read_chunk(descriptor, entry, number, memoryview(bytearray(min(CHUNK, entry.size - number * CHUNK))))
+        return not read_chunk(
+            descriptor, entry, number, memoryview(bytearray(min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)))
+        )
     finally:
         os.close(descriptor)
 
 
 def _read(descriptor: int, place: memoryview, start: int) -> bool:
-    """Fill a place from there on; False if the file ends before."""
+    """Fill `place` from byte `start` on. Returns False if the file ends before."""
     done = 0
     while done < len(place):
         count = os.preadv(descriptor, [place[done:]], start + done)
@@ -281,5 +288,5 @@ def _read(descriptor: int, place: memoryview, start: int) -> bool:
 
 
 def _digest(body: dict[str, Any]) -> str:
-    rest = {key: value for key, value in body.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    unsealed = {key: value for key, value in body.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(unsealed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

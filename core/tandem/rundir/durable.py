@@ -1,12 +1,12 @@
 """Durable, atomic file writes: write to a temporary file, fsync, rename, fsync the folder.
 
-Works on local disks and on NFS; uses neither flock nor inotify, which NFS lacks. A reader that does not find a file, or
-finds one of another size than it hoped for, has met a normal moment of a shared disk, not an error.
+Works on local disks and on NFS; uses neither flock nor inotify, which NFS lacks. A file that is missing, or has another
+size than expected, is a normal state of a shared disk for a reader, not an error.
 
-Records are made by hard link, checkpoints are committed by rename, leases by exclusive creation, and several ranks
-write one file at different offsets. Object stores that are mounted as a disk, and some cloud volumes, lack one of
-these, and then fail in the middle of a run with an error that says nothing. A disk that is full, read-only or does not
-answer is none of this module's business: it may be another one a minute later.
+Records are created by hard link, checkpoints are committed by rename, leases are acquired by exclusive creation, and
+several ranks write one file at different offsets. Object stores that are mounted as a disk, and some cloud volumes,
+lack one of these operations, and would fail in the middle of a run with an unspecific error: `unsupported_operation`
+probes for them. It ignores a disk that is full, read-only or does not answer: that may pass within a minute.
 """
 
 import errno
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 TEMPORARY = ".tmp-"
-"""Prefix of names that are not committed; readers pass over them, and retention removes old ones."""
+"""Prefix of names that are not committed; readers skip them, and retention removes old ones."""
 
 MAX_JSON_BYTES = 64 * 2**20
-"""Refuse to read a JSON file larger than this: nothing of ours comes near."""
+"""Maximum size of a JSON file that is read: none of ours comes near."""
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder that nobody else uses."""
+    """A unique temporary path in the same folder."""
     return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
@@ -39,7 +39,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the bytes of a file durable that somebody else has written."""
+    """Make the content of a file durable that another process has written."""
     _sync(path)
 
 
@@ -51,33 +51,33 @@ def _sync(path: Path, flags: int = 0) -> None:
         os.close(descriptor)
 
 
-def _write_aside(path: Path, data: bytes, durable: bool) -> Path:
-    aside = temporary_beside(path)
+def _write_temporary(path: Path, data: bytes, durable: bool) -> Path:
+    temporary = temporary_beside(path)
     try:
-        with aside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
     except BaseException:
         with suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         raise
-    return aside
+    return temporary
 
 
 def encode(value: object) -> bytes:
-    """JSON as it stands in the run directory: UTF-8, sorted keys, indented, a newline at the end."""
+    """Encode JSON for the run directory: UTF-8, sorted keys, indented, with a newline at the end."""
     return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def replace_json(path: Path, value: object, durable: bool = True) -> None:
-    """Write or replace a JSON file; readers see the old content or the new, nothing between."""
-    aside = _write_aside(path, encode(value), durable)
+    """Write or replace a JSON file; readers see the old content or the new, never a mixture."""
+    temporary = _write_temporary(path, encode(value), durable)
     try:
-        aside.replace(path)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_folder(path.parent)
@@ -86,36 +86,35 @@ def replace_json(path: Path, value: object, durable: bool = True) -> None:
 def create_json(path: Path, value: object, durable: bool = True) -> bool:
     """Create a JSON file that must not exist yet. Returns False, and changes nothing, if it does.
 
-    A hard link is the exclusive create that also never shows a half-written file; O_EXCL alone would. An NFS client
-    that lost the answer to its request sends it again and is then told that the file exists, though it is its own: so
-    the two are compared.
+    A hard link is an exclusive create that never shows a half-written file, unlike O_EXCL. An NFS client that lost the
+    response to its request sends it again, and then gets EEXIST for its own file: so the two files are compared.
     """
-    aside = _write_aside(path, encode(value), durable)
+    temporary = _write_temporary(path, encode(value), durable)
     try:
-        os.link(aside, path)
+        os.link(temporary, path)
     except FileExistsError:
-        if not _is_same(aside, path):
+        if not _is_same(temporary, path):
             return False
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     if durable:
         sync_folder(path.parent)
     return True
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(first: Path, second: Path) -> bool:
     try:
-        return one.samefile(other)
+        return first.samefile(second)
     except FileNotFoundError:
         return False
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Does not wait for who writes into a pipe that has its name.
+    """Open a regular file to read it. Does not block on a pipe of that name.
 
     Raises:
-        FileNotFoundError, IsADirectoryError: there is none, or a folder.
-        ValueError: it is no file.
+        FileNotFoundError, IsADirectoryError: there is no file, or a folder.
+        ValueError: it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
@@ -127,61 +126,61 @@ def open_regular(path: Path) -> BinaryIO:
     raise ValueError(f"{path} is no file")
 
 
-def read_json(path: Path, most: int = MAX_JSON_BYTES) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Read a JSON file.
 
     Args:
-        most: bytes that it may have.
+        max_bytes: maximum size of the file in bytes.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is too large, or not JSON.
     """
     with open_regular(path) as file:
-        # As much is taken from memory as is asked for, however little there is.
-        data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
-    if len(data) > most:
-        raise ValueError(f"{path} is larger than {most} bytes")
+        # read() allocates as much as it is asked for, however small the file is.
+        data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes} bytes")
     try:
         return json.loads(data)
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
 
 
-def read_json_or_none(path: Path, most: int = MAX_JSON_BYTES) -> Any:
-    """Read a JSON file that may be missing, too large, half gone or garbage; None then."""
+def read_json_or_none(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file; None if it is missing, too large, incomplete or damaged."""
     try:
-        return read_json(path, most)
+        return read_json(path, max_bytes)
     except (OSError, ValueError):
         return None
 
 
-def listed(folder: Path) -> list[Path]:
-    """What is in a folder, by name; nothing if the folder is not there."""
+def list_folder(folder: Path) -> list[Path]:
+    """The paths in a folder, sorted by name; empty if the folder does not exist."""
     with suppress(FileNotFoundError):
         return sorted(folder.iterdir())
     return []
 
 
-def commit_file(aside: Path, final: Path) -> None:
-    """Give a complete file its name, replacing what is there. On the disk when this returns."""
-    sync_file(aside)
-    aside.replace(final)
+def commit_file(temporary: Path, final: Path) -> None:
+    """Rename a complete temporary file to its final name, replacing an existing file. Durable on return."""
+    sync_file(temporary)
+    temporary.replace(final)
     sync_folder(final.parent)
 
 
-def commit_folder(aside: Path, final: Path) -> None:
-    """Give a complete, synced folder its name, which must never have been used.
+def commit_folder(temporary: Path, final: Path) -> None:
+    """Rename a complete, synced folder to its final name, which must never have been used.
 
     Raises:
         FileExistsError: the name is taken; nothing was changed.
     """
-    if final.exists():  # rename would quietly replace an empty folder
+    if final.exists():  # rename would replace an empty folder without an error
         raise FileExistsError(f"{final} is already committed")
-    for folder in [aside, *(child for child in aside.rglob("*") if child.is_dir())]:
+    for folder in [temporary, *(child for child in temporary.rglob("*") if child.is_dir())]:
         sync_folder(folder)
     try:
-        aside.rename(final)
+        temporary.rename(final)
     except OSError as error:
         if final.exists():
             raise FileExistsError(f"{final} is already committed") from error
@@ -190,7 +189,8 @@ def commit_folder(aside: Path, final: Path) -> None:
 
 
 class Lines:
-    """A JSON-lines log with one writer. A line torn by a crash is passed over, and never joined to the next one."""
+    """A JSON-lines log with one writer. A line torn by a crash is skipped by readers, and never joined to the next
+    one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,10 +198,10 @@ class Lines:
         self._torn = self._file.tell() > 0
 
     def append(self, *lines: bytes) -> None:
-        """Append lines, given without their ends, with one write.
+        """Append lines, without their line ends, with one write.
 
         Raises:
-            OSError: the disk is full or gone; what was torn is passed over by readers, and a later append stands alone.
+            OSError: the disk is full or gone; readers skip the torn line, and a later append starts a new one.
         """
         data = b"".join(line + b"\n" for line in lines)
         if self._torn:
@@ -217,48 +217,53 @@ class Lines:
         self._file.close()
 
 
-LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, gzip.BadGzipFile)
-LASTING_NUMBERS = (errno.ELOOP, errno.ENAMETOOLONG)
+PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, gzip.BadGzipFile)
+PERMANENT_ERRNOS = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether it is of the disk, the network or the machine, and not of the file that was asked for."""
-    return isinstance(error, OSError) and not isinstance(error, LASTING) and error.errno not in LASTING_NUMBERS
+def is_transient(error: BaseException) -> bool:
+    """Whether an error comes from the disk, the network or the machine, and may pass, and not from the file that was
+    requested."""
+    return (
+        isinstance(error, OSError) and not isinstance(error, PERMANENT_ERRORS) and error.errno not in PERMANENT_ERRNOS
+    )
 
 
-UNABLE = (
+UNSUPPORTED_ERRNOS = (
     *(errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EXDEV, errno.EMLINK, errno.EBADF),
-    # What was made a moment ago is not there, or has become something else.
+    # A file that was created a moment ago is missing, or has another type.
     *(errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR, errno.ESPIPE),
 )
-"""What a disk says that lacks something. All else, as of a mount whose server is away, it may say for a while only."""
-HALF = 4096
+"""Error numbers of a disk that lacks an operation. All others, such as those of a mount whose server is away, may
+pass."""
+PROBE_BYTES = 4096
 
 
-def lacks(folder: Path) -> str:
-    """What a disk cannot do, as a sentence with what to do about it; empty if it can do everything, or says nothing."""
+def unsupported_operation(folder: Path) -> str:
+    """Probe a disk for the operations that checkpoints need. Returns a sentence about the first missing one and what to
+    do; empty if there is none, or if the disk cannot be probed."""
     place = folder / f"{TEMPORARY}probe-{secrets.token_hex(6)}"
     try:
         place.mkdir(parents=True)
     except OSError:
         return ""
     try:
-        for what, can in ABILITIES.items():
-            if not _is_able(can, place):
+        for operation, works in OPERATIONS.items():
+            if not _is_supported(works, place):
                 return (
-                    f"the disk of the run directory {folder} has no {what}, which checkpoints need; take a local disk, "
-                    "NFS or another file system of POSIX"
+                    f"the disk of the run directory {folder} does not support {operation}, which checkpoints need; use "
+                    "a local disk, NFS or another POSIX file system"
                 )
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return ""
 
 
-def _is_able(can: Callable[[Path], bool], place: Path) -> bool:
+def _is_supported(works: Callable[[Path], bool], place: Path) -> bool:
     try:
-        return can(place)
+        return works(place)
     except OSError as error:
-        return error.errno not in UNABLE
+        return error.errno not in UNSUPPORTED_ERRNOS
 
 
 def _hard_links(place: Path) -> bool:
@@ -279,15 +284,15 @@ def _exclusive_creation(place: Path) -> bool:
 
 
 def _rename_of_folders(place: Path) -> bool:
-    (place / "aside").mkdir()
-    (place / "aside" / "file").write_bytes(b"1")
-    (place / "aside").rename(place / "final")
+    (place / "temporary").mkdir()
+    (place / "temporary" / "file").write_bytes(b"1")
+    (place / "temporary").rename(place / "final")
     (place / "other").mkdir()
     with suppress(OSError):
         (place / "other").rename(place / "final")
         return False
     sync_folder(place)
-    return (place / "final" / "file").read_bytes() == b"1" and not (place / "aside").exists()
+    return (place / "final" / "file").read_bytes() == b"1" and not (place / "temporary").exists()
 
 
 def _replacing_by_rename(place: Path) -> bool:
@@ -300,21 +305,21 @@ def _replacing_by_rename(place: Path) -> bool:
 def _writing_at_offsets(place: Path) -> bool:
     descriptors = [os.open(place / "parts", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644) for _ in range(2)]
     try:
-        os.pwrite(descriptors[1], b"2" * HALF, HALF)
-        os.pwrite(descriptors[0], b"1" * HALF, 0)
+        os.pwrite(descriptors[1], b"2" * PROBE_BYTES, PROBE_BYTES)
+        os.pwrite(descriptors[0], b"1" * PROBE_BYTES, 0)
         for descriptor in descriptors:
             os.fsync(descriptor)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return (place / "parts").read_bytes() == b"1" * HALF + b"2" * HALF
+    return (place / "parts").read_bytes() == b"1" * PROBE_BYTES + b"2" * PROBE_BYTES
 
 
-ABILITIES: dict[str, Callable[[Path], bool]] = {
+OPERATIONS: dict[str, Callable[[Path], bool]] = {
     "hard links": _hard_links,
     "exclusive creation of files": _exclusive_creation,
-    "rename of folders": _rename_of_folders,
-    "replacing of files by rename": _replacing_by_rename,
-    "writing of a file in parts": _writing_at_offsets,
+    "renaming folders": _rename_of_folders,
+    "replacing files by rename": _replacing_by_rename,
+    "writing a file at different offsets": _writing_at_offsets,
 }
-"""In the words of the sentence."""
+"""The probes by the operation's name in the sentence of `unsupported_operation`."""

@@ -1,12 +1,12 @@
 """The evaluation files: their names, the progress that they record, and the rule of the best checkpoint.
 
-Of generation 7: `g000007.shard-0-of-2.json` for each part, then `g000007.json`, the merged result; or
+A checkpoint of generation 7 has `g000007.shard-0-of-2.json` for each shard, then `g000007.json`, the merged result; or
 `g000007.skipped.json`, the note that nobody evaluates it; or `g000007.failed.json`, the note that the user's program
-cannot. Each is created once and never replaced. A merged result counts whatever else is there.
+cannot evaluate it. Each is created once and never replaced. A merged result counts whatever other files exist.
 
-The scores that decide are those on the validation data, where the job holds some out: what is chosen by the test data
-looks better on it than on anything else. Of equals the one with the lower loss is the better, and then the earlier
-one, which has been trained less for the same score. What has no finite loss, on either data, has no rank, whatever its
+The deciding scores are those on the validation data, where the job holds some out: a checkpoint that is selected by the
+test data scores better on it than on any other. Of equal scores the one with the lower loss is better, and then the
+earlier one, which needed less training. A checkpoint without a finite loss on either data has no rank, whatever its
 other scores. A program of the user's need not report a loss; then the score alone decides.
 """
 
@@ -21,53 +21,53 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from tandem.evaluation import Completions, Histogram
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tasks import GOALS
 from tandem.model import Count, Model, Number, PlainName, Text, finite
-from tandem.rundir.durable import create_json, listed, read_json_or_none
+from tandem.rundir.durable import create_json, list_folder, read_json_or_none
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
-from tandem.tasks import GOALS
+from tandem.wire.status import CheckpointRef
 
 Fate = Literal["merged", "skipped", "begun", "waits"]
-"""`begun`: a part is there, and the rest is not."""
+"""Progress of an evaluation. `begun`: some shards are evaluated, but not all."""
 
 _LAST_WORD = re.compile(r"^g(\d{6,15})(\.skipped|\.failed)?\.json$")
 _SHARD = re.compile(r"^g(\d{6,15})\.shard-\d+-of-\d+\.json$")
 
 
-class LastWord(NamedTuple):
-    """A file that says that nothing more will come: the merged result of a checkpoint, or the note that it is passed
-    over or cannot be evaluated."""
+class FinalFile(NamedTuple):
+    """A final file of an evaluation: the merged result of a checkpoint, or the note that it is skipped or cannot be
+    evaluated."""
 
     path: Path
     generation: int
-    """That wrote the checkpoint."""
+    """The generation that wrote the checkpoint."""
     is_note: bool
     is_failure: bool = False
-    """A note that the checkpoint cannot be evaluated: nobody tries again."""
+    """Whether it notes that the checkpoint cannot be evaluated: nobody tries again."""
 
 
-def last_word(path: Path) -> LastWord | None:
-    """What a file is by its name; None for every other one."""
+def parse_final_file(path: Path) -> FinalFile | None:
+    """Parse the name of a final file; None for any other file."""
     match = _LAST_WORD.match(path.name)
-    return LastWord(path, int(match[1]), bool(match[2]), match[2] == ".failed") if match else None
+    return FinalFile(path, int(match[1]), bool(match[2]), match[2] == ".failed") if match else None
 
 
 class Best(Model):
-    """What best.json says, for people: nobody decides by it. `rank` says which checkpoint is the best."""
+    """The content of best.json, for people: nothing is decided by it. `rank` decides which checkpoint is the best."""
 
     name: PlainName
-    """The checkpoint's."""
+    """The checkpoint's name."""
     step: Count = None
     generation: Count = None
     metric: Text = None
-    """By which it is the best."""
+    """The metric by which it is the best."""
     value: Number = None
-    """Of that metric, on the test data."""
+    """The value of that metric on the test data."""
 
 
 def best(rundir: RunDir) -> Best | None:
-    """The best checkpoint, as evaluators have said; None while there is none."""
+    """The best checkpoint as recorded by evaluators; None while there is none."""
     try:
         return Best.read(read_json_or_none(rundir.best_file))
     except ValidationError:
@@ -75,12 +75,12 @@ def best(rundir: RunDir) -> Best | None:
 
 
 def folder(rundir: RunDir, reference: CheckpointRef) -> Path:
-    """Where the evaluation files of a checkpoint are."""
+    """The folder with the evaluation files of a checkpoint."""
     return rundir.evaluations / reference.name
 
 
 def shard_name(reference: CheckpointRef, shard: int, shards: int) -> str:
-    """File name of a shard's result."""
+    """File name of the result of one shard."""
     return f"g{reference.generation:06d}.shard-{shard}-of-{shards}.json"
 
 
@@ -90,12 +90,12 @@ def merged_name(reference: CheckpointRef) -> str:
 
 
 def merged_file(rundir: RunDir, reference: CheckpointRef) -> Path:
-    """The merged result of a checkpoint, which may not be there yet."""
+    """Path of the merged result of a checkpoint, which need not exist."""
     return folder(rundir, reference) / merged_name(reference)
 
 
 def skipped_name(reference: CheckpointRef) -> str:
-    """File name of the note that a checkpoint was passed over."""
+    """File name of the note that a checkpoint was skipped."""
     return f"g{reference.generation:06d}.skipped.json"
 
 
@@ -104,64 +104,65 @@ def failed_name(reference: CheckpointRef) -> str:
     return f"g{reference.generation:06d}.failed.json"
 
 
-def fail(rundir: RunDir, reference: CheckpointRef, why: str) -> bool:
-    """Record that the user's program cannot evaluate a checkpoint. False if that is recorded already.
+def record_failed_evaluation(rundir: RunDir, reference: CheckpointRef, reason: str) -> bool:
+    """Record that the user's program cannot evaluate a checkpoint. Returns False if that is recorded already.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the note cannot be written.
     """
-    return _note(rundir, reference, failed_name(reference), f"its evaluation failed: {why}")
+    return _note(rundir, reference, failed_name(reference), f"its evaluation failed: {reason}")
 
 
-def skip(rundir: RunDir, reference: CheckpointRef, why: str) -> bool:
-    """Record that a checkpoint is passed over. False if that is recorded already.
+def record_skipped_evaluation(rundir: RunDir, reference: CheckpointRef, reason: str) -> bool:
+    """Record that a checkpoint is skipped. Returns False if that is recorded already.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the note cannot be written.
     """
-    return _note(rundir, reference, skipped_name(reference), why)
+    return _note(rundir, reference, skipped_name(reference), reason)
 
 
-def _note(rundir: RunDir, reference: CheckpointRef, name: str, why: str) -> bool:
+def _note(rundir: RunDir, reference: CheckpointRef, name: str, reason: str) -> bool:
     target = folder(rundir, reference)
     target.mkdir(parents=True, exist_ok=True)
-    return create_json(target / name, {"why": why, "at": time.time()}, durable=False)
+    return create_json(target / name, {"why": reason, "at": time.time()}, durable=False)
 
 
-def fate(rundir: RunDir, reference: CheckpointRef) -> Fate:
-    """How far the evaluation of a checkpoint is."""
-    names = {path.name for path in listed(folder(rundir, reference))}
+def evaluation_progress(rundir: RunDir, reference: CheckpointRef) -> Fate:
+    """The progress of the evaluation of a checkpoint."""
+    names = {path.name for path in list_folder(folder(rundir, reference))}
     if merged_name(reference) in names:
         return "merged"
     if names & {skipped_name(reference), failed_name(reference)}:
         return "skipped"
-    parts = (match for name in names if (match := _SHARD.match(name)))
-    return "begun" if any(int(match[1]) == reference.generation for match in parts) else "waits"
+    shards = (match for name in names if (match := _SHARD.match(name)))
+    return "begun" if any(int(match[1]) == reference.generation for match in shards) else "waits"
 
 
 BASE = CheckpointRef(name="base", step=0, generation=0)
-"""The model that training began with (`parameters.pretrained`), evaluated as checkpoints are. It is none: nothing is
-resumed from it, and it never becomes the best."""
+"""The base model (`parameters.pretrained`), evaluated as checkpoints are. It is not a checkpoint: nothing resumes from
+it, and it never becomes the best."""
 
 Goal = Literal["Maximize", "Minimize"]
 
 METRICS, VALIDATION = "metrics", "validation"
-"""In a merged result: the scores on the test data; and what is known of the validation data, with scores of its own."""
+"""Keys of a merged result: the scores on the test data, and the results on the validation data with scores of their
+own."""
 HISTOGRAMS = "histograms"
-"""In a merged result of a program: how often values lie in which bin, for people alone."""
+"""Key of a program's merged result: histograms of values, for people only."""
 COMPLETIONS = "completions"
-"""In a merged result: what a language model wrote for prompts, for people alone."""
+"""Key of a merged result: completions of prompts by a language model, for people only."""
 LOSS = "loss"
 
 
 @dataclass(frozen=True, order=True)
 class Rank:
-    """Where a checkpoint stands among others: the smallest is the best."""
+    """The rank of a checkpoint among others: the smallest is the best."""
 
     score: float
     """The metric, negative where more is better."""
     loss: float
-    """Of the same data; 0 where none is reported."""
+    """The loss on the same data; 0 where none is reported."""
     step: int
     """The checkpoint's step."""
     generation: int
@@ -169,12 +170,12 @@ class Rank:
 
 
 def direction(job: DistributedTrainingJob | None, metric: str) -> Goal:
-    """Which way a metric is better."""
+    """Whether a higher or a lower value of a metric is better."""
     return job.spec.evaluation.direction if job else GOALS.get(metric, "Maximize")
 
 
-def deciding(result: Mapping[str, Any]) -> dict[str, float]:
-    """The scores by which a merged result is compared with others: those that are numbers, by metric."""
+def deciding_scores(result: Mapping[str, Any]) -> dict[str, float]:
+    """The scores that rank a merged result: the finite ones, by metric."""
     tested = scores(result)
     if LOSS not in tested and LOSS in _metrics(result):
         return {}
@@ -185,36 +186,39 @@ def deciding(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def held_out(result: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of a merged result on the validation data: those that are numbers, by metric; none where no data is
-    held out."""
+    """The finite scores of a merged result on the validation data, by metric; empty where no data is held out."""
     part = result.get(VALIDATION)
     return scores(part) if isinstance(part, Mapping) else {}
 
 
 def scores(part: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of a merged result, or of its part on the validation data: those that are numbers, by metric."""
-    found = {str(name): finite(value) for name, value in _metrics(part).items()}
-    return {name: value for name, value in found.items() if value is not None}
+    """The finite scores of a merged result, or of its part on the validation data, by metric."""
+    values = {str(name): finite(value) for name, value in _metrics(part).items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def histograms(result: Mapping[str, Any]) -> dict[str, Histogram]:
-    """The histograms of a merged result by name; what is damaged is none."""
-    found = {}
+    """The histograms of a merged result by name; damaged ones are skipped."""
+    histograms = {}
     source = result.get(HISTOGRAMS)
     for name, bins in source.items() if isinstance(source, Mapping) else ():
         with suppress(ValueError, TypeError, KeyError):
-            found[str(name)] = Histogram(bins["counts"], bins["edges"])
-    return found
+            histograms[str(name)] = Histogram(bins["counts"], bins["edges"])
+    return histograms
 
 
 def completions(result: Mapping[str, Any]) -> Completions:
-    """What a language model wrote for prompts, of a merged result; what is damaged is none."""
+    """The completions in a merged result; damaged ones are skipped."""
     source = result.get(COMPLETIONS)
     texts = []
-    for one in source if isinstance(source, list) else ():
+    for completion in source if isinstance(source, list) else ():
         with suppress(TypeError, KeyError):
-            if isinstance(one["prompt"], str) and isinstance(one["text"], str) and isinstance(one["number"], int):
-                texts.append((one["number"], one["prompt"], one["text"]))
+            if (
+                isinstance(completion["prompt"], str)
+                and isinstance(completion["text"], str)
+                and isinstance(completion["number"], int)
+            ):
+                texts.append((completion["number"], completion["prompt"], completion["text"]))
     with suppress(ValueError):
         return Completions(texts)
     return Completions([])
@@ -229,7 +233,7 @@ def rank(scores: Mapping[str, float], metric: str, goal: Goal, step: int, genera
     """The rank of a checkpoint; None where it cannot become the best.
 
     Args:
-        scores: what `deciding` has found in its result.
+        scores: its deciding scores (`deciding_scores`).
     """
     if metric not in scores:
         return None

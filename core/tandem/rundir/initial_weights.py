@@ -1,4 +1,4 @@
-"""Where the weights lie that a run begins with: `initialWeights` names a file, a run, a checkpoint or a model."""
+"""The weights that a run begins with: `initialWeights` names a file, a run, a checkpoint or a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,66 +10,66 @@ from tandem.rundir.layout import RunDir
 
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""Of a model of transformers in several files: which tensor is in which of them."""
+"""Index of a transformers model in several files: the file of each tensor."""
 
 TORCH = (b"PK\x03\x04", b"\x80\x02")
-"""How files of torch.save begin, and those of torch before 1.6."""
+"""First bytes of files written by torch.save, and by torch before 1.6."""
 
 
 @dataclass(frozen=True)
-class Located:
-    """Where the tensors are."""
+class WeightFiles:
+    """Files with initial weights."""
 
     path: Path
-    """The file, or the folder of the checkpoint or of the model: it stands for the very same weights later, where a run
-    directory gets other checkpoints."""
+    """The file, or the folder of the checkpoint or model. It denotes the same weights later, when a run directory has
+    newer checkpoints."""
     files: Sequence[Path]
-    """The files that hold them. Of a checkpoint the one for evaluators."""
+    """The files that contain the tensors; for a checkpoint, the weights file for evaluators."""
     checkpoint: Manifest | None = None
-    """The checkpoint that they are of."""
+    """Manifest of the checkpoint that the tensors belong to."""
 
 
-def locate(path: Path) -> Located:
-    """Find the weights that a path stands for.
+def locate_weights(path: Path) -> WeightFiles:
+    """Find the weights that a path denotes.
 
     Args:
-        path: a file; a run directory, whose newest checkpoint that counts is meant; a checkpoint in one; or a folder
-            with a model, as transformers and `tandem checkpoints export` write it.
+        path: a file; a run directory, which denotes its newest checkpoint on the lineage; a checkpoint in one; or a
+            folder with a model, as transformers and `tandem checkpoints export` write it.
 
     Raises:
-        ValueError: there is nothing of that kind; says what there is. Names the path.
+        ValueError: the path denotes no weights. The message names the path and the problem.
         OSError: it cannot be read.
     """
     if not path.is_dir():
-        return Located(path, [path])
+        return WeightFiles(path, [path])
     if (path / FILE).exists():
-        return _of(path)
+        return _checkpoint_weights(path)
     run = RunDir(path)
     if run.checkpoints.is_dir():
         newest = next(iter(run.committed()), None)
         if newest is None:
             raise ValueError(f"{path} has no checkpoint that counts")
-        return _of(run.checkpoint(newest.name))
+        return _checkpoint_weights(run.checkpoint(newest.name))
     if (path / INDEX).exists():
-        return Located(path, _shards(path))
+        return WeightFiles(path, _shards(path))
     if (path / MODEL).exists():
-        return Located(path, [path / MODEL])
+        return WeightFiles(path, [path / MODEL])
     raise ValueError(f"{path} is no run directory, no checkpoint, and no folder with {MODEL}")
 
 
-def is_of_torch(file: Path) -> bool:
-    """Whether torch.save wrote a file. Raises OSError."""
+def is_torch_file(file: Path) -> bool:
+    """Whether a file was written by torch.save. Raises OSError."""
     with file.open("rb") as opened:
         return opened.read(4).startswith(TORCH)
 
 
-def _of(folder: Path) -> Located:
+def _checkpoint_weights(folder: Path) -> WeightFiles:
     try:
         manifest = Manifest.load(folder)
         manifest.entry(WEIGHTS)
     except Broken as error:
         raise ValueError(f"{folder} is damaged: {error}") from error
-    return Located(folder, [folder / WEIGHTS], manifest)
+    return WeightFiles(folder, [folder / WEIGHTS], manifest)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -1,14 +1,14 @@
-"""Leases on the shared disk: which process reads or evaluates what, and until when.
+"""Leases on the shared disk: which process reads or evaluates which checkpoint, and until when.
 
-A lease is a small file made by exclusive create. Its holder renews it; one whose time is over may be taken by another.
-Two holders at once are possible when a holder sleeps past its time and wakes up: all work done under a lease is
-therefore idempotent, and a lease only saves double work and keeps retention from deleting what is being read.
+A lease is a small file made by exclusive create. Its holder renews it; an expired lease may be taken by another
+process. Two holders at once are possible when a holder sleeps past the expiry and wakes up: all work under a lease is
+therefore idempotent, and a lease only avoids double work and keeps retention from deleting a checkpoint in use.
 
-**One clock.** Nodes disagree on the time, and one that is a lease's time behind would hold nothing. So the end of a
-lease is said, and compared, in the time of the server that the disk belongs to: what it stamps on a file that is made
-there. It is asked for now and then, and a clock that only goes forward counts on from there. Rejected: the time that is
-stamped on the lease itself (the same clock, but who reads the content alone would not see the end), and asking each
-time (an evaluator looks at many leases a second).
+**One clock.** The clocks of nodes differ, and a node that is a lease's length behind would hold nothing. So the expiry
+is written and compared in the time of the disk's server: the time stamp that it gives to a new file. The server's time
+is read now and then, and a monotonic clock counts on from there. Rejected: the time stamp of the lease file itself (the
+same clock, but a reader of the content alone would not see the expiry), and reading the server's time on each use (an
+evaluator reads many leases a second).
 """
 
 import hashlib
@@ -23,24 +23,25 @@ from types import TracebackType
 
 from tandem.rundir.durable import TEMPORARY, create_json, read_json_or_none, replace_json, temporary_beside
 
-SECONDS = 15.0
-"""How long a lease lasts without renewal: long beside a pause of NFS, short beside a user's patience."""
+LEASE_LENGTH_SECONDS = 15.0
+"""Length of a lease without renewal, in seconds: long compared to a pause of NFS, short for a user who waits."""
 CLOCK_SECONDS = 30.0
-"""So often a server is asked for its time: a clock drifts by milliseconds meanwhile."""
+"""Interval at which the server's time is read, in seconds: a clock drifts by milliseconds meanwhile."""
 
 _TOKEN = secrets.token_hex(4)
 _offsets: dict[int, tuple[float, float]] = {}
-"""By device: the server's time less our monotonic clock, and when that was found out."""
+"""The server's time minus our monotonic clock, and the monotonic time of that measurement, by device."""
 
 
 class Lease:
-    """A lease that is held. Leaving the `with` block gives it back."""
+    """A lease that this process holds. Leaving the `with` block releases it."""
 
     def __init__(self, path: Path, holder: str, seconds: float) -> None:
         self.path, self.holder, self.seconds = path, holder, seconds
 
     def renew(self) -> bool:
-        """Hold it for its whole time again. Returns False, and changes nothing, if another has taken it over."""
+        """Extend the lease to its full length. Returns False, and changes nothing, if another process has taken it
+        over."""
         if _holder(self.path) not in (None, self.holder):
             return False
         replace_json(self.path, self._content(), durable=False)
@@ -50,7 +51,7 @@ class Lease:
         return {"holder": self.holder, "until": server_time(self.path.parent) + self.seconds}
 
     def release(self) -> None:
-        """Give it back, unless it was taken over meanwhile."""
+        """Release the lease, unless it was taken over meanwhile."""
         if _holder(self.path) in (None, self.holder):
             with suppress(FileNotFoundError):
                 self.path.unlink()
@@ -65,36 +66,43 @@ class Lease:
 
 
 def default_holder() -> str:
-    """A name for this process that no other process has: a restarted container has its host name and number again."""
+    """A name for this process that no other process has: a restarted container has the same host name and process id
+    again."""
     return f"{socket.gethostname()}-{os.getpid()}-{_TOKEN}"
 
 
-def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> Lease | None:
-    """Take the lease at `path`, also from a holder whose time is over; None while another holds it.
+def acquire(path: Path, holder: str | None = None, seconds: float = LEASE_LENGTH_SECONDS) -> Lease | None:
+    """Acquire the lease at `path`, also from a holder whose lease has expired; None while another process holds it.
 
-    Of all that see the same lease expired, the one takes it over who is the first to link it to a name that is made of
-    its content. What was linked is looked at once more: a slow taker finds the new lease of a faster one, and leaves it
-    alone. Rejected: moving the expired lease away. A slow taker moves the new lease of a faster one, and until it is
-    put back a third one finds none.
+    Of all processes that see the same expired lease, the first one that links it to a name derived from its content
+    takes it over. The linked content is then compared again: a slow process finds the new lease of a faster one, and
+    leaves it alone. Rejected: moving the expired lease away. A slow process would move the new lease of a faster one,
+    and until it is put back a third process would find none.
     """
     holder = holder or default_holder()
     path.parent.mkdir(parents=True, exist_ok=True)
     lease = Lease(path, holder, seconds)
+    # The usual case: nobody holds it.
     if create_json(path, lease._content(), durable=False):
         return lease
-    seen = _bytes(path)
-    if seen is None or is_held(path):
+    expired = _bytes(path)
+    if expired is None or is_held(path):
         return None
-    taking = path.with_name(f"{TEMPORARY}{path.name}-{hashlib.sha256(seen).hexdigest()[:16]}")
+    # The link's name is derived from the expired content: of all processes that saw this content, only one can create
+    # it.
+    taking = path.with_name(f"{TEMPORARY}{path.name}-{hashlib.sha256(expired).hexdigest()[:16]}")
     try:
         os.link(path, taking)
+    # Released, or taken over and released, meanwhile: the next attempt finds it free.
     except FileNotFoundError:
         return None
     except FileExistsError:
+        # Another process is taking it over, or died while it did: a dead one's link would block everybody for ever.
         _forget_if_dead(taking)
         return None
     try:
-        if _bytes(taking) != seen:
+        # The link may point to a newer lease that replaced the expired one before we linked.
+        if _bytes(taking) != expired:
             return None
         replace_json(path, lease._content(), durable=False)
     finally:
@@ -103,27 +111,30 @@ def acquire(path: Path, holder: str | None = None, seconds: float = SECONDS) -> 
 
 
 def is_held(path: Path, by_own_clock: bool = False) -> bool:
-    """Whether somebody's time on this lease is running.
+    """Whether an unexpired lease exists at this path.
 
     Args:
-        by_own_clock: for who writes nothing, and so cannot ask the server for its time.
+        by_own_clock: compare with this process's clock. For readers that must not write, and so cannot read the
+            server's time.
     """
     content = read_json_or_none(path)
     until = content.get("until") if isinstance(content, dict) else None
     if not isinstance(until, int | float):
         return False
     now = time.time() if by_own_clock else server_time(path.parent)
+    # A time further in the future than a day is damage, and must not hold a lease for ever.
     return now < until <= now + 24 * 3600
 
 
 def server_time(folder: Path) -> float:
-    """What time it is for the server of a folder's disk; for this process where nothing can be written there.
+    """The time of the server of a folder's disk; this process's time where nothing can be written there.
 
     Seconds since the epoch.
     """
     with suppress(OSError):
         device, now = folder.stat().st_dev, time.monotonic()
         offset, found_at = _offsets.get(device, (0.0, -math.inf))
+        # The offset is per device, for a process may use several disks.
         if now - found_at > CLOCK_SECONDS:
             offset = _stamp(folder) - now
             _offsets[device] = offset, now
@@ -132,7 +143,7 @@ def server_time(folder: Path) -> float:
 
 
 def _stamp(folder: Path) -> float:
-    """The time that the server gives a new file.
+    """The time stamp that the server gives to a new file.
 
     Raises:
         OSError: none can be made.
@@ -146,9 +157,9 @@ def _stamp(folder: Path) -> float:
 
 
 def _forget_if_dead(taking: Path) -> None:
-    """Remove the name under which another was about to take a lease over, if that is so long ago that it has died."""
+    """Remove the takeover link of a process that died while it took a lease over."""
     with suppress(FileNotFoundError):
-        if server_time(taking.parent) - taking.stat().st_ctime > SECONDS:
+        if server_time(taking.parent) - taking.stat().st_ctime > LEASE_LENGTH_SECONDS:
             taking.unlink()
 
 
@@ -160,7 +171,7 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _holder(path: Path) -> str | None:
-    """Who has it; None if there is no lease, or nothing that can be read as one."""
+    """The holder of a lease; None if there is no lease, or none that can be read."""
     content = read_json_or_none(path)
     holder = content.get("holder") if isinstance(content, dict) else None
     return holder if isinstance(holder, str) else None

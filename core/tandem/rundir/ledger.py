@@ -1,26 +1,27 @@
-"""The ledger of a run as its coordinator recorded it last."""
+"""The newest ledger of a run that its coordinator recorded."""
 
 from contextlib import suppress
 
-from tandem.ledger import Ledger
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
-from tandem.rundir.records import COORDINATOR, Accounted, Sample
+from tandem.rundir.records import COORDINATOR, LedgerRecord, Sample
+from tandem.wire.ledger import Ledger
 
 TAIL_BYTES = 4 * 2**20
-"""Of the coordinator's log: far more than it writes between two of these records, whatever the size of the job."""
+"""Bytes read from the end of the coordinator's log: far more than it writes between two ledger records, whatever the
+size of the job."""
 
 
-def newest_ledger(rundir: RunDir) -> Accounted | None:
-    """The last record; None if there is none that can be read."""
+def newest_ledger(rundir: RunDir) -> LedgerRecord | None:
+    """The last ledger record; None if there is none that can be read."""
     newest = None
     with suppress(OSError, ValueError):
         path = rundir.coordinator_log
         for record in LogReader(path, COORDINATOR, max(0, path.stat().st_size - TAIL_BYTES), skip=Sample):
-            newest = record if isinstance(record, Accounted) else newest
+            newest = record if isinstance(record, LedgerRecord) else newest
     return newest
 
 
-def of_record(record: Accounted) -> Ledger:
-    """What a record says to people."""
+def ledger_of_record(record: LedgerRecord) -> Ledger:
+    """The ledger in a record, without the coordinator's internal fields."""
     return Ledger(**{name: getattr(record, name) for name in Ledger.model_fields})

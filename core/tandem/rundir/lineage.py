@@ -2,44 +2,43 @@
 
 Each generation writes one record, once, before its first step: the checkpoint it resumed from. Follow these from the
 newest record: generation 9 resumed from step 500 of generation 7, so of generation 7 the steps up to 500 count, of
-generation 8 none, and so on back. A writer of a generation that was superseded may wake up later and commit; what it
-commits is either later than the step its successor resumed from, or of a generation that is not in the chain at all,
-so nobody ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock, no clock.
+generation 8 none, and so on back. A writer of a superseded generation may wake up later and commit; its checkpoint is
+either later than the step its successor resumed from, or of a generation that is not in the chain at all, so nobody
+ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock and no clock.
 
 Rejected: comparing steps alone (a cut-off group runs ahead of its successor and wins), and time stamps (clocks step).
 
-A rewind names the step that went wrong, the last step from which training may resume, and a window of data to leave
-out. It is a file of the run directory, not the memory of a process: the group that decides it ends, a new generation
-starts from an older checkpoint, and by the lineage (tandem.rundir.lineage) everything committed after that checkpoint
-stops to count.
+A rewind names the step that went wrong, the last step from which training may resume, and a window of data to skip.
+It is a file in the run directory, not the memory of a process: the group that decides it ends, a new generation starts
+from an older checkpoint, and by the lineage everything committed after that checkpoint stops counting.
 
-Data is counted in *data steps*, the steps of a run that skips nothing. Windows are kept in these, so that they mean the
-same batches whatever was skipped before them.
+Data is counted in *data steps*, the steps of a run that skips nothing. Windows are recorded in data steps, so that they
+denote the same batches whatever was skipped before them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 
 from tandem.model import Model
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 
 class Origin(Model):
-    """Where the weights come from that a run began with (`initialWeights`, `pretrained`)."""
+    """Source of the weights that a run began with (`initialWeights`, `pretrained`)."""
 
     path: str
-    """The file or folder; of a checkpoint its folder."""
+    """The file or folder; for a checkpoint its folder."""
     checkpoint: CheckpointRef | None = None
-    """The checkpoint; None where it was none."""
+    """The checkpoint; None if the source is not one."""
     job: str | None = None
-    """The job that had written it, as far as that is known."""
+    """The job that wrote it, where known."""
     digest: str | None = None
-    """That of the checkpoint's manifest, or of the files."""
+    """Digest of the checkpoint's manifest, or of the files."""
     revision: str | None = None
-    """The commit, of a model on a hub, whose id is the path."""
+    """Commit of a model on a hub, whose id is the path."""
 
 
 class DatasetCommit(Model):
-    """A data set of a hub, as a run reads it."""
+    """A data set on a hub, as a run reads it."""
 
     id: str
     """Its name on the hub."""
@@ -50,16 +49,17 @@ class DatasetCommit(Model):
 
 
 class GenerationRecord(Model):
-    """Who trained from which checkpoint on. Written once, by the first rank, before the generation's first step."""
+    """The record of a generation and of the checkpoint it resumed from. Written once, by the first rank, before the
+    generation's first step."""
 
     generation: int
     """The generation's number."""
     resumed_from: CheckpointRef | None = None
     """The checkpoint it started from; None: from the beginning."""
     origin: Origin | None = None
-    """Where the weights of the beginning come from, if not from the task."""
+    """Source of the initial weights, if they are not the task's own."""
     datasets: list[DatasetCommit] = []
-    """Data sets of a hub that it reads, as far as the hub told their commits."""
+    """Data sets of a hub that it reads, as far as the hub returned their commits."""
     world_size: int
     """Ranks in the group."""
     members: list[str] = []
@@ -69,44 +69,47 @@ class GenerationRecord(Model):
 
 
 Chain = dict[int, int | None]
-"""For each generation that counts: the last step of it that counts, None where there is no limit."""
+"""The generations that count, each with its last step that counts; None where there is no limit."""
 
 
 def chain(records: Iterable[GenerationRecord]) -> Chain:
-    """The generations that count, newest first, each with the last step that counts."""
-    known = {record.generation: record for record in records}
+    """The generations that count, newest first, each with its last step that counts."""
+    by_number = {record.generation: record for record in records}
     links: Chain = {}
-    if not known:
+    if not by_number:
         return links
-    generation, limit = max(known), None
+    generation, limit = max(by_number), None
     while True:
         links[generation] = limit
-        record = known.get(generation)
+        record = by_number.get(generation)
+        # The first generation, or one whose record is missing: nothing before it can be followed.
         if record is None or record.resumed_from is None:
             return links
         parent = record.resumed_from
+        # Records form a chain back in time; anything else would loop for ever.
         if parent.generation >= generation:
             raise ValueError(f"generation {generation} says it resumed from the later generation {parent.generation}")
         generation, limit = parent.generation, parent.step
 
 
 def origin_of(generation: int, records: Iterable[GenerationRecord]) -> Origin | None:
-    """Where the weights come from that the history of a generation began with; None: from its task, or not known."""
-    known = {record.generation: record for record in records}
-    while (record := known.get(generation)) is not None and record.resumed_from is not None:
+    """Source of the weights that the history of a generation began with; None if it is the task, or not known."""
+    by_number = {record.generation: record for record in records}
+    while (record := by_number.get(generation)) is not None and record.resumed_from is not None:
+        # Damaged: it would loop for ever.
         if record.resumed_from.generation >= generation:
             return None
         generation = record.resumed_from.generation
     return record.origin if record is not None else None
 
 
-FOREIGN = 0
-"""The generation of a checkpoint that a script has written in its own way: nobody knows whose it was."""
+FOREIGN_GENERATION = 0
+"""Generation of a checkpoint that a script wrote in its own format: the generation that wrote it is unknown."""
 
 
 def counts(links: Chain, checkpoint: CheckpointRef) -> bool:
-    """Whether a checkpoint lies on the chain. One that a script has written in its own way always does."""
-    if checkpoint.generation == FOREIGN:
+    """Whether a checkpoint is on the chain. One that a script wrote in its own format always is."""
+    if checkpoint.generation == FOREIGN_GENERATION:
         return True
     if checkpoint.generation not in links:
         return False
@@ -115,37 +118,37 @@ def counts(links: Chain, checkpoint: CheckpointRef) -> bool:
 
 
 MAX_REWINDS = 3
-"""So many at most over a run; then it has failed, because skipping data does not help."""
-MAX_LEFT_OUT = 0.5
-"""At most this part of the run's data is left out: a run that skips all of it would end at once, and call it done."""
+"""Maximum number of rewinds in a run. With one more the run fails, because skipping data does not help."""
+MAX_SKIPPED_SHARE = 0.5
+"""Maximum share of the run's data to skip: a run that skips all of it would end at once, and count as complete."""
 MARGIN = 8
-"""Batches left out on either side of the bad one; doubled with every further rewind."""
-SPAN = 20
+"""Batches to skip on either side of the bad one; doubled with every further rewind."""
+SPIKE_SPAN_STEPS = 20
 """Length of the moving average that detects a loss spike, in steps. A spike is therefore detected up to this many steps
-after it began."""
+after it started."""
 
 
 class Rewind(Model):
-    """One decision to go back."""
+    """A decision to go back to an older checkpoint and skip data."""
 
     number: int
-    """Counted from 1 over the whole run."""
+    """Number of the rewind, counted from 1 over the whole run."""
     generation: int
     """The generation that decided it."""
     bad_step: int
     """The first step whose loss was bad."""
     loss: float | None = None
-    """That loss; None where it was NaN or infinite."""
+    """The loss of that step; None if it was NaN or infinite."""
     resume_before: int
     """Only checkpoints of steps before this one may be resumed from."""
     skip_from: int
-    """First data step left out."""
+    """First data step to skip."""
     skip_to: int
     """First data step after the window."""
 
 
 def is_rewound(rewinds: Iterable[Rewind], checkpoint: CheckpointRef) -> bool:
-    """Whether a checkpoint lies behind a step that went wrong, in a generation that had not been rewound yet."""
+    """Whether a checkpoint is at or after a step that went wrong, in a generation that had not been rewound yet."""
     return any(
         checkpoint.generation <= rewind.generation and checkpoint.step >= rewind.resume_before for rewind in rewinds
     )
@@ -155,7 +158,7 @@ Window = tuple[int, int]
 
 
 def windows(rewinds: Iterable[Rewind]) -> list[Window]:
-    """The data left out, merged and in order: half-open ranges of data steps."""
+    """The data to skip, merged and in order: half-open ranges of data steps."""
     merged: list[Window] = []
     for start, end in sorted((rewind.skip_from, rewind.skip_to) for rewind in rewinds):
         if merged and start <= merged[-1][1]:
@@ -166,13 +169,14 @@ def windows(rewinds: Iterable[Rewind]) -> list[Window]:
 
 
 def batches_left_out(rewinds: Iterable[Rewind]) -> int:
-    """How many batches no step sees."""
+    """Number of batches that no step sees."""
     return sum(end - start for start, end in windows(rewinds))
 
 
 def data_step(step: int, skipped: Sequence[Window]) -> int:
-    """Which data a step (counted from 0) takes."""
+    """The data step that a step (counted from 0) takes."""
     for start, end in skipped:
+        # Windows are in order: none of the further ones lies before this step.
         if step < start:
             break
         step += end - start
@@ -180,20 +184,20 @@ def data_step(step: int, skipped: Sequence[Window]) -> int:
 
 
 def steps_left_out(total_data_steps: int, skipped: Sequence[Window]) -> int:
-    """How many steps fewer a run takes because of what it leaves out."""
+    """Number of steps by which skipped data shortens a run."""
     return sum(max(0, min(end, total_data_steps) - min(start, total_data_steps)) for start, end in skipped)
 
 
 def reach(rewinds: int) -> int:
-    """How many steps before the newest checkpoint one must lie, for the next rewind to find it old enough.
+    """Minimum distance of a checkpoint from the newest one, in steps, for the next rewind to resume from it.
 
-    A loss is looked at before each save, so the first bad step comes after the newest checkpoint, or, where it takes
-    the mean of SPAN steps to tell, less than SPAN before it; and the margin lies before that.
+    A loss is checked before each save, so the first bad step comes after the newest checkpoint, or, where only the
+    mean of SPIKE_SPAN_STEPS steps shows it, less than SPIKE_SPAN_STEPS before it; and the margin lies before that.
 
     Args:
-        rewinds: how many there were.
+        rewinds: number of rewinds so far.
     """
-    return SPAN + MARGIN * 2**rewinds if rewinds < MAX_REWINDS else 1
+    return SPIKE_SPAN_STEPS + MARGIN * 2**rewinds if rewinds < MAX_REWINDS else 1
 
 
 def decide(
@@ -204,24 +208,26 @@ def decide(
     total_data_steps: int,
     checkpoints: Collection[int] = (),
 ) -> Rewind | None:
-    """The next rewind, or None if there were too many already or too little data would be left to learn from.
+    """The next rewind; None if there were too many already, or if too little data would remain.
 
-    Training goes back to a checkpoint before the margin. Where none is so old, any checkpoint from before the bad step
-    is taken, the oldest of these: a smaller margin costs less than the whole run.
+    Training goes back to a checkpoint before the margin. Where none is that old, the oldest checkpoint from before the
+    bad step is used: a smaller margin costs less than the whole run.
 
     Args:
         bad_step: the first bad step, counted from 1.
-        total_data_steps: steps of the run, were nothing left out.
+        total_data_steps: steps of the run if no data were skipped.
         checkpoints: steps of the checkpoints that count.
     """
     if len(earlier) >= MAX_REWINDS:
         return None
+    # Steps of this run become data steps, so that the window denotes the same batches later.
     skipped = windows(earlier)
+    # Each rewind doubles the margin, for the one before has not skipped enough.
     margin = MARGIN * 2 ** len(earlier)
     first = max(0, bad_step - 1 - margin)
     if not any(step <= first for step in checkpoints):
         first = min((step for step in checkpoints if step < bad_step), default=first)
-    found = Rewind(
+    rewind = Rewind(
         number=len(earlier) + 1,
         generation=generation,
         bad_step=bad_step,
@@ -230,5 +236,5 @@ def decide(
         skip_from=data_step(first, skipped),
         skip_to=data_step(bad_step - 1 + margin, skipped) + 1,
     )
-    left_out = steps_left_out(total_data_steps, windows([*earlier, found]))
-    return found if left_out <= MAX_LEFT_OUT * total_data_steps else None
+    skipped_steps = steps_left_out(total_data_steps, windows([*earlier, rewind]))
+    return rewind if skipped_steps <= MAX_SKIPPED_SHARE * total_data_steps else None

@@ -1,10 +1,10 @@
 """A log of the run directory: one JSON line a record, one writer for each file, any number of readers.
 
-Logs are for looking at. A disk that is full, slow or gone must hold up neither a step nor a heartbeat nor an
-evaluation: records are handed to a thread, what the disk does not take is lost, counted and told, and writing goes on
-when there is room again. A reader takes what was appended since it last looked, in bites, so that the memory that it
-needs does not depend on the log; a line that is no record is passed over and counted, and an incomplete last line,
-which is the normal state of a log that is being written, waits for its rest.
+Logs are for people. A disk that is full, slow or gone must delay neither a step nor a heartbeat nor an evaluation:
+records are handed to a thread, lines that cannot be written are dropped, counted and reported, and writing resumes when
+there is room again. A reader reads appended data in chunks of fixed size, so that its memory does not depend on the
+log's size; a line that is no record is skipped and counted, and an incomplete last line, which is the normal state of a
+log that is being written, is read once it is complete.
 """
 
 import logging
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Generic
 
 from tandem.rundir.durable import Lines, open_regular
-from tandem.rundir.records import AnyRecord, Kinds, Lost, Record
+from tandem.rundir.records import AnyRecord, Kinds, LostLines, Record
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 10_000
-"""Hand-overs that wait for a disk that hangs; what comes then is lost, because memory matters more than a log."""
-BITE = 2**20
-"""Bytes that are read at a time."""
+MAX_QUEUED_APPENDS = 10_000
+"""Appends that wait for a disk that hangs. Further ones are dropped, because memory matters more than a log."""
+READ_BYTES = 2**20
+"""Bytes to read at a time."""
 MAX_LINE_LENGTH = 4 * 2**20
-"""Bytes. The processor use of ten thousand ranks is a line of some 200 kB; a longer one than this is none of ours."""
+"""Maximum length of a line in bytes. The processor use of ten thousand ranks is a line of some 200 kB; a longer line
+than this is not a record."""
 
 
 class LogWriter:
@@ -35,20 +36,21 @@ class LogWriter:
     def __init__(self, path: Path, lost: Callable[[int], None] = lambda lines: None) -> None:
         """
         Args:
-            lost: told of lines that the disk did not take, on any thread.
+            lost: callback with the number of lines that could not be written; called on any thread.
         """
-        self._path, self._tell_lost = path, lost
+        self._path, self._on_lost = path, lost
         self._lines: Lines | None = None
         self.lost = 0
-        """Lines that the disk did not take."""
-        self._untold = 0
-        self._counting = threading.Lock()
-        self._waiting: queue.Queue[tuple[Record, ...] | threading.Event | None] = queue.Queue(MAX_WAITING)
+        """Lines that could not be written."""
+        self._unreported = 0
+        """Lost lines that the log itself does not mention yet."""
+        self._counts_lock = threading.Lock()
+        self._queue: queue.Queue[tuple[Record, ...] | threading.Event | None] = queue.Queue(MAX_QUEUED_APPENDS)
         self._thread = threading.Thread(target=self._write, name=f"log {path.stem}", daemon=True)
         self._thread.start()
 
     def open(self) -> None:
-        """Open the file now, and not with the first record. Before the first record alone.
+        """Open the file now, and not with the first record. Call it before the first `append`.
 
         Raises:
             OSError: it cannot be opened.
@@ -56,30 +58,31 @@ class LogWriter:
         self._lines = Lines(self._path)
 
     def append(self, *records: Record) -> None:
-        """Add lines. Never blocks."""
+        """Append records. Never blocks."""
         try:
-            self._waiting.put_nowait(records)
+            self._queue.put_nowait(records)
         except queue.Full:
             self._lose(len(records), "the disk hangs")
 
     def settle(self) -> None:
-        """Wait until everything that was handed over so far is written, or lost."""
-        settled = threading.Event()
-        self._waiting.put(settled)
-        settled.wait()
+        """Wait until all records that were appended so far are written, or lost."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait()
 
     def close(self, seconds: float | None = None) -> None:
-        """Write what waits and close the file.
+        """Write the queued records and close the file.
 
         Args:
-            seconds: for at most so long; None for as long as it takes.
+            seconds: timeout; None waits as long as it takes.
         """
         with suppress(queue.Full):
-            self._waiting.put(None, timeout=seconds)
+            self._queue.put(None, timeout=seconds)
             self._thread.join(seconds)
 
     def _write(self) -> None:
-        while (entry := self._waiting.get()) is not None:
+        while (entry := self._queue.get()) is not None:
+            # A marker of `settle`: everything before it is written or lost.
             if isinstance(entry, threading.Event):
                 entry.set()
             else:
@@ -94,24 +97,26 @@ class LogWriter:
         except OSError as error:
             self._lose(len(records), str(error))
         else:
-            with self._counting:
-                lost, self._untold = self._untold, 0
+            # The disk takes lines again: report the gap, in the log as well.
+            with self._counts_lock:
+                lost, self._unreported = self._unreported, 0
             if lost:
                 log.warning("event=log-written-again path=%s lost=%d", self._path, lost)
-                self._append((Lost(time=time.time(), lines=lost),))
+                self._append((LostLines(time=time.time(), lines=lost),))
 
-    def _lose(self, lines: int, why: str) -> None:
+    def _lose(self, lines: int, reason: str) -> None:
         """Count lost lines. Called by the writing thread and by callers of `append`."""
-        with self._counting:
-            if not self._untold:
-                log.warning("event=log-not-written path=%s error=%s", self._path, why)
+        with self._counts_lock:
+            if not self._unreported:
+                log.warning("event=log-not-written path=%s error=%s", self._path, reason)
             self.lost += lines
-            self._untold += lines
-        self._tell_lost(lines)
+            self._unreported += lines
+        self._on_lost(lines)
 
 
 class LogReader(Generic[AnyRecord]):
-    """A reader of one log, from an offset to its end and on. What is missing, or no file, has no records."""
+    """A reader of one log, from an offset to its end and beyond. A missing file, or a path that is no file, has no
+    records."""
 
     def __init__(
         self,
@@ -120,49 +125,53 @@ class LogReader(Generic[AnyRecord]):
         offset: int = 0,
         *,
         skip: type[Record] | None = None,
-        bite: int = BITE,
+        bite: int = READ_BYTES,
     ) -> None:
         """
         Args:
-            offset: bytes; within a line, what is left of that is passed over.
-            skip: lines of this kind are passed over unread.
-            bite: bytes that are read and parsed at a time.
+            offset: first byte to read; the rest of a line that begins before it is skipped.
+            skip: a kind of record whose lines are skipped without parsing.
+            bite: bytes to read and parse at a time.
         """
         self._path, self._kinds, self._bite = path, kinds, bite
-        self._skip = () if skip is None else _beginnings(skip)
+        self._skipped_prefixes = () if skip is None else _line_prefixes(skip)
         self.offset = offset
-        """Bytes that were read, or passed over."""
+        """Bytes that were read, or skipped."""
         self.damaged = 0
-        """Lines that were no records."""
-        self._within_a_line = False
+        """Number of lines that are no records."""
+        self._skips_to_line_end = False
 
     def read(self) -> list[AnyRecord] | None:
-        """The records of the next bite; None at the end of what there is.
+        """The records in the next chunk; None at the current end of the log.
 
         Raises:
             OSError: the log cannot be read.
         """
         size = self._bite
         data = self._read(size)
+        # A line longer than the chunk: read more, up to the longest possible record.
         while b"\n" not in data and len(data) == size < MAX_LINE_LENGTH:
             size = min(MAX_LINE_LENGTH, 4 * size)
             data = self._read(size)
         end = data.rfind(b"\n") + 1
         if not end:
-            if len(data) < MAX_LINE_LENGTH and not (self._within_a_line and data):
+            # An incomplete last line; its rest comes later.
+            if len(data) < MAX_LINE_LENGTH and not (self._skips_to_line_end and data):
                 return None
-            self._within_a_line = True
+            # Too long for a record: skip to the line's end, in chunks.
+            self._skips_to_line_end = True
             self.offset += len(data)
             return []
         lines = data[: end - 1].split(b"\n")
         self.offset += end
-        if self._within_a_line:
-            self._within_a_line, self.damaged = False, self.damaged + 1
+        # The first piece is the end of a line that was skipped.
+        if self._skips_to_line_end:
+            self._skips_to_line_end, self.damaged = False, self.damaged + 1
             lines = lines[1:]
         return [record for line in lines if (record := self._parsed(line)) is not None]
 
     def __iter__(self) -> Iterator[AnyRecord]:
-        """All records to the end of what there is now.
+        """All records to the current end of the log.
 
         Raises:
             OSError: the log cannot be read.
@@ -172,7 +181,7 @@ class LogReader(Generic[AnyRecord]):
 
     @property
     def left(self) -> int:
-        """Bytes that are still to be read."""
+        """Bytes that remain to be read."""
         with suppress(OSError):
             return max(0, self._path.stat().st_size - self.offset)
         return 0
@@ -186,7 +195,7 @@ class LogReader(Generic[AnyRecord]):
             return b""
 
     def _parsed(self, line: bytes) -> AnyRecord | None:
-        if not line or line.startswith(self._skip):
+        if not line or line.startswith(self._skipped_prefixes):
             return None
         try:
             return self._kinds.parse(line)
@@ -195,7 +204,7 @@ class LogReader(Generic[AnyRecord]):
             return None
 
 
-def _beginnings(record: type[Record]) -> tuple[bytes, bytes]:
-    """What lines of a kind begin with: as they are written, and as versions before 2026-11-24 wrote them."""
+def _line_prefixes(record: type[Record]) -> tuple[bytes, bytes]:
+    """First bytes of lines of a kind: as they are written, and as versions before 2026-11-24 wrote them."""
     kind = record.model_fields["kind"].default
     return f'{{"kind":"{kind}"'.encode(), f'{{"kind": "{kind}"'.encode()

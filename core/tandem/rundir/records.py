@@ -1,14 +1,14 @@
 """The typed records of a run's logs: fields, units, and the writer of each (docs/architecture.md).
 
 Three processes write logs, each its own: a rank of a generation, mostly rank 0 (`TrainingRecord`), the coordinator
-(`CoordinatorRecord`) and each evaluator (`EvaluatorRecord`). They are for people and reports alone.
+(`CoordinatorRecord`) and each evaluator (`EvaluatorRecord`). They are for people and reports only.
 
-A reader meets logs that are damaged, of another version, or somebody else's. Without what makes a line what it is (its
-time, and for a step its number) it is no record. Any other value that is not what it should be counts as not there, so
-that one wrong number does not take a line with it. A kind that is unknown is of a newer version, and passed over.
+A log may be damaged, of another version, or another program's. A line without its essential fields (its time, and for a
+step its number) is no record. Any other invalid value counts as absent, so that one wrong number does not invalidate
+the line. An unknown kind comes from a newer version, and is skipped.
 
-Rejected: dictionaries (four readers tested each value by hand, each in its own way, and no type checker knew what a
-line holds); one union for all logs (`skipped` and `end` say different things in different logs).
+Rejected: dictionaries (four readers validated each value by hand, each in its own way, and no type checker knew the
+fields of a line); one union for all logs (`skipped` and `end` have different meanings in different logs).
 """
 
 import json
@@ -18,7 +18,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from tandem.ledger import Ledger
 from tandem.model import (
     Amount,
     Amounts,
@@ -26,29 +25,30 @@ from tandem.model import (
     Anything,
     Count,
     Model,
-    Moment,
     Number,
     PlainName,
     Seconds,
     Text,
     Texts,
-    Whole,
+    Timestamp,
+    WholeNumber,
 )
 from tandem.rundir.lineage import Rewind
 from tandem.script import is_name
-from tandem.status import Troubles
+from tandem.wire.ledger import Ledger
+from tandem.wire.status import Troubles
 
 
 class Record(Model):
-    """One line."""
+    """One line of a log."""
 
-    # Ranks start often, and each writes a few kinds: those are built when they are first used. What is written below a
-    # field is for people, and for the page that is made of it.
+    # Ranks start often, and each writes a few kinds: their validators are built when they are first used. The
+    # docstrings of fields are for people, and for the generated reference page.
     model_config = ConfigDict(ser_json_inf_nan="constants", defer_build=True, use_attribute_docstrings=False)
 
     kind: str
-    time: Moment
-    """When it was written, or measured."""
+    time: Timestamp
+    """Time of writing, or of the measurement."""
 
     def line(self) -> bytes:
         """The record as JSON, without a line end. Fields that are None are left out."""
@@ -60,99 +60,99 @@ class Record(Model):
             return body.encode("utf-8", "replace")
 
 
-class Lost(Record):
-    """Lines before this one that the disk did not take."""
+class LostLines(Record):
+    """Lines before this one that the disk refused."""
 
     kind: Literal["lost"] = "lost"
     lines: Count = None
-    """How many."""
+    """Number of lost lines."""
 
 
 # Rank 0 of a generation
 
 
 class Start(Record):
-    """A generation begins to train."""
+    """A generation starts training."""
 
     kind: Literal["start"] = "start"
-    step: Whole
-    """The step that it goes on after."""
+    step: WholeNumber
+    """The step after which it continues."""
     total_steps: Count = None
-    """Of the whole run, where that has an end."""
+    """Steps of the whole run, where that has an end."""
     world_size: Count = None
-    """Ranks of this generation."""
+    """Number of ranks in this generation."""
     resumed_from: Text = None
-    """A checkpoint's name; absent where there was none."""
+    """Name of the checkpoint it resumed from; absent if there was none."""
     flops_per_sample: Amount = None
     """Floating-point operations of a training step for one sample; absent where that is not well defined."""
     peak_flops: Amount = None
-    """Floating-point operations a second that the data sheet of a rank's GPU names; absent as above."""
+    """Peak floating-point operations a second of a rank's GPU, by its data sheet; absent as above."""
     tokens_per_sample: Amount = None
-    """Tokens that a sample has on average, without padding; absent where the task does not say."""
+    """Mean number of tokens in a sample, without padding; absent where the task does not report it."""
     learned_per_sample: Amount = None
-    """Tokens of these that the loss is over, such as those of answers; absent likewise."""
+    """Mean number of these tokens that the loss is computed on, such as those of answers; absent likewise."""
 
 
 class Step(Record):
-    """A step, once the ranks have agreed on its loss."""
+    """An optimizer step, once the ranks have reduced its loss."""
 
     kind: Literal["step"] = "step"
-    step: Whole
-    """Its number, from 1 over the whole run."""
+    step: WholeNumber
+    """Number of the step, from 1 over the whole run."""
     samples: Count = None
-    """Of the global batch."""
+    """Samples in the global batch."""
     ids: Text = None
-    """A digest of the ids of its samples."""
+    """Digest of the ids of its samples."""
     lr: Number = None
-    """The learning rate that it was taken with."""
+    """Learning rate of the step."""
     loss: Anything = None
-    """The mean over the global batch."""
+    """Mean loss over the global batch."""
     gradient_norm: Number = None
-    """Measured twice a second at most."""
+    """Norm of the gradients; measured at most twice a second."""
 
 
 class Rate(Record):
-    """What the time since the rate before went into. Sums over these lines are exact."""
+    """Throughput, and the time by phase, since the previous rate. Sums over these lines are exact."""
 
     kind: Literal["rate"] = "rate"
     step: Count = None
-    """The last one."""
+    """The last step."""
     epoch: Number = None
-    """Epochs that are complete, with the part of the present one; absent where data has no length."""
+    """Completed epochs, with the fraction of the current one; absent where data has no length."""
     throughput: Amount = None
     """Samples a second, over all ranks."""
     steps: Count = None
-    """Since the rate before."""
+    """Steps since the previous rate."""
     samples: Count = None
-    """Since the rate before."""
+    """Samples since the previous rate."""
     step_seconds: Amount = None
-    """The mean of these steps."""
+    """Mean duration of these steps."""
     world_size: Count = None
-    """Ranks of this generation."""
+    """Number of ranks in this generation."""
     phases: Amounts = None
-    """Seconds by what rank 0 did: data, compute, checkpoint, and pause where there was one."""
+    """Seconds by phase of rank 0: data, compute, checkpoint, and pause where there was one."""
     lr: Number = None
-    """The last one."""
+    """The last learning rate."""
     loss: Number = None
-    """Of the last step."""
+    """Loss of the last step."""
     gradient_norm: Number = None
-    """The last one that was measured."""
+    """The last measured norm of the gradients."""
 
 
 class Values(Record):
-    """What a script has logged beside its loss (tandem.log)."""
+    """Values that a script has logged besides its loss (tandem.log)."""
 
     kind: Literal["values"] = "values"
-    step: Whole
-    """As the script counts."""
+    step: WholeNumber
+    """Step as the script counts."""
     values: AnyNumbers = None
-    """By name; a value may be NaN or infinite."""
+    """Values by name; a value may be NaN or infinite."""
 
     @property
     def known(self) -> dict[str, float]:
-        """The values that may be called so. How many names there are is up to the reader."""
-        found = self.values or {}
-        return {name: value for name, value in found.items() if value is not None and is_name(name)}
+        """The values with a valid name. The reader limits their number."""
+        values = self.values or {}
+        return {name: value for name, value in values.items() if value is not None and is_name(name)}
 
 
 class Saved(Record):
@@ -160,94 +160,96 @@ class Saved(Record):
 
     kind: Literal["checkpoint"] = "checkpoint"
     name: PlainName
-    """Its folder's name."""
-    step: Whole
-    """After which it was taken."""
+    """Name of its folder."""
+    step: WholeNumber
+    """Step after which it was saved."""
     stall_seconds: Seconds = None
-    """For which training stood still."""
+    """Time for which training was blocked."""
     commit_seconds: Seconds = None
-    """From then until it was durable."""
+    """Time from then until it was durable."""
     bytes: Count = None
-    """Its size."""
+    """Size of the checkpoint."""
 
 
 class NotSaved(Record):
-    """A save that was due was not made, or was begun and failed."""
+    """A save that was due was skipped, or was started and failed."""
 
     kind: Literal["skipped"] = "skipped"
     step: Count = None
-    """After which it would have been taken."""
+    """Step after which the checkpoint was due."""
     why: Text = None
-    """A sentence."""
+    """Reason, in a sentence."""
     name: Text = None
-    """Of the checkpoint; only where it was begun."""
+    """Name of the checkpoint; only if the save was started."""
     stall_seconds: Seconds = None
-    """For which training stood still; only where it was begun."""
+    """Time for which training was blocked; only if the save was started."""
 
 
-class PassedOver(Record):
+class CheckpointPassedOver(Record):
     """A checkpoint that this generation could not resume from."""
 
     kind: Literal["passed"] = "passed"
     checkpoint: Text = None
-    """Its name."""
+    """Name of the checkpoint."""
     why: Text = None
-    """A sentence."""
+    """Reason, in a sentence."""
 
 
 class Rewound(Record, Rewind):
-    """The loss became useless: the decision that later generations obey."""
+    """The loss became useless: the rewind that later generations follow."""
 
     kind: Literal["rewind"] = "rewind"
 
 
 class TrainingEnd(Record):
-    """The generation stops to train, in good order."""
+    """The generation ends in an orderly way."""
 
     kind: Literal["end"] = "end"
     step: Count = None
-    """The last one."""
+    """The last step."""
     why: Text = None
-    """A sentence."""
+    """Reason, in a sentence."""
     peak_memory: Amounts = None
-    """The most resident memory that a rank has had before its last save, in bytes by rank. Resident is also what
-    processes share, such as torch itself."""
+    """Peak resident memory before the last save, in bytes by rank. It includes memory that processes share, such as
+    torch itself."""
     peak_gpu_memory: Amounts = None
-    """The most that torch has had allocated on a GPU, in bytes by rank; absent on CPUs."""
+    """Peak GPU memory that torch has allocated, in bytes by rank; absent on CPUs."""
 
 
-TrainingRecord = Start | Step | Rate | Values | Saved | NotSaved | PassedOver | Rewound | TrainingEnd | Lost
+TrainingRecord = (
+    Start | Step | Rate | Values | Saved | NotSaved | CheckpointPassedOver | Rewound | TrainingEnd | LostLines
+)
 
 
 # The coordinator
 
 
 class Sample(Record):
-    """The job as it is, once a second."""
+    """The state of the job, once a second."""
 
     kind: Literal["sample"] = "sample"
     generation: Count = None
-    """The one that trains, or trained last."""
+    """The current generation, or the last one."""
     world_size: Count = None
-    """Its ranks; 0 while none trains."""
+    """Number of its ranks; 0 while none trains."""
     workers: Count = None
-    """That are ready."""
+    """Workers that are ready."""
     step: Count = None
-    """The last one."""
+    """The last step."""
     loss: Number = None
-    """Of that step."""
+    """Loss of that step."""
     throughput: Amount = None
     """Samples a second, over all ranks."""
     trainer_cpu: Amounts = None
     """Busy cores by rank."""
     used_before: Amounts = None
-    """Seconds by process: how long before this line its use was measured."""
+    """Age of the measurement of its CPU and GPU use, in seconds by process."""
     gpu: Amounts = None
-    """The busy share of a GPU by rank, 0 to 1."""
+    """GPU utilization by rank, 0 to 1."""
     busy_seconds: Amounts = None
-    """A rank's own work in a step."""
+    """A rank's own work in a step, in seconds by rank."""
     gpu_memory: Amounts = None
-    """Bytes in use by rank."""
+    """GPU memory in use, in bytes by rank."""
     evaluator_cpu: Amounts = None
     """Busy cores by evaluator."""
 
@@ -256,32 +258,32 @@ class Formed(Record):
     """A generation was formed."""
 
     kind: Literal["generation"] = "generation"
-    generation: Whole
-    """Its number."""
+    generation: WholeNumber
+    """Number of the generation."""
     world_size: Count = None
-    """Its ranks."""
+    """Number of its ranks."""
     members: Texts = None
-    """Names of its replicas, in the order of their ranks."""
+    """Names of its replicas, in rank order."""
     reason: Text = None
-    """A word, as in the job's status."""
+    """Reason in one word, as in the job's status."""
     detail: Text = None
-    """The same as a sentence."""
+    """Reason in a sentence."""
 
 
 class Closed(Record):
-    """A generation is over."""
+    """A generation ended."""
 
     kind: Literal["closed"] = "closed"
-    generation: Whole
-    """Its number."""
+    generation: WholeNumber
+    """Number of the generation."""
     reason: Text = None
-    """A word, as in the job's status."""
+    """Reason in one word, as in the job's status."""
     detail: Text = None
-    """The same as a sentence."""
+    """Reason in a sentence."""
 
 
-class Told(Record):
-    """What people are told."""
+class EventRecord(Record):
+    """An event for people."""
 
     kind: Literal["event"] = "event"
     level: Text = None
@@ -290,57 +292,58 @@ class Told(Record):
     """A sentence."""
 
 
-class Troubled(Record, Troubles):
-    """All that went wrong so far, whenever something new did."""
+class TroublesRecord(Record, Troubles):
+    """All problems so far, whenever there is a new one."""
 
     kind: Literal["troubles"] = "troubles"
 
 
-class Accounted(Record, Ledger):
-    """What the run has taken so far: every 10 s, when a worker has gone, and at the end. Cumulative over restarts."""
+class LedgerRecord(Record, Ledger):
+    """The resource use of the run so far: every 10 s, when a worker has left, and at the end. Cumulative over
+    restarts."""
 
     kind: Literal["ledger"] = "ledger"
     unsettled: Number = None
-    """Worker-seconds of groups that step that their first ranks have yet to write down; shown as compute. Negative
-    where they have written down more."""
+    """Worker-seconds of training groups that their first ranks have not logged yet; shown as compute. Negative where
+    they have logged more."""
     worker_gpus: Amount = None
-    """GPUs of a worker."""
+    """GPUs per worker."""
     worker_cpus: Amount = None
-    """CPUs of a worker."""
+    """CPUs per worker."""
     reached: Count = None
-    """The highest step that was taken."""
+    """The highest step so far."""
     offsets: Amounts = None
-    """Bytes of the newest training logs that are counted, by generation."""
+    """Bytes of the newest training logs that are included, by generation."""
     evaluators_until: Amount = None
-    """Seconds since the epoch: up to then the logs of evaluators are counted."""
+    """Time up to which the logs of evaluators are included, in seconds since the epoch."""
 
 
 class CoordinatorEnd(Record):
-    """The coordinator leaves in good order."""
+    """The coordinator ends in an orderly way."""
 
     kind: Literal["end"] = "end"
 
 
-CoordinatorRecord = Sample | Formed | Closed | Told | Troubled | Accounted | CoordinatorEnd | Lost
+CoordinatorRecord = Sample | Formed | Closed | EventRecord | TroublesRecord | LedgerRecord | CoordinatorEnd | LostLines
 
 
 # An evaluator
 
 
 class Usage(Record):
-    """A sign of life: once a second while it evaluates, every 5 s otherwise."""
+    """A sign of life: once a second during an evaluation, every 5 s otherwise."""
 
     kind: Literal["usage"] = "usage"
     cpu_seconds: Seconds = None
-    """Of this process and of all that it has started, since it began."""
+    """CPU time of this process and of all processes it has started, since its start."""
     age: Seconds = None
-    """For how long this process has existed."""
+    """Age of this process, in seconds."""
     process: Text = None
-    """Which process this is: the same in all its signs of life, and in no other's."""
+    """Identity of this process: the same in all its records, and in no other process's."""
     state: Text = None
     """starting, idle or evaluating."""
     checkpoint: Text = None
-    """That is being evaluated."""
+    """Checkpoint that is being evaluated."""
 
 
 class Evaluated(Record):
@@ -348,63 +351,63 @@ class Evaluated(Record):
 
     kind: Literal["evaluated"] = "evaluated"
     checkpoint: Annotated[str, Field(min_length=1)]
-    """Its name."""
+    """Name of the checkpoint."""
     step: Count = None
-    """After which it was taken."""
+    """Step of the checkpoint."""
     generation: Count = None
-    """That wrote it."""
+    """Generation that wrote the checkpoint."""
     shard: Count = None
-    """The part of the test data, from 0."""
+    """Shard of the test data, from 0."""
     seconds: Seconds = None
-    """What that took."""
+    """Duration of the evaluation."""
 
 
 class NotEvaluated(Record):
-    """A checkpoint is left out, as the policy says."""
+    """A checkpoint is skipped, as the policy says."""
 
     kind: Literal["skipped"] = "skipped"
     checkpoint: Annotated[str, Field(min_length=1)]
-    """Its name."""
+    """Name of the checkpoint."""
     step: Count = None
-    """After which it was taken."""
+    """Step of the checkpoint."""
 
 
-class Unusable(Record):
+class CheckpointUnusable(Record):
     """A checkpoint cannot be evaluated."""
 
     kind: Literal["bad"] = "bad"
     checkpoint: Annotated[str, Field(min_length=1)]
-    """Its name."""
+    """Name of the checkpoint."""
     why: Text = None
-    """A sentence."""
+    """Reason, in a sentence."""
 
 
 class EvaluatorEnd(Record):
-    """The evaluator leaves in good order."""
+    """The evaluator ends in an orderly way."""
 
     kind: Literal["end"] = "end"
 
 
-EvaluatorRecord = Usage | Evaluated | NotEvaluated | Unusable | EvaluatorEnd | Lost
+EvaluatorRecord = Usage | Evaluated | NotEvaluated | CheckpointUnusable | EvaluatorEnd | LostLines
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 class Kinds(Generic[AnyRecord]):
-    """The kinds of record of one log."""
+    """The kinds of records in one log."""
 
     def __init__(self, records: Any) -> None:
         self._records = records
 
     @cached_property
     def _adapter(self) -> TypeAdapter[AnyRecord]:
-        """Made when a line is read: processes that only write have no use for it."""
+        """Validator of the union; built when a line is read, for processes that only write do not need it."""
         union: Any = Annotated[self._records, Field(discriminator="kind")]
         return TypeAdapter(union)
 
     def parse(self, line: bytes) -> AnyRecord | None:
-        """The record of a line; None for a kind that is not known here.
+        """Parse one line; None for an unknown kind.
 
         Raises:
             ValueError: the line is no record.

@@ -1,34 +1,34 @@
-"""Checkpoints that a script writes in a way of its own, and that evaluators take up (`evaluators.watch`).
+"""Checkpoints that a script writes in its own format, and that evaluators evaluate (`evaluators.watch`).
 
     watched/step-000000500/
         record.json    {"step", "path", "fingerprint", "at"}: never replaced
         ckpt-500.pt    hard links to its files, until it is evaluated
 
-A record gives such a file or folder the name and step by which evaluations, the best checkpoint and all views know it.
-Its generation is FOREIGN: whose ranks wrote it Tandem does not know, so it lies on every lineage. The record holds what
-the path looked like when it was found complete; what was overwritten since is another checkpoint.
+A record gives such a file or folder the name and step under which evaluations, the best checkpoint and all views refer
+to it. Its generation is FOREIGN: the ranks that wrote it are unknown, so it is on every lineage. The record has the
+fingerprint of the path when it was complete; overwritten content is another checkpoint.
 
-The links cost no copy, and keep what the script deletes or replaces by a rename until evaluators have done with it. One
-rename commits record and links. Where a disk refuses the links, the script's own path is read.
+The links cost no copy, and keep files that the script deletes or replaces by a rename until they are evaluated. One
+rename commits record and links. Where a disk does not support links, the script's own path is read.
 
-Nobody announces such a checkpoint, and one that is read too early is half of one. It counts as complete when
+Nobody announces such a checkpoint, and one that is read too early is incomplete. It counts as complete when
 
-- its format says so: a safetensors file as long as its header tells, a zip file of torch.save with its directory at the
+- its format shows it: a safetensors file as long as its header says, a zip file of torch.save with its directory at the
   end, a folder of torch.distributed.checkpoint with `.metadata`, one of the Hugging Face Trainer with its state, which
   are written last;
-- or else when nothing in it was changed for `settleSeconds`, by the clock of its disk;
+- or else when nothing in it has changed for `settleSeconds`, by the clock of its disk;
 - or when training is over: nobody writes any more.
 
-What its own format shows to be cut off never counts, however long it rests: a script that is killed while it saves
-leaves half a file.
+A file that is truncated by its own format never counts, however old it is: a script that is killed during a save leaves
+half a file.
 
-And always only if two looks have found it the same. The coordinator looks, which is never busy, and so does each
-evaluator, which may be the last process of a run. The first one that finds a checkpoint records it.
+In any case two scans in a row must have found the same fingerprint. The coordinator scans, which is never busy, and so
+does each evaluator, which may be the last process of a run. The first one that finds a checkpoint records it.
 
-The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A name without one, such as
-`best.pt`, is overwritten again and again: each state of it is a checkpoint, of the step that was logged last when it
-was written, and at least one after that of the state before: a script that was started again logs earlier steps. One
-that logs no steps has its states numbered in the order in which they are found.
+The step is the last number in the name (`checkpoint-500`, `epoch=3-step=1500.ckpt`). A path without one, such as
+`best.pt`, is overwritten again and again: each state of it is a checkpoint. Its step is the one that was logged last
+when it was written, and at least one more than that of the state before: a restarted script logs earlier steps. The
+states of a script that logs no steps are numbered in the order in which they are found.
 """
 
 import hashlib
@@ -46,110 +46,117 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tandem import tensor_header
-from tandem.model import Model, Moment, Whole
-from tandem.rundir import lease
-from tandem.rundir.durable import TEMPORARY, commit_folder, listed, read_json_or_none, replace_json, temporary_beside
+from tandem.model import Model, Timestamp, WholeNumber
+from tandem.rundir import lease, tensor_header
+from tandem.rundir.durable import (
+    TEMPORARY,
+    commit_folder,
+    list_folder,
+    read_json_or_none,
+    replace_json,
+    temporary_beside,
+)
 from tandem.rundir.layout import RunDir, checkpoint_name, step_of
-from tandem.rundir.lineage import FOREIGN
+from tandem.rundir.lineage import FOREIGN_GENERATION
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import TRAINING, Step
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 WATCHED, RECORD = "watched", "record.json"
 MAX_ENTRIES = 5_000
-"""Of a folder, in it and below: no checkpoint has more files."""
+"""Maximum number of files in a folder and below it: no checkpoint has more."""
 MAX_STEP = 10**15 - 1
 ZIP = b"PK\x03\x04"
-"""Begins a zip file, such as one of torch.save."""
+"""First bytes of a zip file, such as one of torch.save."""
 LOGGED_BYTES = 2**18
-"""Of the end of a training log, in which a step is looked for first."""
+"""Bytes at the end of a training log that are searched for a step first."""
 _NUMBER = re.compile(r"\d+")
 
 
 class Watched(Model):
-    """A file or folder of the script's that is a checkpoint."""
+    """A file or folder of the script that is a checkpoint."""
 
-    step: Whole
-    """Its number."""
+    step: WholeNumber
+    """The checkpoint's step."""
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """In the run directory."""
+    """Path relative to the run directory."""
     fingerprint: Annotated[str, Field(max_length=128)]
-    """Of names, sizes and times of its files when it was complete."""
-    at: Moment
-    """When it was last changed, seconds since the epoch."""
+    """Digest of the names, sizes and times of its files when it was complete."""
+    at: Timestamp
+    """Time of its last change, in seconds since the epoch."""
 
     @property
     def reference(self) -> CheckpointRef:
-        """The checkpoint, as evaluations know it."""
-        return CheckpointRef(name=checkpoint_name(self.step), step=self.step, generation=FOREIGN)
+        """The reference by which evaluations name this checkpoint."""
+        return CheckpointRef(name=checkpoint_name(self.step), step=self.step, generation=FOREIGN_GENERATION)
 
 
 def step_in(path: str) -> int | None:
     """The last number in a file's name, without its ending; None if there is none."""
     name = Path(path).name
     stem = name if name.rpartition(".")[2].isdecimal() else name.partition(".")[0] or name
-    found = [int(number) for number in _NUMBER.findall(stem) if len(number) < 16]
-    return found[-1] if found else None
+    numbers = [int(number) for number in _NUMBER.findall(stem) if len(number) < 16]
+    return numbers[-1] if numbers else None
 
 
 def folder(rundir: RunDir, name: str) -> Path:
-    """Where the record and the links of a checkpoint are."""
+    """The folder with the record and the links of a checkpoint."""
     return rundir.path / WATCHED / name
 
 
-def records(rundir: RunDir, known: Container[str] = ()) -> list[Watched]:
-    """All that are recorded, by step. One that is damaged is passed over.
+def records(rundir: RunDir, skip: Container[str] = ()) -> list[Watched]:
+    """All recorded checkpoints, by step. Damaged records are skipped.
 
     Args:
-        known: names of checkpoints whose records need not be read again.
+        skip: names of checkpoints whose records are not read.
     """
-    found = []
-    for path in listed(rundir.path / WATCHED):
-        if step_of(path.name) is None or path.name in known:
+    checkpoints = []
+    for path in list_folder(rundir.path / WATCHED):
+        if step_of(path.name) is None or path.name in skip:
             continue
         try:
-            found.append(Watched.read(read_json_or_none(path / RECORD)))
+            checkpoints.append(Watched.read(read_json_or_none(path / RECORD)))
         except ValidationError:
             continue
-    return sorted(found, key=lambda one: one.step)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 def record(rundir: RunDir, watched: Watched) -> bool:
-    """Record a checkpoint, and link its files. False if there is one of that step, or if it has changed meanwhile.
+    """Record a checkpoint, and link its files. Returns False if that step has a record, or if the checkpoint has
+    changed meanwhile.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the record cannot be written.
     """
     final = folder(rundir, watched.reference.name)
     final.parent.mkdir(exist_ok=True)
-    aside = temporary_beside(final)
-    aside.mkdir()
+    temporary = temporary_beside(final)
+    temporary.mkdir()
     try:
         source = rundir.path / watched.path
-        links = aside / source.name
+        links = temporary / source.name
         with suppress(OSError):
             _link(source, links)
-        looks = fingerprint(links if links.exists() else source)
-        if looks is None or looks[0] != watched.fingerprint:
+        state = fingerprint(links if links.exists() else source)
+        if state is None or state[0] != watched.fingerprint:
             return False
-        replace_json(aside / RECORD, watched.dump())
-        commit_folder(aside, final)
+        replace_json(temporary / RECORD, watched.dump())
+        commit_folder(temporary, final)
     except OSError:
-        # A folder that holds something is not replaced: somebody else was first.
+        # A folder that is not empty is not replaced: another process was first.
         if (final / RECORD).exists():
             return False
         raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return True
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard links to a file, or to all files of a folder; nothing at all if that fails.
+    """Create hard links to a file, or to all files of a folder; nothing at all if that fails.
 
     Raises:
-        OSError: the disk refuses, or the source is gone.
+        OSError: the disk does not support it, or the source is gone.
     """
     try:
         if source.is_file():
@@ -161,14 +168,14 @@ def _link(source: Path, target: Path) -> None:
         raise
 
 
-def content(rundir: RunDir, watched: Watched) -> Path:
-    """What evaluators read of a checkpoint: its links, or else the script's own path."""
+def evaluated_path(rundir: RunDir, watched: Watched) -> Path:
+    """The path that evaluators read: the links of a checkpoint, or else the script's own path."""
     links = folder(rundir, watched.reference.name) / Path(watched.path).name
     return links if links.exists() else rundir.path / watched.path
 
 
-def let_go(rundir: RunDir, watched: Watched) -> None:
-    """Remove the links of a checkpoint that nobody evaluates any more."""
+def remove_links(rundir: RunDir, watched: Watched) -> None:
+    """Remove the links of a checkpoint that is no longer evaluated."""
     links = folder(rundir, watched.reference.name) / Path(watched.path).name
     if links.is_dir():
         shutil.rmtree(links, ignore_errors=True)
@@ -177,25 +184,25 @@ def let_go(rundir: RunDir, watched: Watched) -> None:
 
 
 OVERWRITTEN = "it was overwritten or deleted before its evaluation was complete"
-"""Why a state of a file was not evaluated."""
+"""Reason for which a state of a file was not evaluated."""
 UNFINISHED = (".tmp", ".part", ".incomplete")
-"""Endings of names that nobody has finished with."""
-MAX_FOUND = 2_000
-"""Files and folders that a pattern may match; the newest steps count."""
-FORGOTTEN_SECONDS = 3600.0
-"""Nobody takes so long to record a checkpoint."""
+"""Suffixes of files that are still being written."""
+MAX_MATCHES = 2_000
+"""Maximum number of files and folders that a pattern matches; the newest steps count."""
+ABANDONED_SECONDS = 3600.0
+"""Age after which a temporary folder counts as left by a crash, in seconds."""
 
 
 def _sweep(rundir: RunDir) -> None:
-    """Remove what crashes have left half recorded; what cannot be removed does no harm."""
+    """Remove partial records that crashes have left; one that cannot be removed does no harm."""
     with suppress(OSError):
-        for path in listed(rundir.path / WATCHED):
-            if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > FORGOTTEN_SECONDS:
+        for path in list_folder(rundir.path / WATCHED):
+            if path.name.startswith(TEMPORARY) and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(path)
 
 
-def path_of(rundir: RunDir, name: str) -> Path:
-    """Where a checkpoint is: one of Tandem's own, or one of the script's."""
+def checkpoint_path(rundir: RunDir, name: str) -> Path:
+    """The path of a checkpoint: one of Tandem's own, or one of the script's."""
     try:
         watched = Watched.read(read_json_or_none(folder(rundir, name) / RECORD))
     except ValidationError:
@@ -204,7 +211,7 @@ def path_of(rundir: RunDir, name: str) -> Path:
 
 
 def fingerprint(path: Path) -> tuple[str, float] | None:
-    """What a file or folder looks like, and when anything in it was changed last; None for one that is empty.
+    """Fingerprint of a file or folder, and the time of the last change in it; None if it is empty.
 
     Raises:
         OSError: it is gone, or cannot be read.
@@ -212,14 +219,14 @@ def fingerprint(path: Path) -> tuple[str, float] | None:
     facts = path.stat()
     if stat.S_ISREG(facts.st_mode):
         return (f"{facts.st_size}-{facts.st_mtime_ns}", facts.st_mtime) if facts.st_size else None
-    digest, newest, files, left = hashlib.sha256(), facts.st_mtime_ns, 0, MAX_ENTRIES
+    digest, newest, files, remaining = hashlib.sha256(), facts.st_mtime_ns, 0, MAX_ENTRIES
     folders = [path]
     while folders:
         folder = folders.pop()
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                left -= 1
-                if left < 0:
+                remaining -= 1
+                if remaining < 0:
                     return None
                 inside = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(inside.st_mode):
@@ -231,82 +238,86 @@ def fingerprint(path: Path) -> tuple[str, float] | None:
     return (digest.hexdigest()[:32], newest / 1e9) if files else None
 
 
-def logged_step(rundir: RunDir, at: float) -> int | None:
-    """The last step that was logged until a time, seconds since the epoch; None if none is found.
+def logged_step(rundir: RunDir, timestamp: float) -> int | None:
+    """The last step that was logged before a time, in seconds since the epoch; None if there is none.
 
     Raises:
         OSError: the logs cannot be read.
     """
     for path in reversed(rundir.training_logs().values()):
-        # Looked for soon after it was written.
+        # The checkpoint was written recently, so its step is near the end of the log.
         for start in sorted({max(0, path.stat().st_size - LOGGED_BYTES), 0}, reverse=True):
-            steps = [one.step for one in LogReader(path, TRAINING, start) if isinstance(one, Step) and one.time <= at]
+            entries = (entry for entry in LogReader(path, TRAINING, start) if isinstance(entry, Step))
+            steps = [entry.step for entry in entries if entry.time <= timestamp]
             if steps:
                 return steps[-1]
     return None
 
 
 class Finder:
-    """Finds the checkpoints of a script and records them. For one thread.
+    """Finds the checkpoints of a script and records them. Not thread-safe.
 
     Args:
-        pattern: of their paths in the run directory.
-        settle_seconds: how long one rests before it counts, where its format does not say that it is complete.
+        pattern: glob pattern of their paths in the run directory.
+        settle_seconds: time without a change after which a checkpoint counts as complete, where its format does not
+            show it.
     """
 
     def __init__(self, rundir: RunDir, pattern: str, settle_seconds: float) -> None:
         self._rundir, self._pattern, self._settle_seconds = rundir, pattern, settle_seconds
-        self._seen: dict[str, str] = {}
-        """Fingerprints at the last look, by path, of what is not recorded."""
+        self._fingerprints: dict[str, str] = {}
+        """Fingerprints of unrecorded paths in the last scan."""
         self.known: dict[str, Watched] = {}
-        """All that are recorded, by name, also by other processes."""
+        """All recorded checkpoints by name, also those of other processes."""
         _sweep(rundir)
 
     def look(self, ended: bool) -> bool:
-        """Record what is complete. Returns whether the next look may find more though training is over.
+        """Record complete checkpoints. Returns whether the next call may find more though training is over.
 
         Args:
-            ended: nobody writes any more.
+            ended: training is over, so that nobody writes any more.
 
         Raises:
-            OSError: the disk does not take a record.
+            OSError: a record cannot be written.
         """
-        self._learn()
-        seen: dict[str, str] = {}
-        found, waits = [], False
-        for path in self._matching():
+        self._read_records()
+        fingerprints: dict[str, str] = {}
+        complete, has_pending = [], False
+        for path in self._matches():
+            # A path may vanish at any time: it is the script's.
             with suppress(OSError):
-                looks = self._considered(path)
-                if looks is None:
+                state = self._candidate_state(path)
+                if state is None:
                     continue
                 name = str(path.relative_to(self._rundir.path))
-                seen[name] = looks[0]
-                if self._seen.get(name) != looks[0]:
-                    waits = True
-                elif ended or self._counts(path, looks[1]):
-                    if not is_cut_off(path):
-                        found.append((path, *looks))
+                fingerprints[name] = state[0]
+                # It changed since the last scan, or is new: still being written, as far as anybody knows.
+                if self._fingerprints.get(name) != state[0]:
+                    has_pending = True
+                elif ended or self._is_complete(path, state[1]):
+                    if not is_truncated(path):
+                        complete.append((path, *state))
                 else:
-                    waits = True
-        for path, looks_like, changed in found:
-            self._record(path, looks_like, changed)
-        self._seen = seen
-        return ended and waits
+                    has_pending = True
+        for path, digest, changed in complete:
+            self._record(path, digest, changed)
+        self._fingerprints = fingerprints
+        return ended and has_pending
 
     def is_there(self, watched: Watched) -> bool:
-        """Whether a checkpoint is still what was recorded."""
+        """Whether a checkpoint still has the recorded fingerprint."""
         with suppress(FileNotFoundError, NotADirectoryError):
-            looks = fingerprint(content(self._rundir, watched))
-            return looks is not None and looks[0] == watched.fingerprint
+            state = fingerprint(evaluated_path(self._rundir, watched))
+            return state is not None and state[0] == watched.fingerprint
         return False
 
-    def _matching(self) -> list[Path]:
-        found = [path for path in self._rundir.path.glob(self._pattern) if not path.name.startswith(".")]
-        found = [path for path in found if path.suffix not in UNFINISHED]
-        return sorted(found, key=lambda path: (step_in(path.name) or 0, str(path)))[-MAX_FOUND:]
+    def _matches(self) -> list[Path]:
+        paths = [path for path in self._rundir.path.glob(self._pattern) if not path.name.startswith(".")]
+        paths = [path for path in paths if path.suffix not in UNFINISHED]
+        return sorted(paths, key=lambda path: (step_in(path.name) or 0, str(path)))[-MAX_MATCHES:]
 
-    def _considered(self, path: Path) -> tuple[str, float] | None:
-        """What a path looks like that may be a checkpoint that is not recorded; None for any other one.
+    def _candidate_state(self, path: Path) -> tuple[str, float] | None:
+        """Fingerprint and time of a path that may be an unrecorded checkpoint; None for any other path.
 
         Raises:
             OSError: it is gone, or cannot be read.
@@ -314,38 +325,38 @@ class Finder:
         name, step = str(path.relative_to(self._rundir.path)), step_in(path.name)
         if step is not None and checkpoint_name(step) in self.known:
             return None
-        looks = fingerprint(path)
-        is_known = looks is not None and any(
-            (one.path, one.fingerprint) == (name, looks[0]) for one in self.known.values()
+        state = fingerprint(path)
+        is_known = state is not None and any(
+            (checkpoint.path, checkpoint.fingerprint) == (name, state[0]) for checkpoint in self.known.values()
         )
-        return None if is_known else looks
+        return None if is_known else state
 
-    def _counts(self, path: Path, changed: float) -> bool:
-        rests = lease.server_time(self._rundir.leases) - changed >= self._settle_seconds
-        return rests or says_that_it_is_complete(path)
+    def _is_complete(self, path: Path, changed: float) -> bool:
+        is_quiet = lease.server_time(self._rundir.leases) - changed >= self._settle_seconds
+        return is_quiet or is_marked_complete(path)
 
-    def _record(self, path: Path, looks_like: str, changed: float) -> None:
+    def _record(self, path: Path, digest: str, changed: float) -> None:
         name, step = str(path.relative_to(self._rundir.path)), step_in(path.name)
         if step is None:
             step = logged_step(self._rundir, changed)
-            taken = {one.step for one in self.known.values()}
+            used_steps = {checkpoint.step for checkpoint in self.known.values()}
             if step is None:
-                step = 1 + max(taken, default=0)
-            # After a restart earlier steps are logged, and yet this is the newest state of its file.
-            step = max([step, *(one.step + 1 for one in self.known.values() if one.path == name)])
-            while step in taken:  # several states of one step
+                step = 1 + max(used_steps, default=0)
+            # A restarted script logs earlier steps, and yet this is the newest state of its file.
+            step = max([step, *(checkpoint.step + 1 for checkpoint in self.known.values() if checkpoint.path == name)])
+            while step in used_steps:  # several states of one step
                 step += 1
-        record(self._rundir, Watched(step=step, path=name, fingerprint=looks_like, at=changed))
-        self._learn()
+        record(self._rundir, Watched(step=step, path=name, fingerprint=digest, at=changed))
+        self._read_records()
 
-    def _learn(self) -> None:
-        """Read the records that are new."""
-        for one in records(self._rundir, known=self.known):
-            self.known[one.reference.name] = one
+    def _read_records(self) -> None:
+        """Read new records."""
+        for checkpoint in records(self._rundir, skip=self.known):
+            self.known[checkpoint.reference.name] = checkpoint
 
 
-def says_that_it_is_complete(path: Path) -> bool:
-    """Whether a checkpoint of a known format is there to its end.
+def is_marked_complete(path: Path) -> bool:
+    """Whether the format of a checkpoint shows that it is complete.
 
     Raises:
         OSError: it cannot be read.
@@ -357,12 +368,12 @@ def says_that_it_is_complete(path: Path) -> bool:
             return isinstance(json.loads((path / "trainer_state.json").read_bytes()), dict)
         return False
     if path.suffix == ".safetensors":
-        return _is_whole_safetensors(path)
+        return _is_complete_safetensors(path)
     return zipfile.is_zipfile(path)
 
 
-def is_cut_off(path: Path) -> bool:
-    """Whether a file, or one directly in a folder, is of a known format and ends too early.
+def is_truncated(path: Path) -> bool:
+    """Whether a file, or one directly in a folder, has a known format and ends too early.
 
     Raises:
         OSError: it cannot be read.
@@ -371,7 +382,7 @@ def is_cut_off(path: Path) -> bool:
         if not file.is_file():
             continue
         if file.suffix == ".safetensors":
-            if not _is_whole_safetensors(file):
+            if not _is_complete_safetensors(file):
                 return True
         elif _begins_as_zip(file) and not zipfile.is_zipfile(file):
             return True
@@ -383,7 +394,7 @@ def _begins_as_zip(path: Path) -> bool:
         return file.read(len(ZIP)) == ZIP
 
 
-def _is_whole_safetensors(path: Path) -> bool:
+def _is_complete_safetensors(path: Path) -> bool:
     size = path.stat().st_size
     with path.open("rb") as file:
 
@@ -392,7 +403,7 @@ def _is_whole_safetensors(path: Path) -> bool:
             return file.read(length)
 
         try:
-            found = tensor_header.tensors(read, size)
+            tensors = tensor_header.tensors(read, size)
         except ValueError:
             return False
-    return max((tensor.start + tensor.size for tensor in found.values()), default=size) == size
+    return max((tensor.start + tensor.size for tensor in tensors.values()), default=size) == size

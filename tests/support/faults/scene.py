@@ -27,11 +27,11 @@ from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint import node_memory, staging, writer
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import Loaded, Restored, restore
-from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.staging import FileLayout, Staging, shared_memory
 from tandem_trainer.process_group import Group
 from tests.support import manifests
 
@@ -41,7 +41,7 @@ BLOCK = 512
 """Smaller than a chunk, so that chunks are written past the page cache; what disks ask for at least."""
 SECONDS = 20.0
 """A writer that takes longer is killed; it has milliseconds of work."""
-PATIENCE = {"PARTS_SECONDS": 0.05, "ORPHAN_SECONDS": 0.05, "REFRESH_SECONDS": 0.01, "LOOK_SECONDS": 0.001}
+PATIENCE = {"PARTS_SECONDS": 0.05, "ORPHAN_SECONDS": 0.05, "REFRESH_SECONDS": 0.01, "POLL_SECONDS": 0.001}
 """Part 0 waits for nobody: in these tests nobody is only slow."""
 FORGETFUL = {"FORGOTTEN_SECONDS": -1.0}
 """An hour has passed since the fault."""
@@ -136,7 +136,7 @@ class Scene:
 
     def __init__(self, server: Server, folder: Path) -> None:
         self._server, self._folder = server, folder
-        self._memories: dict[tuple[Save, int, int], tuple[Path, list[dict[str, Any]], Layout]] = {}
+        self._memories: dict[tuple[Save, int, int], tuple[Path, list[dict[str, Any]], FileLayout]] = {}
         self._counter = 0
         self.trees: dict[Save, Tree] = {}
         self.template = folder / "template"
@@ -271,7 +271,7 @@ class Scene:
             put(self.rundir.checkpoint(save.name), self.trees[save])
         for generation, parent in self.GENERATIONS:
             self.rundir.record_generation(self.begin(generation, parent))
-        cut_off = writer.aside_folder(self.rundir, checkpoint_name(50), 1, 6)
+        cut_off = writer.temporary_folder(self.rundir, checkpoint_name(50), 1, 6)
         put(cut_off, {WEIGHTS: b"half", ".tmp-part-0000.json-1-aaaa": b"{"})
 
     def _saved_alone(self, place: Path, save: Save) -> Tree:
@@ -313,12 +313,12 @@ class Scene:
         }
         return {"request": request, "memory": str(memory)}
 
-    def _memory(self, save: Save, part: int, parts: int) -> tuple[Path, list[dict[str, Any]], Layout]:
+    def _memory(self, save: Save, part: int, parts: int) -> tuple[Path, list[dict[str, Any]], FileLayout]:
         """What a rank has staged, in a file that writers map."""
         key = (save, part, parts)
         if key not in self._memories:
             files = state_of(save)
-            found = Layout.of(files, parts)
+            found = FileLayout.from_files(files, parts)
             assert found.parts == parts
             descriptor = shared_memory()
             staging = Staging(descriptor, files, found, part)
@@ -354,7 +354,7 @@ def put(folder: Path, tree: Tree) -> None:
 def small_chunks(monkeypatch: Any) -> None:
     """Chunks of this process as small as those of the server."""
     for module in (checkpoint, staging, node_memory, writer):
-        monkeypatch.setattr(module, "CHUNK", CHUNK)
+        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
     for module in (writer, staging):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     monkeypatch.setattr(staging, "MIN_PART", CHUNK)

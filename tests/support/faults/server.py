@@ -52,10 +52,10 @@ class Child:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    checkpoint.CHUNK = writer.CHUNK = int(sys.argv[1])
+    checkpoint.CHUNK_BYTES = writer.CHUNK_BYTES = int(sys.argv[1])
     writer.BLOCK = int(sys.argv[2])
     # The steps of the story are ten apart, and retention is to be about what the story tells.
-    lineage.SPAN = lineage.MARGIN = 0
+    lineage.SPIKE_SPAN_STEPS = lineage.MARGIN = 0
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(play(request["writers"], request["turns"], request["seconds"])), flush=True)

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from tandem.processes import distribution
 from tests.support import ROOT
 
 COMMIT = "1da57420faf34b872d1c91dff47d8e3c3c5bc415"
@@ -32,6 +33,22 @@ class Previous:
         project = tomllib.loads((folder / "pyproject.toml").read_text())
         self.rooms = rooms(project)
         self._script = project["project"]["scripts"]["tandem"]
+        self._describe(project["project"])
+
+    def _describe(self, project: dict[str, Any]) -> None:
+        """Write its metadata where Python finds it before that of the installed one: torchrun finds the rendezvous and
+        the output of ranks by entry points, and those that are installed name modules of the present."""
+        groups = project["entry-points"].items()
+        points = [
+            f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
+            for group, entries in groups
+        ]
+        for name in {project["name"], distribution.NAME}:
+            folder = self.folder / self.rooms[0] / f"{name.replace('-', '_')}-{project['version']}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Name: {name}\nVersion: {project['version']}\n")
+            # Each stands once, though the distribution may have had another name.
+            (folder / "entry_points.txt").write_text("\n".join(points if name == project["name"] else []))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 What torch does at the end of an ordinary script is not what its tests are about: a thread of gloo lets go of the last
 gradients only after the script has seen them, takes the interpreter's lock for it, and aborts the process ("terminate
 called without an active exception") if the interpreter is ending by then. Seen in 1 of 40 runs on a busy machine, in 4
-of 8 with that thread slowed down (torch 2.15). Ranks that start warm end in this way too (tandem_trainer.warm).
+of 8 with that thread slowed down (torch 2.15). Ranks that start warm end in this way too (tandem_trainer.agent.warm).
 """
 
 import os

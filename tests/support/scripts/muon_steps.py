@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tandem_trainer.checkpoint.sharding import whole
+from tandem_trainer.checkpoint.sharding import full_tensor
 from tandem_trainer.sharded_muon import ShardedMuon
 
 SHAPES = ((48, 16), (16, 48), (2, 8), (7, 5), (32, 32), (1, 4), (9, 9))
@@ -24,7 +24,7 @@ BUFFER = "momentum_buffer"
 
 
 def distance(part: Tensor, one: Tensor) -> float:
-    return float((whole(part) - one.detach()).abs().max())
+    return float((full_tensor(part) - one.detach()).abs().max())
 
 
 def main(kind: str) -> None:

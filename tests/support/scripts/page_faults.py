@@ -52,14 +52,14 @@ else:
 
         assert keep_freed_memory()
     if sys.argv[1] == "adapted":
-        from tandem_trainer.malloc import begin_adapted
+        from tandem_trainer.malloc import use_adapted_thresholds
 
-        print(begin_adapted(), file=sys.stderr)
+        print(use_adapted_thresholds(), file=sys.stderr)
     if sys.argv[1] in ("large", "small"):
         import torch
         import torch.distributed as dist
 
-        from tandem.tasks import TaskLoop
+        from tandem.job.tasks import TaskLoop
         from tandem_trainer.process_group import Group
         from tandem_trainer.strategies.fsdp import Fsdp
 

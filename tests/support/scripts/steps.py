@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 
 aware = os.environ.get("STEPS_AWARE") == "1"
 pulse = None

@@ -79,11 +79,11 @@ class Accounting:
 
     def change(self, *words: str) -> None:
         """sacctmgr. The controller knows of it once this returns."""
-        scheduler.ask(str(self._programs / "sacctmgr"), "--immediate", *words)
+        scheduler.run(str(self._programs / "sacctmgr"), "--immediate", *words)
 
     def _answers(self) -> bool:
         try:
-            scheduler.ask(str(self._programs / "sacctmgr"), "show", "cluster")
+            scheduler.run(str(self._programs / "sacctmgr"), "show", "cluster")
         except scheduler.SlurmError:
             return False
         return True

@@ -202,7 +202,7 @@ class Slurm:
 
     def ask(self, *words: str) -> str:
         """What a command of SLURM prints."""
-        return scheduler.ask(str(self.bin / words[0]), *words[1:])
+        return scheduler.run(str(self.bin / words[0]), *words[1:])
 
     def update(self, job: str, **fields: str) -> None:
         """scontrol update, of a job."""

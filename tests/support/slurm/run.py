@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from tandem.coordinator_client import CoordinatorClient, Refused, Unreachable
 from tandem.rundir.layout import RunDir
-from tandem.status import Snapshot
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
+from tandem.wire.status import Snapshot
 from tandem_cli.local.run_view import endpoint
 from tests.support import EXAMPLES
 from tests.support.processes import tandem
@@ -112,7 +112,7 @@ class SlurmRun:
             if found is not None:
                 with CoordinatorClient(*found, timeout=2.0) as client:
                     return client.status()
-        except (Unreachable, Refused, ValueError):
+        except (Unreachable, CoordinatorRefused, ValueError):
             pass
         return None
 

@@ -2,9 +2,22 @@
 
 from typing import Any
 
-from tandem.protocol import Answer, Sync
-from tandem_coordinator.group_state import Action, Close, Complete, Event, FailJob, Open, Over, Rules, Say, Synced, Tick
-from tandem_coordinator.membership import answer, start, step
+from tandem.wire.protocol import Answer, Sync
+from tandem_coordinator.group_state import (
+    Action,
+    Announce,
+    Close,
+    Complete,
+    Event,
+    FailJob,
+    JobEnded,
+    Open,
+    Rules,
+    Synced,
+    Tick,
+)
+from tandem_coordinator.membership import answer, initial_state, step
+from tandem_coordinator.state_store import RecordedState
 
 RULES = Rules(
     minimum=1,
@@ -21,17 +34,17 @@ RULES = Rules(
 class Job:
     """A job whose agents are driven by hand: `joins`, `runs`, `leaves`, and the time that passes."""
 
-    def __init__(self, target: int = 2, rules: Rules = RULES, **left_behind: Any) -> None:
+    def __init__(self, target: int = 2, rules: Rules = RULES, **recorded: Any) -> None:
         self.now = 1000.0
-        self.state = start(rules, target, self.now, **left_behind)
+        self.state = initial_state(rules, target, self.now, RecordedState(**recorded))
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
         self.training = self.can_save = self.scripted = self.saving = self.pausing = self.finishing = False
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
         self.saved_step: int | None = None
-        self.own_file: tuple[int, str] | None = None
-        self.own_file_at = float("inf")
+        self.script_checkpoint: tuple[int, str] | None = None
+        self.script_checkpoint_polled = float("inf")
         self.leaving: set[str] = set()
         self.rejoins: list[str] = []
         self.nodes: dict[str, str] = {}
@@ -41,8 +54,8 @@ class Job:
             Tick(
                 checkpoint=self.checkpoint,
                 saved_step=self.saved_step,
-                own_file=self.own_file,
-                own_file_at=self.own_file_at,
+                script_checkpoint=self.script_checkpoint,
+                script_checkpoint_polled=self.script_checkpoint_polled,
                 training=self.training,
                 can_save=self.can_save,
                 scripted=self.scripted,
@@ -58,7 +71,7 @@ class Job:
         self.actions += actions
         for action in actions:
             if isinstance(action, FailJob | Complete):
-                self.tell(Over(action.cause))
+                self.tell(JobEnded(action.cause))
 
     def say(self, replica: str, state: str, **more: Any) -> Answer:
         sync = self.message(replica, state, **more)
@@ -141,7 +154,7 @@ class Job:
         return message(replica, state, node=self.nodes.get(replica), **more)
 
     def said(self) -> list[str]:
-        return [action.text for action in self.actions if isinstance(action, Say)]
+        return [action.text for action in self.actions if isinstance(action, Announce)]
 
     def members(self) -> list[str]:
         if not self.state.open or self.state.latest is None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.job import DistributedTrainingJob
-from tandem.status import Snapshot, Status
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.status import Snapshot, Status
 from tandem_operator import kinds, names, objects
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle
 from tandem_operator.objects import Manifest
-from tandem_operator.observed import Children, Pod, Service, Thing, VolumeClaim, children
-from tandem_operator.plan import Plan, Situation
+from tandem_operator.observed import Children, KubeObject, Pod, Service, VolumeClaim, children
+from tandem_operator.plan import ReconcileInputs, ReconcilePlan
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import reconcile
 from tests.support import manifests
@@ -42,7 +42,7 @@ def worker(index: int = 0, name: str = "", **facts: Any) -> Pod:
     """A worker pod that runs."""
     name = name or f"digits-worker-{index}-aaaaa"
     facts = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490} | facts
-    facts = {"owner": UID, "endpoint": ENDPOINT, "has_begun": facts["started"] is not None} | facts
+    facts = {"owner": UID, "endpoint": ENDPOINT, "has_run": facts["started"] is not None} | facts
     return Pod(name=name, uid=f"uid-of-{name}", role=names.WORKER, index=index, **facts)
 
 
@@ -52,7 +52,7 @@ def coordinator(of: DistributedTrainingJob | None = None, name: str = "", **fact
     template = objects.coordinator_template(of or job(), IMAGES).digest
     given = {"phase": "Running", "ready": True, "created": NOW - 500, "started": NOW - 490, "template": template}
     given |= {"address": "10.1.1.1", "uid": f"uid-of-{name}", "owner": UID}
-    given |= {"has_begun": facts.get("started", NOW) is not None}
+    given |= {"has_run": facts.get("started", NOW) is not None}
     return Pod(name=name, role=names.COORDINATOR, **{**given, **facts})
 
 
@@ -77,11 +77,11 @@ def initialized(**status: Any) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [condition], **status}
 
 
-def surroundings(of: DistributedTrainingJob, *more: Thing, evaluators: Sequence[Pod] | None = None) -> Children:
+def surroundings(of: DistributedTrainingJob, *more: KubeObject, evaluators: Sequence[Pod] | None = None) -> Children:
     """Everything but workers that such a job has while it trains, as the operator would have made it."""
     sitting = [evaluator(of, index) for index in range(of.spec.evaluation.replicas)]
-    found: list[Thing] = [
-        _thing(objects.job_file(of, UID), Thing(kind=kinds.CONFIG_MAP, name="")),
+    found: list[KubeObject] = [
+        _thing(objects.job_file(of, UID), KubeObject(kind=kinds.CONFIG_MAP, name="")),
         _thing(objects.claim(of, UID), VolumeClaim(name="", phase="Bound")),
         _thing(objects.service(of, UID), Service(name="", address="10.0.0.7")),
         *(sitting if evaluators is None else evaluators),
@@ -90,32 +90,34 @@ def surroundings(of: DistributedTrainingJob, *more: Thing, evaluators: Sequence[
     return children([*found, *more])
 
 
-def running(*more: Thing, status: dict[str, Any] | None = None, **spec: Any) -> tuple[DistributedTrainingJob, Children]:
+def running(
+    *more: KubeObject, status: dict[str, Any] | None = None, **spec: Any
+) -> tuple[DistributedTrainingJob, Children]:
     """A job that trains with two workers."""
     of = job(status=initialized(**(status or {})), **spec)
     return of, surroundings(of, worker(0), worker(1), *more)
 
 
-def situation(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> Situation:
+def situation(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> ReconcileInputs:
     """All that there is to know."""
     there = surroundings(of) if there is None else there
     whole: dict[str, Any] = {"uid": UID, "now": NOW, "entropy": "e", **facts}
-    return Situation(job=of, children=there, **whole)
+    return ReconcileInputs(job=of, children=there, **whole)
 
 
-def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> Plan:
+def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> ReconcilePlan:
     """What the operator does about it."""
     return reconcile(situation(of, there, **facts), IMAGES)
 
 
-def made(plan: Plan) -> list[str]:
+def made(plan: ReconcilePlan) -> list[str]:
     """What it creates."""
-    return [called(manifest) for manifest in (*plan.create, *plan.make)]
+    return [called(manifest) for manifest in (*plan.create, *plan.create_pods)]
 
 
-def removed(plan: Plan) -> list[str]:
+def removed(plan: ReconcilePlan) -> list[str]:
     """Names of what it deletes."""
-    return [removal.name for removal in plan.remove]
+    return [removal.name for removal in plan.delete]
 
 
 def called(manifest: Manifest) -> str:
@@ -126,7 +128,7 @@ def called(manifest: Manifest) -> str:
     return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 
-def _thing(manifest: Manifest, kind: Thing) -> Thing:
+def _thing(manifest: Manifest, kind: KubeObject) -> KubeObject:
     owners = manifest["metadata"].get("ownerReferences", [])
     return replace(
         kind,

@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tandem.formatting import rfc3339
-from tandem.status import GenerationView, Snapshot, Status
+from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, Object, RequestRefused
 from tandem_operator.controller import Controller
@@ -161,7 +161,7 @@ class Cluster:
             self._cache(place, new, "MODIFIED")
         self._after()
 
-    async def ask(self, endpoint: str, token: str) -> Snapshot | None:
+    async def poll(self, endpoint: str, token: str) -> Snapshot | None:
         """The coordinator's answer."""
         pod = self._coordinator()
         if pod is None or not self._running(pod) or pod["metadata"]["name"] in self.mute:
@@ -182,7 +182,7 @@ class Cluster:
         )
         return Snapshot(job="j", time=0.0, status=status, generations=[view])
 
-    async def tell(self, endpoint: str, token: str, replicas: int) -> bool:
+    async def set_target(self, endpoint: str, token: str, replicas: int) -> bool:
         """Tell the coordinator."""
         self.target = replicas
         return True
@@ -364,16 +364,16 @@ class World:
     async def _list(self, kind: kinds.Kind) -> None:
         async for page in self.cluster.pages(kind, "", "" if kind is kinds.JOB else names.JOB):
             for body in page.items:
-                self.cache.see(kind, body)
+                self.cache.upsert(kind, body)
             listed = {body["metadata"]["uid"] for body in page.items}
-            list(self.cache.compare(kind, "", listed, page.version))
+            list(self.cache.prune(kind, "", listed, page.version))
 
     def look(self, dies_in: int | None = None, last_counts: bool = True) -> float | None:
         """The operator looks at the job, and perhaps dies with one of its writes; when it would look again."""
         self.cluster.dies_in, self.cluster.last_counts = dies_in, last_counts
         again_in = None
         try:
-            again_in = LOOP.run(self.controller.look(KEY))
+            again_in = LOOP.run(self.controller.sync(KEY))
         except Died:
             self.start()
         self.cluster.dies_in = None
@@ -401,9 +401,9 @@ class World:
             kind, what, body = news[index % len(news)]
             metadata = body["metadata"]
             if what == "DELETED":
-                self.cache.lose(kind, metadata["namespace"], metadata["name"], metadata["uid"])
+                self.cache.remove(kind, metadata["namespace"], metadata["name"], metadata["uid"])
             elif kind is kinds.JOB or names.JOB in metadata.get("labels", {}):
-                self.cache.see(kind, body)
+                self.cache.upsert(kind, body)
 
     def hurt(self, what: str, index: int) -> None:
         """Something happens to one of the job's objects."""

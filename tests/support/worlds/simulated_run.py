@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tandem.job import DistributedTrainingJob
-from tandem.measures import is_restart
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.checkpoint import FileEntry, Manifest
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.status import CheckpointRef
+from tandem.wire.measures import is_restart
+from tandem.wire.status import CheckpointRef
 from tests.support import checkpoints, manifests
 from tests.support.lines import Lines
 

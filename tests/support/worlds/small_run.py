@@ -13,7 +13,7 @@ from torch import Tensor
 from tandem.rundir.checkpoint import FILE, WEIGHTS, DataPosition
 from tandem.rundir.durable import replace_json
 from tandem.rundir.lease import Lease, acquire
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import checkpoints, manifests
 

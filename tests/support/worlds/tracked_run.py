@@ -5,7 +5,7 @@ from typing import Any
 
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import replace_json
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tests.support import checkpoints, manifests
 from tests.support.lines import Lines
 

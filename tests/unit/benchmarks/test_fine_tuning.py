@@ -22,7 +22,7 @@ TWO_STEPS = Plan([0, 1, 2, 3], ["x", "y"], [["a", "b"], ["c", "d"]], [4, 4], [6,
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
-    prepare(folder, most=40, held_out=10, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    prepare(folder, count=40, held_out=10, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
     return folder
 
 

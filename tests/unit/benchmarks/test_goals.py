@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.goals import Outcome, Verdict, at_most, exit_code, interval
+from benchmarks.goals import Outcome, Verdict, exit_code, interval, judge_median
 
 
 def verdict(outcome: Outcome) -> Verdict:
@@ -31,11 +31,11 @@ def test_an_interval_leaves_out_the_values_of_the_sign_tests_table(count: int, l
 
 
 def test_the_median_of_times_is_judged_and_a_failure_is_longer_than_any() -> None:
-    assert at_most("goal", [0.1, 0.2, 0.2, 0.2, 9.0], 0.2).outcome is Outcome.MET
-    assert at_most("goal", [0.1, 0.1, 0.3, 0.3, 0.3], 0.2).outcome is Outcome.MISSED
-    missed = at_most("goal", [0.1, 0.1, math.inf, math.inf, math.inf], 0.2)
+    assert judge_median("goal", [0.1, 0.2, 0.2, 0.2, 9.0], 0.2).outcome is Outcome.MET
+    assert judge_median("goal", [0.1, 0.1, 0.3, 0.3, 0.3], 0.2).outcome is Outcome.MISSED
+    missed = judge_median("goal", [0.1, 0.1, math.inf, math.inf, math.inf], 0.2)
     assert str(missed) == "missed: goal: median never of 5"
 
 
 def test_a_few_times_are_not_judged() -> None:
-    assert at_most("goal", [9.0, 9.0, 9.0, 9.0], 0.2).outcome is Outcome.UNJUDGED
+    assert judge_median("goal", [9.0, 9.0, 9.0, 9.0], 0.2).outcome is Outcome.UNJUDGED

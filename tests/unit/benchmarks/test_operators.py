@@ -231,7 +231,7 @@ def test_two_groups_at_once_are_found_also_if_they_are_not_neighbours() -> None:
 
 
 def test_a_step_of_a_simulated_job_tells_how_old_a_status_is() -> None:
-    cast = Cast(2, began=1000.0)
+    cast = Cast(2, started=1000.0)
     assert cast.age(cast.step(1060.0), 1075.0) == pytest.approx(15.0, abs=0.1)
 
 

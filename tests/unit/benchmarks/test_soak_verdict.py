@@ -3,7 +3,7 @@
 from itertools import islice
 
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tests.soak.__main__ import POSSIBLE, schedule
 from tests.soak.verdict import Log, Step, compare, judge, second_writers
 

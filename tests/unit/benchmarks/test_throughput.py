@@ -7,11 +7,11 @@ import psutil
 import pytest
 
 from benchmarks.goals import Outcome, exit_code
-from benchmarks.throughput.processors import Sample, Use, look, per_step, steps_until
+from benchmarks.throughput.processors import Sample, Use, per_step, sample, steps_until
 from benchmarks.throughput.sides import Measurement
 from benchmarks.throughput.verdict import Goal, by_clock, by_processors, judge
 
-GOAL = Goal("ours ≥ 0.99 of theirs", 0.99, lambda use: use.whole)
+GOAL = Goal("ours ≥ 0.99 of theirs", 0.99, lambda use: use.total)
 
 
 def run(throughput: float, ranks: float, beside: float = 0.0, start: float = 5.0) -> Measurement:
@@ -80,7 +80,7 @@ def test_the_median_of_processor_seconds_decides_where_their_interval_is_narrow(
 
 @pytest.mark.parametrize(("start", "outcome"), [(4.0, Outcome.MET), (5.0, Outcome.MET), (5.1, Outcome.MISSED)])
 def test_a_start_that_comes_later_misses_a_goal_that_says_so(start: float, outcome: Outcome) -> None:
-    goal = Goal("ours", 0.99, lambda use: use.whole, start=True)
+    goal = Goal("ours", 0.99, lambda use: use.total, start=True)
     verdicts = judge(goal, [run(100.0, 0.1, start=start)] * 9, [run(100.0, 0.1)] * 9)
     assert [verdict.outcome for verdict in verdicts] == [Outcome.MET, Outcome.MET, outcome]
 
@@ -93,9 +93,9 @@ def test_a_measurement_that_failed_is_counted_and_misses_the_goal() -> None:
     ours, theirs = sides(100.0, 0.1)
     (verdict,) = judge(GOAL, ours, [*theirs[:-1], None])
     assert verdict.outcome is Outcome.MISSED
-    assert verdict.why == "1 of 18 measurements failed"
+    assert verdict.reason == "1 of 18 measurements failed"
     (verdict,) = judge(GOAL, ours, theirs, [None] * 9)
-    assert verdict.why == "9 of 27 measurements failed"
+    assert verdict.reason == "9 of 27 measurements failed"
 
 
 def test_a_step_takes_what_was_taken_between_two_looks_by_the_steps_between_them() -> None:
@@ -103,7 +103,7 @@ def test_a_step_takes_what_was_taken_between_two_looks_by_the_steps_between_them
     samples = [Sample(0.5, 0.0, 5.0), Sample(4.5, 10.0, 6.0), Sample(8.5, 14.0, 6.4), Sample(99.0, 50.0, 50.0)]
     found = per_step(samples, ends, skip=2)
     assert found is not None
-    assert (found.ranks, found.beside, found.whole) == pytest.approx((1.0, 0.1, 1.1))
+    assert (found.ranks, found.beside, found.total) == pytest.approx((1.0, 0.1, 1.1))
 
 
 def test_a_run_that_was_looked_at_once_tells_nothing_of_its_processors() -> None:
@@ -131,14 +131,14 @@ def test_what_a_process_took_that_has_ended_is_not_lost_and_is_no_ranks() -> Non
     with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ended\n"
-        sample = look(psutil.Process(process.pid), lambda _: True)
+        measured = sample(psutil.Process(process.pid), lambda _: True)
         process.communicate()
-    assert sample.beside >= 0.15
-    assert sample.ranks < 0.15
+    assert measured.other >= 0.15
+    assert measured.ranks < 0.15
 
 
 def test_the_peak_is_that_of_the_rank_that_took_most_and_no_others() -> None:
     own = psutil.Process()
     resident = own.memory_info().rss / 1e6
-    assert look(own, lambda process: process.pid == own.pid).peak >= resident
-    assert look(own, lambda _: False).peak == 0.0
+    assert sample(own, lambda process: process.pid == own.pid).peak >= resident
+    assert sample(own, lambda _: False).peak == 0.0

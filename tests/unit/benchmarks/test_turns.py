@@ -66,7 +66,7 @@ def test_a_process_and_all_that_it_has_started_stand_still_and_go_on(tmp_path: P
 
 def test_sides_run_one_at_a_time_and_each_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SECONDS", 0.1)
-    monkeypatch.setattr(sides, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(sides, "SAMPLE_SECONDS", 0.05)
 
     def counted(name: str) -> Course:
         command = [sys.executable, "-c", COUNTING, str(tmp_path / name), "12000"]

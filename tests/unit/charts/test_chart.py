@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem import metrics
+from tandem.wire import metrics
 from tests.support import ROOT
 from tools import helm_chart
 

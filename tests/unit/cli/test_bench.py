@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
-from tandem.launch import TRACE
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tasks import StrategyName
+from tandem.processes.launch import TRACE
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
-from tandem.tasks import StrategyName
-from tandem_cli.bench.measurement import Measurement, Unmeasured, measured
-from tandem_cli.bench.picture import drawn
-from tandem_cli.bench.results import Conditions, Results, Run
+from tandem.wire.status import CheckpointRef
+from tandem_cli.bench.measurement import Measurement, Unmeasured, measure
+from tandem_cli.bench.picture import draw_results
+from tandem_cli.bench.results import BenchResults, Conditions, TrialRun
 from tandem_cli.bench.variants import TRACE_STEPS, Variant, comparison, traced, warm_up
 from tandem_cli.commands.bench import write
 from tandem_trainer.strategies import passes
@@ -66,7 +66,7 @@ def found(speed: float, **changed: Any) -> Measurement:
     return Measurement(**(plain | changed))
 
 
-def results(*runs: tuple[str, int, Measurement | None], **changed: Any) -> Results:
+def results(*runs: tuple[str, int, Measurement | None], **changed: Any) -> BenchResults:
     """What came of these runs, each of a strategy and a number of workers."""
     plain: dict[str, Any] = {
         "job": "lm",
@@ -78,10 +78,10 @@ def results(*runs: tuple[str, int, Measurement | None], **changed: Any) -> Resul
         "load_before": 0.1,
     }
     made = [
-        Run(Variant(strategy, workers, workers, job()), 1, one, "" if one else "it has no luck", "runs/x")
+        TrialRun(Variant(strategy, workers, workers, job()), 1, one, "" if one else "it has no luck", "runs/x")
         for strategy, workers, one in runs
     ]
-    return Results(Conditions(**(plain | changed)), tuple(made))
+    return BenchResults(Conditions(**(plain | changed)), tuple(made))
 
 
 def variants_of(job: DistributedTrainingJob, strategies: str | None, workers: str | None, steps: int) -> list[Variant]:
@@ -91,7 +91,7 @@ def variants_of(job: DistributedTrainingJob, strategies: str | None, workers: st
     return compared.variants
 
 
-def text(shown: Results) -> str:
+def text(shown: BenchResults) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(shown.table())
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -158,10 +158,10 @@ def test_split_matrices_are_a_strategy_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("strategies", "workers", "told"),
     [
-        ("ddp,foo", "1", f"'foo' is no strategy; write some of {', '.join(get_args(StrategyName))}, fsdp\\+tensor"),
-        ("ddp", "0", "'0' is no number of workers"),
+        ("ddp,foo", "1", f"'foo' is not a strategy; choose from {', '.join(get_args(StrategyName))}, fsdp\\+tensor"),
+        ("ddp", "0", "'0' is not a number of workers"),
         ("hogwild", "2", "this job cannot take hogwild with 2 workers: strategy: hogwild is for"),
-        ("fsdp,fsdp+tensor", "1", "the job has to say between how many: set tensorParallel"),
+        ("fsdp,fsdp+tensor", "1", "needs tensorParallel: set it, with strategy fsdp"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_sentence(strategies: str, workers: str, told: str) -> None:
@@ -194,44 +194,44 @@ def test_a_traced_run_is_short_and_names_its_file(tmp_path: Path) -> None:
     given = job()
     (one,) = variants_of(given, "ddp", "1", 60)
     short = traced(one, tmp_path / "trace.json").job.spec.trainer
-    assert short.settings_of_loop.max_steps == TRACE_STEPS > passes.WAIT + passes.RECORDED
+    assert short.settings_of_loop.max_steps == TRACE_STEPS > passes.SKIPPED_STEPS + passes.RECORDED_STEPS
     assert [(variable.name, variable.value) for variable in short.env] == [(TRACE, str(tmp_path / "trace.json"))]
 
 
 def test_speed_leaves_the_warm_up_out(tmp_path: Path) -> None:
-    one = measured(run_directory(tmp_path, [2.0] * 20, seconds=0.5, tokens=64), warm_up=10)
+    one = measure(run_directory(tmp_path, [2.0] * 20, seconds=0.5, tokens=64), warm_up=10)
     assert (one.samples_per_second, one.tokens_per_second) == (16.0, 1024.0)
     assert (one.seconds, one.steps, one.final_loss) == (5.0, 10, 2.0)
 
 
 def test_memory_is_that_of_the_rank_that_has_most(tmp_path: Path) -> None:
-    one = measured(run_directory(tmp_path, [2.0] * 20), warm_up=10)
+    one = measure(run_directory(tmp_path, [2.0] * 20), warm_up=10)
     assert (one.peak_memory, one.peak_gpu_memory) == (700.0, 90.0)
 
 
 def test_a_target_is_reached_by_the_mean_of_five_losses(tmp_path: Path) -> None:
     # The low one in the beginning is chance.
     rundir = run_directory(tmp_path, [3.0, 0.5, 3.0, 3.0, 3.0, *[1.0] * 10], seconds=0.5)
-    one = measured(rundir, warm_up=3, target=1.0)
+    one = measure(rundir, warm_up=3, target=1.0)
     assert (one.seconds_to_target, one.samples_to_target) == (5.0, 80)
-    assert measured(rundir, warm_up=3, target=0.9).seconds_to_target is None
-    assert measured(rundir, warm_up=3).samples_to_target is None
+    assert measure(rundir, warm_up=3, target=0.9).seconds_to_target is None
+    assert measure(rundir, warm_up=3).samples_to_target is None
 
 
 def test_a_run_that_did_not_end_well_has_no_numbers(tmp_path: Path) -> None:
     rundir = run_directory(tmp_path, [2.0] * 20)
     rundir.mark_failed("RestartBudgetExhausted", "too many failures", 1)
     with pytest.raises(Unmeasured, match="too many failures"):
-        measured(rundir, warm_up=10)
+        measure(rundir, warm_up=10)
 
 
 def test_nor_has_one_that_is_not_complete_or_was_formed_twice(tmp_path: Path) -> None:
     with pytest.raises(Unmeasured, match="did not complete"):
-        measured(manifests.run_directory(tmp_path / "new", job()), warm_up=10)
+        measure(manifests.run_directory(tmp_path / "new", job()), warm_up=10)
     with pytest.raises(Unmeasured, match="formed 2 times"):
-        measured(run_directory(tmp_path / "twice", [2.0] * 20, starts=2), warm_up=10)
+        measure(run_directory(tmp_path / "twice", [2.0] * 20, starts=2), warm_up=10)
     with pytest.raises(Unmeasured, match="4 steps"):
-        measured(run_directory(tmp_path / "short", [2.0] * 4), warm_up=10)
+        measure(run_directory(tmp_path / "short", [2.0] * 4), warm_up=10)
 
 
 def test_a_row_is_the_median_of_its_runs() -> None:
@@ -297,7 +297,7 @@ def test_the_csv_has_a_line_for_each_row() -> None:
 
 def test_the_picture_has_a_panel_for_speed_memory_and_efficiency() -> None:
     runs = [("ddp", 1, 100.0), ("ddp", 2, 150.0), ("fsdp", 1, 50.0), ("fsdp", 2, 90.0)]
-    svg = drawn(results(*((strategy, workers, found(speed)) for strategy, workers, speed in runs)))
+    svg = draw_results(results(*((strategy, workers, found(speed)) for strategy, workers, speed in runs)))
     root = ElementTree.fromstring(svg)
     panels = [group.get("data-title", "") for group in root.iter() if group.get("class") == "panel"]
     assert [panel.split(" (")[0].split(":")[0] for panel in panels] == [
@@ -312,7 +312,7 @@ def test_the_picture_has_a_panel_for_speed_memory_and_efficiency() -> None:
 
 def test_without_a_number_there_is_no_picture(tmp_path: Path) -> None:
     shown = results(("ddp", 1, None))
-    assert drawn(shown) == ""
+    assert draw_results(shown) == ""
     assert write(shown, tmp_path) == ()
     assert {path.name for path in tmp_path.iterdir()} == {"bench.csv", "bench.json"}
 

@@ -51,7 +51,7 @@ class TestValues:
 
     def test_are_the_same_however_small_the_pieces(self, run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (checkpoint, verification):
-            monkeypatch.setattr(module, "CHUNK", 64)
+            monkeypatch.setattr(module, "CHUNK_BYTES", 64)
         monkeypatch.setattr(tensor_diff, "WINDOW", 7)
         torch.manual_seed(0)
         weights = {"a": torch.randn(10, 10), "b": torch.randn(33).bfloat16(), "empty": torch.empty(0, 3)}

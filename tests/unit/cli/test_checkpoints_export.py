@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.lineage import DatasetCommit, GenerationRecord
 from tandem_cli.checkpoints import weights_export
-from tandem_cli.checkpoints.inventory import look
+from tandem_cli.checkpoints.inventory import take_inventory
 from tandem_cli.checkpoints.selector import sound
 from tandem_cli.checkpoints.weights_export import (
     Dtype,
@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> SmallRun:
 
 class TestNames:
     def name(self, run: SmallRun, pattern: str, word: str = "latest") -> str:
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         return filled(pattern, fields(*sound(inventory, word), inventory))
 
     @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ class TestNames:
         ("pattern", "message"),
         [
             ("{shard}", "there is no field {shard}"),
-            ("{start}-{end}", "{end} is not known of this checkpoint"),
-            ("{stp}", "Did you mean {step}? Those there are: {job}, {name}, {step}, {epoch}"),
+            ("{start}-{end}", "{end} is unknown for this checkpoint"),
+            ("{stp}", "Did you mean {step}? Available fields: {job}, {name}, {step}, {epoch}"),
             ("{job.__class__}", "there is no field {job.__class__}"),
             ("{job[0]}", "there is no field {job[0]}"),
             ("{job!r}", "there is no field {job}"),
@@ -110,13 +110,13 @@ class TestNames:
             assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == f"qwen2_0.5B_{name}-epoch-2"
         body["spec"]["trainer"]["parameters"]["data"] = {"mixture": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}
         run.rundir.write_job(DistributedTrainingJob.parse(body))
-        with pytest.raises(UserError, match=r"\{start\} is not known of this checkpoint"):
+        with pytest.raises(UserError, match=r"\{start\} is unknown for this checkpoint"):
             self.name(run, "{start}")
 
     def test_a_score_that_is_not_known_is_refused_and_those_known_are_named(self, run: SmallRun) -> None:
         with pytest.raises(UserError) as error:
             self.name(run, "{accuracy}", "100")
-        assert "{accuracy} is not known of this checkpoint. Those there are: {job}, {name}" in str(error.value)
+        assert "{accuracy} is unknown for this checkpoint. Available fields: {job}, {name}" in str(error.value)
         assert "{loss}" not in str(error.value)
 
 
@@ -193,7 +193,7 @@ class TestWeights:
         assert torch.equal(load_file(tmp_path / "x")["a"], full.to(dtype or torch.bfloat16))
 
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
-        with pytest.raises(CannotExport, match=r"a holds 7e\+04, which float16 cannot; take bfloat16"):
+        with pytest.raises(CannotExport, match=r"a holds 7e\+04, which float16 cannot; use bfloat16"):
             cast("a", torch.tensor([1.0, 70000.0]), torch.float16)
         nan = torch.tensor([float("nan"), float("inf")])
         assert cast("a", nan, torch.float16).isnan()[0]
@@ -212,7 +212,7 @@ class TestWeights:
 
 
 def test_config_says_what_it_takes_to_find_and_build_it_again(run: SmallRun) -> None:
-    inventory = look(run.rundir)
+    inventory = take_inventory(run.rundir)
     entry, manifest = sound(inventory, "250")
     found = config(entry, manifest, inventory.job, run.rundir.path)
     assert found["model_type"] == "tandem"
@@ -249,7 +249,7 @@ class TestCopying:
         return words
 
     def copied(self, run: SmallRun, path: Path, form: Format = Format.SAFETENSORS, force: bool = False) -> Path:
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         return copy(inventory, *sound(inventory, "250"), ExportOrder(path, form, Dtype.BFLOAT16, force)).path
 
     def test_makes_folders_leaves_nothing_beside_and_gives_the_lease_back(
@@ -270,7 +270,7 @@ class TestCopying:
     def test_the_lease_is_renewed_however_long_it_takes(
         self, run: SmallRun, tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(weights_export.lease, "SECONDS", 0.3)
+        monkeypatch.setattr(weights_export.lease, "LEASE_LENGTH_SECONDS", 0.3)
         renewals = []
         real = weights_export.lease.Lease.renew
         monkeypatch.setattr(weights_export.lease.Lease, "renew", lambda held: renewals.append(1) or real(held))
@@ -285,7 +285,7 @@ class TestCopying:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         monkeypatch.setattr(weights_export.lease, "acquire", refuse)
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         done = copy(inventory, *sound(inventory, "250"), ExportOrder(tmp_path / "x"))
         assert "no lease could be taken" in done.note
 

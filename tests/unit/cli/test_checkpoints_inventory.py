@@ -12,7 +12,7 @@ from tandem.rundir.checkpoint import FILE
 from tandem.rundir.durable import replace_json
 from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin, Rewind
 from tandem_cli.checkpoints import description, listing
-from tandem_cli.checkpoints.inventory import Entry, Inventory, look
+from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
 from tandem_cli.checkpoints.selector import choose, sound
 from tests.support.worlds.small_run import SmallRun, messy
 
@@ -34,7 +34,7 @@ def text(lines: list[Text]) -> str:
 
 class TestWhatIsThere:
     def test_each_checkpoint_has_its_state_and_the_newest_comes_first(self, tmp_path: Path) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         states = {name: entry.state for name, entry in by_name(inventory).items()}
         assert list(states.items()) == [
             ("700", "damaged"),
@@ -51,7 +51,7 @@ class TestWhatIsThere:
         assert inventory.faults == ()
 
     def test_what_does_not_count_says_why(self, tmp_path: Path) -> None:
-        found = by_name(look(messy(tmp_path).rundir))
+        found = by_name(take_inventory(messy(tmp_path).rundir))
         assert found["700"].why == "the manifest of step-000000700 does not match its own digest"
         assert found["600.stale"].why == "superseded by generation 2"
         assert found["450"].why == "of generation 1, steps after 300 were redone"
@@ -64,9 +64,9 @@ class TestWhatIsThere:
         run.save(200, generation=2)
         run.begin(3, parent)
         run.save(300, generation=9)
-        found = by_name(look(run.rundir))
+        found = by_name(take_inventory(run.rundir))
         assert (found["200"].state, found["200"].why) == ("off", "no later generation went on from generation 2")
-        assert (found["300"].state, found["300"].why) == ("off", "generation 9 has left no record")
+        assert (found["300"].state, found["300"].why) == ("off", "generation 9 has no record")
 
     def test_a_rewound_checkpoint_does_not_count(self, run: SmallRun) -> None:
         run.begin(1)
@@ -74,14 +74,14 @@ class TestWhatIsThere:
         run.save(200)
         rewind = Rewind(number=1, generation=1, bad_step=180, resume_before=150, skip_from=140, skip_to=190)
         run.rundir.record_rewind(rewind)
-        found = by_name(look(run.rundir))
+        found = by_name(take_inventory(run.rundir))
         assert (found["200"].state, found["100"].state, found["100"].is_latest) == ("rewound", "counts", True)
 
     def test_a_run_without_checkpoints_is_told_as_such(self, run: SmallRun) -> None:
-        assert text(listing.lines(look(run.rundir), 200)).startswith("  total  no checkpoints in ")
+        assert text(listing.lines(take_inventory(run.rundir), 200)).startswith("  total  no checkpoints in ")
 
     def test_temporary_names_are_counted(self, tmp_path: Path) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         assert [(left.size, left.age > 3600) for left in inventory.leftovers] == [(1000, True), (1000, False)]
         assert "2 temporary folders, 2.0 kB" in text(listing.lines(inventory, None))
 
@@ -100,15 +100,15 @@ class TestWhileTheRunGoesOn:
             return real()
 
         monkeypatch.setattr(run.rundir, "checkpoint_names", after_a_restart)
-        assert [entry.state for entry in look(run.rundir).entries] == ["counts", "counts"]
+        assert [entry.state for entry in take_inventory(run.rundir).entries] == ["counts", "counts"]
 
 
 class TestWhyItIsKept:
     def test_the_rules_of_the_job_are_named(self, tmp_path: Path) -> None:
         run = messy(tmp_path)
         with run.read("step-000000100"):
-            found = by_name(look(run.rundir))
-        kept = {name: entry.kept for name, entry in found.items() if entry.state == "counts"}
+            found = by_name(take_inventory(run.rundir))
+        kept = {name: entry.keep_reasons for name, entry in found.items() if entry.state == "counts"}
         assert kept == {
             "600": ("keepLast", "keepEvery"),
             "500": ("keepLast",),
@@ -118,7 +118,7 @@ class TestWhyItIsKept:
             "100": ("leased",),
         }
         assert found["100"].readers == ("evaluate by somebody",)
-        assert by_name(look(run.rundir))["100"].readers == ()
+        assert by_name(take_inventory(run.rundir))["100"].readers == ()
 
     def test_where_every_one_is_to_be_evaluated_those_that_wait_are_kept(self, tmp_path: Path) -> None:
         run = SmallRun(tmp_path / "run", evaluators={"policy": "Every"}, keepLast=1)
@@ -126,8 +126,8 @@ class TestWhyItIsKept:
         run.save(100, accuracy=0.5)
         run.save(200)
         run.save(300, accuracy=0.6)
-        found = by_name(look(run.rundir))
-        assert [found[name].kept for name in ("100", "200", "300")] == [
+        found = by_name(take_inventory(run.rundir))
+        assert [found[name].keep_reasons for name in ("100", "200", "300")] == [
             (),
             ("waits for evaluation",),
             ("keepLast", "keepBest"),
@@ -139,43 +139,43 @@ class TestTheBest:
         run.begin(1)
         for step, accuracy in ((100, 0.5), (200, 0.8), (300, 0.8)):
             run.save(step, accuracy=accuracy)
-        assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [200]
+        assert [entry.step for entry in take_inventory(run.rundir).entries if entry.is_best] == [200]
 
     def test_of_equals_the_one_with_the_lower_loss_is_the_best_and_is_kept(self, tmp_path: Path) -> None:
         run = SmallRun(tmp_path / "run", keepLast=1, keepBest=1)
         run.begin(1)
         for step, loss in ((100, 0.3), (200, 0.2), (300, 0.4)):
             run.evaluate(run.save(step), 0.8, loss=loss)
-        found = by_name(look(run.rundir))
+        found = by_name(take_inventory(run.rundir))
         assert [entry.step for entry in found.values() if entry.is_best] == [200]
-        assert found["200"].kept == ("keepBest",)
+        assert found["200"].keep_reasons == ("keepBest",)
 
     def test_validation_data_decides_where_there_is_some(self, run: SmallRun) -> None:
         run.begin(1)
         for step, accuracy, held_out in ((100, 0.9, 0.6), (200, 0.7, 0.8)):
             run.evaluate(run.save(step), accuracy, validation={"metrics": {"accuracy": held_out, "loss": 1.0}})
-        assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [200]
+        assert [entry.step for entry in take_inventory(run.rundir).entries if entry.is_best] == [200]
 
     def test_one_whose_loss_is_not_finite_is_not_the_best(self, run: SmallRun) -> None:
         run.begin(1)
         run.save(100, accuracy=0.5)
         run.evaluate(run.save(200), 0.9, loss=None)
-        assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [100]
+        assert [entry.step for entry in take_inventory(run.rundir).entries if entry.is_best] == [100]
 
     def test_where_less_is_better_the_least_is_the_best(self, tmp_path: Path) -> None:
         run = SmallRun(tmp_path / "run", evaluators={"metric": "loss"})
         run.begin(1)
         run.evaluate(run.save(100), 0.5, loss=0.1)
         run.evaluate(run.save(200), 0.9, loss=0.2)
-        assert [entry.step for entry in look(run.rundir).entries if entry.is_best] == [100]
+        assert [entry.step for entry in take_inventory(run.rundir).entries if entry.is_best] == [100]
 
     def test_a_best_one_that_is_gone_is_named(self, run: SmallRun) -> None:
         run.begin(1)
         run.save(100)
         replace_json(run.rundir.best_file, {"name": "step-000000050", "metric": "accuracy", "value": 0.9})
-        inventory = look(run.rundir)
-        assert "the best of the run, step-000000050, is not there any more" in text(listing.lines(inventory, None))
-        with pytest.raises(UserError, match=r"the best checkpoint of .*, step-000000050, is not there any more"):
+        inventory = take_inventory(run.rundir)
+        assert "the best of the run, step-000000050, no longer exists" in text(listing.lines(inventory, None))
+        with pytest.raises(UserError, match=r"the best checkpoint of .*, step-000000050, no longer exists"):
             choose(inventory, "best")
 
 
@@ -184,7 +184,7 @@ class TestWhatCannotBeRead:
         run.begin(1)
         run.save(100)
         (run.rundir.generations / "000001.json").write_text("{")
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         assert [entry.state for entry in inventory.entries] == ["unknown"]
         assert "000001.json is damaged" in inventory.faults[0]
         assert "lineage unknown" in text(listing.lines(inventory, 80))
@@ -193,8 +193,8 @@ class TestWhatCannotBeRead:
         run.begin(1)
         run.save(100, accuracy=0.7)
         run.rundir.job_file.unlink()
-        inventory = look(run.rundir)
-        assert inventory.faults == ("job.json is missing, so nobody can tell what the job's policy keeps",)
+        inventory = take_inventory(run.rundir)
+        assert inventory.faults == ("job.json is missing, so the job's retention policy is unknown",)
         assert by_name(inventory)["100"].is_best
         assert text(description.lines(inventory.entries[0], inventory, 80))
 
@@ -204,7 +204,7 @@ class TestWhatCannotBeRead:
         run.begin(1)
         run.save(100)
         monkeypatch.setattr(run.rundir, "checkpoint_names", lambda: ["step-000000050", "step-000000100"])
-        assert [entry.step for entry in look(run.rundir).entries] == [100]
+        assert [entry.step for entry in take_inventory(run.rundir).entries] == [100]
 
 
 class TestTheWordForIt:
@@ -219,16 +219,16 @@ class TestTheWordForIt:
         ],
     )
     def test_means_a_checkpoint(self, tmp_path: Path, word: str, name: str) -> None:
-        assert choose(look(messy(tmp_path).rundir), word).name == name
+        assert choose(take_inventory(messy(tmp_path).rundir), word).name == name
 
     def test_final_is_the_one_that_training_ended_with(self, run: SmallRun) -> None:
         run.begin(1)
         run.save(100)
         last = run.save(200)
         with pytest.raises(UserError, match="has no final checkpoint: training is not complete"):
-            choose(look(run.rundir), "final")
+            choose(take_inventory(run.rundir), "final")
         run.rundir.mark_done(last)
-        assert choose(look(run.rundir), "final").step == 200
+        assert choose(take_inventory(run.rundir), "final").step == 200
 
     @pytest.mark.parametrize(
         ("word", "hint"),
@@ -243,12 +243,12 @@ class TestTheWordForIt:
     )
     def test_that_means_none_is_answered_with_what_is_near(self, tmp_path: Path, word: str, hint: str) -> None:
         with pytest.raises(UserError) as error:
-            choose(look(messy(tmp_path).rundir), word)
+            choose(take_inventory(messy(tmp_path).rundir), word)
         assert hint in str(error.value)
         assert "\n" not in str(error.value)
 
     def test_one_that_is_damaged_cannot_be_read_from(self, tmp_path: Path) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         with pytest.raises(UserError, match="step-000000700 cannot be used: the manifest"):
             sound(inventory, "700")
         with pytest.raises(UserError, match=r"step-000000150\.bad was set aside: weights"):
@@ -258,7 +258,7 @@ class TestTheWordForIt:
 class TestTheTable:
     @pytest.mark.parametrize("width", WIDTHS)
     def test_fits_the_terminal_and_always_names_score_and_state(self, tmp_path: Path, width: int | None) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         lines = [line.plain for line in listing.lines(inventory, width)]
         if width is not None and width >= 60:
             assert max(len(line) for line in lines) <= width
@@ -267,14 +267,14 @@ class TestTheTable:
             assert any(entry.name in line.split() for line in lines)
 
     def test_is_one_line_for_each_where_there_is_no_terminal(self, tmp_path: Path) -> None:
-        lines = [line.plain for line in listing.lines(look(messy(tmp_path).rundir), None)]
+        lines = [line.plain for line in listing.lines(take_inventory(messy(tmp_path).rundir), None)]
         assert len(lines) == 1 + 10 + 1
         assert "\u00a0" not in "".join(lines)
 
     def test_has_no_control_characters_of_foreign_files(self, run: SmallRun) -> None:
         run.begin(1)
         run.rundir.set_aside(run.save(100).name, why="\x1b[2J\nbad")
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         shown = [line.plain for line in listing.lines(inventory, None)]
         shown += [line.plain for line in description.lines(inventory.entries[0], inventory, None)]
         assert not any("\x1b" in line or "\n" in line for line in shown)
@@ -282,13 +282,13 @@ class TestTheTable:
     def test_a_clock_that_is_behind_gives_no_age(self, run: SmallRun) -> None:
         run.begin(1)
         run.save(100)
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         (entry,) = inventory.entries
         assert listing.age(entry, inventory.now) != "–"
         assert listing.age(entry, inventory.now - 7200) == "–"
 
     def test_the_same_for_programs_is_json(self, tmp_path: Path) -> None:
-        found = json.loads(json.dumps(listing.as_json(look(messy(tmp_path).rundir))))
+        found = json.loads(json.dumps(listing.as_json(take_inventory(messy(tmp_path).rundir))))
         best = next(one for one in found["checkpoints"] if one["best"])
         assert (best["name"], best["score"], best["state"]) == ("step-000000200", 0.9, "counts")
         assert found["bytes"] == sum(one["bytes"] for one in found["checkpoints"])
@@ -296,7 +296,7 @@ class TestTheTable:
 
 class TestTheStory:
     def test_tells_position_lineage_scores_and_files(self, tmp_path: Path) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         told = text(description.lines(choose(inventory, "400"), inventory, None))
         assert "4 epochs complete; order of seed 0" in told
         assert "step 400 by generation 2 with 2 ranks, from step-000000300 of generation 1" in told
@@ -311,7 +311,7 @@ class TestTheStory:
         for step, accuracy, held_out in ((100, 0.9, 0.6), (200, 0.7, 0.8)):
             run.evaluate(run.save(step), accuracy, validation={"metrics": {"accuracy": held_out, "loss": 1.0}})
         run.save(300, accuracy=0.5)
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         told = text(description.lines(choose(inventory, "200"), inventory, None))
         assert "accuracy 70.00 %, loss 0.5000, macro F1 70.00 % over 20 samples; the best accuracy there is" in told
         assert "validation   accuracy 80.00 %, loss 1.000, by which the best is chosen" in told
@@ -352,9 +352,9 @@ class TestTheStory:
     def test_a_lost_record_ends_the_lineage_where_it_is_lost(self, tmp_path: Path) -> None:
         run = messy(tmp_path)
         (run.rundir.generations / "000001.json").unlink()
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         told = text(description.lines(choose(inventory, "400"), inventory, None))
-        assert "step 300 by generation 1; its record is not there" in told
+        assert "step 300 by generation 1; its record is missing" in told
 
     def test_a_long_lineage_is_told_by_its_ends(self, run: SmallRun) -> None:
         run.begin(1)
@@ -362,14 +362,14 @@ class TestTheStory:
         for generation in range(2, 41):
             run.begin(generation, parent)
             parent = run.save(generation, generation=generation)
-        inventory = look(run.rundir)
+        inventory = take_inventory(run.rundir)
         told = text(description.lines(choose(inventory, "latest"), inventory, None))
         assert "… 28 generations more …" in told
         assert "step 1 by generation 1 with 2 ranks, from the beginning" in told
         assert len(description.lineage(sound(inventory, "latest")[1], inventory.records)) == 40
 
     def test_every_checkpoint_can_be_shown_in_every_width(self, tmp_path: Path) -> None:
-        inventory = look(messy(tmp_path).rundir)
+        inventory = take_inventory(messy(tmp_path).rundir)
         for entry in inventory.entries:
             for width in WIDTHS:
                 assert entry.name in text(description.lines(entry, inventory, width))
@@ -383,7 +383,7 @@ class TestTheStory:
         del body["digest"]
         digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         path.write_text(json.dumps(body | {"digest": digest}))
-        (entry,) = look(run.rundir).entries
+        (entry,) = take_inventory(run.rundir).entries
         assert (entry.state, entry.why) == (
             "unreadable",
             "step-000000100 is of format 1, and this version reads formats 3 to 4",

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import UserError
-from tandem.job import Checkpoint, Evaluators
+from tandem.job.resource import CheckpointSpec, Evaluators
 from tandem.rundir.checkpoint import FILE
 from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import RunDir
-from tandem.rundir.retention import Keepers, expendable, reasons
-from tandem.status import CheckpointRef
+from tandem.rundir.retention import RetentionInputs, checkpoints_to_delete, retention_reasons
+from tandem.wire.status import CheckpointRef
 from tandem_cli.checkpoints import description, pruning
-from tandem_cli.checkpoints.inventory import look
+from tandem_cli.checkpoints.inventory import take_inventory
 from tandem_cli.checkpoints.pruning import Pruning, carry_out, plan
 from tests.support.worlds.small_run import SmallRun, messy
 
-POLICY = Checkpoint(keep_last=2, keep_every=300)
+POLICY = CheckpointSpec(keep_last=2, keep_every=300)
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def run(tmp_path: Path) -> SmallRun:
     return made
 
 
-def planned(run: SmallRun, policy: Checkpoint = POLICY, everything: bool = False) -> Pruning:
-    return plan(look(run.rundir), policy, everything)
+def planned(run: SmallRun, policy: CheckpointSpec = POLICY, everything: bool = False) -> Pruning:
+    return plan(take_inventory(run.rundir), policy, everything)
 
 
 def doomed(found: Pruning) -> list[str]:
@@ -42,7 +42,7 @@ def doomed(found: Pruning) -> list[str]:
 
 
 def carried_out(
-    run: SmallRun, agreed: Pruning, policy: Checkpoint = POLICY, everything: bool = False
+    run: SmallRun, agreed: Pruning, policy: CheckpointSpec = POLICY, everything: bool = False
 ) -> dict[str, str]:
     return spared(run, agreed, planned(run, policy, everything))
 
@@ -56,7 +56,7 @@ class TestThePlan:
     def test_follows_the_policy_that_is_given(self, run: SmallRun) -> None:
         found = planned(run)
         assert doomed(found) == [f"step-00000{step:04d}" for step in (100, 200, 400, 500, 700, 800)]
-        assert found.kept[0] == ("step-000001000", "keepLast")
+        assert found.retained[0] == ("step-000001000", "keepLast")
         assert found.size == 6 * 264
 
     def test_without_everything_only_names_what_does_not_count(self, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ class TestThePlan:
             ".tmp-step-000000800-g000002-000009",
         ]
         found = planned(run)
-        assert (doomed(found), [one.name for one in found.others]) == (["step-000000100", "step-000000400"], useless)
+        assert (doomed(found), [one.name for one in found.unneeded]) == (["step-000000100", "step-000000400"], useless)
         found = planned(run, everything=True)
-        assert (doomed(found), found.others) == (["step-000000100", "step-000000400", *useless], ())
+        assert (doomed(found), found.unneeded) == (["step-000000100", "step-000000400", *useless], ())
 
     def test_spares_the_newest_the_one_resumed_from_the_final_one_and_what_is_read(self, tmp_path: Path) -> None:
         run = SmallRun(tmp_path / "run")
@@ -82,9 +82,9 @@ class TestThePlan:
         run.save(300, generation=2)
         run.rundir.mark_done(final)
         with run.read("step-000000150"), run.read("step-000000200"):
-            found = planned(run, Checkpoint(keep_last=1, keep_best=0), everything=True)
+            found = planned(run, CheckpointSpec(keep_last=1, keep_best=0), everything=True)
         assert doomed(found) == ["step-000000050", "step-000000250"]
-        found = planned(run, Checkpoint(keep_last=1, keep_best=0), everything=True)
+        found = planned(run, CheckpointSpec(keep_last=1, keep_best=0), everything=True)
         assert doomed(found) == ["step-000000050", "step-000000150", "step-000000250"]
 
     def test_spares_what_may_belong_to_a_generation_whose_record_is_on_its_way(self, run: SmallRun) -> None:
@@ -110,7 +110,7 @@ class TestThePlan:
     def test_is_told(self, tmp_path: Path) -> None:
         lines = [line.plain for line in description.plan(planned(messy(tmp_path)), 80)]
         assert lines[0].split() == ["TO", "DELETE", "SIZE", "WHY"]
-        assert "  total  2 folders to delete, 528 B to come free" in lines
+        assert "  total  2 folders to delete, 528 B to be freed" in lines
         assert any("--all deletes it, too" in line for line in lines)
 
 
@@ -142,12 +142,12 @@ class TestCodeOfBefore:
         self.pack(run, "e", hours=0.5)
         self.pack(run, "f")
         (run.rundir.code / "packages-0").mkdir()
-        policy = Checkpoint(keep_last=100)
-        assert [one.name for one in planned(run, policy).others] == ["code/ffffffffffff…"]
+        policy = CheckpointSpec(keep_last=100)
+        assert [one.name for one in planned(run, policy).unneeded] == ["code/ffffffffffff…"]
         agreed = planned(run, policy, everything=True)
         assert (doomed(agreed), agreed.size) == (["code/ffffffffffff…"], 6)
         told = [line.plain for line in description.plan(agreed, 80)]
-        assert "  total  1 pack of code to delete, 6 B to come free" in told
+        assert "  total  1 pack of code to delete, 6 B to be freed" in told
         assert carried_out(run, agreed, policy, everything=True) == {"code/ffffffffffff…": ""}
         assert self.there(run) == "abcdep"
 
@@ -156,16 +156,16 @@ class TestCodeOfBefore:
         self.pack(run, "f")
         (run.rundir.path / "previous").mkdir()
         (run.rundir.path / "previous" / "job.json").write_text(content)
-        assert doomed(planned(run, Checkpoint(keep_last=100), everything=True)) == []
+        assert doomed(planned(run, CheckpointSpec(keep_last=100), everything=True)) == []
 
     def test_stays_if_the_run_goes_on_with_it_in_the_last_moment(self, run: SmallRun) -> None:
         earlier = self.pack(run, "f")
         self.goes_on(run, self.pack(run, "a"))
-        agreed = again = planned(run, Checkpoint(keep_last=100), everything=True)
+        agreed = again = planned(run, CheckpointSpec(keep_last=100), everything=True)
         self.goes_on(run, earlier)
-        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run goes on with it"}
+        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run uses it"}
         run.rundir.job_file.unlink()
-        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run goes on with it"}
+        assert spared(run, agreed, again) == {"code/ffffffffffff…": "the run uses it"}
         assert run.rundir.pack(earlier).read_bytes() == b"packed"
         assert self.there(run) == "af"
         run.rundir.pack(earlier).unlink()
@@ -199,7 +199,7 @@ class TestDeleting:
         plan, reading = planned(run), {name: ("evaluate by x",)}
         monkeypatch.setattr(RunDir, "readers", lambda rundir, **_: {} if rundir.checkpoint(name).exists() else reading)
         spared = carried_out(run, plan)
-        assert spared["step-000000100"] == "somebody began to read it, or it was written anew"
+        assert spared["step-000000100"] == "it is being read now, or it was written again"
         assert run.rundir.manifest("step-000000100").step == 100
         assert "step-000000200" not in run.names()
 
@@ -216,14 +216,14 @@ class TestDeleting:
 
         agreed, again = planned(run), planned(run)
         monkeypatch.setattr(pruning.os, "utime", utime)
-        assert spared(run, agreed, again)["step-000000100"] == "somebody began to read it, or it was written anew"
+        assert spared(run, agreed, again)["step-000000100"] == "it is being read now, or it was written again"
         assert run.rundir.manifest("step-000000100").generation == 7
 
     def test_spares_a_name_that_belongs_to_another_checkpoint_since_it_was_planned(self, run: SmallRun) -> None:
         agreed, again = planned(run), planned(run)
         run.rundir.set_aside("step-000000100", ".stale")
         run.save(100, generation=7)
-        assert spared(run, agreed, again)["step-000000100"] == "it is another one meanwhile"
+        assert spared(run, agreed, again)["step-000000100"] == "it has been replaced meanwhile"
         assert run.rundir.manifest("step-000000100").generation == 7
 
     def test_spares_a_sound_one_that_took_the_name_of_a_damaged_one(self, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ class TestDeleting:
         assert "step-000000700" in doomed(agreed)
         run.rundir.set_aside("step-000000700")
         run.save(700, generation=2)
-        assert spared(run, agreed, again)["step-000000700"] == "it is another one meanwhile"
+        assert spared(run, agreed, again)["step-000000700"] == "it has been replaced meanwhile"
         assert run.rundir.manifest("step-000000700").step == 700
 
     def test_passes_over_what_retention_deleted_first(self, run: SmallRun) -> None:
@@ -247,7 +247,7 @@ class TestDeleting:
             os.utime(run.rundir.checkpoint(name), (0, 0))
         ages = []
         monkeypatch.setattr(
-            pruning.shutil, "rmtree", lambda path: ages.append(look(run.rundir).leftovers[-1].age < 3600)
+            pruning.shutil, "rmtree", lambda path: ages.append(take_inventory(run.rundir).leftovers[-1].age < 3600)
         )
         carried_out(run, planned(run))
         assert ages
@@ -294,11 +294,11 @@ def test_what_has_a_reason_is_kept_and_what_has_none_is_not(
     names = [reference.name for reference in newest_first]
     some = st.sets(st.sampled_from(names)) if names else st.just(set())
     scores = {name: Rank(data.draw(st.floats(0, 1)), 0.5, 1, 1) for name in sorted(data.draw(some))}
-    keepers = Keepers(scores, names[-1] if names else None, data.draw(some))
-    rules = Checkpoint(keep_last=last, keep_best=best, keep_every=every)
+    keepers = RetentionInputs(scores, names[-1] if names else None, data.draw(some))
+    rules = CheckpointSpec(keep_last=last, keep_best=best, keep_every=every)
     evaluators = Evaluators.model_validate({"policy": policy})
-    found = reasons(newest_first, rules, evaluators, keepers)
-    gone = expendable(newest_first, rules, evaluators, keepers)
+    found = retention_reasons(newest_first, rules, evaluators, keepers)
+    gone = checkpoints_to_delete(newest_first, rules, evaluators, keepers)
     assert list(found) == names
     assert gone == [name for name in reversed(names) if not found[name]]
     assert not set(names[:last]) & set(gone)

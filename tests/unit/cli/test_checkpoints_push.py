@@ -78,7 +78,7 @@ def test_a_branch_is_made_and_a_private_repository_stays_private(there: Hub, fol
 def test_nothing_private_goes_to_a_repository_that_all_can_see(there: Hub, folder: Path) -> None:
     Pushes()(folder)
     (folder / "config.json").write_text('{"secret": 1}')
-    with pytest.raises(UserError, match="me/tuned is there already, and everybody can see it; nothing was pushed"):
+    with pytest.raises(UserError, match="me/tuned already exists and is public; nothing was pushed"):
         Pushes()(folder, private=True)
     assert there.repositories[REPO].branches["main"]["config.json"] == b"{}"
 
@@ -113,7 +113,7 @@ def test_a_hub_that_is_not_there_is_said_so(there: Hub, folder: Path, monkeypatc
 def test_a_wrong_token_is_refused_at_once(there: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     pushes = Pushes()
-    with pytest.raises(UserError, match=r"the hub knows no token that may write me/tuned .* Set HF_TOKEN"):
+    with pytest.raises(UserError, match=r"the hub has no token with write access to me/tuned .* Set HF_TOKEN"):
         pushes(folder)
     assert pushes.waits == []
     there.failures = [("/api/repos/create", 403)]

@@ -22,7 +22,7 @@ NAME = "step-000000100"
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallRun:
     """With chunks so small that small files have many."""
     for module in (checkpoint, verification):
-        monkeypatch.setattr(module, "CHUNK", 64)
+        monkeypatch.setattr(module, "CHUNK_BYTES", 64)
     made = SmallRun(tmp_path / "run")
     made.begin(1)
     made.save(100, weights={"a": torch.arange(300, dtype=torch.float32)})

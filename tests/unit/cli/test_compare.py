@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem_cli.commands.compare import MAX_COUNT
+from tandem_cli.commands.compare import MAX_RUNS
 from tandem_cli.main import application
 from tandem_cli.report import clock
 from tandem_cli.report.comparison import outcome, rows, winner
@@ -75,7 +75,7 @@ def test_programs_read_the_numbers_of_the_reports(runs: list[Path]) -> None:
     assert told["differences"]["trainer.config.epochs"][1] == 9
     for path, one in zip(runs, told["runs"], strict=True):
         run = read(path)
-        summary = summarize(run, clock.of(run.marks))
+        summary = summarize(run, clock.make_clock(run.marks))
         assert run.best is not None
         assert (one["steps"], one["best"], one["evaluated"]) == (summary.steps, run.best.name, summary.evaluated)
         assert one["seconds"] == pytest.approx(summary.seconds)
@@ -90,7 +90,7 @@ def test_a_run_that_has_made_nothing_is_compared_all_the_same(runs: list[Path], 
     assert "–" in said(runs[0], tmp_path)
 
 
-@pytest.mark.parametrize("count", [1, MAX_COUNT + 1])
+@pytest.mark.parametrize("count", [1, MAX_RUNS + 1])
 def test_it_takes_two(runs: list[Path], count: int) -> None:
     with pytest.raises(UserError, match="can be compared"):
         said(*([runs[0]] * count))
@@ -154,7 +154,7 @@ def test_the_page_has_loss_and_score_over_steps_and_over_time_with_a_colour_for_
 def test_time_begins_at_0_for_each_run_in_one_unit(runs: list[Path]) -> None:
     found = [read(path) for path in runs]
     late = replace(found[1], marks=found[1].marks + 86400.0)
-    moved = replace(late, counted=replace(late.counted, time=late.counted.time + 86400.0))
+    moved = replace(late, model_steps=replace(late.model_steps, time=late.model_steps.time + 86400.0))
     for one in (found[1], moved):
         _, over_time = compared([found[0], one], ["a", "b"])
         firsts = [curve.points[0][0] for curve in over_time.panels[0].curves]
@@ -165,7 +165,9 @@ def test_time_begins_at_0_for_each_run_in_one_unit(runs: list[Path]) -> None:
 def test_a_run_of_seconds_and_one_of_hours_have_one_axis(runs: list[Path]) -> None:
     short, other = (read(path) for path in runs)
     marks = other.marks[0] + np.arange(0.0, 7200.0, 60.0)
-    long = replace(other, marks=marks, counted=replace(other.counted, time=np.linspace(marks[0], marks[-1], 100)))
+    long = replace(
+        other, marks=marks, model_steps=replace(other.model_steps, time=np.linspace(marks[0], marks[-1], 100))
+    )
     _, over_time = compared([short, long], ["a", "b"])
     assert over_time.axis.label == "time since the beginning of each run (min)"
     ends = [curve.points[-1][0] for curve in over_time.panels[0].curves]
@@ -175,10 +177,10 @@ def test_a_run_of_seconds_and_one_of_hours_have_one_axis(runs: list[Path]) -> No
 
 def test_twelve_runs_are_told_apart(runs: list[Path]) -> None:
     run = read(runs[0])
-    (chart, _) = compared([run] * MAX_COUNT, labels([f"run-{index}" for index in range(MAX_COUNT)]))
+    (chart, _) = compared([run] * MAX_RUNS, labels([f"run-{index}" for index in range(MAX_RUNS)]))
     looks = [(curve.color, curve.dashed) for curve in chart.panels[0].curves]
-    assert len(set(looks)) == len(looks) == MAX_COUNT
-    assert [curve.label for curve in chart.panels[1].curves] == [f"run-{index}" for index in range(MAX_COUNT)]
+    assert len(set(looks)) == len(looks) == MAX_RUNS
+    assert [curve.label for curve in chart.panels[1].curves] == [f"run-{index}" for index in range(MAX_RUNS)]
 
 
 def test_names_in_the_legend_are_short_harmless_and_no_two_alike() -> None:

@@ -10,14 +10,14 @@ import pytest
 import typer
 
 from tandem.errors import UserError
-from tandem.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
-from tandem_cli.commands.debug import debug, how_to_attach, told
+from tandem.wire.stacks import Attachment, Frame, Inspection, RankStacks, ThreadStack
+from tandem_cli.commands.debug import debug, format_stacks, how_to_attach
 from tandem_cli.kubernetes.execution import INSPECT, executable, holder
-from tandem_cli.kubernetes.job_view import pods
-from tandem_cli.kubernetes.kubectl import complaint
+from tandem_cli.kubernetes.job_view import parse_pods
+from tandem_cli.kubernetes.kubectl import error_from
 from tandem_cli.local import processes
 from tandem_cli.local.processes import check_owner
-from tandem_cli.view import Pod
+from tandem_cli.view import PodView
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 
@@ -35,7 +35,7 @@ def thread(number: int, *functions: str) -> ThreadStack:
 
 def test_stacks_are_told_as_python_prints_them_and_threads_without_python_are_counted() -> None:
     one = rank(silent_seconds=0.25, threads=[thread(40, "main", "step"), thread(41), thread(42, "load")])
-    assert told(one).splitlines() == [
+    assert format_stacks(one).splitlines() == [
         "rank 1 · worker-1 · process 40 · step 1,240 · train, 0.2 s ago",
         "",
         "main thread (40), sleeping, in the kernel's futex_wait",
@@ -50,7 +50,7 @@ def test_stacks_are_told_as_python_prints_them_and_threads_without_python_are_co
 
 
 def test_a_rank_that_has_not_answered_is_told_with_the_reason_and_what_the_kernel_knows() -> None:
-    lines = told(rank(trouble="its process is stopped", threads=[thread(40)])).splitlines()
+    lines = format_stacks(rank(trouble="its process is stopped", threads=[thread(40)])).splitlines()
     assert lines[2:] == [
         "no stacks: its process is stopped",
         "",
@@ -65,8 +65,8 @@ def test_an_answer_of_a_newer_version_is_read() -> None:
     assert Inspection.read_json(text).ranks[0].threads[0].number == 4
 
 
-def workers(count: int) -> tuple[Pod, ...]:
-    return pods([fakes.pod("worker", index, name=f"digits-worker-{index}") for index in range(count)])
+def workers(count: int) -> tuple[PodView, ...]:
+    return parse_pods([fakes.pod("worker", index, name=f"digits-worker-{index}") for index in range(count)])
 
 
 def test_the_worker_of_a_rank_follows_from_the_order_that_another_worker_knows() -> None:
@@ -80,7 +80,7 @@ def test_the_worker_of_a_rank_follows_from_the_order_that_another_worker_knows()
 
 def test_only_pods_whose_container_runs_can_be_entered() -> None:
     waiting = fakes.pod("worker", 1, {"waiting": {"reason": "ContainerCreating"}})
-    assert [pod.name for pod in executable(pods([fakes.pod("worker", 0), waiting]))] == ["worker-0"]
+    assert [pod.name for pod in executable(parse_pods([fakes.pod("worker", 0), waiting]))] == ["worker-0"]
 
 
 def test_the_right_that_is_missing_is_named() -> None:
@@ -88,7 +88,7 @@ def test_the_right_that_is_missing_is_named() -> None:
         'Error from server (Forbidden): pods "digits-worker-0-abcde" is forbidden: User "jane" cannot create resource '
         '"pods/exec" in API group "" in the namespace "team"'
     )
-    assert "The missing right is `create` on `pods/exec` in the job's namespace" in str(complaint(said))
+    assert "The missing right is `create` on `pods/exec` in the job's namespace" in str(error_from(said))
 
 
 def test_a_run_of_another_user_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_on_a_cluster_a_debugger_is_asked_for_in_the_pod_of_the_rank_and_its_por
     assert ended.value.exit_code == 1, "kubectl's own: the pod is gone"
     said = capfd.readouterr()
     assert "rank 1 · worker-0 · process 40 listens for a debugger on 127.0.0.1:4711" in said.out
-    assert "port 4711 of this machine leads to worker-0; Ctrl-C closes it" in said.err
+    assert "local port 4711 is forwarded to worker-0; Ctrl-C closes it" in said.err
     asked, forwarded = (one.words for one in cluster.asked[-2:])
     assert asked[asked.index("--") + 1 :] == [*INSPECT, "--rank=1", "--attach"]
     assert {"digits-worker-0-abcde", "--container=worker"} <= set(asked)
@@ -161,7 +161,7 @@ def test_on_a_cluster_a_debugger_is_asked_for_in_the_pod_of_the_rank_and_its_por
         ),
         (
             {"complains": "inspection: error: unrecognized arguments: --attach"},
-            "lacks `tandem debug --attach`, or none",
+            "without `tandem debug --attach`, or no Tandem",
         ),
     ],
 )

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.reading import job_of, read_job
-from tandem.manifest.source import parse
+from tandem.job.manifest.reading import parse_job, read_job
+from tandem.job.manifest.source import parse
+from tandem.job.resource import DistributedTrainingJob
 from tandem_cli import launch_line
 from tandem_cli.commands.run import Command
 from tandem_cli.launch_line import LaunchLine
@@ -30,7 +30,7 @@ def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(text: str) -> DistributedTrainingJob:
     words = shlex.split(text)
-    return job_of(parse(launch_line.read(words).manifest(words).encode(), "manifest"))
+    return parse_job(parse(launch_line.read(words).manifest(words).encode(), "manifest"))
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_a_line_may_be_one_word() -> None:
     ("line", "said"),
     [
         ("trian.py", "trian.py does not exist; did you mean train.py"),
-        ("torchrun --nproc-per-node 0 train.py", "--nproc-per-node needs a number from 1 on, not 0"),
+        ("torchrun --nproc-per-node 0 train.py", "--nproc-per-node needs a number of at least 1, not 0"),
         ("torchrun --ncproc 2 train.py", "torchrun: unrecognized arguments: --ncproc"),
         ("accelerate launch --use_deepspeed train.py", "accelerate launch: unrecognized arguments: --use_deepspeed"),
         ("accelerate launch --num_processes 3 --num_machines 2 train.py", "no multiple of the 2"),
         ("accelerate config", "accelerate launch train.py"),
         ("python -u", "names no script"),
-        ("deepspeed train.py", "deepspeed starts no script that is known here"),
+        ("deepspeed train.py", "deepspeed is not a known launcher"),
         ("A=1", "name a script"),
         ('"', "No closing quotation"),
     ],
@@ -113,7 +113,7 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 @given(st.lists(TEXTS, max_size=4), st.dictionaries(st.from_regex(r"\A[A-Z_]{1,5}\Z"), TEXTS, max_size=2))
 def test_arguments_and_variables_are_the_same_in_the_job(args: list[str], variables: dict[str, str]) -> None:
     line = LaunchLine(("python", "train.py"), args, variables)
-    found = job_of(parse(line.manifest(["train.py", *args]).encode(), "manifest")).spec.trainer
+    found = parse_job(parse(line.manifest(["train.py", *args]).encode(), "manifest")).spec.trainer
     assert found.args == args
     assert {one.name: one.value for one in found.env} == variables
 
@@ -134,13 +134,13 @@ def test_init_writes_what_run_prints_and_overwrites_nothing(tmp_path: Path, caps
     assert done.output == "wrote train.yaml; to run it: tandem run train.yaml\n"
     written = (tmp_path / "train.yaml").read_text()
     command = Command("train.py", (), None, 0, None, False, None, ("--epochs", "3"))
-    ran = job_of(command.source())
+    ran = parse_job(command.source())
     assert ran == read_job("train.yaml")
     assert capsys.readouterr().out == f"{written}# To keep it: tandem init train.py --epochs 3\n"
-    assert command.again("--fresh") == "tandem run train.py --fresh -- --epochs 3"
+    assert command.command_line("--fresh") == "tandem run train.py --fresh -- --epochs 3"
     again = CliRunner().invoke(application(["init"]), ["init", *words])
     assert isinstance(again.exception, UserError)
-    assert "train.yaml exists" in str(again.exception)
+    assert "train.yaml already exists" in str(again.exception)
 
 
 def test_a_manifest_takes_no_arguments_of_a_script() -> None:

@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes.kubectl import ClusterError
-from tandem_cli.local.known import is_alive, known, named, remember, state_folder
+from tandem_cli.local.known import find_runs, is_alive, list_runs, remember, state_folder
 from tandem_cli.local.platform import OnThisMachine, saved_in
 from tandem_cli.local.run_output import Logs
-from tandem_cli.local.run_view import look
+from tandem_cli.local.run_view import job_view
 from tandem_cli.main import application
 from tandem_cli.platforms import Run
-from tandem_cli.runs import found as run_found
-from tandem_cli.runs import opened
+from tandem_cli.runs import find_run, open_run
 from tests.support import manifests
 from tests.support.fake_kubectl import FakeKubectl
 
@@ -41,7 +40,7 @@ def test_runs_in_this_folder_and_runs_begun_elsewhere_are_known(tmp_path: Path) 
     run(Path("runs/digits"))
     far = run(tmp_path / "far away" / "mine")
     remember(far)
-    assert set(known()) == {Path("runs/digits"), far}
+    assert set(list_runs()) == {Path("runs/digits"), far}
 
 
 def test_a_run_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
@@ -50,34 +49,34 @@ def test_a_run_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
     (far / "job.json").unlink()
     (far / "local.lock").unlink()
     far.rmdir()
-    assert known() == []
+    assert list_runs() == []
     assert not list((state_folder() / "runs").iterdir())
 
 
 def test_a_state_folder_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
     remember(run(tmp_path / "far"))
-    assert known() == []
+    assert list_runs() == []
 
 
 def test_a_name_means_the_run_here_before_any_other(tmp_path: Path) -> None:
     remember(run(tmp_path / "far" / "digits"))
-    assert named("digits") == [tmp_path / "far" / "digits"]
+    assert find_runs("digits") == [tmp_path / "far" / "digits"]
     run(Path("runs/digits"))
-    assert named("digits") == [Path("runs/digits")]
+    assert find_runs("digits") == [Path("runs/digits")]
 
 
 def test_a_name_is_that_of_the_folder_or_of_the_job(tmp_path: Path) -> None:
     far = run(tmp_path / "far" / "tuesday")
     remember(far)
-    assert named("tuesday") == named("digits") == [far]
+    assert find_runs("tuesday") == find_runs("digits") == [far]
 
 
 def test_a_name_of_several_runs_is_refused_with_their_folders(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         remember(run(tmp_path / folder / "digits"))
     with pytest.raises(UserError, match=r"digits is the name of several runs: .*one/digits.*|.*two/digits"):
-        run_found("digits")
+        find_run("digits")
 
 
 def folder_of(one: Run) -> Path | None:
@@ -88,17 +87,17 @@ def folder_of(one: Run) -> Path | None:
 class TestWhatAWordMeans:
     def test_a_namespace_or_a_context_is_of_a_cluster(self) -> None:
         run(Path("runs/digits"))
-        assert folder_of(run_found("digits", namespace="team")) is None
-        assert folder_of(run_found("digits", context="there")) is None
+        assert folder_of(find_run("digits", namespace="team")) is None
+        assert folder_of(find_run("digits", context="there")) is None
 
     def test_a_folder_is_a_run(self) -> None:
         run(Path("runs/digits"))
-        assert folder_of(run_found("runs/digits")) == Path("runs/digits")
+        assert folder_of(find_run("runs/digits")) == Path("runs/digits")
 
     def test_a_name_of_a_run_is_that_run(self) -> None:
         run(Path("runs/digits"))
-        assert folder_of(run_found("digits")) == Path("runs/digits")
-        assert opened(Path("digits")).path == Path("runs/digits")
+        assert folder_of(find_run("digits")) == Path("runs/digits")
+        assert open_run(Path("digits")).path == Path("runs/digits")
 
     def test_any_other_name_is_a_job_where_kubectl_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tool = tmp_path / "bin" / "kubectl"
@@ -106,18 +105,18 @@ class TestWhatAWordMeans:
         tool.touch(mode=0o755)
         monkeypatch.setenv("PATH", str(tool.parent))
         Path("digits").mkdir()
-        assert folder_of(run_found("digits")) is None, "a folder that is no run hides no job"
+        assert folder_of(find_run("digits")) is None, "a folder that is no run hides no job"
 
     def test_any_other_name_is_refused_where_it_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run(Path("runs/digits"))
         monkeypatch.setenv("PATH", "/nowhere")
         with pytest.raises(UserError, match=r"no run of this machine is called digitz, .* Runs here: runs/digits"):
-            run_found("digitz")
+            find_run("digitz")
 
     def test_a_path_that_is_no_run_is_refused(self) -> None:
         run(Path("runs/digits"))
         with pytest.raises(UserError, match=r"runs/digitz does not exist\. Runs here: runs/digits"):
-            run_found("runs/digitz")
+            find_run("runs/digitz")
 
 
 def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_there_are(
@@ -128,12 +127,13 @@ def test_without_a_cluster_a_name_that_no_run_has_is_answered_with_the_runs_ther
     monkeypatch.setenv("PATH", fake.path)
     fake.answers(complains="The connection to the server localhost:8080 was refused - did you specify the right host?")
     with pytest.raises(ClusterError) as caught:
-        run_found("nosuch").look()
+        find_run("nosuch").view()
     assert str(caught.value) == (
-        "no run of this machine is called nosuch, and kubectl knows no cluster to ask for a job. Runs here: runs/digits"
+        "no run of this machine is called nosuch, and kubectl has no cluster configured for a job. "
+        "Runs here: runs/digits"
     )
     with pytest.raises(ClusterError, match="set KUBECONFIG"):
-        run_found("nosuch", "team").look()
+        find_run("nosuch", "team").view()
 
 
 def test_a_run_is_alive_while_somebody_holds_its_lock(tmp_path: Path) -> None:
@@ -150,22 +150,22 @@ def test_a_run_is_alive_while_somebody_holds_its_lock(tmp_path: Path) -> None:
 
 class TestARunThatIsOver:
     def test_was_stopped_if_nothing_says_how_it_ended(self, tmp_path: Path) -> None:
-        seen = look(run(tmp_path / "far"))
+        seen = job_view(run(tmp_path / "far"))
         assert seen.job.status.phase == "Suspended"
-        assert seen.job.status.message == "nothing of it runs; the same `tandem run` begins anew: nothing was saved"
+        assert seen.job.status.message == "not running; the same `tandem run` starts over: nothing was saved"
 
     def test_of_a_script_nobody_knows_here_what_it_has_saved(self, tmp_path: Path) -> None:
         path = run(tmp_path / "far")
         RunDir(path).write_job(manifests.job("mine", trainer={"command": ["python", "mine.py"]}))
-        told = look(path).job.status.message
+        told = job_view(path).job.status.message
         assert told is not None
-        assert told.endswith("starts the script again, and what that has saved itself is there")
+        assert told.endswith("starts the script again, which finds the checkpoints that it saved itself")
         assert saved_in(RunDir(path)) == "what it has saved itself stays as it is"
 
     def test_has_failed_with_its_message(self, tmp_path: Path) -> None:
         path = run(tmp_path / "far")
         RunDir(path).mark_failed("Diverged", "the loss became NaN", 65)
-        seen = look(path)
+        seen = job_view(path)
         assert (seen.job.status.phase, seen.job.status.message) == ("Failed", "the loss became NaN")
 
     def test_tells_what_happened_and_what_follows_on_itself_once(self, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ class TestARunThatIsOver:
         lines = [{"kind": "event", "time": 10.0 + i, "level": one[0], "text": one[1]} for i, one in enumerate(texts)]
         text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "ev'
         (path / "log" / "coordinator.jsonl").write_text(text)
-        seen = look(path)
+        seen = job_view(path)
         assert [(one.text, one.count, one.warning) for one in seen.job_events] == [
             ("generation 1", 1, False),
             ("slow", 2, True),
@@ -195,7 +195,7 @@ class TestLogs:
         return folder.parent
 
     def test_are_in_the_order_of_time_and_what_has_none_counts_as_the_line_before(self, logs: Path) -> None:
-        lines = [(line.who, line.text.split(" ")[-1]) for line in Logs(logs, (), "", None).lines()]
+        lines = [(line.process, line.text.split(" ")[-1]) for line in Logs(logs, (), "", None).lines()]
         assert lines == [
             ("worker-0", "1"),
             ("worker-0", "1"),
@@ -215,7 +215,7 @@ class TestLogs:
         assert [line.text for line in found.lines()] == ["epoch 3"]
 
     def test_of_what_is_not_there_say_what_is(self, logs: Path) -> None:
-        with pytest.raises(UserError, match="no log of worker-7; there are: coordinator, worker-0"):
+        with pytest.raises(UserError, match="no log of worker-7; it has logs of: coordinator, worker-0"):
             list(Logs(logs, ("worker-7",), "", None).lines())
 
 
@@ -232,11 +232,11 @@ def test_a_run_is_renamed_and_found_by_its_new_name(tmp_path: Path) -> None:
         0,
         "runs/digits is now runs/first; to resume it: tandem run FILE --run-dir runs/first\n",
     )
-    assert (named("first"), known()) == ([Path("runs/first")], [Path("runs/first")])
+    assert (find_runs("first"), list_runs()) == ([Path("runs/first")], [Path("runs/first")])
     called("mv", "first", str(tmp_path / "elsewhere"))
-    assert known() == [tmp_path / "elsewhere"]
+    assert list_runs() == [tmp_path / "elsewhere"]
     run(Path("runs/digits"))
-    with pytest.raises(UserError, match="elsewhere exists; give a name that is free"):
+    with pytest.raises(UserError, match="elsewhere already exists; choose another name"):
         called("mv", "digits", str(tmp_path / "elsewhere"))
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_goes_on_stays_where_it_is(words: tuple[str, ...]) -> None:
         except UserError as error:
             code, output = 2, str(error)
     assert (code, path.exists()) == (2, True)
-    assert "runs/digits is running; first: tandem stop runs/digits" in output
+    assert "runs/digits is running; stop it first: tandem stop runs/digits" in output
 
 
 def test_status_lists_the_runs_of_a_machine_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_status_lists_the_runs_of_a_machine_without_a_cluster(tmp_path: Path, mo
     refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
     fake.answers("get", complains=refused)
     assert called("status") == (0, listed)
-    with pytest.raises(ClusterError, match="kubectl knows no cluster yet"):
+    with pytest.raises(ClusterError, match="kubectl has no cluster configured"):
         called("status", "-A")
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tests.support import manifests
 
@@ -38,12 +38,12 @@ def test_ranks_share_the_cores_as_threads(cores: int, workers: int, processes: i
 @pytest.mark.parametrize(
     ("cores", "workers", "processes", "evaluators", "expected"),
     [
-        (2, 1, 1, 1, Placement(threads=1, workers=((0,),), others=(1,))),
-        (2, 1, 1, 2, Placement(threads=1, workers=((0,),), others=(1,))),
+        (2, 1, 1, 1, Placement(threads=1, workers=((0,),), shared=(1,))),
+        (2, 1, 1, 2, Placement(threads=1, workers=((0,),), shared=(1,))),
         (2, 2, 1, 0, Placement(threads=1, workers=((0,), (1,)))),
-        (8, 2, 1, 2, Placement(threads=3, workers=((0, 1, 2), (3, 4, 5)), others=(6, 7))),
-        (8, 1, 2, 3, Placement(threads=2, workers=((0, 1, 2, 3),), others=(5, 6, 7))),
-        (4, 3, 1, 8, Placement(threads=1, workers=((0,), (1,), (2,)), others=(3,))),
+        (8, 2, 1, 2, Placement(threads=3, workers=((0, 1, 2), (3, 4, 5)), shared=(6, 7))),
+        (8, 1, 2, 3, Placement(threads=2, workers=((0, 1, 2, 3),), shared=(5, 6, 7))),
+        (4, 3, 1, 8, Placement(threads=1, workers=((0,), (1,), (2,)), shared=(3,))),
     ],
 )
 def test_pinning_gives_trainers_and_evaluators_cores_of_their_own(
@@ -53,7 +53,7 @@ def test_pinning_gives_trainers_and_evaluators_cores_of_their_own(
 
 
 def test_pinning_keeps_to_the_cores_it_was_given() -> None:
-    assert place((5, 9), 1, 1, 1, pin=True) == Placement(threads=1, workers=((5,),), others=(9,))
+    assert place((5, 9), 1, 1, 1, pin=True) == Placement(threads=1, workers=((5,),), shared=(9,))
 
 
 def test_pinning_two_ranks_and_evaluators_on_two_cores_is_refused_with_the_numbers() -> None:

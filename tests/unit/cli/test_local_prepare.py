@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import differences
-from tandem_cli.commands.run import Command, ways_on
+from tandem_cli.commands.run import Command, describe_next_steps
 from tandem_cli.local import prepare
 from tandem_cli.local.prepare import HeldFolder, claim
 from tests.support import manifests
@@ -71,7 +71,7 @@ def test_what_cannot_be_gone_on_with_is_refused_with_what_differs_and_the_very_c
     with pytest.raises(UserError) as refusal:
         prepared(there, other)
     message = str(refusal.value)
-    assert "holds step-000000500, which this job cannot go on with" in message
+    assert "holds step-000000500, which this job cannot continue" in message
     assert "spec.trainer.config.seed: there 0, now 7" in message
     assert 'spec.trainer.config.model: there "cnn", now "baby-cnn"' in message
     assert AGAIN in message
@@ -173,7 +173,7 @@ class _Usage(NamedTuple):
 
 def test_too_little_space_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(2**30, 2**30 - 2**20, 2**20))
-    with pytest.raises(UserError, match=r"1\.0 MB are free where .* at least 16\.0 MB"):
+    with pytest.raises(UserError, match=r"1\.0 MB are free at .* at least 16\.0 MB"):
         prepared(tmp_path / "digits")
 
 
@@ -220,7 +220,7 @@ class TestTwoRunsInOneDirectory:
     def test_the_second_is_refused_and_told_who_is_there(
         self, there: Path, other: subprocess.Popen[str], fresh: bool
     ) -> None:
-        with pytest.raises(UserError, match=rf"another tandem run \(process {other.pid}\) is at work in"):
+        with pytest.raises(UserError, match=rf"another tandem run \(process {other.pid}\) uses"):
             prepared(there, fresh=fresh)
         assert not (there.parent / "digits.1").exists()
 
@@ -245,7 +245,7 @@ class TestTwoRunsInOneDirectory:
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
         os.pwrite(mine.lock, json.dumps({"pid": gone.pid}).encode(), 0)
-        with pytest.raises(UserError, match="is at work"):
+        with pytest.raises(UserError, match="another tandem run"):
             prepared(there)
         mine.release()
 
@@ -267,8 +267,8 @@ def test_a_script_that_failed_may_have_saved_something_itself(tmp_path: Path) ->
     mine = prepared(path, script)
     mine.release()
     assert mine.notes == (
-        "the last attempt failed (RepeatedFailure); the script starts again, what it has saved itself stays as it is, "
-        f"and the logs of that attempt are in {path / 'attempt'}",
+        "the last attempt failed (RepeatedFailure); the script starts again, the checkpoints that it saved itself "
+        f"stay, and the logs of that attempt are in {path / 'attempt'}",
     )
 
 
@@ -295,17 +295,21 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
         (
             {"epochs": 4},
             {"epochs": 100},
-            "100 epochs are trained, and this job asks for no more; to go on: tandem run ",
+            "100 epochs are trained, and this job requests no more; to train further: tandem run ",
         ),
-        ({"epochs": 100}, {"epochs": 100}, "to go on: tandem run "),
-        ({"maxSteps": 5}, {"maxSteps": 7}, "7 steps are trained, and this job asks for no more; to go on: tandem run "),
+        ({"epochs": 100}, {"epochs": 100}, "to train further: tandem run "),
+        (
+            {"maxSteps": 5},
+            {"maxSteps": 7},
+            "7 steps are trained, and this job requests no more; to train further: tandem run ",
+        ),
     ],
 )
 def test_the_way_on_starts_from_what_was_made(asked: dict[str, int], made: dict[str, int], told: str) -> None:
     ((field, length),) = made.items()
     command = Command("digits.yaml", (f"spec.trainer.config.{field}=4", "workers.replicas=3"), None, 0, None, False)
     was, now = (job(task="image-classification", config=config) for config in (made, asked))
-    words = ways_on(command, now, was)
+    words = describe_next_steps(command, now, was)
     assert words.startswith(told)
     assert f"--set workers.replicas=3 --set trainer.config.{field}={2 * length};" in words
 
@@ -317,6 +321,6 @@ def test_a_disk_without_hard_links_is_told_before_anything_is_written(
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(UserError, match="has no hard links, which checkpoints need; take a local disk"):
+    with pytest.raises(UserError, match="does not support hard links, which checkpoints need; use a local disk"):
         prepared(tmp_path / "run")
     assert not (tmp_path / "run" / "job.json").exists()

@@ -3,12 +3,12 @@
 import tracemalloc
 from pathlib import Path
 
-from tandem.status import Progress, Snapshot, Status
-from tandem.supervision import Child
+from tandem.processes.supervision import Child
+from tandem.wire.status import Progress, Snapshot, Status
 from tandem_cli.local.child import last_lines
-from tandem_cli.local.local_run import waiting_for, with_end
+from tandem_cli.local.local_run import describe_wait, with_end
 from tandem_cli.local.run_output import Logs
-from tandem_cli.log_lines import MAX_LENGTH
+from tandem_cli.log_lines import MAX_READ_BYTES
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1
@@ -37,21 +37,21 @@ def test_the_time_until_the_next_start_is_shown() -> None:
     status = Status(phase="Restarting", message="rank 0 failed; starts again in 4 s", progress=Progress(step=3))
     snapshot = Snapshot(job="mine", time=0.0, status=status)
     agent = Child(name="worker-0", role="agent", running=True)
-    assert waiting_for([agent], snapshot, done=False) == "starts again in 4 s"
+    assert describe_wait([agent], snapshot, done=False) == "starts again in 4 s"
 
 
 def test_a_line_without_an_end_is_never_held_whole(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     log = tmp_path / "log" / "worker-0.txt"
     with log.open("wb") as file:
-        file.truncate(64 * MAX_LENGTH)
+        file.truncate(64 * MAX_READ_BYTES)
     logs = Logs(tmp_path, (), "", None)
     tracemalloc.start()
     (first,) = logs.lines()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 8 * MAX_LENGTH
-    assert first.text.endswith("(this line is longer than 1 MiB; its rest is not shown)")
+    assert most < 8 * MAX_READ_BYTES
+    assert first.text.endswith("(this line is longer than 1 MiB; the rest is not shown)")
     with log.open("ab") as file:
         file.write(b"the rest\nthe next\nnot yet")
     assert [line.text for line in logs.lines()] == ["the next"]

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.status import MemberView, Snapshot, Status
-from tandem.supervision import Child
+from tandem.processes.supervision import Child
+from tandem.wire.status import MemberView, Snapshot, Status
 from tandem_cli.local import display
-from tandem_cli.local.local_run import Asked, Requests, leaving_for, waiting_for
+from tandem_cli.local.local_run import Requests, StopRequest, describe_stop, describe_wait
 from tests.support.waiting import until
 
 WORKER = Child(name="worker-0", role="agent").started(0.0)
@@ -30,37 +30,37 @@ MEMBER = MemberView(replica="worker-0", address="127.0.0.1", state="running", si
     ],
 )
 def test_after_ctrl_c_it_says_what_it_waits_for(children: list[Child], saved: int, words: str) -> None:
-    assert leaving_for(children, Asked(saved=200, step=250), saved, requests=1) == words
+    assert describe_stop(children, StopRequest(saved=200, step=250), saved, requests=1) == words
 
 
 def test_after_another_it_waits_for_nothing() -> None:
-    assert leaving_for([WORKER], Asked(saved=None, step=None), None, requests=2) == "leaving at once"
+    assert describe_stop([WORKER], StopRequest(saved=None, step=None), None, requests=2) == "leaving at once"
 
 
 def test_before_anything_is_known_it_just_saves() -> None:
-    assert leaving_for([WORKER], Asked(saved=None, step=None), None, requests=1) == (
+    assert describe_stop([WORKER], StopRequest(saved=None, step=None), None, requests=1) == (
         "saving; Ctrl-C again leaves at once"
     )
 
 
 def test_a_script_that_runs_is_not_waited_for() -> None:
     snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Running"), members=[MEMBER])
-    assert waiting_for([WORKER], snapshot, done=False) == ""
+    assert describe_wait([WORKER], snapshot, done=False) == ""
 
 
 def test_a_group_that_has_not_begun_loads_its_data() -> None:
     snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
-    assert waiting_for([replace(WORKER)], snapshot, done=False).startswith("starting: loading the data")
+    assert describe_wait([replace(WORKER)], snapshot, done=False).startswith("starting: loading the data")
 
 
 def test_what_a_script_begins_with_is_its_own_business() -> None:
     snapshot = Snapshot(job="mine", time=0.0, status=Status(phase="Starting"), members=[MEMBER])
-    assert waiting_for([WORKER], snapshot, done=False, own_command=True) == "starting the script"
+    assert describe_wait([WORKER], snapshot, done=False, own_command=True) == "starting the script"
 
 
 def test_a_script_that_is_stopped_saves_on_its_own() -> None:
-    asked = Asked(saved=None, step=None)
-    assert leaving_for([WORKER], asked, None, requests=1, silent=True) == (
+    asked = StopRequest(saved=None, step=None)
+    assert describe_stop([WORKER], asked, None, requests=1, silent=True) == (
         "ending the script: 1 worker leaving; Ctrl-C again leaves at once"
     )
 
@@ -91,8 +91,8 @@ def test_who_asked_less_often_asks_at_once_when_there_is_news(monkeypatch: pytes
             pass
 
     monkeypatch.setattr(display, "CoordinatorClient", Client)
-    monkeypatch.setattr(display, "SECONDS", 1e6)
-    monkeypatch.setattr(display, "CALM_SECONDS", 1e6)
+    monkeypatch.setattr(display, "POLL_SECONDS", 1e6)
+    monkeypatch.setattr(display, "CALM_POLL_SECONDS", 1e6)
     watch = display.Watch("127.0.0.1:1", "token")
     until(lambda: asked, "the first question")
     watch.calm(True)

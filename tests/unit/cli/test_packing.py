@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tandem.code import unpack
 from tandem.errors import UserError
+from tandem.rundir.code import unpack
 from tandem_cli import packing
 from tandem_cli.packing import packed
 from tests.support import manifests
@@ -177,7 +177,7 @@ def test_what_pods_would_not_have_is_refused_by_name(
 
 def test_a_folder_without_files_and_no_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds no file" in refused(tmp_path / "empty")
+    assert "has no files for --code" in refused(tmp_path / "empty")
     (tmp_path / "file").touch()
     assert "is a file" in refused(tmp_path / "file")
     assert "is not there" in refused(tmp_path / "missing")
@@ -192,7 +192,7 @@ def test_a_folder_without_files_and_no_folder_are_refused(tmp_path: Path) -> Non
         ({"trainer": {"command": ["python", "/tandem/train.py"]}}, ""),
         ({"trainer": {"command": ["python", "-m", "train.py"]}}, ""),
         ({"trainer": {"command": ["python"], "args": ["other.py"]}}, "spec.trainer.args.0 other.py does not exist"),
-        ({"trainer": {"command": ["secret.py"]}}, "spec.trainer.command.0 secret.py is left out by .gitignore"),
+        ({"trainer": {"command": ["secret.py"]}}, "spec.trainer.command.0 secret.py is excluded by .gitignore"),
         (
             {"trainer": {"command": ["train.py"]}, "evaluators": {"command": ["python", "evaluate.py"]}},
             "spec.evaluators.command.1 evaluate.py does not exist",
@@ -204,7 +204,10 @@ def test_a_script_that_is_not_in_the_pack_is_told_at_its_field(
 ) -> None:
     tree(tmp_path, {"train.py": "", "secret.py": "", ".gitignore": "secret.py\n"})
     with packed(tmp_path) as pack:
-        found = [".".join(map(str, one.field)) + " " + one.message for one in pack.left_out(manifests.job("a", **spec))]
+        found = [
+            ".".join(map(str, one.field)) + " " + one.message
+            for one in pack.missing_scripts(manifests.job("a", **spec))
+        ]
     assert len(found) == bool(complaint)
     assert all(complaint in one for one in found)
 

@@ -8,26 +8,26 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem.footprint import Footprint, Moment, Pass, Portion
-from tandem.job import Workers
-from tandem.tasks import Fsdp, Loop, Optimizer, TaskLoop
+from tandem.job.footprint import DeviceFootprint, Footprint, Moment, Pass
+from tandem.job.resource import Workers
+from tandem.job.tasks import FsdpSettings, Loop, Optimizer, TaskLoop
 from tandem_cli.commands.plan import allowed
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
-    Batch,
-    Strategy,
+    MicroBatches,
+    PlannedStrategy,
     batch_of,
     bytes_of,
-    gathered,
+    copies_memory,
+    format_bytes,
+    layers_memory,
     memory,
-    of_copies,
-    of_layers,
-    of_worker,
-    shown,
     state_of,
+    unsharded_bytes,
+    worker_memory,
     world_sizes,
 )
-from tandem_cli.planning.plan import Budget, Plan, batches, degree_of, devices, planned
+from tandem_cli.planning.plan import Plan, PlanBudget, batches, degree_of, devices, planned
 from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
 from tests.support import ROOT
 from tests.support.documents import blocks
@@ -86,19 +86,19 @@ def test_the_classic_table_as_people_read_it() -> None:
 
 
 def test_a_single_rank_has_only_the_gradients_of_the_peak() -> None:
-    peak = memory(Strategy.SINGLE, 1, MODEL, PASS)
+    peak = memory(PlannedStrategy.SINGLE, 1, MODEL, PASS)
     assert (peak.gradients, peak.activations, peak.casts) == (20, 30, 10)
     assert peak.total == 100 + 160 + 60 + 107 + 3
 
 
 def test_gradients_exist_all_the_time_where_they_are_accumulated_and_under_ddp() -> None:
-    for peak in (memory(Strategy.SINGLE, 1, MODEL, PASS, passes=2), memory(Strategy.DDP, 4, MODEL, PASS)):
+    for peak in (memory(PlannedStrategy.SINGLE, 1, MODEL, PASS, passes=2), memory(PlannedStrategy.DDP, 4, MODEL, PASS)):
         assert (peak.gradients, peak.activations) == (80, 40)
         assert peak.total == 100 + 80 + 160 + 50 + 107 + 3
 
 
 def test_fsdp_shares_the_state_and_gathers_two_blocks_and_the_gradients_of_one() -> None:
-    peak = memory(Strategy.FSDP, 4, MODEL, PASS, passes=2)
+    peak = memory(PlannedStrategy.FSDP, 4, MODEL, PASS, passes=2)
     assert (peak.parameters, peak.gradients, peak.optimizer, peak.buffers) == (25, 20, 40, 7 + 25)
     assert (peak.activations, peak.casts) == (40, 10)
     assert peak.gathered == (100 - 90) + (30 + 40) + 2 * 40
@@ -108,101 +108,103 @@ def test_fsdp_shares_the_state_and_gathers_two_blocks_and_the_gradients_of_one()
 def test_fsdp_without_accumulation_has_its_share_of_the_gradients_at_the_peak_of_that_share(
     shards: int, gradients: int, activations: int
 ) -> None:
-    peak = memory(Strategy.FSDP, shards, MODEL, PASS)
+    peak = memory(PlannedStrategy.FSDP, shards, MODEL, PASS)
     assert (peak.gradients, peak.activations, peak.casts) == (gradients, activations, 10)
 
 
 def test_fsdp_in_half_precision_gathers_half_and_casts_nothing() -> None:
     """Gradients are computed in half, too, and sent in full; copies of weights that a gradient exists of are gone."""
-    peak = memory(Strategy.FSDP, 2, MODEL, PASS, precision="bfloat16")
+    peak = memory(PlannedStrategy.FSDP, 2, MODEL, PASS, precision="bfloat16")
     assert (peak.casts, peak.gradients, peak.activations) == (0, 10, 40 - 10 * (80 - 20) // 80)
     assert peak.gathered == (100 - 90) // 2 + (30 + 40) // 2 + 3 * 40 // 2
-    accumulating = memory(Strategy.FSDP, 2, MODEL, PASS, 2, precision="bfloat16")
+    accumulating = memory(PlannedStrategy.FSDP, 2, MODEL, PASS, 2, precision="bfloat16")
     assert (accumulating.casts, accumulating.gradients, accumulating.activations) == (0, 40, 50 - 10)
-    alone = memory(Strategy.TENSOR, 1, MODEL, PASS, precision="bfloat16")
-    assert alone == memory(Strategy.TENSOR, 1, MODEL, PASS), "nothing is gathered"
+    alone = memory(PlannedStrategy.TENSOR, 1, MODEL, PASS, precision="bfloat16")
+    assert alone == memory(PlannedStrategy.TENSOR, 1, MODEL, PASS), "nothing is gathered"
 
 
 @pytest.mark.parametrize(
     ("options", "blocks", "whole"),
     [
-        (Fsdp(), (10, 10), 80 + 2 * 80),
-        (Fsdp(), (), 100 + 2 * 100),
-        (Fsdp(prefetch=2), (30, 40, 20), 10 + 90 + 80),
-        (Fsdp(reshard_after_forward=False), (30, 40, 10, 10), 10 + 90 + 80),
+        (FsdpSettings(), (10, 10), 80 + 2 * 80),
+        (FsdpSettings(), (), 100 + 2 * 100),
+        (FsdpSettings(prefetch=2), (30, 40, 20), 10 + 90 + 80),
+        (FsdpSettings(reshard_after_forward=False), (30, 40, 10, 10), 10 + 90 + 80),
     ],
     ids=["most is in no block", "no blocks", "two under way", "kept after the forward pass"],
 )
-def test_what_fsdp_gathers_follows_from_blocks_and_options(options: Fsdp, blocks: tuple[int, ...], whole: int) -> None:
-    assert max(gathered(MODEL.model_copy(update={"blocks": blocks}), options)) == whole
+def test_what_fsdp_gathers_follows_from_blocks_and_options(
+    options: FsdpSettings, blocks: tuple[int, ...], whole: int
+) -> None:
+    assert max(unsharded_bytes(MODEL.model_copy(update={"blocks": blocks}), options)) == whole
 
 
 def test_gradients_of_a_large_embedding_are_whole_when_activations_are_gone() -> None:
     """Its weight is in no block, and used by the first and the last layer."""
     model = MODEL.model_copy(update={"blocks": (10, 10)})
-    peak = memory(Strategy.FSDP, 4, model, PASS, passes=2)
+    peak = memory(PlannedStrategy.FSDP, 4, model, PASS, passes=2)
     assert (peak.activations, peak.gathered) == (0, 80 + 2 * 80)
     deep = PASS.model_copy(update={"accumulating": 400})
-    peak = memory(Strategy.FSDP, 4, model, deep, passes=2)
+    peak = memory(PlannedStrategy.FSDP, 4, model, deep, passes=2)
     assert (peak.activations + peak.casts, peak.gathered) == (400, 80 + 20 + 2 * 10)
 
 
 def test_with_the_state_in_the_memory_of_the_machine_a_device_has_what_is_gathered() -> None:
-    usual = memory(Strategy.FSDP, 4, MODEL, PASS, passes=2)
+    usual = memory(PlannedStrategy.FSDP, 4, MODEL, PASS, passes=2)
     for passes in (1, 2):
-        offloaded = memory(Strategy.FSDP, 4, MODEL, PASS, passes, Fsdp(cpu_offload=True))
+        offloaded = memory(PlannedStrategy.FSDP, 4, MODEL, PASS, passes, FsdpSettings(cpu_offload=True))
         assert (offloaded.parameters, offloaded.gradients, offloaded.optimizer, offloaded.buffers) == (0, 0, 0, 7)
         assert (offloaded.gathered, offloaded.activations) == (usual.gathered, usual.activations)
 
 
 def test_the_size_of_a_model_alone_tells_nothing_of_what_is_gathered() -> None:
-    assert gathered(state_of(25), Fsdp()) == (0, 0)
+    assert unsharded_bytes(state_of(25), FsdpSettings()) == (0, 0)
 
 
 def test_ranks_without_locks_share_the_weights_and_nothing_else() -> None:
-    one = memory(Strategy.SINGLE, 1, MODEL, PASS)
-    assert of_worker(1, MODEL, PASS, 1) == one
-    three = of_worker(3, MODEL, PASS, 1)
+    one = memory(PlannedStrategy.SINGLE, 1, MODEL, PASS)
+    assert worker_memory(1, MODEL, PASS, 1) == one
+    three = worker_memory(3, MODEL, PASS, 1)
     assert (three.parameters, three.gradients, three.optimizer) == (100, 3 * 20, 3 * 160)
     assert (three.activations, three.casts, three.data) == (3 * 30, 3 * 10, 3 * 3)
     # Buffers of 7 bytes of the model and of its average for each rank; the 93 bytes of weights in that once.
     assert three.buffers == 93 + 3 * 14
-    assert of_worker(3, MODEL, PASS, 2).gradients == 3 * 80
+    assert worker_memory(3, MODEL, PASS, 2).gradients == 3 * 80
 
 
 def test_the_first_of_several_copies_adds_gradients_up_once_all_are_there() -> None:
-    computing = of_copies(MODEL.model_copy(update={"passes": (PASS.model_copy(update={"moments": (LARGE,)}),)}), 1)
+    computing = copies_memory(MODEL.model_copy(update={"passes": (PASS.model_copy(update={"moments": (LARGE,)}),)}), 1)
     assert (computing.gradients, computing.activations + computing.casts) == (20, 480)
-    adding_up = of_copies(MODEL, 1)
+    adding_up = copies_memory(MODEL, 1)
     assert (adding_up.gradients, adding_up.activations) == (2 * 80, 0)
-    assert of_copies(MODEL, 2).gradients == 3 * 80, "those of earlier micro-batches are there, too"
-    assert of_copies(MODEL.model_copy(update={"passes": ()}), 1).gradients == 2 * 80
-    time = step_time(Strategy.DP, 1, MODEL, PASS, 2, SPEED)
+    assert copies_memory(MODEL, 2).gradients == 3 * 80, "those of earlier micro-batches are there, too"
+    assert copies_memory(MODEL.model_copy(update={"passes": ()}), 1).gradients == 2 * 80
+    time = step_time(PlannedStrategy.DP, 1, MODEL, PASS, 2, SPEED)
     assert time.step == pytest.approx(time.compute + 2 * (100 + 80) / 100)
 
 
-FIRST = Portion(parameters=60, gradients=60, optimizer=120, buffers=7, casts=0, passes=(PASS,))
+FIRST = DeviceFootprint(parameters=60, gradients=60, optimizer=120, buffers=7, casts=0, passes=(PASS,))
 LAST = FIRST.model_copy(update={"parameters": 40, "gradients": 20, "optimizer": 40, "buffers": 0})
 SPREAD = MODEL.model_copy(update={"passes": (), "portions": (FIRST, LAST)})
 
 
 def test_of_layers_on_several_devices_the_one_that_holds_most_counts() -> None:
-    first = of_layers(SPREAD, 1)
+    first = layers_memory(SPREAD, 1)
     assert (first.parameters, first.gradients, first.optimizer, first.data) == (60, 20, 120, 3)
     assert first.buffers == 7 + 60 + 7, "with the average of what is there"
     large = LAST.model_copy(update={"passes": (PASS.model_copy(update={"moments": (LARGE,), "accumulating": 500}),)})
-    last = of_layers(SPREAD.model_copy(update={"portions": (FIRST, large)}), 2)
+    last = layers_memory(SPREAD.model_copy(update={"portions": (FIRST, large)}), 2)
     assert (last.parameters, last.gradients, last.activations, last.data) == (40, 20, 500, 0)
-    time = step_time(Strategy.MODEL, 1, MODEL, PASS.model_copy(update={"moved": 50}), 2, SPEED)
+    time = step_time(PlannedStrategy.MODEL, 1, MODEL, PASS.model_copy(update={"moved": 50}), 2, SPEED)
     assert time.step == pytest.approx(time.compute + 2 * 50 / 100)
 
 
 def test_a_job_without_locks_is_planned_for_the_ranks_of_its_worker() -> None:
     plan = made(10_000, strategy="hogwild")
     assert [(row.name, row.batch) for row in plan.rows] == [
-        ("single on 1 worker", Batch(16, 1)),
-        ("hogwild on 2 ranks, as the job says,", Batch(8, 1)),
-        ("hogwild on 4 ranks", Batch(4, 1)),
+        ("single on 1 worker", MicroBatches(16, 1)),
+        ("hogwild on 2 ranks, as the job says,", MicroBatches(8, 1)),
+        ("hogwild on 4 ranks", MicroBatches(4, 1)),
     ]
     assert plan.notes[0].startswith("Sizes are those of all ranks of the worker together")
     assert made(200, 4, strategy="hogwild").recommendation.endswith("Take fewer ranks, or a machine with more memory.")
@@ -225,28 +227,28 @@ def test_a_process_with_several_devices_takes_the_whole_batch_and_says_where_it_
     loop = TaskLoop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "model"})
     assert devices(loop, (1, 2, 4)) == (2, 4)
     untraced = SPREAD.model_copy(update={"portions": (), "untraced": "it has two blocks"})
-    plan = planned({1: MODEL}, loop, (1, 2, 4), 2, Budget(10_000, 10, SPEED, 3.0), spread={2: SPREAD, 4: untraced})
-    (row,) = (row for row in plan.rows if row.strategy is Strategy.MODEL)
-    assert (row.name, row.batch) == ("model on 2 devices, as the job says,", Batch(16, 1))
+    plan = planned({1: MODEL}, loop, (1, 2, 4), 2, PlanBudget(10_000, 10, SPEED, 3.0), spread={2: SPREAD, 4: untraced})
+    (row,) = (row for row in plan.rows if row.strategy is PlannedStrategy.MODEL)
+    assert (row.name, row.batch) == ("model on 2 devices, as the job says,", MicroBatches(16, 1))
     assert plan.notes == ("model on 4 devices is not planned, because it has two blocks.",)
 
 
 def test_without_a_trace_all_state_counts_and_activations_do_not() -> None:
-    peak = memory(Strategy.SINGLE, 1, MODEL, None)
+    peak = memory(PlannedStrategy.SINGLE, 1, MODEL, None)
     assert (peak.gradients, peak.activations) == (80, 0)
 
 
 @pytest.mark.parametrize(
     ("world", "most", "batch"),
     [
-        (1, None, Batch(64, 1)),
-        (3, None, Batch(22, 1)),
-        (3, 8, Batch(8, 3)),
-        (100, 8, Batch(1, 1)),
-        (1, 60, Batch(32, 2)),
+        (1, None, MicroBatches(64, 1)),
+        (3, None, MicroBatches(22, 1)),
+        (3, 8, MicroBatches(8, 3)),
+        (100, 8, MicroBatches(1, 1)),
+        (1, 60, MicroBatches(32, 2)),
     ],
 )
-def test_a_share_is_cut_as_the_loop_cuts_it(world: int, most: int | None, batch: Batch) -> None:
+def test_a_share_is_cut_as_the_loop_cuts_it(world: int, most: int | None, batch: MicroBatches) -> None:
     assert batch_of(Loop(global_batch_size=64, micro_batch_size=most), world) == batch
 
 
@@ -267,9 +269,9 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     [
         ("80", "the unit is missing; take one of B, KB"),
         ("80 parsecs", "the unit parsecs is not known"),
-        ("much", "'much' is no size"),
-        ("-3GB", "is no size"),
-        ("0GB", "is nothing"),
+        ("much", "'much' is not a size"),
+        ("-3GB", "is not a size"),
+        ("0GB", "is not positive"),
     ],
 )
 def test_a_wrong_size_is_told_with_what_is_right(text: str, words: str) -> None:
@@ -280,12 +282,12 @@ def test_a_wrong_size_is_told_with_what_is_right(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "1,0", "-2", "two", "", "1,,2"])
 def test_no_workers_are_an_error(text: str) -> None:
-    with pytest.raises(UserError, match="is no number of workers; write some from 1 on"):
+    with pytest.raises(UserError, match="is not a number of workers; write positive integers"):
         list(world_sizes(text))
 
 
 def test_sizes_are_shown_in_the_units_of_memory() -> None:
-    assert [shown(size) for size in (36, 1024, 3 * 2**20 + 2**19, 26.1 * GIB)] == [
+    assert [format_bytes(size) for size in (36, 1024, 3 * 2**20 + 2**19, 26.1 * GIB)] == [
         "36 B",
         "1.0 KiB",
         "3.5 MiB",
@@ -297,20 +299,20 @@ SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
 
 
 def test_time_is_operations_over_what_of_the_peak_is_reached() -> None:
-    time = step_time(Strategy.SINGLE, 1, MODEL, PASS, 2, SPEED)
+    time = step_time(PlannedStrategy.SINGLE, 1, MODEL, PASS, 2, SPEED)
     assert (time.compute, time.communication, time.step) == (3.6, 0.0, 3.6)
 
 
 def test_ddp_sends_gradients_once_a_step_behind_the_last_backward_pass() -> None:
-    time = step_time(Strategy.DDP, 4, MODEL, PASS, 2, SPEED)
+    time = step_time(PlannedStrategy.DDP, 4, MODEL, PASS, 2, SPEED)
     assert time.communication == pytest.approx(2 * 3 / 4 * 80 / 100)
     assert time.step == pytest.approx(3.6)
-    slow = step_time(Strategy.DDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
+    slow = step_time(PlannedStrategy.DDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
     assert slow.step == pytest.approx(3.6 + 12.0 - 2 / 3 * 1.8)
 
 
 def test_fsdp_moves_parameters_twice_and_gradients_once_in_each_pass() -> None:
-    time = step_time(Strategy.FSDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
+    time = step_time(PlannedStrategy.FSDP, 4, MODEL, PASS, 2, Speed(1000.0, 0.5, 10.0))
     assert time.communication == pytest.approx(3 / 4 * (200 + 80) * 2 / 10)
     assert time.step == pytest.approx(time.communication)
 
@@ -329,7 +331,7 @@ def test_precision_decides_which_peak_of_a_device_counts() -> None:
 
 def test_what_ranks_add_up_that_split_matrices_hides_behind_nothing() -> None:
     traced = PASS.model_copy(update={"added_up": 300})
-    time = step_time(Strategy.TENSOR, 1, MODEL, traced, 2, SPEED, tensor=3)
+    time = step_time(PlannedStrategy.TENSOR, 1, MODEL, traced, 2, SPEED, tensor=3)
     assert time.communication == pytest.approx(2 * 2 / 3 * 300 * 2 / 100)
     assert time.step == pytest.approx(time.compute + time.communication)
 
@@ -342,7 +344,7 @@ def made(
     for tensor in (1, degree_of(given)):
         passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 4), tensor))
         known[tensor] = footprint.model_copy(update={"passes": passes if footprint.passes else ()})
-    return planned(known, given, (1, 2, 4), wanted, Budget(device_memory, 10, SPEED, 3.0), per_worker)
+    return planned(known, given, (1, 2, 4), wanted, PlanBudget(device_memory, 10, SPEED, 3.0), per_worker)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,12 @@ def test_the_simplest_strategy_that_fits_is_recommended(device_memory: int, want
 
 def test_an_optimizer_of_whole_matrices_may_be_split_like_any_other() -> None:
     found = made(50, optimizer=Optimizer(name="muon"), strategy="fsdp", tensor_parallel=2)
-    assert {row.strategy for row in found.rows} == {Strategy.SINGLE, Strategy.DDP, Strategy.FSDP, Strategy.TENSOR}
+    assert {row.strategy for row in found.rows} == {
+        PlannedStrategy.SINGLE,
+        PlannedStrategy.DDP,
+        PlannedStrategy.FSDP,
+        PlannedStrategy.TENSOR,
+    }
     assert found.notes == ()
 
 
@@ -379,8 +386,11 @@ def test_the_strategy_of_the_job_is_named_also_where_a_simpler_one_fits() -> Non
 
 
 def test_ranks_that_split_matrices_share_samples_and_are_planned_where_they_divide_the_ranks() -> None:
-    rows = [row for row in made(10_000, **FSDP_BY_HALVES).rows if row.strategy is Strategy.TENSOR]
-    assert [(row.workers, row.tensor, row.batch) for row in rows] == [(2, 2, Batch(16, 1)), (4, 2, Batch(8, 1))]
+    rows = [row for row in made(10_000, **FSDP_BY_HALVES).rows if row.strategy is PlannedStrategy.TENSOR]
+    assert [(row.workers, row.tensor, row.batch) for row in rows] == [
+        (2, 2, MicroBatches(16, 1)),
+        (4, 2, MicroBatches(8, 1)),
+    ]
     two, four = (row.memory for row in rows)
     assert (two.parameters, two.gathered) == (100, 0), "two that split matrices share no state"
     assert (four.parameters, four.gathered) == (50, 160)
@@ -394,8 +404,8 @@ def test_no_row_for_ranks_that_cannot_split_matrices_evenly_and_a_note_that_says
 
 def test_copies_in_each_worker_share_the_state_over_its_ranks_alone() -> None:
     def parameters(**more: object) -> list[int]:
-        rows = made(10_000, strategy="fsdp", fsdp=Fsdp.model_validate(more), per_worker=2).rows
-        return [row.memory.parameters for row in rows if row.strategy is Strategy.FSDP]
+        rows = made(10_000, strategy="fsdp", fsdp=FsdpSettings.model_validate(more), per_worker=2).rows
+        return [row.memory.parameters for row in rows if row.strategy is PlannedStrategy.FSDP]
 
     assert parameters() == [50, 25]
     assert parameters(shard_within="Worker") == [50, 50]
@@ -420,26 +430,26 @@ def test_what_the_numbers_do_not_say_is_noted() -> None:
 
 def test_one_of_a_job_and_a_size_is_planned() -> None:
     for words in ([], ["examples/digits.yaml", "--parameters", "7e9"]):
-        with pytest.raises(UserError, match="give one of them"):
+        with pytest.raises(UserError, match="either a job's manifest, or --parameters"):
             plan(*words)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--parameters", "-1"], "--parameters: write a number above 0, not -1"),
+        (["--parameters", "-1"], "--parameters: give a number above 0, not -1"),
         (["--parameters", "0.5"], "--parameters: 0.5 is less than one parameter"),
-        (["--parameters", "7e9", "--workers", "0"], "--workers: '0' is no number of workers"),
+        (["--parameters", "7e9", "--workers", "0"], "--workers: '0' is not a number of workers"),
         (["--parameters", "7e9", "--device-memory", "80XB"], "--device-memory: 80XB: the unit XB is not known"),
-        (["--parameters", "7e9", "--device", "abacus"], "--device: abacus is not known; take one of h200, h100"),
-        (["--parameters", "7e9", "--utilization", "40"], "--utilization: 40.0 is no share"),
-        (["--parameters", "7e9", "--strategies", "ddp"], "--strategies: of a model of which only the size is known"),
-        (["examples/minigpt.yaml", "--strategies", "ddp,fsdb"], "--strategies: 'fsdb' is no strategy; write some of"),
-        (["examples/minigpt.yaml", "--strategies", "fsdp+tensor"], "--strategies: for fsdp+tensor the job has to say"),
-        (["examples/minigpt.yaml", "--strategies", "ddp,hogwild"], "--strategies: hogwild is planned by itself"),
-        (["examples/digits-hogwild.yaml", "--strategies", "ddp"], "--strategies: hogwild is planned by itself"),
-        (["examples/digits.yaml", "--strategies", "fsdp+tensor"], "--strategies: for fsdp+tensor the task has to say"),
-        (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: write a number above 0, not inf"),
+        (["--parameters", "7e9", "--device", "abacus"], "--device: abacus is unknown; choose one of h200, h100"),
+        (["--parameters", "7e9", "--utilization", "40"], "--utilization: 40.0 is out of range"),
+        (["--parameters", "7e9", "--strategies", "ddp"], "--strategies: for a model of which only the size is known"),
+        (["examples/minigpt.yaml", "--strategies", "ddp,fsdb"], "--strategies: 'fsdb' is not a strategy; choose from"),
+        (["examples/minigpt.yaml", "--strategies", "fsdp+tensor"], "--strategies: fsdp+tensor needs tensorParallel"),
+        (["examples/minigpt.yaml", "--strategies", "ddp,hogwild"], "--strategies: hogwild is planned alone"),
+        (["examples/digits-hogwild.yaml", "--strategies", "ddp"], "--strategies: hogwild is planned alone"),
+        (["examples/digits.yaml", "--strategies", "fsdp+tensor"], "--strategies: fsdp+tensor needs a task"),
+        (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: give a number above 0, not inf"),
     ],
 )
 def test_a_wrong_option_is_told_with_what_is_right(words: list[str], told: str) -> None:
@@ -479,7 +489,7 @@ def test_a_script_has_no_model_that_can_be_planned(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SCRIPT)
     with pytest.raises(UserError) as caught:
         plan(str(tmp_path / "job.yaml"))
-    assert "the model of a script is not known here" in str(caught.value)
+    assert "the model of a script is unknown" in str(caught.value)
     assert "job.yaml:6:" in str(caught.value)
 
 

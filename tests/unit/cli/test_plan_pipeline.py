@@ -7,12 +7,12 @@ import pytest
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from tandem.errors import UserError
-from tandem.footprint import Footprint, Held, Moment, Pass, Stage, StagePass
-from tandem.strategies import micro_batches
-from tandem.tasks import Fsdp, Loop, Optimizer, Pipeline, TaskLoop
-from tandem_cli.planning.memory import Batch, Strategy
-from tandem_cli.planning.pipeline import Sharding, held, memory, order, step_time
-from tandem_cli.planning.plan import Budget, Plan, batches, joined, planned, staged_batches
+from tandem.job.footprint import Footprint, Moment, Pass, StageFootprint, StageMemory, StagePass
+from tandem.job.strategies import micro_batches
+from tandem.job.tasks import FsdpSettings, Loop, Optimizer, Pipeline, TaskLoop
+from tandem_cli.planning.memory import MicroBatches, PlannedStrategy
+from tandem_cli.planning.pipeline import Sharding, memory, order, peak_moment, step_time
+from tandem_cli.planning.plan import Plan, PlanBudget, batches, joined, planned, staged_batches
 from tandem_cli.planning.speed import Speed
 
 SPEED = Speed(flops=1000.0, utilization=0.5, bandwidth=100.0)
@@ -33,10 +33,10 @@ def options(schedule: Any, stages: int = 2) -> Pipeline:
     return Pipeline(stages=stages, schedule=schedule)
 
 
-def stage(parameters: int = 50, samples: tuple[int, ...] = (2,), **changed: Any) -> Stage:
+def stage(parameters: int = 50, samples: tuple[int, ...] = (2,), **changed: Any) -> StageFootprint:
     plain = {"kept": 10, "forward": 12, "peak": 15, "sent": 5, "flops": 100.0}
     passes = tuple(StagePass(samples=one, **plain | changed) for one in samples)
-    return Stage(parameters=parameters, gradients=parameters, buffers=0, passes=passes)
+    return StageFootprint(parameters=parameters, gradients=parameters, buffers=0, passes=passes)
 
 
 def told(schedule: str, place: int, chunks: int, per_rank: int = 1, stages: int = 2) -> str:
@@ -71,22 +71,22 @@ def test_several_stages_of_a_rank_take_turns_as_in_torch(schedule: str, kind: An
 
 def test_a_rank_holds_what_has_passed_forward_and_not_yet_backward() -> None:
     one = stage()
-    assert held(options("1f1b"), 0, 4, [one], 2) == (10 + 15, 0, 50)
-    assert held(options("1f1b"), 1, 4, [one], 2) == (15, 0, 50)
+    assert peak_moment(options("1f1b"), 0, 4, [one], 2) == (10 + 15, 0, 50)
+    assert peak_moment(options("1f1b"), 1, 4, [one], 2) == (15, 0, 50)
 
 
 def test_gradients_come_into_being_with_the_first_backward_pass() -> None:
-    assert held(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 0, 50)
-    assert held(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0, 0)
-    assert held(options("1f1b"), 1, 1, [stage()], 2) == (0, 0, 50), "once all is over"
+    assert peak_moment(options("gpipe"), 0, 4, [stage()], 2) == (2 * 10 + 15, 0, 50)
+    assert peak_moment(options("gpipe"), 0, 4, [stage(5)], 2) == (3 * 10 + 15, 0, 0)
+    assert peak_moment(options("1f1b"), 1, 1, [stage()], 2) == (0, 0, 50), "once all is over"
 
 
 def test_where_stages_are_gathered_in_half_precision_no_copies_of_weights_are_made() -> None:
-    casting = stage(kept=10, forward=12, peak=15, uncast=Held(kept=6, forward=9, peak=11))
+    casting = stage(kept=10, forward=12, peak=15, uncast=StageMemory(kept=6, forward=9, peak=11))
     model = MODEL.model_copy(update={"stages": (casting, casting)})
     plain, whole, half = (
         memory(model, options("gpipe"), 3, 2, sharding)
-        for sharding in (None, Sharding(2, Fsdp()), Sharding(2, Fsdp(), is_half=True))
+        for sharding in (None, Sharding(2, FsdpSettings()), Sharding(2, FsdpSettings(), is_half=True))
     )
     assert (plain.activations, whole.activations, half.activations) == (6 + 11, 6 + 11, 6 + 11)
     assert (plain.casts, whole.casts, half.casts) == (4 + 4, 4 + 4, 0), "of each micro-batch"
@@ -94,8 +94,8 @@ def test_where_stages_are_gathered_in_half_precision_no_copies_of_weights_are_ma
 
 
 def test_with_zero_bubble_gradients_between_layers_stay_until_those_of_weights_are_computed() -> None:
-    assert held(options("zeroBubble"), 0, 4, [stage(), stage()], 2) == (3 * 10 + 15 + 10, 0, 100)
-    assert held(options("zeroBubble"), 1, 4, [stage(), stage()], 2).activations > 15 + 10 + 2 * 10
+    assert peak_moment(options("zeroBubble"), 0, 4, [stage(), stage()], 2) == (3 * 10 + 15 + 10, 0, 100)
+    assert peak_moment(options("zeroBubble"), 1, 4, [stage(), stage()], 2).activations > 15 + 10 + 2 * 10
 
 
 def test_the_rank_that_has_most_counts() -> None:
@@ -136,21 +136,21 @@ def made(footprint: Footprint = MODEL, **loop: object) -> Plan:
     stages = () if untraced else (stage(samples=chunks), stage(samples=chunks))
     staged = MODEL.model_copy(update={"stages": stages, "untraced": untraced}) if chunks else None
     known = {1: footprint.model_copy(update={"passes": () if untraced else passes})}
-    return planned(known, given, (1, 2, 3, 4), 4, Budget(10_000, 10, SPEED, 3.0), 2, staged)
+    return planned(known, given, (1, 2, 3, 4), 4, PlanBudget(10_000, 10, SPEED, 3.0), 2, staged)
 
 
 def test_a_pipeline_is_planned_where_its_ranks_divide_those_there_are() -> None:
     rows = made().rows
-    mine = [row for row in rows if row.strategy is Strategy.PIPELINE]
-    assert [(row.workers, row.batch) for row in mine] == [(2, Batch(2, 8)), (4, Batch(1, 8))]
+    mine = [row for row in rows if row.strategy is PlannedStrategy.PIPELINE]
+    assert [(row.workers, row.batch) for row in mine] == [(2, MicroBatches(2, 8)), (4, MicroBatches(1, 8))]
     assert [row.workers for row in rows] == sorted(row.workers for row in rows)
     assert [row.is_own for row in mine] == [False, True]
     assert all(row.time and row.cost for row in mine)
 
 
 def test_several_strategies_are_planned_beside_each_other_in_the_order_in_which_they_are_named() -> None:
-    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=Fsdp())
-    names = {"fsdp": {"strategy": "fsdp"}, "pipeline": {}, "pipeline+fsdp": {"fsdp": Fsdp()}}
+    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=FsdpSettings())
+    names = {"fsdp": {"strategy": "fsdp"}, "pipeline": {}, "pipeline+fsdp": {"fsdp": FsdpSettings()}}
     plans = {name: made(**options) for name, options in names.items()}
     found = joined(plans, loop, 4)
     labels = {workers: [row.label for row in found.rows if row.workers == workers] for workers in (1, 2, 3, 4)}
@@ -180,11 +180,11 @@ def test_rows_that_are_not_shown_say_nothing() -> None:
 
 
 def test_pipelines_that_do_not_lie_in_a_worker_as_the_job_wants_it_are_not_planned() -> None:
-    plan = made(fsdp=Fsdp(shard_within="Worker"), pipeline=Pipeline(stages=4, chunks=4))
-    assert not any(row.strategy is Strategy.PIPELINE for row in plan.rows)
+    plan = made(fsdp=FsdpSettings(shard_within="Worker"), pipeline=Pipeline(stages=4, chunks=4))
+    assert not any(row.strategy is PlannedStrategy.PIPELINE for row in plan.rows)
     assert any("its 4 ranks do not divide the 2 processes of a worker" in note for note in plan.notes)
-    within = made(fsdp=Fsdp(shard_within="Worker"))
-    assert [row.workers for row in within.rows if row.strategy is Strategy.PIPELINE] == [2, 4]
+    within = made(fsdp=FsdpSettings(shard_within="Worker"))
+    assert [row.workers for row in within.rows if row.strategy is PlannedStrategy.PIPELINE] == [2, 4]
 
 
 def test_a_strategy_without_a_row_and_one_without_a_plan_say_why() -> None:
@@ -204,7 +204,7 @@ def without_single(plan: Plan) -> Plan:
 
 def test_no_pipeline_is_planned_where_none_can_be_made_and_the_plan_says_so() -> None:
     plan = made(pipeline=Pipeline(stages=5, chunks=5))
-    assert not any(row.strategy is Strategy.PIPELINE for row in plan.rows)
+    assert not any(row.strategy is PlannedStrategy.PIPELINE for row in plan.rows)
     assert "A pipeline of 5 stages needs a multiple of 5 ranks, and none is planned for." in plan.notes
     assert "The pipeline is not planned, because x." in made(MODEL.model_copy(update={"untraced": "x"})).notes
 

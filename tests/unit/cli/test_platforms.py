@@ -7,7 +7,7 @@ import pytest
 
 from tandem.errors import UserError
 from tandem_cli.kubernetes import platform
-from tandem_cli.runs import found, in_folder
+from tandem_cli.runs import find_run, in_folder
 from tandem_cli.slurm import jobs
 from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.platform import OnSlurm
@@ -38,8 +38,8 @@ def test_a_job_on_kubernetes_is_stopped_once_it_has_no_pods(fake: FakeKubectl, m
     fake.answers("get", JOBS, "digits", says=fakes.job(phase="Running"))
     fake.answers("get", "pods", says={"items": [fakes.pod("worker", 0)]})
     fake.answers("patch", JOBS, "digits", says="patched")
-    assert found("digits", "team").stop(at_once=False) == (
-        "digits is suspended; saved at step 1,200. It goes on after: kubectl patch dtj digits --type=merge "
+    assert find_run("digits", "team").stop(immediately=False) == (
+        "digits is suspended; saved at step 1,200. To resume it: kubectl patch dtj digits --type=merge "
         """-p '{"spec":{"runPolicy":{"suspend":false}}}' -n team"""
     )
     assert not after
@@ -51,35 +51,35 @@ def test_a_job_on_kubernetes_is_stopped_once_it_has_no_pods(fake: FakeKubectl, m
 def test_what_does_not_run_is_not_stopped(fake: FakeKubectl, phase: str) -> None:
     fake.answers("get", JOBS, "digits", says=fakes.job(phase=phase))
     with pytest.raises(UserError, match=rf"digits is not running \({phase}\)"):
-        found("digits", "team").stop(at_once=False)
+        find_run("digits", "team").stop(immediately=False)
 
 
 def test_a_job_on_kubernetes_always_saves(fake: FakeKubectl) -> None:
-    with pytest.raises(UserError, match="--now is for runs of this machine and on SLURM"):
-        found("digits", "team").stop(at_once=True)
+    with pytest.raises(UserError, match="--now is for local runs and runs on SLURM"):
+        find_run("digits", "team").stop(immediately=True)
     assert not fake.asked
 
 
 def test_a_job_on_kubernetes_is_scaled_by_kubectl(fake: FakeKubectl) -> None:
     fake.answers("get", JOBS, "digits", says=fakes.job(phase="Running"))
     fake.answers("scale", says="scaled")
-    assert found("digits", "team").scale(3) == "digits goes on with 3 workers, as far as the cluster has room"
+    assert find_run("digits", "team").scale(3) == "digits scaled to 3 workers, if the cluster has room"
     (scaled,) = [call.words for call in fake.asked if "scale" in call.words]
     assert [f"{JOBS}/digits", "--replicas=3"] == [word for word in scaled if "digits" in word or "replicas" in word]
     fake.answers("get", JOBS, "digits", says=fakes.job(phase="Succeeded"))
     with pytest.raises(UserError, match=r"digits has ended \(Succeeded\)"):
-        found("digits", "team").scale(3)
+        find_run("digits", "team").scale(3)
 
 
 def test_a_run_of_this_machine_says_how_it_gets_other_workers(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tandem stop .*, then tandem run with --set workers.replicas=3, goes on"):
+    with pytest.raises(UserError, match=r"tandem stop .*, then tandem run with --set workers.replicas=3"):
         in_folder(tmp_path).scale(3)
-    jobs.record(tmp_path, Submission("4711"))
+    jobs.record_submission(tmp_path, Submission("4711"))
     with pytest.raises(UserError, match="is not running; submit it with --set workers"):
         in_folder(tmp_path).scale(3)
 
 
 def test_a_run_that_slurm_has_is_one_on_slurm(tmp_path: Path) -> None:
     assert not isinstance(in_folder(tmp_path), OnSlurm)
-    jobs.record(tmp_path, Submission("4711"))
+    jobs.record_submission(tmp_path, Submission("4711"))
     assert isinstance(in_folder(tmp_path), OnSlurm)

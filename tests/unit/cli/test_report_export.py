@@ -9,13 +9,13 @@ import pytest
 from tandem.errors import UserError
 from tandem_cli.commands.export import TableFormat, export
 from tandem_cli.report.reading import read
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 from tandem_cli.report.run_export import _points, write_csv, write_tensorboard
 from tests.support.worlds.simulated_run import add_base, make_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return read(make_run(tmp_path_factory.mktemp("run"), steps=100, every=20, evaluation_seconds=0.05))
 
 
@@ -24,13 +24,13 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_each_kind_of_thing_has_a_file_with_all_of_it(run: Run, tmp_path: Path) -> None:
+def test_each_kind_of_thing_has_a_file_with_all_of_it(run: RunData, tmp_path: Path) -> None:
     for _ in range(2):
         written = {path.name: rows(path) for path in write_csv(run, tmp_path / "csv")}
     assert {path.name for path in (tmp_path / "csv").iterdir()} == {*written}
     steps, evaluations = written["steps.csv"], written["evaluations.csv"]
-    assert [int(row["step"]) for row in steps] == run.counted.step.tolist()
-    assert [float(row["loss"]) for row in steps] == pytest.approx(run.counted.loss.tolist())
+    assert [int(row["step"]) for row in steps] == run.model_steps.step.tolist()
+    assert [float(row["loss"]) for row in steps] == pytest.approx(run.model_steps.loss.tolist())
     assert len(written["throughput.csv"]) == len(run.rates)
     assert len(written["generations.csv"]) == len(run.generations)
     assert {row["process"] for row in written["processes.csv"]} >= {use.name for use in run.uses}
@@ -60,20 +60,20 @@ def test_scores_on_validation_data_have_columns_of_their_own(tmp_path: Path) -> 
     assert (first["best"], last["best"]) == ("1", "0")
 
 
-def test_without_validation_data_there_are_none(run: Run, tmp_path: Path) -> None:
+def test_without_validation_data_there_are_none(run: RunData, tmp_path: Path) -> None:
     write_csv(run, tmp_path / "csv")
     assert "validation" not in (tmp_path / "csv/evaluations.csv").read_text()
 
 
 @pytest.fixture
-def fine_tuned(tmp_path: Path) -> Run:
+def fine_tuned(tmp_path: Path) -> RunData:
     """A run with a base model."""
     path = make_run(tmp_path / "run", steps=100, every=50)
     add_base(path, {"accuracy": 0.25, "loss": 2.0})
     return read(path)
 
 
-def test_the_base_model_is_a_row_before_the_checkpoints(fine_tuned: Run, tmp_path: Path) -> None:
+def test_the_base_model_is_a_row_before_the_checkpoints(fine_tuned: RunData, tmp_path: Path) -> None:
     write_csv(fine_tuned, tmp_path / "csv")
     base, *others = rows(tmp_path / "csv/evaluations.csv")
     assert {name: base[name] for name in ("checkpoint", "step", "counts", "best")} == {
@@ -83,7 +83,7 @@ def test_the_base_model_is_a_row_before_the_checkpoints(fine_tuned: Run, tmp_pat
     assert [(row["step"], row["counts"]) for row in others] == [("50", "1"), ("100", "1")]
 
 
-def test_tensorboard_draws_the_base_model_beside_the_checkpoints(fine_tuned: Run, tmp_path: Path) -> None:
+def test_tensorboard_draws_the_base_model_beside_the_checkpoints(fine_tuned: RunData, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -99,14 +99,14 @@ def test_tensorboard_draws_the_base_model_beside_the_checkpoints(fine_tuned: Run
     assert sum(len(found.Tensors(run, tag)) for run, tag in tags) == count
 
 
-def test_without_a_base_model_there_is_nothing_of_one(run: Run, tmp_path: Path) -> None:
+def test_without_a_base_model_there_is_nothing_of_one(run: RunData, tmp_path: Path) -> None:
     write_csv(run, tmp_path / "csv")
     assert "base" not in (tmp_path / "csv/evaluations.csv").read_text()
     write_tensorboard(run, tmp_path / "log")
     assert not (tmp_path / "log/base-model").exists()
 
 
-def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> None:
+def test_tensorboard_reads_steps_scores_and_times(run: RunData, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -117,9 +117,9 @@ def test_tensorboard_reads_steps_scores_and_times(run: Run, tmp_path: Path) -> N
     assert {"training/loss", "training/samplesPerSecond", "evaluation/accuracy"} <= {*tags}
     assert sum(len(found.Tensors(tag)) for tag in tags) == count
     losses = found.Tensors("training/loss")
-    assert [event.step for event in losses] == run.counted.step.tolist()
-    assert [event.wall_time for event in losses] == pytest.approx(run.counted.time.tolist())
-    assert [event.tensor_proto.float_val[0] for event in losses] == pytest.approx(run.counted.loss.tolist())
+    assert [event.step for event in losses] == run.model_steps.step.tolist()
+    assert [event.wall_time for event in losses] == pytest.approx(run.model_steps.time.tolist())
+    assert [event.tensor_proto.float_val[0] for event in losses] == pytest.approx(run.model_steps.loss.tolist())
 
 
 def test_tensorboard_has_scores_on_validation_data(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tandem_cli.commands.report import report as report_command
 from tandem_cli.report import clock, raster
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.reading import read
-from tandem_cli.report.run import Run, Steps, Use, Work
+from tandem_cli.report.run import EvaluationWork, RunData, Steps, Use
 from tandem_cli.report.summary import summarize
 from tandem_cli.report.writing import Report, write
 from tandem_coordinator import charts
@@ -126,7 +126,7 @@ class TestThePage:
         assert f"at step {best.step}" in words
         assert "30 done again" in words
         assert "It was not finite in 1 step." in words
-        assert re.search(r"A checkpoint held it up for \d\.\d ms \(median; at most \d\.\d ms\)", words)
+        assert re.search(r"A checkpoint stalled it for \d\.\d ms \(median; at most \d\.\d ms\)", words)
 
     def test_has_a_row_for_each_checkpoint_and_generation(self, text: str, report: Report) -> None:
         rows = [len(list(table.iter("tr"))) - 1 for table in tree(text).iter("table")]
@@ -321,21 +321,27 @@ def _spaced(words: str) -> str:
 
 
 class TestLongRuns:
-    def long(self, run: Run, count: int) -> Run:
+    def long(self, run: RunData, count: int) -> RunData:
         steps = np.arange(1, count + 1)
         time = T0 + steps * 0.1
         noise = np.random.default_rng(0).lognormal(size=count)
         seconds = np.arange(T0, time[-1], 1.0)
         uses = tuple(Use(str(rank), "trainer", seconds, np.full(len(seconds), 0.9)) for rank in range(2))
         ends = T0 + np.arange(100, count, 100) * 0.1
-        works = tuple(Work("evaluator-0-0", "c", 1, 100, float(end) - 5, float(end)) for end in ends)
+        works = tuple(EvaluationWork("evaluator-0-0", "c", 1, 100, float(end) - 5, float(end)) for end in ends)
         return replace(
-            run, counted=Steps(steps, time, noise), superseded=(), uses=uses, works=works, marks=seconds, checkpoints=()
+            run,
+            model_steps=Steps(steps, time, noise),
+            superseded=(),
+            uses=uses,
+            works=works,
+            marks=seconds,
+            checkpoints=(),
         )
 
     def test_a_million_steps_make_a_picture_no_larger_than_a_page(self, report: Report) -> None:
         run = self.long(report.run, 1_000_000)
-        ticks = clock.of(run.marks)
+        ticks = clock.make_clock(run.marks)
         drawn = processors.draw("long", "long", "", run, ticks, chart.WIDE)
         assert drawn is not None
         assert len(drawn) < 300_000
@@ -343,12 +349,12 @@ class TestLongRuns:
 
     def test_many_checkpoints_get_a_closer_look(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=2000, every=20, evaluation_seconds=0.3))
-        ticks = clock.of(run.marks)
+        ticks = clock.make_clock(run.marks)
         found = {picture.name: picture for picture in pictures(run, ticks, summarize(run, ticks))}
         assert found["close"].draw("narrow", chart.NARROW)
         window = processors.close_window(run)
         assert window is not None
-        inside = [c for c in run.checkpoints if c.at is not None and window[0] <= c.at <= window[1]]
+        inside = [c for c in run.checkpoints if c.written_at is not None and window[0] <= c.written_at <= window[1]]
         assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
 
 
@@ -370,6 +376,6 @@ def test_scores_and_texts_stand_beside_those_of_the_base_model(tmp_path: Path) -
 
 def test_a_base_model_that_could_not_be_evaluated_says_why(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=100, every=50)
-    evaluations.fail(RunDir(run), evaluations.BASE, "the hub is away")
+    evaluations.record_failed_evaluation(RunDir(run), evaluations.BASE, "the hub is away")
     told = cells(write(run, png=False).page.read_text("utf-8"))
     assert ["base model", *["–"] * 7, "its evaluation failed: the hub is away"] in told

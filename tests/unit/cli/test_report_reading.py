@@ -14,26 +14,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.measures import Generation
 from tandem.rundir import lineage as authority
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
-from tandem.status import CheckpointRef
-from tandem.status import told as told_of
+from tandem.wire.measures import Generation
+from tandem.wire.status import CheckpointRef
+from tandem.wire.status import trouble_messages as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.folder import NoRun
 from tandem_cli.report.logs import busy_cores, natural, read_train_log
 from tandem_cli.report.reading import read
-from tandem_cli.report.run import Run, Steps, Use
+from tandem_cli.report.run import RunData, Steps, Use
 from tandem_cli.report.summary import summarize, time_by_phase
 from tests.support.worlds.simulated_run import T0, make_run
 
 
 @pytest.fixture(scope="module")
-def broken_twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def broken_twice(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     """A run of 600 steps that was broken after steps 230 and 410, with checkpoints every 50."""
     path = tmp_path_factory.mktemp("runs") / "broken"
     kills = {230: "WorkerFailed", 410: "MemberLost"}
@@ -42,29 +42,29 @@ def broken_twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 class TestARunThatWasRestarted:
-    def test_every_step_counts_once_and_none_is_missing(self, broken_twice: Run) -> None:
-        assert broken_twice.counted.step.tolist() == list(range(1, 601))
+    def test_every_step_counts_once_and_none_is_missing(self, broken_twice: RunData) -> None:
+        assert broken_twice.model_steps.step.tolist() == list(range(1, 601))
 
-    def test_of_a_step_that_was_done_twice_the_later_generation_counts(self, broken_twice: Run) -> None:
+    def test_of_a_step_that_was_done_twice_the_later_generation_counts(self, broken_twice: RunData) -> None:
         second = broken_twice.generations[1]
         assert second.opened_at is not None
-        times = dict(zip(broken_twice.counted.step.tolist(), broken_twice.counted.time.tolist(), strict=True))
+        times = dict(zip(broken_twice.model_steps.step.tolist(), broken_twice.model_steps.time.tolist(), strict=True))
         assert times[200] < second.opened_at < times[201]
 
-    def test_what_was_done_again_is_kept_apart(self, broken_twice: Run) -> None:
+    def test_what_was_done_again_is_kept_apart(self, broken_twice: RunData) -> None:
         assert [steps.step.tolist() for steps in broken_twice.superseded] == [
             list(range(201, 231)),
             list(range(401, 411)),
         ]
 
-    def test_generations_know_who_why_and_from_where(self, broken_twice: Run) -> None:
+    def test_generations_know_who_why_and_from_where(self, broken_twice: RunData) -> None:
         told = [(g.number, g.world_size, g.reason, g.resumed_step, g.last_step) for g in broken_twice.generations]
         assert told == [(1, 2, "Started", 0, 230), (2, 1, "WorkerFailed", 200, 410), (3, 2, "MemberLost", 400, 600)]
         assert broken_twice.generations[0].ended == "rank 1 of worker-1 ended with signal 9"
         assert broken_twice.generations[2].members == ("worker-0", "worker-1")
 
-    def test_the_summary_counts_restarts_and_repeated_steps(self, broken_twice: Run) -> None:
-        summary = summarize(broken_twice, clock.of(broken_twice.marks))
+    def test_the_summary_counts_restarts_and_repeated_steps(self, broken_twice: RunData) -> None:
+        summary = summarize(broken_twice, clock.make_clock(broken_twice.marks))
         assert (summary.steps, summary.restarts, summary.redone) == (600, 2, 40)
         assert summary.checkpoints == 12
         assert summary.evaluated + summary.skipped == 12
@@ -73,8 +73,8 @@ class TestARunThatWasRestarted:
         assert summary.lag_seconds is not None
         assert summary.lag_seconds >= 1.0
 
-    def test_the_time_of_restarts_is_told_apart_from_that_of_training(self, broken_twice: Run) -> None:
-        total = time_by_phase(broken_twice, clock.of(broken_twice.marks))
+    def test_the_time_of_restarts_is_told_apart_from_that_of_training(self, broken_twice: RunData) -> None:
+        total = time_by_phase(broken_twice, clock.make_clock(broken_twice.marks))
         first, second, third = broken_twice.generations
         expected = 0.0
         for before, after in ((first, second), (second, third)):
@@ -84,7 +84,7 @@ class TestARunThatWasRestarted:
         assert total["restart"] == pytest.approx(expected)
         assert 0.9 < total["compute"] / (total["compute"] + total["data"] + total["checkpoint"]) < 0.97
 
-    def test_ranks_that_were_not_there_have_no_use(self, broken_twice: Run) -> None:
+    def test_ranks_that_were_not_there_have_no_use(self, broken_twice: RunData) -> None:
         rank_1 = next(use for use in broken_twice.uses if (use.kind, use.name) == ("trainer", "1"))
         second = broken_twice.generations[1]
         assert second.first_step_at is not None
@@ -94,27 +94,27 @@ class TestARunThatWasRestarted:
         assert np.isnan(rank_1.busy[during]).all()
         assert np.nanmean(rank_1.busy) == pytest.approx(0.97, abs=0.02)
 
-    def test_rows_are_trainers_then_gpus_then_evaluators(self, broken_twice: Run) -> None:
+    def test_rows_are_trainers_then_gpus_then_evaluators(self, broken_twice: RunData) -> None:
         assert [(use.kind, use.name) for use in broken_twice.uses] == [
             *(("trainer", "0"), ("trainer", "1"), ("gpu", "0"), ("gpu", "1")),
             *(("evaluator", "evaluator-0-0"), ("evaluator", "evaluator-0-1")),
         ]
 
-    def test_a_score_that_was_skipped_says_why(self, broken_twice: Run) -> None:
+    def test_a_score_that_was_skipped_says_why(self, broken_twice: RunData) -> None:
         skipped = [c for c in broken_twice.checkpoints if c.skipped]
         assert skipped
         assert all(c.evaluation is None and c.skipped == "a newer checkpoint was there" for c in skipped)
 
-    def test_only_the_last_checkpoints_are_still_on_the_disk(self, broken_twice: Run) -> None:
+    def test_only_the_last_checkpoints_are_still_on_the_disk(self, broken_twice: RunData) -> None:
         assert [c.step for c in broken_twice.checkpoints if c.on_disk] == [500, 550, 600]
 
-    def test_the_result_is_told(self, broken_twice: Run) -> None:
+    def test_the_result_is_told(self, broken_twice: RunData) -> None:
         assert (broken_twice.name, broken_twice.result) == ("digits", "Succeeded")
         assert broken_twice.faults == ()
 
 
 class TestTheBestCheckpoint:
-    def test_is_the_one_with_the_highest_accuracy(self, broken_twice: Run) -> None:
+    def test_is_the_one_with_the_highest_accuracy(self, broken_twice: RunData) -> None:
         scores = [c.evaluation.metrics["accuracy"] for c in broken_twice.checkpoints if c.evaluation]
         assert broken_twice.best is not None
         assert broken_twice.best.evaluation is not None
@@ -175,14 +175,14 @@ class TestARunThatDidNotEnd:
         run = read(path, now=lambda: last + 3)
         assert run.result == "Running"
         assert run.total_steps == 200
-        assert run.counted.step[-1] == 120
+        assert run.model_steps.step[-1] == 120
 
     def test_is_stopped_when_they_have_been_silent(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=200, stop_after=120, end="open")
         run = read(path, now=lambda: T0 + 3600)
         assert run.result == "Stopped"
         assert "goes on from the last checkpoint" in run.message
-        assert "no process of it has written a line since 20" in run.message
+        assert "no process of the run has logged anything since 20" in run.message
         assert "for 59 min" in run.message
 
     def test_that_was_killed_on_this_machine_is_stopped_at_once(self, tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ class TestARunThatDidNotEnd:
         (tmp_path / "new").mkdir()
         shutil.copy(whole / "job.json", tmp_path / "new")
         run = read(tmp_path / "new")
-        assert (run.name, len(run.counted), run.checkpoints, run.best) == ("digits", 0, (), None)
+        assert (run.name, len(run.model_steps), run.checkpoints, run.best) == ("digits", 0, (), None)
 
 
 class TestDamage:
@@ -237,7 +237,7 @@ class TestDamage:
             log.write(b'{"kind": "step", "time": 17800')
         run = read(path)
         assert run.faults == ()
-        assert len(run.counted) == 60
+        assert len(run.model_steps) == 60
 
     def test_a_torn_line_in_the_middle_is_passed_over_and_named(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=60)
@@ -247,20 +247,20 @@ class TestDamage:
         lines[torn] = lines[torn][:25] + b"\n"
         log.write_bytes(b"".join(lines))
         run = read(path)
-        assert 30 not in run.counted.step
-        assert len(run.counted) == 59
+        assert 30 not in run.model_steps.step
+        assert len(run.model_steps) == 59
         assert run.faults == ("log/train-g000001.jsonl has 1 line that is not a record; passed over",)
 
     def test_losses_that_are_not_numbers_stay_so(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=60, nan_steps=frozenset({20, 21})))
-        assert run.counted.step[np.isnan(run.counted.loss)].tolist() == [20, 21]
+        assert run.model_steps.step[np.isnan(run.model_steps.loss)].tolist() == [20, 21]
 
     def test_without_generation_records_the_logs_tell_which_steps_count(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=200, kills={130: "WorkerFailed"})
         whole = read(path)
         shutil.rmtree(path / "generations")
         bare = read(path)
-        assert bare.counted.time.tolist() == whole.counted.time.tolist()
+        assert bare.model_steps.time.tolist() == whole.model_steps.time.tolist()
         assert [len(steps) for steps in bare.superseded] == [30]
 
     def test_a_checkpoint_that_was_set_aside_is_bad_and_says_why(self, tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ class TestDamage:
             chance.choice(DAMAGES)(file, chance)
         (path / "generations").mkdir(exist_ok=True)
         run = read(path)
-        ticks = clock.of(run.marks)
+        ticks = clock.make_clock(run.marks)
         assert all(isinstance(picture.finding, str) for picture in pictures(run, ticks, summarize(run, ticks)))
         assert np.isfinite(ticks.axis(run.marks)).all()
-        assert (np.diff(run.counted.step) > 0).all()
+        assert (np.diff(run.model_steps.step) > 0).all()
 
 
 def _cut(file: Path, chance: random.Random) -> None:
@@ -394,8 +394,8 @@ def test_what_else_was_logged_of_steps_goes_with_them_and_is_nan_where_it_was_no
 
 def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", steps=120, gpus=True))
-    assert run.counted.measures["lr"][[49, 119]].tolist() == pytest.approx([5e-4, 1e-3])
-    assert np.flatnonzero(np.isfinite(run.counted.measures["gradientNorm"]))[:2].tolist() == [4, 9]
+    assert run.model_steps.measures["lr"][[49, 119]].tolist() == pytest.approx([5e-4, 1e-3])
+    assert np.flatnonzero(np.isfinite(run.model_steps.measures["gradientNorm"]))[:2].tolist() == [4, 9]
     (chart,) = curves.optimization(run)
     rates, norms = (panel.curves[0].points for panel in chart.panels)
     assert (len(rates), len(norms)) == (120, 24)
@@ -405,7 +405,7 @@ def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_pat
     assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)
 
 
-def script_run(path: Path, *lines: str) -> Run:
+def script_run(path: Path, *lines: str) -> RunData:
     """A run whose script has logged these lines; steps 1 to 4, and 3 to 6 by its second generation."""
     log = make_run(path, steps=60) / "log"
     for file in log.glob("train-g*.jsonl"):
@@ -432,28 +432,28 @@ def test_tokens_a_second_follow_from_the_tokens_of_a_sample(tmp_path: Path) -> N
     told = {**json.loads(first), "tokensPerSample": 60.5, "learnedPerSample": 20}
     file.write_text("".join(f"{line}\n" for line in (json.dumps(told), *rest)))
     run = read(path)
-    summary = summarize(run, clock.of(run.marks))
+    summary = summarize(run, clock.make_clock(run.marks))
     assert summary.throughput is not None
-    assert (summary.tokens, summary.learned) == (60.5 * summary.throughput, 20 * summary.throughput)
+    assert (summary.tokens, summary.learned_tokens) == (60.5 * summary.throughput, 20 * summary.throughput)
     other = read(make_run(tmp_path / "other", steps=60))
-    assert summarize(other, clock.of(other.marks)).tokens is None
+    assert summarize(other, clock.make_clock(other.marks)).tokens is None
 
 
 def test_what_a_script_logs_beside_its_loss_stands_with_its_steps(tmp_path: Path) -> None:
     run = script_run(
         tmp_path / "run", values_line(1, '{"accuracy": 0.1, "reward": NaN}'), values_line(2, '{"reward": -2.5}')
     )
-    assert run.counted.step.tolist() == [1, 2, 3, 4, 5, 6]
+    assert run.model_steps.step.tolist() == [1, 2, 3, 4, 5, 6]
     nan = math.nan
-    assert run.counted.measures["accuracy"].tolist() == pytest.approx([0.1, nan, nan, nan, nan, 0.9], nan_ok=True)
-    assert run.counted.measures["reward"].tolist() == pytest.approx([nan, -2.5, nan, nan, nan, nan], nan_ok=True)
-    assert run.counted.broken.tolist() == [False] * 6, "no loss was logged of the last steps, which is no NaN"
+    assert run.model_steps.measures["accuracy"].tolist() == pytest.approx([0.1, nan, nan, nan, nan, 0.9], nan_ok=True)
+    assert run.model_steps.measures["reward"].tolist() == pytest.approx([nan, -2.5, nan, nan, nan, nan], nan_ok=True)
+    assert run.model_steps.broken.tolist() == [False] * 6, "no loss was logged of the last steps, which is no NaN"
     panels = [panel for chart in curves.values(run) for panel in chart.panels]
     assert {panel.title: list(panel.curves[0].points) for panel in panels} == {
         "accuracy": [(1.0, 0.1), (6.0, 0.9)],
         "reward": [(2.0, -2.5)],
     }
-    ticks = clock.of(run.marks)
+    ticks = clock.make_clock(run.marks)
     found = {one.name: one.finding for one in pictures(run, ticks, summarize(run, ticks))}
     assert found["values"] == "accuracy went from 0.1000 to 0.9000. reward stayed at -2.500."
     assert "not finite" not in found["training"]
@@ -462,14 +462,14 @@ def test_what_a_script_logs_beside_its_loss_stands_with_its_steps(tmp_path: Path
 def test_names_of_values_are_bounded_whatever_a_log_holds(tmp_path: Path) -> None:
     lines = [values_line(1, f'{{"name{number}": 1.0, "no name{number}": 1.0}}') for number in range(100)]
     run = script_run(tmp_path / "run", *lines)
-    assert len(run.counted.measures) <= 18
+    assert len(run.model_steps.measures) <= 18
     assert len(read_train_log(tmp_path / "run/log/train-g000001.jsonl", 1, []).steps.measures) <= 18
-    assert all(name.isidentifier() for name in run.counted.measures)
+    assert all(name.isidentifier() for name in run.model_steps.measures)
 
 
 def test_a_loss_that_was_logged_as_nan_is_told(tmp_path: Path) -> None:
     run = script_run(tmp_path / "run", '{"kind": "step", "time": 5.0, "step": 2, "loss": NaN}')
-    assert run.counted.broken.tolist() == [False, True, False, False, False, False]
+    assert run.model_steps.broken.tolist() == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -484,8 +484,8 @@ def test_a_learning_rate_that_stays_went_nowhere(tmp_path: Path, rates: list[flo
     run = read(make_run(tmp_path / "run", steps=120))
     count = len(rates)
     steps = Steps(np.arange(1, count + 1), np.arange(count) * 1.0, np.ones(count), {"lr": np.array(rates)})
-    ticks = clock.of(run.marks)
-    found = pictures(replace(run, counted=steps), ticks, summarize(run, ticks))
+    ticks = clock.make_clock(run.marks)
+    found = pictures(replace(run, model_steps=steps), ticks, summarize(run, ticks))
     assert next(one.finding for one in found if one.name == "optimization") == said
 
 
@@ -535,7 +535,7 @@ class TestTheBarOfARank:
         use = processors.at_work(run.uses[0], run.generations)
         known = np.flatnonzero(np.isfinite(use.busy))
         begin, end = use.time[known[0] - 1], use.time[known[-1]]
-        assert all(begin <= one.at <= end for one in run.checkpoints if one.at is not None)
+        assert all(begin <= one.written_at <= end for one in run.checkpoints if one.written_at is not None)
 
 
 class TestProcessorUse:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tandem.formatting import duration, number, plain, reason, score, several, share, size
+from tandem.formatting import ascii_name, count_noun, duration, number, reason, score, share, size
 from tandem_cli.report import clock
 from tandem_cli.report.clock import envelope, means, smooth, thin
 
@@ -60,36 +60,36 @@ def test_means_are_taken_of_what_falls_between_two_edges() -> None:
 
 class TestTheClock:
     def test_leaves_out_a_night_in_which_nothing_ran(self) -> None:
-        ticks = clock.of(np.concatenate([np.arange(1000.0, 1100.0), np.arange(40_000.0, 40_051.0)]))
+        ticks = clock.make_clock(np.concatenate([np.arange(1000.0, 1100.0), np.arange(40_000.0, 40_051.0)]))
         assert ticks.seconds == pytest.approx(99 + 50)
         assert [pause.seconds for pause in ticks.pauses] == [40_000.0 - 1099.0]
-        assert ticks.pauses[0].at == pytest.approx(99.0)
+        assert ticks.pauses[0].position == pytest.approx(99.0)
         assert ticks.axis(np.array([1000.0, 1099.0, 20_000.0, 40_000.0, 40_050.0])) == pytest.approx(
             [0, 99, 99, 99, 149]
         )
 
     def test_keeps_a_minute_without_a_line(self) -> None:
-        assert clock.of(np.array([0.0, 60.0, 120.0])).pauses == ()
+        assert clock.make_clock(np.array([0.0, 60.0, 120.0])).pauses == ()
 
     def test_copes_with_two_pauses_side_by_side(self) -> None:
-        ticks = clock.of(np.array([0.0, 1000.0, 2000.0, 2001.0]))
+        ticks = clock.make_clock(np.array([0.0, 1000.0, 2000.0, 2001.0]))
         assert ticks.seconds == pytest.approx(1.0)
-        assert [pause.at for pause in ticks.pauses] == [0.0, 0.0]
+        assert [pause.position for pause in ticks.pauses] == [0.0, 0.0]
 
     @pytest.mark.parametrize(("seconds", "unit"), [(30, "s"), (1800, "min"), (40_000, "h"), (900_000, "days")])
     def test_reads_in_the_unit_that_suits_the_length(self, seconds: float, unit: str) -> None:
-        ticks = clock.of(np.arange(0.0, seconds + 1, 30.0))
+        ticks = clock.make_clock(np.arange(0.0, seconds + 1, 30.0))
         assert ticks.unit == unit
         assert ticks.seconds == pytest.approx(seconds, abs=30)
 
     @pytest.mark.parametrize("marks", [[], [5.0]])
     def test_of_next_to_nothing_has_no_length(self, marks: list[float]) -> None:
-        assert clock.of(np.array(marks)).length == 0.0
+        assert clock.make_clock(np.array(marks)).length == 0.0
 
     def test_can_be_seen_from_a_window(self) -> None:
-        ticks = clock.of(np.arange(0.0, 40_000.0, 30.0)).seen_from(7200.0, 120.0)
+        ticks = clock.make_clock(np.arange(0.0, 40_000.0, 30.0)).seen_from(7200.0, 120.0)
         assert ticks.unit == "s"
-        assert ticks.at(7260.0) == pytest.approx(60.0)
+        assert ticks.position(7260.0) == pytest.approx(60.0)
 
 
 class TestWords:
@@ -117,8 +117,8 @@ class TestWords:
 
     def test_counts(self) -> None:
         assert (number(1234.5), number(0.123456), number(None)) == ("1,234", "0.1235", "–")
-        assert (several(1, "restart"), several(1200, "restart")) == ("1 restart", "1,200 restarts")
+        assert (count_noun(1, "restart"), count_noun(1200, "restart")) == ("1 restart", "1,200 restarts")
 
     def test_reasons_and_names_from_outside(self) -> None:
         assert reason("MemberLost") == "member lost"
-        assert plain("evaluator-\x1b[31m-漢") == "evaluator-?[31m-?"
+        assert ascii_name("evaluator-\x1b[31m-漢") == "evaluator-?[31m-?"

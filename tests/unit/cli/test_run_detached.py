@@ -29,7 +29,7 @@ def test_the_command_ends_and_what_it_would_show_is_in_a_log(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
     before, told = done.stdout.splitlines()
     assert before == "before"
-    assert told.endswith("goes on in the background: tandem status 'runs/a b' --watch; tandem stop 'runs/a b'")
+    assert told.endswith("continues in the background: tandem status 'runs/a b' --watch; tandem stop 'runs/a b'")
     log = run / "log" / "run.txt"
     until(lambda: log.read_text() == "goes on in session True\n", "the rest of it")
     assert log_names(run) == [], "what the others print is shown once"

@@ -5,33 +5,33 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tandem_cli.bench.schedule import Kind, Pass, Schedule, bubble, drawn, replayed, title
+from tandem_cli.bench.schedule import Kind, RecordedPass, RecordedSchedule, bubble, draw_schedule, replayed, title
 from tandem_cli.report.raster import painted, standalone
 
 Order = list[tuple[Kind, int, int]]
 """Kind, stage and micro-batch of the passes of a rank."""
 
 
-def passes(*orders: Order) -> list[Pass]:
+def passes(*orders: Order) -> list[RecordedPass]:
     """In this order on each rank; when they begin says no more than that."""
     return [
-        Pass(rank=rank, stage=stage, micro_batch=number, kind=kind, begin=float(place), end=place + 0.5)
+        RecordedPass(rank=rank, stage=stage, micro_batch=number, kind=kind, begin=float(place), end=place + 0.5)
         for rank, order in enumerate(orders)
         for place, (kind, stage, number) in enumerate(order)
     ]
 
 
-def by_kind(one: Pass) -> float:
+def by_kind(one: RecordedPass) -> float:
     return 2.0 if one.kind == "backward" else 1.0
 
 
-def gpipe(ranks: int, micro_batches: int) -> list[Pass]:
+def gpipe(ranks: int, micro_batches: int) -> list[RecordedPass]:
     numbers = range(micro_batches)
     kinds: tuple[Kind, Kind] = ("forward", "backward")
     return passes(*([(kind, stage, number) for kind in kinds for number in numbers] for stage in range(ranks)))
 
 
-def one_forward_one_backward(ranks: int, micro_batches: int) -> list[Pass]:
+def one_forward_one_backward(ranks: int, micro_batches: int) -> list[RecordedPass]:
     orders: list[Order] = []
     for stage in range(ranks):
         ahead = min(ranks - stage, micro_batches)
@@ -68,7 +68,7 @@ def test_passes_that_wait_for_each_other_are_no_schedule() -> None:
         replayed(passes([("backward", 0, 0), ("forward", 0, 0)]), lambda one: 1.0)
 
 
-def recorded(wait: float) -> Schedule:
+def recorded(wait: float) -> RecordedSchedule:
     """GPipe on two ranks, of which the second begins later than it could."""
     steps = []
     for late in (0.0, wait, wait):
@@ -76,7 +76,7 @@ def recorded(wait: float) -> Schedule:
         shift = {0: 0.0, 1: late}
         steps.append([one.model_copy(update={"begin": one.begin + shift[one.rank], "end": one.end + shift[one.rank]})
                       for one in found])  # fmt: skip
-    return Schedule(schedule="gpipe", ranks=2, stages=2, micro_batches=4, steps=steps)
+    return RecordedSchedule(schedule="gpipe", ranks=2, stages=2, micro_batches=4, steps=steps)
 
 
 def test_what_is_measured_is_the_median_over_the_steps() -> None:
@@ -95,7 +95,7 @@ def test_theory_has_the_times_of_each_stage() -> None:
     second: Order = [("forward", 1, 0), ("input", 1, 0), ("weight", 1, 0)]
     costs = {("input", 0): 0.0, ("weight", 0): 2.0}
     step = replayed(passes(first, second), lambda one: costs.get((one.kind, one.stage), 1.0))
-    schedule = Schedule(schedule="zeroBubble", ranks=2, stages=2, micro_batches=1, steps=[step])
+    schedule = RecordedSchedule(schedule="zeroBubble", ranks=2, stages=2, micro_batches=1, steps=[step])
     # Rank 0 waits for two passes, and rank 1 for one at the beginning and one at the end: 4 of 10.
     assert schedule.predicted == schedule.measured == pytest.approx(4 / 10)
 
@@ -103,13 +103,13 @@ def test_theory_has_the_times_of_each_stage() -> None:
 def test_passes_that_take_unequally_long_are_told_from_sending() -> None:
     even = replayed(gpipe(2, 4), by_kind)
     slow = replayed(gpipe(2, 4), lambda one: by_kind(one) * (2.0 if one.micro_batch == 2 and one.stage else 1.0))
-    schedule = Schedule(schedule="gpipe", ranks=2, stages=2, micro_batches=4, steps=[even, slow, slow])
+    schedule = RecordedSchedule(schedule="gpipe", ranks=2, stages=2, micro_batches=4, steps=[even, slow, slow])
     assert schedule.unsent == schedule.measured > schedule.predicted
 
 
 def test_the_picture_has_a_row_for_each_rank_and_a_box_for_each_pass() -> None:
     schedule = recorded(1.0)
-    svg = drawn(schedule)
+    svg = draw_schedule(schedule)
     texts = [one.text for one in ElementTree.fromstring(svg).iter("text")]
     assert {"rank 0", "rank 1", "forward pass", "backward pass", "waiting"} <= {*texts}
     assert [text for text in texts if text in "0123"].count("3") >= 4
@@ -119,4 +119,4 @@ def test_the_picture_has_a_row_for_each_rank_and_a_box_for_each_pass() -> None:
 def test_a_file_of_a_later_version_is_read() -> None:
     data = recorded(0.0).dump() | {"device": "cpu"}
     assert data["steps"][0][0]["pass"] == "forward"
-    assert Schedule.read(data).measured == pytest.approx(1 / 5)
+    assert RecordedSchedule.read(data).measured == pytest.approx(1 / 5)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
-from tandem.launch import environment, evaluator_environment
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.secrecy import HIDDEN, hide_secrets, looks_secret
+from tandem.processes.launch import environment, evaluator_environment
 from tandem.rundir.layout import RunDir
-from tandem.secrecy import HIDDEN, hidden, looks_secret
 from tandem_cli.job_words import summary, warnings
 from tandem_cli.kubernetes.references import references
-from tandem_coordinator.prerequisites import Site, here, unmet
+from tandem_coordinator.prerequisites import Site, local_site, unmet
 from tandem_coordinator.prerequisites.site import Machine
 from tandem_coordinator.tracking.mlflow_run import parameters
 from tests.support import manifests
@@ -43,7 +43,7 @@ def test_what_looks_like_a_secret(name: str, secret: bool) -> None:
 
 def test_a_manifest_is_shown_without_them() -> None:
     env = [{"name": "HF_TOKEN", "value": "hf_abc"}, {"name": "LEVEL", "value": "3"}]
-    shown = hidden({"spec": {"trainer": {"env": env}}})
+    shown = hide_secrets({"spec": {"trainer": {"env": env}}})
     assert shown["spec"]["trainer"]["env"] == [{"name": "HF_TOKEN", "value": HIDDEN}, env[1]]
     assert env[0]["value"] == "hf_abc"
 
@@ -61,7 +61,7 @@ PLAIN = ["https://me@index.example/simple", "s3://bucket/a:b", "localhost:7070",
 
 @pytest.mark.parametrize(("value", "shown"), SECRETS)
 def test_values_are_judged_as_well_as_names(value: str, shown: str) -> None:
-    assert hidden({"env": [{"name": "LEVEL", "value": value}]}) == {"env": [{"name": "LEVEL", "value": shown}]}
+    assert hide_secrets({"env": [{"name": "LEVEL", "value": value}]}) == {"env": [{"name": "LEVEL", "value": shown}]}
     (warning,) = warnings(
         manifests.job("digits", trainer={"command": ["a.py"], "env": [{"name": "A", "value": value}]})
     )
@@ -71,17 +71,17 @@ def test_values_are_judged_as_well_as_names(value: str, shown: str) -> None:
 
 @pytest.mark.parametrize("value", PLAIN)
 def test_addresses_and_words_that_hold_none_stay(value: str) -> None:
-    assert hidden([value, {"value": value, "name": "A"}]) == [value, {"value": value, "name": "A"}]
+    assert hide_secrets([value, {"value": value, "name": "A"}]) == [value, {"value": value, "name": "A"}]
 
 
 def test_options_of_commands_are_judged_by_their_names() -> None:
     command = ["python", "t.py", "--api-key=s3cr3t", "--token", "s3cr3t", "--lr=1", "--hf-token", "--keep", "3"]
     shown = ["python", "t.py", "--api-key=(hidden)", "--token", "(hidden)", "--lr=1", "--hf-token", "--keep", "3"]
-    assert hidden({"command": command})["command"] == shown
+    assert hide_secrets({"command": command})["command"] == shown
     found = warnings(manifests.job("digits", trainer={"command": command}))
     assert [one.partition(" looks")[0] for one in found] == [f"spec.trainer.command[{at}]: this" for at in (2, 4)]
     text = ["--pad-token", "<pad>", "--eos_token=</s>", "--token-limit", "512", "--key", "label", "--token-ids=3"]
-    assert hidden(text) == text, "tokens of a text, keys of a record"
+    assert hide_secrets(text) == text, "tokens of a text, keys of a record"
 
 
 def test_options_in_the_line_of_a_shell_are_judged_too() -> None:
@@ -114,7 +114,7 @@ def test_on_a_laptop_the_value_is_the_users_own_or_its_lack_is_said(
     def lacks(optional: bool) -> list[str]:
         wanted = job(optional)
         Path("train.py").touch()
-        return [one.message for one in unmet(wanted, here(wanted, RunDir(tmp_path / "run"), 2, None))]
+        return [one.message for one in unmet(wanted, local_site(wanted, RunDir(tmp_path / "run"), 2, None))]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)

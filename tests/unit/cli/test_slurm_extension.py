@@ -26,14 +26,14 @@ SHOWN = "JobId=7 JobName=digits JobState={state} Reason=None Restarts={restarts}
 def test_a_requeue_is_another_life_and_what_does_not_run_has_none(
     shown: str, life: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "ask", lambda *_: shown)
+    monkeypatch.setattr(scheduler, "run", lambda *_: shown)
     assert scheduler.life("7") == life
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    jobs.record(tmp_path, Submission("7"))
-    monkeypatch.setattr(extension, "LOOK_SECONDS", 0.0)
+    jobs.record_submission(tmp_path, Submission("7"))
+    monkeypatch.setattr(extension, "POLL_SECONDS", 0.0)
     return tmp_path
 
 
@@ -54,7 +54,7 @@ def lives(monkeypatch: pytest.MonkeyPatch, answers: list[str | None]) -> Iterato
 
 def test_it_holds_its_node_while_that_life_of_the_training_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = lives(monkeypatch, ["0", None, "0", "1", "1"])
-    assert extension.hold(path, "9") == "job 7 has begun again with nodes of its own"
+    assert extension.hold(path, "9") == "job 7 was requeued and has new nodes"
     assert list(left) == ["1"]
     assert jobs.extensions(path) == ["9"]
 
@@ -69,27 +69,27 @@ def test_one_that_runs_is_stopped_by_its_training_and_one_that_waits_leaves_the_
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for job in ("9", "10"):
-        extension.enter(path, job)
+        extension.register(path, job)
     queue = [("7", "RUNNING"), ("9", "RUNNING"), ("10", "PENDING")]
     waits = [QueuedJob(job, state, "Resources", "gpu", "", "N/A") for job, state in queue]
     monkeypatch.setattr(scheduler, "queue", lambda ids: [job for job in waits if job.id in ids])
     done: list[tuple[str, ...]] = []
     monkeypatch.setattr(scheduler, "cancel", lambda job: done.append(("cancel", job)))
     monkeypatch.setattr(scheduler, "signal_batch", lambda job, name: done.append((name, job)))
-    words = jobs.state_words(path)[1]
+    words = jobs.describe_state(path)[1]
     assert words.endswith(
-        "; job 10, for one more node, waits in partition gpu: all nodes that it could use are busy (Resources)"
+        "; job 10, for one more node, waits in partition gpu: all suitable nodes are busy (Resources)"
     )
-    jobs.stop(path, at_once=False)
+    jobs.stop(path, immediately=False)
     assert done == [("INT", "7"), ("cancel", "10")]
-    jobs.stop(path, at_once=True)
+    jobs.stop(path, immediately=True)
     assert done[2:] == [("cancel", "7"), ("cancel", "9"), ("cancel", "10")]
 
 
 def test_a_job_that_slurm_was_just_putting_back_into_the_queue_is_stopped_there(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "REMEMBERED_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "CACHE_SECONDS", 0.01)
     states = ["COMPLETING", "COMPLETING", "PENDING"]
     cancelled: list[str] = []
 
@@ -99,20 +99,20 @@ def test_a_job_that_slurm_was_just_putting_back_into_the_queue_is_stopped_there(
 
     monkeypatch.setattr(scheduler, "queue", queue)
     monkeypatch.setattr(scheduler, "cancel", cancelled.append)
-    OnSlurm(path)._stop(at_once=False)
+    OnSlurm(path)._stop(immediately=False)
     assert cancelled == ["7"]
 
 
 def test_its_folder_may_hold_other_files(path: Path) -> None:
-    extension.enter(path, "10")
-    extension.enter(path, "9")
+    extension.register(path, "10")
+    extension.register(path, "9")
     (path / "slurm" / "extensions" / ".nfs0001").touch()
     assert jobs.extensions(path) == ["9", "10"]
-    extension.leave(path, "9")
-    extension.leave(path, "9")
+    extension.unregister(path, "9")
+    extension.unregister(path, "9")
     assert jobs.extensions(path) == ["10"]
 
 
 def test_variables_that_describe_the_job_stay_inside() -> None:
     given = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n0", "SLURM_CONF": "/c", "PATH": "/bin", "SBATCH_QOS": "q"}
-    assert extension.outside(given) == {"SLURM_CONF": "/c", "PATH": "/bin", "SBATCH_QOS": "q"}
+    assert extension.outer_environment(given) == {"SLURM_CONF": "/c", "PATH": "/bin", "SBATCH_QOS": "q"}

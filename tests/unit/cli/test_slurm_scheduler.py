@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli.local.known import known
-from tandem_cli.local.run_view import look_briefly
+from tandem_cli.local.known import list_runs
+from tandem_cli.local.run_view import job_summary
 from tandem_cli.slurm import execution, jobs, scheduler, script, submission
-from tandem_cli.slurm.crew import Step
-from tandem_cli.slurm.jobs import Place, Submission
+from tandem_cli.slurm.jobs import NodeAllocation, Submission
+from tandem_cli.slurm.process_factory import SlurmStep
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
-from tandem_cli.slurm.step import HERE
+from tandem_cli.slurm.step import PING
 from tests.support import manifests
 from tests.support.waiting import until
 
@@ -35,7 +35,10 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ),
         (f"{FAILED}Invalid account or account/partition combination specified", "the account of the profile is not"),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "SLURM does not answer"),
-        (f"{FAILED}Requested node configuration is not available", "no nodes of this partition have what the job asks"),
+        (
+            f"{FAILED}Requested node configuration is not available",
+            "no nodes of this partition satisfy the job's request",
+        ),
         (f"{FAILED}Requested time limit is invalid (missing or exceeds some limit)", "the time limit is longer than"),
         (
             f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}Job violates accounting/QOS policy",
@@ -43,7 +46,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ),
         (
             f"sbatch: error: QOSMaxNodePerJobLimit\n{FAILED}Job violates accounting/QOS policy",
-            "the job asks for more than your account or quality of service allows one job",
+            "the job requests more than your account or quality of service allows one job",
         ),
         ("Slurmctld(primary) at login is DOWN", "SLURM does not answer"),
         (f"{FAILED}Invalid generic resource (gres) specification", "the nodes have no such GPUs"),
@@ -52,7 +55,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
     ],
 )
 def test_what_slurm_refuses_is_said_in_a_sentence(said: str, told: str) -> None:
-    error = str(scheduler.complaint("sbatch", said))
+    error = str(scheduler.error_from("sbatch", said))
     assert error.startswith(told)
     assert "\n" not in error
 
@@ -66,7 +69,7 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("Resources", "all nodes that it could use are busy (Resources)"),
+        ("Resources", "all suitable nodes are busy (Resources)"),
         ("ReqNodeNotAvail, UnavailableNodes:n0", "nodes that it needs are down, drained or reserved"),
         ("AssocGrpGRES", "a limit of its account or quality of service is reached (AssocGrpGRES)"),
         ("AssocGrpCPURunMinutesLimit", "a limit of its account or quality of service is reached"),
@@ -76,9 +79,12 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_why_a_job_waits_is_said_in_words(reason: str, words: str) -> None:
     waiting = QueuedJob("7", "PENDING", reason, "gpu", "", "N/A")
-    assert scheduler.why(waiting).startswith(words)
+    assert scheduler.wait_reason(waiting).startswith(words)
     expected = QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00")
-    assert scheduler.why(expected) == f"{scheduler.why(waiting)}; SLURM expects it to start at 2030-01-01 10:00:00"
+    assert (
+        scheduler.wait_reason(expected)
+        == f"{scheduler.wait_reason(waiting)}; SLURM expects it to start at 2030-01-01 10:00:00"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,22 +92,22 @@ def test_why_a_job_waits_is_said_in_words(reason: str, words: str) -> None:
     [
         ("AssocGrpCPUMinutesLimit", "its account has no hours left, so it starts only if more are granted"),
         ("QOSGrpGRESMinutes", "its account has no hours left, so it starts only if more are granted"),
-        ("AssocMaxWallDurationPerJobLimit", "it asks for more than its account or quality of service allows one job"),
+        ("AssocMaxWallDurationPerJobLimit", "it requests more than its account or quality of service allows one job"),
         ("InvalidAccount", "its account is not valid or has expired, so it never starts"),
     ],
 )
 def test_a_job_that_cannot_start_has_no_time_at_which_it_does(reason: str, words: str) -> None:
-    said = scheduler.why(QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00"))
+    said = scheduler.wait_reason(QueuedJob("7", "PENDING", reason, "gpu", "", "2030-01-01T10:00:00"))
     assert said.startswith(words)
     assert said.endswith(f"({reason})")
 
 
 def test_a_run_directory_names_its_jobs(tmp_path: Path) -> None:
-    assert jobs.of(tmp_path) is None
+    assert jobs.submission_of(tmp_path) is None
     assert not jobs.is_alive(tmp_path)
-    assert jobs.state_words(tmp_path) == ("", "")
-    jobs.record(tmp_path, Submission("12", "13"))
-    assert jobs.of(tmp_path) == Submission("12", "13")
+    assert jobs.describe_state(tmp_path) == ("", "")
+    jobs.record_submission(tmp_path, Submission("12", "13"))
+    assert jobs.submission_of(tmp_path) == Submission("12", "13")
 
 
 def test_the_processes_of_a_run_are_found_by_the_names_of_steps_and_elements(
@@ -112,17 +118,17 @@ def test_the_processes_of_a_run_are_found_by_the_names_of_steps_and_elements(
         ("squeue", "--noheader"): "0|14|n2\n1|15|n3\n",
         ("scontrol", "--oneliner"): "JobId=12 NodeList=n[0-1] BatchHost=n0 NumNodes=2\n",
     }
-    monkeypatch.setattr(scheduler, "ask", lambda *words, **_: answers[words[:2]])
-    jobs.record(tmp_path, Submission("12", "13", ("apptainer", "python")))
-    found = execution.places(tmp_path)
-    assert found["worker-1"] == Place("12", "n1")
-    assert found["evaluator-1"] == Place("15", "n3")
-    assert found["coordinator"] == Place("12", "n0")
-    assert jobs.own(tmp_path).python == ("apptainer", "python")
+    monkeypatch.setattr(scheduler, "run", lambda *words, **_: answers[words[:2]])
+    jobs.record_submission(tmp_path, Submission("12", "13", ("apptainer", "python")))
+    found = execution.allocations(tmp_path)
+    assert found["worker-1"] == NodeAllocation("12", "n1")
+    assert found["evaluator-1"] == NodeAllocation("15", "n3")
+    assert found["coordinator"] == NodeAllocation("12", "n0")
+    assert jobs.own_submission(tmp_path).python == ("apptainer", "python")
 
 
 def test_what_another_user_s_run_names_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.record(tmp_path, Submission("12"))
+    jobs.record_submission(tmp_path, Submission("12"))
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(UserError, match=r"is a run of the user .*, who alone may look into its processes"):
@@ -135,8 +141,8 @@ def test_a_run_is_waited_for_while_it_is_in_the_queue_or_once_it_is_complete(
     waiting: list[QueuedJob] = []
     monkeypatch.setattr(scheduler, "queue", lambda ids: waiting)
     run_dir = manifests.run_directory(tmp_path, manifests.job())
-    jobs.record(tmp_path, Submission("12"))
-    with pytest.raises(UserError, match="is not complete and not in SLURM's queue, so it cannot be waited for"):
+    jobs.record_submission(tmp_path, Submission("12"))
+    with pytest.raises(UserError, match="is not complete and not in SLURM's queue, so nothing can wait for it"):
         jobs.awaited(tmp_path)
     run_dir.done_file.write_text("{}")
     assert jobs.awaited(tmp_path) == ""
@@ -156,8 +162,8 @@ def test_what_cannot_be_recorded_is_taken_out_of_the_queue_again(
 
     monkeypatch.setattr(scheduler, "submit", lambda *_: "12")
     monkeypatch.setattr(scheduler, "cancel", cancelled.append)
-    monkeypatch.setattr(submission, "record", full)
-    with pytest.raises(UserError, match="no space left where run lies"):
+    monkeypatch.setattr(submission, "record_submission", full)
+    with pytest.raises(UserError, match="no space left at run"):
         submission.submit(Path("run"), manifests.job(), Profile())
     assert cancelled == ["12"]
 
@@ -179,7 +185,7 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in script.WHERE:
+    for name in script.PLACEMENT_OPTIONS:
         monkeypatch.delenv(f"SBATCH_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -197,26 +203,28 @@ def test_a_run_that_was_refused_says_why_until_it_is_submitted(refusing: Path, r
     with pytest.raises(SlurmError) as caught:
         submission.submit(RUN, job, profile)
     partition = "away" if refused == "train.sh" else "cpus"
-    assert str(caught.value).endswith(f"; {refused} asks for partition {partition}, account lab")
-    assert known() == [RUN], "tandem ls shows it"
-    told = look_briefly(RUN).status
+    assert str(caught.value).endswith(f"; {refused} requests partition {partition}, account lab")
+    assert list_runs() == [RUN], "tandem ls shows it"
+    told = job_summary(RUN).status
     assert told.phase == "Suspended"
     assert told.message == f"it was not submitted: {caught.value}; the same `tandem submit --slurm` tries again"
     (refusing / "refused").write_text("nothing")
     submission.submit(RUN, job, profile)
-    assert (look_briefly(RUN).status.message or "").startswith("job 12 ended")
+    assert (job_summary(RUN).status.message or "").startswith("job 12 ended")
 
 
 def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_takes() -> None:
     text = "#!/bin/bash\n#SBATCH --account=lab\n#SBATCH --partition=gpu\n#SBATCH --qos low\n#SBATCH --account=other\n"
-    assert script.asked_for(text, {}) == "partition gpu, account other, quality of service low"
-    assert script.asked_for(text, {"SBATCH_PARTITION": "cpu", "SBATCH_QOS": ""}).startswith("partition cpu, account")
-    assert script.asked_for("#!/bin/bash\n# --partition=gpu\n", {}) == ""
+    assert script.describe_placement(text, {}) == "partition gpu, account other, quality of service low"
+    assert script.describe_placement(text, {"SBATCH_PARTITION": "cpu", "SBATCH_QOS": ""}).startswith(
+        "partition cpu, account"
+    )
+    assert script.describe_placement("#!/bin/bash\n# --partition=gpu\n", {}) == ""
 
 
-def step(tmp_path: Path, *command: str) -> Step:
+def step(tmp_path: Path, *command: str) -> SlurmStep:
     words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", "45", *command]
-    return Step("worker-0", words, {}, tmp_path / "worker-0.txt")
+    return SlurmStep("worker-0", words, {}, tmp_path / "worker-0.txt")
 
 
 def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_ended(tmp_path: Path) -> None:
@@ -256,7 +264,7 @@ def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: P
 
 
 def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_its_signal(tmp_path: Path) -> None:
-    lost = Step("worker-0", ["false"], {}, tmp_path / "lost.txt", "n0")
+    lost = SlurmStep("worker-0", ["false"], {}, tmp_path / "lost.txt", "n0")
     lost.start()
     assert until(lambda: lost.ended(), "its end") == 1
     assert lost.outcome() is None
@@ -281,13 +289,13 @@ def test_what_slurm_says_in_other_letters_than_utf_8_is_no_error(tmp_path: Path)
     said = tmp_path / "scontrol"
     said.write_bytes(b"#!/bin/sh\nprintf 'Reason=M\\374ll'\n")
     said.chmod(0o755)
-    assert scheduler.ask(str(said)) == "Reason=M\ufffdll"
+    assert scheduler.run(str(said)) == "Reason=M\ufffdll"
 
 
 HASTY = """
 import sys
 from tandem_cli.slurm import step
-step.LOOK_SECONDS, step.SILENT_SECONDS = 0.1, 1.0
+step.CHECK_SECONDS, step.SILENT_SECONDS = 0.1, 1.0
 sys.exit(step.main())
 """
 """A step of job 7 that soon takes its head for lost."""
@@ -342,7 +350,7 @@ def test_a_step_whose_head_is_there_ends_as_soon_as_that_says_so(tmp_path: Path)
     assert process.stdin is not None
     while process.poll() is None:
         with suppress(BrokenPipeError):
-            process.stdin.write(HERE)
+            process.stdin.write(PING)
         time.sleep(0.05)
     process.stdin.close()
     assert process.returncode == 1

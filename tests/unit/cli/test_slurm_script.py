@@ -10,23 +10,23 @@ import pytest
 import yaml
 
 from tandem.errors import UserError
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.reading import job_of, read_source
+from tandem.job.manifest.reading import parse_job, read_source
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import script
-from tandem_cli.slurm.crew import Crew
-from tandem_cli.slurm.jobs import Place
+from tandem_cli.slurm.jobs import NodeAllocation
+from tandem_cli.slurm.process_factory import SlurmProcessFactory
 from tandem_cli.slurm.profile import Profile
-from tandem_cli.slurm.script import Places
+from tandem_cli.slurm.script import ScriptPaths
 from tests.support import EXAMPLES, ROOT
 
 HOSTILE = "a b'c\"d$(touch made)`touch made`;touch made\\#%j"
-PLACES = Places(Path("/shared/runs/digits"), "/shared/venv/bin/python")
+PLACES = ScriptPaths(Path("/shared/runs/digits"), "/shared/venv/bin/python")
 
 
 def digits(*overrides: str) -> DistributedTrainingJob:
-    return job_of(read_source(str(EXAMPLES / "digits.yaml")), overrides)
+    return parse_job(read_source(str(EXAMPLES / "digits.yaml")), overrides)
 
 
 def options(text: str) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_profile_of_a_gpu_cluster_is_what_sbatch_is_told() -> None:
         }
     )
     job = digits()
-    job = digits(*script.fitted(job, profile))
+    job = digits(*script.fitted_overrides(job, profile))
     assert job.spec.workers.processes == 4
     text = script.training(job, profile, PLACES)
     assert options(text) == [
@@ -89,12 +89,12 @@ def test_ranks_use_the_gpus_of_the_profile_as_their_strategy_does_and_idle_ones_
     overrides: tuple[str, ...], ranks: int, asked: str, note: str
 ) -> None:
     profile = Profile.model_validate({"gpus": 4})
-    job = digits(*overrides, *script.fitted(digits(*overrides), profile))
+    job = digits(*overrides, *script.fitted_overrides(digits(*overrides), profile))
     assert job.spec.workers.processes == ranks
     found = [one for one in options(script.training(job, profile, PLACES)) if one.startswith("--gpus")]
     assert found == ([asked] if asked else [])
-    assert note in script.idle_gpus(job, profile)
-    assert bool(note) == bool(script.idle_gpus(job, profile))
+    assert note in script.describe_idle_gpus(job, profile)
+    assert bool(note) == bool(script.describe_idle_gpus(job, profile))
 
 
 def test_who_warns_earlier_gets_longer_saves(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_who_warns_earlier_gets_longer_saves(tmp_path: Path) -> None:
     assert "--signal=B:TERM@600" in options(text)
     assert "head train --evaluators --replace-nodes --saving-seconds=525 " in text
     job = digits()
-    crew = Crew(job, RunDir(tmp_path), ["srun"], (), "token-of-this-test", tmp_path, "7", 525.0)
-    agent = crew.agent("worker-0", Place("7", "n0"), "127.0.0.1", "127.0.0.1:1")
+    crew = SlurmProcessFactory(job, RunDir(tmp_path), ["srun"], (), "token-of-this-test", tmp_path, "7", 525.0)
+    agent = crew.agent("worker-0", NodeAllocation("7", "n0"), "127.0.0.1", "127.0.0.1:1")
     begin = agent.command.index("tandem_cli.slurm.step")
     assert agent.command[begin : begin + 4] == ["tandem_cli.slurm.step", "7", "worker-0", "525.0"]
     assert "--shutdown-timeout=510" in agent.command, "torchrun's ranks have ended before torchrun is ended"
@@ -112,7 +112,7 @@ def test_who_warns_earlier_gets_longer_saves(tmp_path: Path) -> None:
 
 def test_one_more_node_is_like_the_others_and_a_job_that_is_not_requeued() -> None:
     profile = Profile.model_validate({"partition": "gpu", "gpus": 4, "container": ["apptainer"], "sbatch": ["--x=1"]})
-    job = digits(*script.fitted(digits(), profile))
+    job = digits(*script.fitted_overrides(digits(), profile))
     training, node = script.training(job, profile, PLACES), script.extension(job, profile, PLACES)
     of_the_run = {"--job-name=digits", "--output=logs/digits_%j.out", "--open-mode=append", "--nodes=2"}
     survives = {"--requeue", "--no-kill", "--signal=B:TERM@120"}
@@ -133,12 +133,12 @@ def test_what_the_manifest_requests_of_a_node_is_requested_of_slurm() -> None:
 def test_evaluators_are_an_array_of_their_own_where_the_profile_has_a_partition_for_them() -> None:
     profile = Profile.model_validate({"account": "ml", "evaluators": {"partition": "cpu", "memory": "4G"}})
     job = digits("evaluators.replicas=3")
-    assert script.evaluates_apart(job, profile)
+    assert script.has_evaluation_job(job, profile)
     assert "--evaluators" not in script.training(job, profile, PLACES)
     text = script.evaluation(job, profile, PLACES)
     wanted = {"--array=0-2", "--cpus-per-task=2", "--mem=4G", "--partition=cpu", "--account=ml"}
     assert wanted <= set(options(text))
-    assert not script.evaluates_apart(digits("evaluators.replicas=0"), profile)
+    assert not script.has_evaluation_job(digits("evaluators.replicas=0"), profile)
 
 
 def test_evaluators_beside_the_training_get_cores_there() -> None:
@@ -158,7 +158,7 @@ def test_words_reach_the_head_as_they_are_whatever_signs_they_have(tmp_path: Pat
     )
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     profile = Profile.model_validate({"venv": str(folder / "venv"), "env": {"WORD": HOSTILE}, "container": [HOSTILE]})
-    places = Places(folder / "run", "unused", folder / "job.yaml", [f"trainer.env={HOSTILE}"])
+    places = ScriptPaths(folder / "run", "unused", folder / "job.yaml", [f"trainer.env={HOSTILE}"])
     file = tmp_path / "script.sh"
     file.write_text(script.training(digits(), profile, places))
     done = subprocess.run(["bash", file], capture_output=True, text=True, cwd=tmp_path, check=True)

@@ -8,8 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from tandem.formatting import done, elapsed, number, several
-from tandem.status import (
+from tandem.formatting import count_noun, elapsed, number, percent_done
+from tandem.wire.status import (
     CheckpointRef,
     Compared,
     EvaluatorView,
@@ -394,11 +394,11 @@ def test_numbers(value: float, words: str) -> None:
 
 
 def test_counts() -> None:
-    assert [several(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]
+    assert [count_noun(n, "restart") for n in (0, 1, 2)] == ["no restarts", "1 restart", "2 restarts"]
 
 
 def test_no_more_is_done_than_all() -> None:
-    assert [done(step, 207) for step in (0, 206, 207, 2_300)] == ["0 %", "99 %", "100 %", "100 %"]
+    assert [percent_done(step, 207) for step in (0, 206, 207, 2_300)] == ["0 %", "99 %", "100 %", "100 %"]
 
 
 def written(*scenes: Scene, last: Scene) -> list[str]:

@@ -8,10 +8,10 @@ from rich.console import Console, Group
 
 from tandem.rundir import evaluations, watched
 from tandem.rundir.layout import RunDir
-from tandem.rundir.lineage import FOREIGN
+from tandem.rundir.lineage import FOREIGN_GENERATION
 from tandem.rundir.watched import OVERWRITTEN, Watched
-from tandem.status import CheckpointRef
-from tandem_cli.local.run_view import look
+from tandem.wire.status import CheckpointRef
+from tandem_cli.local.run_view import job_view
 from tandem_cli.report.writing import write
 from tandem_cli.terminal import tables
 from tandem_cli.terminal.summary import RunResult, complete, failed, interrupted, lost_words, result
@@ -115,23 +115,25 @@ class TestWhatWasPromisedAndNotDone:
             assert looks is not None
             assert watched.record(run_dir, one.model_copy(update={"fingerprint": looks[0]}))
             if step < 3:
-                evaluations.skip(run_dir, one.reference, OVERWRITTEN)
+                evaluations.record_skipped_evaluation(run_dir, one.reference, OVERWRITTEN)
         assert "2 of 3 states of last.pt were overwritten" in self.said(run_dir)
         assert "ckpt-{step}.pt" in self.said(run_dir)
         page = write(run_dir.path, png=False).page.read_text("utf-8")
         assert f"last.pt: skipped: {OVERWRITTEN}" in page, "the table names the file"
 
     def test_which_checkpoint_could_not_be_evaluated_and_why(self, run_dir: RunDir) -> None:
-        one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN)
-        evaluations.fail(run_dir, one, "the program ended with exit code 1: OSError: image 7.png is truncated")
+        one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN_GENERATION)
+        evaluations.record_failed_evaluation(
+            run_dir, one, "the program ended with exit code 1: OSError: image 7.png is truncated"
+        )
         assert "step-000000020: its evaluation failed: the program ended" in self.said(run_dir)
         assert "7.png is truncated" in self.said(run_dir)
 
     def test_status_and_report_say_it_too(self, run_dir: RunDir) -> None:
         sentence = "evaluators.watch: out/*.pt matched nothing in"
-        assert sentence not in " ".join(look(run_dir.path).job.missed), "it may still come"
+        assert sentence not in " ".join(job_view(run_dir.path).job.missed), "it may still come"
         run_dir.mark_done(CheckpointRef(name="step-000000020", step=20, generation=1))
-        seen = look(run_dir.path)
+        seen = job_view(run_dir.path)
         assert any(line.plain.lstrip().startswith(f"missed{' ' * 6}") for line in tables.job_lines(seen, None, 0.0))
         assert sentence in view_record(seen)["missed"][0]
         assert f"Missed: {sentence}" in write(run_dir.path, png=False).page.read_text("utf-8")

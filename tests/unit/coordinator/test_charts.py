@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tandem.evaluation import Completions, Histogram
 from tandem_coordinator.charts import bars, chart, completions, drawing, gallery, rows
-from tandem_coordinator.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Look, Panel, Point
+from tandem_coordinator.charts.chart import NARROW, WIDE, Axis, Band, Chart, Curve, Panel, Point, Viewport
 from tandem_coordinator.charts.drawing import Scale
 from tandem_coordinator.charts.gallery import Tile
 from tandem_coordinator.charts.rows import Row, Rows
@@ -24,7 +24,7 @@ STEPS = Axis(low=0.0, high=100.0, label="step", whole=True)
 EVIL = '"><script>alert(1)</script>'
 
 
-def drawn(*charts: Chart, look: Look = WIDE) -> str:
+def drawn(*charts: Chart, look: Viewport = WIDE) -> str:
     return drawing.draw("a", "Title", "Description.", charts, look)
 
 
@@ -221,7 +221,7 @@ class TestADrawing:
             panels=(
                 Panel(
                     title=EVIL,
-                    aside=EVIL,
+                    note=EVIL,
                     flag=EVIL,
                     flags=(0.5,),
                     bands=(Band(begin=0, end=1, words=(EVIL, EVIL)),),
@@ -229,8 +229,8 @@ class TestADrawing:
                 ),
             ),
         )
-        row = Row(label=EVIL, color="trainer", points=((0, 1.0),), beside=EVIL)
-        bad = Row(label=EVIL, color="trainer", points=((0, 1.0),), beside=EVIL, alert=EVIL)
+        row = Row(label=EVIL, color="trainer", points=((0, 1.0),), value_text=EVIL)
+        bad = Row(label=EVIL, color="trainer", points=((0, 1.0),), value_text=EVIL, alert=EVIL)
         use = rows.draw("b", EVIL, EVIL, [Rows(caption=EVIL, rows=(row, bad))], [0.5], chart.axis, WIDE)
         for svg in (drawing.draw("a", EVIL, EVIL, [chart], WIDE), use):
             assert "<script" not in svg
@@ -239,7 +239,7 @@ class TestADrawing:
 
     @pytest.mark.parametrize("points", [[], [(0, None)], [(5, 1.0)], [(5, 0.0), (6, 0.0)], [(0, 1e300), (1, -1e300)]])
     @pytest.mark.parametrize("look", [WIDE, NARROW])
-    def test_copes_with_next_to_nothing(self, points: list[Point], look: Look) -> None:
+    def test_copes_with_next_to_nothing(self, points: list[Point], look: Viewport) -> None:
         svg = drawn(one(*points), look=look)
         ElementTree.fromstring(svg)
         assert not re.search(r"\bnan\b|\binf\b", svg)
@@ -279,8 +279,10 @@ class TestRanks:
 
 
 def test_rows_are_filled_to_the_busy_cores_and_warn_of_a_straggler() -> None:
-    busy = Row(label="rank 0", color="trainer", points=[(x, 1.0) for x in range(11)], beside="100 %")
-    idle = Row(label="rank 1", color="trainer", points=[(x, 0.25) for x in range(11)], beside="25 %", alert="1.6× slow")
+    busy = Row(label="rank 0", color="trainer", points=[(x, 1.0) for x in range(11)], value_text="100 %")
+    idle = Row(
+        label="rank 1", color="trainer", points=[(x, 0.25) for x in range(11)], value_text="25 %", alert="1.6× slow"
+    )
     axis = Axis(low=0, high=10, label="time (s)")
     svg = rows.draw("b", "Use", "Use.", [Rows(caption="TRAINING", rows=(busy, idle))], [1.0, 1.0, 9.0], axis, WIDE)
     heights = [float(found[1]) - float(found[2]) for found in re.finditer(r'd="M[-0-9.]+ ([0-9.]+)V([0-9.]+)H', svg)]
@@ -292,13 +294,13 @@ def test_rows_are_filled_to_the_busy_cores_and_warn_of_a_straggler() -> None:
 
 def test_rows_have_a_hole_where_nothing_is_known_and_are_short_however_many_there_are() -> None:
     axis = Axis(low=0, high=100, label="time (s)")
-    torn = Row(label="a", color="gpu", points=[(x, None if 40 <= x < 60 else 0.5) for x in range(100)], beside="")
+    torn = Row(label="a", color="gpu", points=[(x, None if 40 <= x < 60 else 0.5) for x in range(100)], value_text="")
     svg = rows.draw("b", "Use", "Use.", [Rows(caption="", rows=(torn,))], [], axis, WIDE)
     (path,) = re.findall(r'd="(M[^"]+Z)" fill="var\(--gpu\)"', svg)
     assert path.count("M") == path.count("Z") == 2
     noise = random.Random(0)
     many = tuple(
-        Row(label=str(rank), color="trainer", points=[(x / 3, noise.random()) for x in range(300)], beside="")
+        Row(label=str(rank), color="trainer", points=[(x / 3, noise.random()) for x in range(300)], value_text="")
         for rank in range(32)
     )
     assert len(rows.draw("b", "Use", "Use.", [Rows(caption="", rows=many)], [], axis, WIDE)) < 64_000
@@ -348,12 +350,12 @@ class TestHistograms:
 
     def test_without_values_say_so(self) -> None:
         empty = Histogram([0, 0], [0, 1, 2])
-        assert bars.told(empty) == "no values from 0 to 2"
+        assert bars.describe(empty) == "no values from 0 to 2"
         assert bars.sparkline(empty) == "  "
         assert "<rect" not in (bars.draw("a", "", "", {"errors": empty}, WIDE) or "")
 
     @pytest.mark.parametrize("look", [WIDE, NARROW])
-    def test_stay_inside_whatever_is_in_them_and_however_many_there_are(self, look: Look) -> None:
+    def test_stay_inside_whatever_is_in_them_and_however_many_there_are(self, look: Viewport) -> None:
         huge = Histogram([2**63, 1], [-1.7e308, 0, 1.7e308])
         svg = bars.draw("a", EVIL, EVIL, {f"{EVIL}{n}": huge for n in range(64)}, look) or ""
         assert "<script" not in svg

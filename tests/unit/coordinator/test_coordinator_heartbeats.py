@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.protocol import Sync
+from tandem.wire.protocol import Sync
 from tandem_coordinator import coordinator as coordinator_module
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.state_store import Remembered, StateStore
+from tandem_coordinator.state_store import RecordedState, StateStore
 from tests.support import manifests
 from tests.support.clock import jumping
 
@@ -31,7 +31,7 @@ def test_one_that_says_nothing_new_is_held_for_most_of_the_heartbeat_time_and_no
         monkeypatch.setattr(coordinator_module, "time", SimpleNamespace(monotonic=loop.time, time=time.time))
         job = manifests.job(elasticity={"heartbeatSeconds": HEARTBEAT_SECONDS, "lostAfterSeconds": 20.0})
         rundir = manifests.run_directory(tmp_path / "run", job)
-        coordinator = Coordinator(job, rundir, StateStore(rundir), Remembered())
+        coordinator = Coordinator(job, rundir, StateStore(rundir), RecordedState())
         found = []
         for _ in range(200):
             began = loop.time()
@@ -53,7 +53,7 @@ async def running(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     )
     job = manifests.job(trainer={"command": ["python", "script.py"]}, workers={"replicas": 2})
     rundir = manifests.run_directory(path / "run", job)
-    coordinator = Coordinator(job, rundir, StateStore(rundir), Remembered())
+    coordinator = Coordinator(job, rundir, StateStore(rundir), RecordedState())
     coordinator._recorded = 1  # nothing is written here
     ticks = asyncio.create_task(coordinator._tick())
     agents = [WAITS.model_copy(update={"replica": name}) for name in ("worker-0", "worker-1")]
@@ -94,11 +94,11 @@ def test_who_has_finished_is_answered_when_the_disk_has_it(tmp_path: Path, monke
     async def answered() -> None:
         async with running(tmp_path, monkeypatch) as (coordinator, agents):
             answer = asyncio.create_task(coordinator.sync(left(agents[1])))
-            await asyncio.sleep(coordinator_module.LEAVING_SECONDS + 0.5)
+            await asyncio.sleep(coordinator_module.END_POLL_SECONDS + 0.5)
             assert coordinator.state.finished == {"worker-1"}
             assert not answer.done()
             coordinator._recorded_finished = coordinator.state.finished
-            coordinator._page_written.set()
+            coordinator._state_written.set()
             await asyncio.sleep(0.1)
             assert answer.done()
 

@@ -7,7 +7,7 @@ import pytest
 
 from tandem_coordinator import coordinator as coordinator_module
 from tandem_coordinator.coordinator import Coordinator
-from tandem_coordinator.state_store import CoordinatorState, Remembered, StateStore
+from tandem_coordinator.state_store import CoordinatorState, RecordedState, StateStore
 from tests.support import manifests
 
 
@@ -28,7 +28,7 @@ async def coordinated(folder: Path, is_broken: bool = False) -> tuple[int, int |
     rundir = manifests.run_directory(folder / "run", job)
     disk = Disk(rundir)
     disk.is_broken = is_broken
-    coordinator = Coordinator(job, rundir, disk, Remembered())
+    coordinator = Coordinator(job, rundir, disk, RecordedState())
     recording = asyncio.create_task(coordinator._record())
     try:
         granted = await coordinator.retarget(1)

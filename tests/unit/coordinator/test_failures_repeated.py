@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.protocol import FINISHING, SCRIPT, STARTING, Failure, RankReport
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.protocol import FINISHING, SCRIPT, STARTING, Failure, RankReport
 from tandem_coordinator.group_state import FailJob, Hung, Open
 from tandem_coordinator.progress import Reports
 from tests.support.worlds.membership_job import RULES, Job
@@ -16,7 +16,7 @@ PEER = {"error": "RuntimeError: [gloo] closed by peer", "consequence": True}
 
 
 def group(nodes: tuple[str, str] = ("", ""), **rules: Any) -> Job:
-    job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "ends_with_zero": True, "minimum": 2, **rules}))
+    job = Job(target=2, rules=replace(RULES, **{"max_restarts": 10, "completes_on_exit": True, "minimum": 2, **rules}))
     job.nodes = {f"worker-{number}": node for number, node in enumerate(nodes) if node}
     job.forms("worker-0", "worker-1")
     return job
@@ -51,8 +51,8 @@ def test_the_same_error_before_any_progress_ends_the_job_the_second_time() -> No
     fail = _end(job)
     assert fail.cause.reason == "RepeatedFailure"
     assert fail.cause.detail.startswith("rank 1 (worker-1) failed: KeyError: 'image' (train.py:5, in <module>); twice")
-    assert fail.complaint is not None
-    assert (fail.replica, fail.complaint.failure.traceback) == ("worker-1", "Traceback …")
+    assert fail.report is not None
+    assert (fail.replica, fail.report.failure.traceback) == ("worker-1", "Traceback …")
 
 
 def test_a_replica_that_fails_alone_is_left_out_and_the_same_error_of_another_one_ends_the_job() -> None:
@@ -61,7 +61,7 @@ def test_a_replica_that_fails_alone_is_left_out_and_the_same_error_of_another_on
         _fails(job, "worker-1", rank=1, **KEY)
         _forms_again(job, number)
     _fails(job, "worker-1", rank=1, **KEY)
-    assert [one.replica for one in job.state.left_out] == ["worker-1"]
+    assert [one.replica for one in job.state.exclusions] == ["worker-1"]
     _forms_again(job, 4)
     assert not job.failed()
     _fails(job, "worker-0", **KEY)
@@ -86,7 +86,7 @@ def test_the_same_error_of_all_replicas_is_not_one_replicas() -> None:
         _fails(job, "worker-0", **KEY)
         job.passes(0.5)
     assert _end(job).cause.reason == "RepeatedFailure"
-    assert not job.state.left_out
+    assert not job.state.exclusions
 
 
 def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first() -> None:
@@ -200,7 +200,7 @@ def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_
 def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_until_it_does_not() -> None:
     job = group()
     for number in (2, 3, 4, 5):
-        job.own_file = (number, "out/ckpt.pt")
+        job.script_checkpoint = (number, "out/ckpt.pt")
         _fails(job, "worker-1", **KEY)
         assert _forms_again(job, number) < 1.0
     _fails(job, "worker-1", **KEY)
@@ -213,13 +213,13 @@ def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_unt
 
 def test_before_a_script_is_given_up_its_folder_is_looked_at_once_more() -> None:
     job = group()
-    job.own_file_at = job.now
+    job.script_checkpoint_polled = job.now
     _fails(job, "worker-1", **KEY)
     _forms_again(job, 2)
     _fails(job, "worker-1", **KEY)
     job.passes(2.0)
     assert not job.failed()
-    job.own_file, job.own_file_at = (7, "out/ckpt.pt"), job.now
+    job.script_checkpoint, job.script_checkpoint_polled = (7, "out/ckpt.pt"), job.now
     assert _forms_again(job, 3) < 1.0
     _fails(job, "worker-1", **KEY)
     _forms_again(job, 4)
@@ -347,7 +347,7 @@ def _cannot_start(job: Job, replica: str) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_program_that_cannot_be_started_ends_the_job_the_second_time(replicas: int) -> None:
-    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, completes_on_exit=True))
     for generation in (1, 2):
         # Their pods are new ones, with names of their own.
         names = [f"worker-{index}-{generation}" for index in range(replicas)]
@@ -385,13 +385,13 @@ FIRST_BATCH = {
 @pytest.mark.parametrize("report", FIRST_BATCH.values(), ids=FIRST_BATCH)
 def test_a_mistake_in_the_first_batch_ends_the_job_the_second_time(report: RankReport, replicas: int) -> None:
     names = [f"worker-{number}" for number in range(replicas)]
-    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, ends_with_zero=True, minimum=replicas))
+    job = Job(target=replicas, rules=replace(RULES, max_restarts=10, completes_on_exit=True, minimum=replicas))
     job.forms(*names)
     for _ in range(2):
         assert not job.failed()
         reports = Reports()
         reports.begin(job.state.number)
-        reports.take(names[-1], job.state.number, [report], job.now)
+        reports.record(names[-1], job.state.number, [report], job.now)
         job.training = reports.stepped
         failure = Failure(rank=0, code=1, step=0, **KEY)
         job.runs(names[-1], job.state.number, reason="WorkerFailed", failure=failure, ranks=[report])
@@ -441,7 +441,7 @@ def test_a_script_that_saves_in_its_own_way_may_count_its_steps_from_each_start(
     job = group()
     for number in (2, 3, 4):
         _trains(job)
-        job.own_file = (number, "out/ckpt.pt")
+        job.script_checkpoint = (number, "out/ckpt.pt")
         _fails(job, "worker-0", step=50, **KEY)
         _forms_again(job, number)
     assert not job.failed()
@@ -457,7 +457,7 @@ def _trains(job: Job, saved: bool = False) -> None:
 
 
 def test_the_same_broken_collective_on_all_ranks_of_one_replica_is_the_cause() -> None:
-    job = Job(target=1, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    job = Job(target=1, rules=replace(RULES, max_restarts=10, completes_on_exit=True))
     job.forms("worker-0")
     for _ in range(2):
         assert not job.failed()
@@ -467,7 +467,7 @@ def test_the_same_broken_collective_on_all_ranks_of_one_replica_is_the_cause() -
 
 
 def test_a_rank_that_was_killed_is_the_cause_also_where_that_is_known_late() -> None:
-    job = Job(target=1, rules=replace(RULES, max_restarts=10, ends_with_zero=True))
+    job = Job(target=1, rules=replace(RULES, max_restarts=10, completes_on_exit=True))
     job.forms("worker-0")
     for number in (2, 3, 4):
         peer, killed = Failure(rank=0, **NCCL), Failure(rank=1, code=-9, seconds_ago=0.1)

@@ -11,7 +11,7 @@ from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 
 @pytest.fixture(autouse=True)
 def at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_checkpoints, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(foreign_checkpoints, "POLL_SECONDS", 0.0)
 
 
 def written(path: Path, at: int, content: bytes = b"weights") -> Path:
@@ -37,10 +37,10 @@ def written(path: Path, at: int, content: bytes = b"weights") -> Path:
 )
 def test_names_that_frameworks_give(tmp_path: Path, name: str) -> None:
     watch = ForeignCheckpoints(tmp_path, frozenset({"log"}))
-    assert watch.look() is None
+    assert watch.poll() is None
     written(tmp_path / name, 5)
-    assert watch.look() is None, "it may be half written"
-    assert watch.look() == (5, name)
+    assert watch.poll() is None, "it may be half written"
+    assert watch.poll() == (5, name)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_what_is_none(tmp_path: Path, name: str) -> None:
     written(tmp_path / "empty.pt", 6, b"")
     (tmp_path / "link.pt").symlink_to(written(tmp_path.parent / "elsewhere.pt", 9))
     os.mkfifo(tmp_path / "pipe.pt")
-    assert watch.look() is None
-    assert watch.look() is None
+    assert watch.poll() is None
+    assert watch.poll() is None
 
 
 def test_a_file_that_is_written_again_and_again_counts_when_it_rests(tmp_path: Path) -> None:
     watch = ForeignCheckpoints(tmp_path, frozenset())
     for at in (1, 2, 3):
         written(tmp_path / "snapshot.pt", at)
-        watch.look()
-    assert watch.look() == (3, "snapshot.pt")
+        watch.poll()
+    assert watch.poll() == (3, "snapshot.pt")
     written(tmp_path / "snapshot.pt", 4)
-    assert watch.look() == (3, "snapshot.pt")
-    assert watch.look() == (4, "snapshot.pt")
+    assert watch.poll() == (3, "snapshot.pt")
+    assert watch.poll() == (4, "snapshot.pt")
 
 
 def test_a_folder_that_is_huge_or_gone_costs_no_more_than_the_limit(
@@ -73,5 +73,5 @@ def test_a_folder_that_is_huge_or_gone_costs_no_more_than_the_limit(
     monkeypatch.setattr(foreign_checkpoints, "MAX_ENTRIES", 10)
     for number in range(50):
         written(tmp_path / f"{number}.txt", number)
-    assert ForeignCheckpoints(tmp_path, frozenset()).look() is None
-    assert ForeignCheckpoints(tmp_path / "nowhere", frozenset()).look() is None
+    assert ForeignCheckpoints(tmp_path, frozenset()).poll() is None
+    assert ForeignCheckpoints(tmp_path / "nowhere", frozenset()).poll() is None

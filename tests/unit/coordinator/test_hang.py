@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.protocol import RankReport
+from tandem.wire.protocol import RankReport
 from tandem_coordinator.hang import HangWatch
 
 TRAINING, OTHER, HEARTBEAT = 10.0, 40.0, 1.0
@@ -24,7 +24,7 @@ class Group:
         self.ranks[replica] = self.ranks[replica].model_copy(update=more)
 
     def report(self, replica: str) -> None:
-        self.watch.take(replica, self.generation, [self.ranks[replica]], self.now)
+        self.watch.record(replica, self.generation, [self.ranks[replica]], self.now)
 
     def passes(self, seconds: float) -> str | None:
         """Time passes, and all report; what the watch says first."""
@@ -122,7 +122,7 @@ def test_starting_and_the_first_step_take_longer_and_are_not_endless() -> None:
     group = Group()
     verdict = group.passes(60.0)
     assert verdict is not None
-    assert "no rank has gone on for 40 s" in verdict
+    assert "no rank has made progress for 40 s" in verdict
     assert "still starting" in verdict
 
 
@@ -170,7 +170,7 @@ def test_ranks_that_do_not_report_never_hang() -> None:
     watch = HangWatch(TRAINING, OTHER, HEARTBEAT)
     watch.begin(1)
     for second in range(1000):
-        watch.take("worker-0", 1, [], float(second))
+        watch.record("worker-0", 1, [], float(second))
         assert watch.verdict() is None
 
 

@@ -1,7 +1,7 @@
 """What goes wrong and does not end a job is counted, and said when it begins and when it has doubled."""
 
-from tandem.protocol import RankReport, Trouble
-from tandem.status import CheckpointRef, Troubles
+from tandem.wire.protocol import RankReport, Trouble
+from tandem.wire.status import CheckpointRef, Troubles
 from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.log_followers import Training
@@ -25,12 +25,12 @@ class World:
     def look(self, after: float = 0.0, **changes: object) -> Troubles | None:
         self.now += after
         self.observed = Observed(**{"latest_checkpoint": self.observed.latest_checkpoint, **changes})  # type: ignore[arg-type]
-        self.watch.look(self.observed, 0, self.now)
+        self.watch.update(self.observed, 0, self.now)
         return self.watch.troubles
 
     def saves(self, failed: int, in_a_row: int, lines: int = 0) -> None:
         trouble = Trouble(saves_failed=failed, saves_failed_in_a_row=in_a_row, why=FULL, lines_lost=lines)
-        self.watch.take([RankReport(rank=0, step=1, trouble=trouble), RankReport(rank=1, step=1)])
+        self.watch.record([RankReport(rank=0, step=1, trouble=trouble), RankReport(rank=1, step=1)])
 
 
 def test_nothing_wrong_is_nothing_said() -> None:
@@ -71,7 +71,7 @@ def test_a_failed_save_that_the_log_alone_tells_of_counts() -> None:
 def test_failed_saves_of_before_count_at_once() -> None:
     world = World()
     again = TroubleWatch(lambda text, level: world.said.append((level, text)), 1.0)
-    again.look(Observed(training=Training(saves={"failed": 7})), 0, 0.0)
+    again.update(Observed(training=Training(saves={"failed": 7})), 0, 0.0)
     assert again.troubles == Troubles(saves_failed=7)
 
 
@@ -82,7 +82,7 @@ def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
     world.saves(3, 0)
     found = world.look()
     assert found == Troubles(saves_failed=3)
-    assert world.said[-1] == ("info", "a save has gone well again")
+    assert world.said[-1] == ("info", "a save succeeded again")
 
 
 def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
@@ -102,7 +102,7 @@ def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
 def test_lost_lines_of_all_logs_are_added_up() -> None:
     world = World()
     world.saves(0, 0, lines=1_200)
-    world.watch.look(Observed(lines_lost=70), 5, 0.0)
+    world.watch.update(Observed(lines_lost=70), 5, 0.0)
     assert world.watch.troubles == Troubles(lines_lost=1_275)
     assert world.said == [("error", "1,275 log lines have been lost: the disk refused them")]
 
@@ -165,7 +165,7 @@ def test_what_a_coordinator_before_this_one_has_said_is_not_said_again() -> None
     said: list[str] = []
     watch = TroubleWatch(lambda text, level: said.append(text), 1.0)
     for _ in range(2):
-        watch.look(Observed(against_base=AgainstBase(worse=3, message="worse")), 0, 0.0)
+        watch.update(Observed(against_base=AgainstBase(worse=3, message="worse")), 0, 0.0)
     assert said == []
 
 
@@ -177,5 +177,5 @@ def test_a_tracking_server_that_is_away_is_said_once_and_once_when_it_has_everyt
         assert (found.tracking_message if found else "") == why
     assert world.said == [
         ("warning", "tracking: connection refused; training goes on, and what is missing is sent later"),
-        ("info", "tracking: everything is sent again"),
+        ("info", "tracking: everything has been sent"),
     ]

@@ -11,27 +11,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.formatting import number
-from tandem.job import DistributedTrainingJob
-from tandem.ledger import PURPOSES, Ledger, Prices, Purpose, Spent, amounts, in_words, priced
-from tandem.protocol import RankReport, Sync
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir import records
 from tandem.rundir.durable import Lines
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ledger import newest_ledger
-from tandem_cli.local.run_view import look_briefly
+from tandem.wire.ledger import (
+    PURPOSES,
+    Ledger,
+    Prices,
+    Purpose,
+    UsageByPurpose,
+    format_usage,
+    ledger_rows,
+    priced_ledger,
+)
+from tandem.wire.protocol import RankReport, Sync
+from tandem_cli.local.run_view import job_summary
 from tandem_cli.report import clock
 from tandem_cli.report.comparison import outcome, rows
 from tandem_cli.report.page import page
 from tandem_cli.report.reading import read
 from tandem_cli.report.summary import summarize
 from tandem_coordinator import membership
-from tandem_coordinator.goodput import OVER, SILENT
+from tandem_coordinator.goodput import ENDED, SILENT
 from tandem_coordinator.group_state import Disconnected, Event, Open, Rules, State, Synced, Tick
-from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, counted, shown
-from tandem_coordinator.log_followers import Counted, EvaluatorFollower, TrainingLogs
+from tandem_coordinator.ledger import UNSETTLED, RunLedger, WorkerSeconds, displayed_amounts, ledger_position
+from tandem_coordinator.log_followers import EvaluatorFollower, LedgerPosition, TrainingLogs
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed, RunDirectory
-from tandem_coordinator.snapshots import Instant, about
+from tandem_coordinator.snapshots import Instant, activity
+from tandem_coordinator.state_store import RecordedState
 from tests.support import manifests
 
 T0 = 1_780_000_000.0
@@ -102,7 +112,7 @@ class LedgerWorld:
         self.due.append((self.now + AGAIN_SECONDS, name))
         if worker is not None and self.state is not None:
             # Its connection breaks.
-            self.ledger.gone(name, self.now)
+            self.ledger.remove_agent(name, self.now)
             self.tell(Disconnected(name, worker.incarnation))
 
     def coordinator_dies(self) -> None:
@@ -117,12 +127,15 @@ class LedgerWorld:
     def coordinator_starts(self) -> None:
         before = newest_ledger(self.rundir)
         latest = self.latest if self.number else None
-        self.state = membership.start(
-            Rules.of(self.job.spec), len(self.workers) or 2, self.now, number=self.number, latest=latest
+        self.state = membership.initial_state(
+            Rules.from_spec(self.job.spec),
+            len(self.workers) or 2,
+            self.now,
+            RecordedState(generation=self.number, membership=latest),
         )
         self.reports, self.observed = Reports(), Observed()
         self.ledger = RunLedger(self.job, self.clock, before, self.number)
-        self.directory = RunDirectory(self.rundir, self.job.spec.evaluation, counted=counted(before))
+        self.directory = RunDirectory(self.rundir, self.job.spec.evaluation, ledger_position=ledger_position(before))
         self.looked = float("-inf")
         self._account()
 
@@ -192,9 +205,9 @@ class LedgerWorld:
             cpus=2.0,
             ranks=[RankReport(rank=0, step=self.step)] if trains else [],
         )
-        self.reports.take(name, sync.generation, sync.ranks, self.now)
+        self.reports.record(name, sync.generation, sync.ranks, self.now)
         self.tell(Synced(sync))
-        self.ledger.heard(sync, self.now, self.state)
+        self.ledger.record_sync(sync, self.now, self.state)
         told = membership.answer(self.state, sync, recorded=self.number)
         if told.order == "run" and told.membership is not None:
             worker.state, worker.generation, worker.since = "running", told.membership.generation, self.now
@@ -206,7 +219,7 @@ class LedgerWorld:
         before = self.state
         self.state, actions = membership.step(before, event, self.now)
         for name in before.agents.keys() - self.state.agents.keys():
-            self.ledger.gone(name, self.now)
+            self.ledger.remove_agent(name, self.now)
         for action in actions:
             if isinstance(action, Open):
                 self.latest, self.number = action.membership, action.membership.generation
@@ -215,12 +228,14 @@ class LedgerWorld:
             self._account()
 
     def _look(self) -> None:
-        self.looked, self.observed = self.now, self.directory.look(self.clock.wall)
+        self.looked, self.observed = self.now, self.directory.poll(self.clock.wall)
         self._account()
 
     def _account(self) -> None:
         assert self.state is not None
-        self.ledger.look(self.now, self.state, about(self.state, self.reports, self.observed), False, self.observed)
+        self.ledger.update(
+            self.now, self.state, activity(self.state, self.reports, self.observed), False, self.observed
+        )
 
     def _train(self) -> None:
         """The group makes steps as long as all of its members are there, whatever becomes of the coordinator."""
@@ -270,72 +285,72 @@ ONE, TWO = ("worker-0", "a"), ("worker-1", "b")
 
 
 def sum_of(seconds: WorkerSeconds) -> float:
-    return sum(seconds.settled.values()) + seconds.unsettled
+    return sum(seconds.settled_seconds.values()) + seconds.unsettled
 
 
 def test_members_do_what_the_group_does_and_all_others_wait() -> None:
     seconds = WorkerSeconds(0.0)
-    seconds.heard(*ONE, 0.0)
-    seconds.heard(*TWO, 0.0)
-    seconds.look(5.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
-    seconds.look(15.0, "waiting", 1, frozenset(), {1: {"compute": 8.0, "waiting": 1.5}}, {1: 1})
-    assert seconds.settled["waiting"] == 10.0 + 10.0 + 1.5
-    assert seconds.settled["compute"] == 8.0
+    seconds.add_worker(*ONE, 0.0)
+    seconds.add_worker(*TWO, 0.0)
+    seconds.update(5.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
+    seconds.update(15.0, "waiting", 1, frozenset(), {1: {"compute": 8.0, "waiting": 1.5}}, {1: 1})
+    assert seconds.settled_seconds["waiting"] == 10.0 + 10.0 + 1.5
+    assert seconds.settled_seconds["compute"] == 8.0
     assert seconds.unsettled == 0.5
-    seconds.look(19.0, "waiting", 1, frozenset(), {}, {})
-    assert seconds.settled["idle"] == 0.5, "nobody has written it down since"
+    seconds.update(19.0, "waiting", 1, frozenset(), {}, {})
+    assert seconds.settled_seconds["idle"] == 0.5, "nobody has written it down since"
 
 
 def test_a_member_that_is_gone_does_nothing_any_more() -> None:
     seconds = WorkerSeconds(0.0)
-    seconds.heard(*ONE, 0.0)
-    seconds.heard(*TWO, 0.0)
+    seconds.add_worker(*ONE, 0.0)
+    seconds.add_worker(*TWO, 0.0)
     group = {ONE, TWO}
-    seconds.look(0.0, UNSETTLED, 1, group, {}, {})
-    seconds.gone("worker-1", 5.0)
-    seconds.look(10.0, UNSETTLED, 1, group, {}, {})
+    seconds.update(0.0, UNSETTLED, 1, group, {}, {})
+    seconds.remove_worker("worker-1", 5.0)
+    seconds.update(10.0, UNSETTLED, 1, group, {}, {})
     assert seconds.unsettled == 15.0
-    assert sum(seconds.settled.values()) == 0.0
+    assert sum(seconds.settled_seconds.values()) == 0.0
 
 
 def test_lines_that_come_after_the_end_of_their_group_are_of_that_group() -> None:
     seconds = WorkerSeconds(0.0)
-    seconds.heard(*ONE, 0.0)
-    seconds.look(0.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
-    seconds.look(10.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 9.0}}, {1: 1, 2: 2})
-    seconds.look(10.5, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
-    seconds.look(20.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
-    assert seconds.settled["idle"] == 0.0
+    seconds.add_worker(*ONE, 0.0)
+    seconds.update(0.0, UNSETTLED, 1, {ONE}, {}, {1: 1})
+    seconds.update(10.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 9.0}}, {1: 1, 2: 2})
+    seconds.update(10.5, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
+    seconds.update(20.0, UNSETTLED, 2, {ONE, TWO}, {1: {"compute": 10.0}}, {1: 1, 2: 2})
+    assert seconds.settled_seconds["idle"] == 0.0
 
 
 def test_a_worker_has_waited_since_its_process_began() -> None:
     seconds = WorkerSeconds(100.0)
-    seconds.heard(*ONE, 104.0)
-    seconds.heard(*ONE, 105.0, age=5.0)
-    seconds.heard(*ONE, 106.0, age=6.0)
+    seconds.add_worker(*ONE, 104.0)
+    seconds.add_worker(*ONE, 105.0, age=5.0)
+    seconds.add_worker(*ONE, 106.0, age=6.0)
     seconds.close(106.0)
-    assert seconds.settled["waiting"] == 6.0
+    assert seconds.settled_seconds["waiting"] == 6.0
 
 
 def test_a_worker_that_comes_back_was_there_all_the_time_and_another_one_of_its_name_was_not() -> None:
     seconds = WorkerSeconds(0.0)
-    seconds.heard(*ONE, 0.0, age=0.0)
-    seconds.gone("worker-0", 10.0)
-    seconds.heard(*ONE, 12.0, age=12.0)
-    seconds.gone("worker-0", 20.0)
-    seconds.heard("worker-0", "another", 30.0, age=4.0)
+    seconds.add_worker(*ONE, 0.0, age=0.0)
+    seconds.remove_worker("worker-0", 10.0)
+    seconds.add_worker(*ONE, 12.0, age=12.0)
+    seconds.remove_worker("worker-0", 20.0)
+    seconds.add_worker("worker-0", "another", 30.0, age=4.0)
     seconds.close(40.0)
     assert sum_of(seconds) == 20.0 + 14.0
 
 
 def test_after_a_restart_a_member_has_worked_since_the_last_record() -> None:
     seconds = WorkerSeconds(1000.0, counted_until=990.0, generation=3, unsettled=2.0)
-    seconds.look(1000.0, UNSETTLED, 3, {ONE}, {}, {3: 1})
-    seconds.heard(*ONE, 1001.0)
-    seconds.heard(*TWO, 1002.0, age=5.0)
+    seconds.update(1000.0, UNSETTLED, 3, {ONE}, {}, {3: 1})
+    seconds.add_worker(*ONE, 1001.0)
+    seconds.add_worker(*TWO, 1002.0, age=5.0)
     assert seconds.unsettled == 2.0 + 11.0 + 1.0
-    assert seconds.settled["waiting"] == 5.0
-    seconds.heard(*ONE, 1003.0, age=10.0)
+    assert seconds.settled_seconds["waiting"] == 5.0
+    seconds.add_worker(*ONE, 1003.0, age=10.0)
     assert seconds.unsettled == 2.0 + 9.0, "it was born after that"
 
 
@@ -360,16 +375,16 @@ def test_the_parts_add_up_to_the_seconds_of_workers_whatever_events_come(
     now, truth = 0.0, Existence()
     seconds = WorkerSeconds(now, generation=0, unsettled=unsettled)
     written: dict[int, dict[Purpose, float]] = {}
-    before = dict(seconds.settled)
+    before = dict(seconds.settled_seconds)
     for count, (kind, index, life, later) in enumerate(events):
         now += later
         name, incarnation = f"worker-{index}", f"life-{life}"
         if kind == "gone":
-            seconds.gone(name, now)
+            seconds.remove_worker(name, now)
             truth.gone(name, now)
         elif kind in ("heard", "aged"):
             age = told[count % len(told)] if kind == "aged" else None
-            seconds.heard(name, incarnation, now, age)
+            seconds.add_worker(name, incarnation, now, age)
             truth.heard(name, incarnation, now, age)
         elif kind == "look":
             generation = 1 + count // 7
@@ -378,15 +393,17 @@ def test_the_parts_add_up_to_the_seconds_of_workers_whatever_events_come(
                 of[purpose] = of.get(purpose, 0.0) + told[(count + index) % len(told)]
             members = frozenset((f"worker-{one}", f"life-{life}") for one in range(index))
             sizes = {generation: index + 1}
-            seconds.look(now, doings[count % len(doings)], generation, members, written, sizes)
+            seconds.update(now, doings[count % len(doings)], generation, members, written, sizes)
         else:
             seconds.close(now)
-        seconds.gone("nobody", now)
-        assert all(value >= before[purpose] - 1e-6 for purpose, value in seconds.settled.items()), "counters grow"
-        before = dict(seconds.settled)
+        seconds.remove_worker("nobody", now)
+        assert all(value >= before[purpose] - 1e-6 for purpose, value in seconds.settled_seconds.items()), (
+            "counters grow"
+        )
+        before = dict(seconds.settled_seconds)
     seconds.close(now)
     assert sum_of(seconds) == pytest.approx(truth.seconds(now) + unsettled, abs=1e-6)
-    assert sum(shown(seconds.settled, seconds.unsettled).values()) == pytest.approx(
+    assert sum(displayed_amounts(seconds.settled_seconds, seconds.unsettled).values()) == pytest.approx(
         max(0.0, truth.seconds(now) + unsettled), abs=1e-6
     )
 
@@ -483,10 +500,10 @@ def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: 
     ledger = world.ends()
     assert ledger.cost is not None
     assert ledger.cost.total == pytest.approx(0.01 * ledger.cpu_seconds.total)
-    assert look_briefly(world.rundir.path).status.ledger == ledger
+    assert job_summary(world.rundir.path).status.ledger == ledger
     run = read(world.rundir.path)
     assert run.ledger == ledger
-    ticks = clock.of(run.marks)
+    ticks = clock.make_clock(run.marks)
     drawn = page(run, summarize(run, ticks), ticks, [], "run", "1")
     (table,) = [part for part in drawn.split("<section ") if "<h2>Hours and cost" in part]
     assert re.findall(r"<tr><td>(\w+)</td>", table) == ["Compute", "Waiting", "Idle", "Evaluation", "Total"]
@@ -500,11 +517,11 @@ def test_a_script_that_says_nothing_of_its_steps_computes_and_a_task_waits_until
     for purpose, trainer in tasks.items():
         job = manifests.job(trainer=trainer)
         ledger, said = RunLedger(job, Instant(T0, 0.0)), sync("a", age=0.0, cpus=1.0)
-        state = membership.step(membership.start(Rules.of(job.spec), 1, 0.0), Synced(said), 0.0)[0]
+        state = membership.step(membership.initial_state(Rules.from_spec(job.spec), 1, 0.0), Synced(said), 0.0)[0]
         member = {("worker-0", "a"): said.member}
-        ledger.heard(said, 0.0, state)
-        ledger.look(0.0, replace(state, open=True, inside=member), SILENT, False, Observed())
-        ledger.look(10.0, state, OVER, False, Observed())
+        ledger.record_sync(said, 0.0, state)
+        ledger.update(0.0, replace(state, open=True, members=member), SILENT, False, Observed())
+        ledger.update(10.0, state, ENDED, False, Observed())
         assert spent(ledger.ledger, purpose) == 10.0  # type: ignore[arg-type]
 
 
@@ -527,9 +544,9 @@ def test_a_worker_in_a_pod_has_what_the_pod_asks_for_and_otherwise_what_its_agen
     job = manifests.job(workers={"processesPerReplica": 2, "resources": resources})
     for in_pod, expected in ((True, (10.0 * gpus, 10.0 * cpus)), (False, (10.0, 60.0))):
         ledger = RunLedger(job, Instant(T0, 0.0), in_pod=in_pod)
-        state = membership.start(Rules.of(job.spec), 1, 0.0)
+        state = membership.initial_state(Rules.from_spec(job.spec), 1, 0.0)
         said = sync("a", age=10.0, cpus=6.0, gpus=1)
-        ledger.heard(said, 0.0, membership.step(state, Synced(said), 0.0)[0])
+        ledger.record_sync(said, 0.0, membership.step(state, Synced(said), 0.0)[0])
         found = ledger.ledger
         assert (found.gpu_seconds.waiting, found.cpu_seconds.waiting) == expected
 
@@ -566,7 +583,7 @@ def test_what_was_written_while_the_coordinator_was_away_counts_and_what_it_had_
     before = logs.follow([first])
     logged(first, rate(150, 50, 5.0))
     logged(second, rate(200, 50, 6.0))
-    again = TrainingLogs(tmp_path, Counted(before.reached, before.offsets))
+    again = TrainingLogs(tmp_path, LedgerPosition(before.reached, before.offsets))
     logged(second, rate(210, 10, 1.0))
     found = again.follow([first, second])
     assert found.by_generation[1]["compute"] == 5.0 + 1.0
@@ -611,16 +628,18 @@ def test_an_evaluator_whose_programs_processor_time_is_gone_with_them_is_still_t
 
 
 def test_money_is_hours_by_their_price() -> None:
-    gpu, cpu = Spent(compute=7200.0, idle=1800.0), Spent(compute=3600.0, evaluation=3600.0)
-    ledger = priced(gpu, cpu, Prices(gpu_per_hour=2.0, cpu_per_hour=0.1, currency="EUR"))
-    assert ledger.cost == Spent(compute=4.1, idle=1.0, evaluation=0.1)
-    told = {name: in_words(amount, written) for name, amount, written in amounts(ledger)}
+    gpu, cpu = UsageByPurpose(compute=7200.0, idle=1800.0), UsageByPurpose(compute=3600.0, evaluation=3600.0)
+    ledger = priced_ledger(gpu, cpu, Prices(gpu_per_hour=2.0, cpu_per_hour=0.1, currency="EUR"))
+    assert ledger.cost == UsageByPurpose(compute=4.1, idle=1.0, evaluation=0.1)
+    told = {name: format_usage(amount, written) for name, amount, written in ledger_rows(ledger)}
     assert told["GPU-hours"] == "2.500 · compute 2.000 (80 %) · idle 0.5000 (20 %)"
     assert told["cost"].startswith("5.200 EUR · compute 4.100 EUR (79 %)")
-    assert priced(gpu, cpu, None).cost is None
-    assert priced(gpu, cpu, Prices(currency="EUR")).cost is None, "nothing has a price"
+    assert priced_ledger(gpu, cpu, None).cost is None
+    assert priced_ledger(gpu, cpu, Prices(currency="EUR")).cost is None, "nothing has a price"
 
 
 def test_a_run_without_gpus_shows_none() -> None:
-    shown: Iterator[str] = (name for name, _, _ in amounts(priced(Spent(), Spent(compute=1.0), None)))
-    assert list(shown) == ["CPU-hours"]
+    displayed_amounts: Iterator[str] = (
+        name for name, _, _ in ledger_rows(priced_ledger(UsageByPurpose(), UsageByPurpose(compute=1.0), None))
+    )
+    assert list(displayed_amounts) == ["CPU-hours"]

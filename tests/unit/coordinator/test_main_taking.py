@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
-from tandem.launch import INCARNATION
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.launch import UID_ANNOTATION
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.__main__ import CannotStart, _changed, _take
+from tandem_coordinator.__main__ import CannotStart, _changed_settings, _claim_rundir
 from tests.support.manifests import job, manifest, run_directory
 
 SCRIPT = job(trainer={"command": ["python", "train.py"]})
@@ -26,21 +26,21 @@ def test_a_disk_without_hard_links_is_told_before_anything_is_written(
     rundir = RunDir(tmp_path / "run")
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", refused)
-        with pytest.raises(CannotStart, match="has no hard links, which checkpoints need; take a local disk"):
-            _take(rundir, SCRIPT)
+        with pytest.raises(CannotStart, match="does not support hard links, which checkpoints need; use a local disk"):
+            _claim_rundir(rundir, SCRIPT)
     assert list(rundir.path.iterdir()) == []
-    assert _take(rundir, SCRIPT), "on another disk it is"
+    assert _claim_rundir(rundir, SCRIPT), "on another disk it is"
 
 
 def test_a_run_directory_that_is_the_jobs_already_is_not_tried_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rundir = RunDir(tmp_path / "run")
-    assert _take(rundir, SCRIPT)
+    assert _claim_rundir(rundir, SCRIPT)
     rundir.create()
     rundir.write_job(SCRIPT)
     monkeypatch.setattr(os, "link", refused)
-    assert not _take(rundir, SCRIPT), "a coordinator that starts again is in a hurry"
+    assert not _claim_rundir(rundir, SCRIPT), "a coordinator that starts again is in a hurry"
 
 
 GO_ON = "tandem submit FILE --set spec.checkpoint.onExisting=Resume"
@@ -55,7 +55,7 @@ def trains(**config: Any) -> DistributedTrainingJob:
 
 def refusal(rundir: RunDir, of: DistributedTrainingJob) -> str:
     with pytest.raises(CannotStart) as told:
-        _take(rundir, of)
+        _claim_rundir(rundir, of)
     return str(told.value)
 
 
@@ -64,7 +64,7 @@ def test_who_is_refused_is_told_what_to_type(tmp_path: Path) -> None:
     (rundir.checkpoints / "step-000000500").mkdir()
     assert BEGIN_ANEW in refusal(rundir, trains(seed=7))
     unwilling = manifest("digits", checkpoint={"onExisting": "Refuse"})
-    unwilling["metadata"]["annotations"] = {INCARNATION: "another object"}
+    unwilling["metadata"]["annotations"] = {UID_ANNOTATION: "another object"}
     told = refusal(rundir, DistributedTrainingJob.parse(unwilling))
     assert GO_ON in told
     assert BEGIN_ANEW in told
@@ -92,8 +92,8 @@ def test_what_to_type_is_not_lost_behind_all_that_differs(tmp_path: Path) -> Non
 def test_what_ranks_read_at_their_start_and_has_changed_since_is_named(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path / "run")
     before, now = ({"checkpoint": {"everySteps": steps, "keepLast": keep}} for steps, keep in ((10, 3), (20, 4)))
-    assert _changed(rundir, job(**before)) == "", "there is nothing yet"
+    assert _changed_settings(rundir, job(**before)) == "", "there is nothing yet"
     rundir.create()
     rundir.write_job(job(**before))
-    assert _changed(rundir, job(**before, elasticity={"hangSeconds": 7})) == ""
-    assert _changed(rundir, job(**now)) == "the job has changed checkpoint.everySteps, checkpoint.keepLast"
+    assert _changed_settings(rundir, job(**before, elasticity={"hangSeconds": 7})) == ""
+    assert _changed_settings(rundir, job(**now)) == "the job has changed checkpoint.everySteps, checkpoint.keepLast"

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tandem_coordinator.group_state import Cause, Disconnected, Open, Over, Retarget, Say, Synced, Tick
-from tandem_coordinator.membership import answer, calm_seconds, says_nothing_new
+from tandem_coordinator.group_state import Announce, Cause, Disconnected, JobEnded, Open, Retarget, Synced, Tick
+from tandem_coordinator.membership import answer, is_redundant, quiet_seconds
 from tests.support.worlds.membership_job import RULES, Job, message
 
 
@@ -305,7 +305,7 @@ def test_nobody_is_lost_for_a_time_in_which_the_coordinator_did_not_listen() -> 
 def test_a_restarted_coordinator_adopts_what_all_members_still_run() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")
-    after = Job(target=2, number=first, latest=before.state.latest)
+    after = Job(target=2, generation=first, membership=before.state.latest)
     assert after.runs("worker-0", first).order == "run"
     assert after.members() == []
     assert after.runs("worker-1", first).order == "run"
@@ -318,7 +318,7 @@ def test_a_restarted_coordinator_adopts_what_all_members_still_run() -> None:
 def test_a_restarted_coordinator_closes_what_not_all_members_run_and_never_goes_back() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")
-    after = Job(target=2, number=first, latest=before.state.latest)
+    after = Job(target=2, generation=first, membership=before.state.latest)
     after.runs("worker-0", first)
     after.passes(2.9)
     assert after.members() == []
@@ -330,7 +330,7 @@ def test_a_restarted_coordinator_closes_what_not_all_members_run_and_never_goes_
 def test_a_restarted_coordinator_that_is_found_late_gives_the_others_as_long_as_the_first() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")
-    after = Job(target=2, number=first, latest=before.state.latest)
+    after = Job(target=2, generation=first, membership=before.state.latest)
     after.passes(20.0)
     assert after.runs("worker-0", first).order == "run", "nobody could reach it, and nobody has to stop for that"
     after.passes(1.5)
@@ -342,7 +342,7 @@ def test_a_restarted_coordinator_that_is_found_late_gives_the_others_as_long_as_
 def test_agents_get_the_time_to_come_back_however_short_silence_may_be() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")
-    after = Job(target=2, number=first, latest=before.state.latest, rules=replace(RULES, lost_after=0.5))
+    after = Job(target=2, generation=first, membership=before.state.latest, rules=replace(RULES, lost_after=0.5))
     after.passes(20.0)
     after.runs("worker-0", first)
     after.passes(2.0)
@@ -353,7 +353,7 @@ def test_agents_get_the_time_to_come_back_however_short_silence_may_be() -> None
 def test_a_restarted_coordinator_forms_no_group_before_it_has_looked_who_is_there() -> None:
     before = Job(target=3)
     first = before.forms("worker-0", "worker-1", "worker-2")
-    after = Job(target=3, number=first, latest=before.state.latest)
+    after = Job(target=3, generation=first, membership=before.state.latest)
     after.joins("worker-0", generation=first, reason="WorkerFailed")
     after.passes(2.0)
     assert after.members() == [], "the others may have to find it first"
@@ -369,7 +369,7 @@ def test_a_coordinator_that_lost_its_memory_learns_the_number_from_the_agents() 
     before.state = replace(before.state, number=41)
     number = before.forms("worker-0", "worker-1")
     assert number == 42
-    after = Job(target=2, number=1)
+    after = Job(target=2, generation=1)
     for name in ("worker-0", "worker-1"):
         assert after.runs(name, 42, membership=before.state.latest).order == "run"
     assert after.members() == ["worker-0", "worker-1"]
@@ -381,7 +381,7 @@ def test_a_coordinator_that_lost_its_memory_learns_the_number_from_the_agents() 
 def test_a_job_that_is_started_again_does_not_wait_for_a_group_that_is_gone() -> None:
     before = Job(target=2)
     first = before.forms("worker-0", "worker-1")
-    again = Job(target=2, number=first, latest=before.state.latest)
+    again = Job(target=2, generation=first, membership=before.state.latest)
     again.joins("worker-0", incarnation="worker-0-b")
     told = again.joins("worker-1", incarnation="worker-1-b")
     assert told.membership is not None
@@ -391,7 +391,7 @@ def test_a_job_that_is_started_again_does_not_wait_for_a_group_that_is_gone() ->
 def test_the_end_is_told_to_everybody() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
-    job.tell(Over(Cause("Done", "training is complete")))
+    job.tell(JobEnded(Cause("Done", "training is complete")))
     assert job.runs("worker-0", first).order == "end"
     assert job.joins("worker-1", generation=first).order == "end"
 
@@ -399,7 +399,7 @@ def test_the_end_is_told_to_everybody() -> None:
 def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
-    job.tell(Over(Cause("Done", "training is complete")))
+    job.tell(JobEnded(Cause("Done", "training is complete")))
     assert job.closings() == ["Done"]
     job.runs("worker-0", first, reason="WorkerFailed")
     job.say("worker-1", "leaving", generation=first)
@@ -407,7 +407,7 @@ def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
     job.passes(10.0)
     assert job.closings() == ["Done"]
     assert job.state.failures == 0
-    assert not [action for action in job.actions if isinstance(action, Say)]
+    assert not [action for action in job.actions if isinstance(action, Announce)]
     assert list(job.state.agents) == ["worker-0"]
 
 
@@ -416,7 +416,7 @@ def test_a_failure_that_is_told_after_the_end_is_not_counted() -> None:
     first = job.forms("worker-0", "worker-1")
     job.tell(Synced(message("worker-0", "running", generation=first, reason="MembershipChanged")))
     assert job.closings() == ["PeerLost"]
-    job.tell(Over(Cause("Done", "training is complete")))
+    job.tell(JobEnded(Cause("Done", "training is complete")))
     job.tell(Synced(message("worker-1", "running", generation=first, reason="WorkerFailed")))
     assert job.state.failures == 0
 
@@ -425,53 +425,53 @@ def test_a_wish_that_is_repeated_says_nothing_new_and_a_changed_one_does() -> No
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
     job.joins("worker-2")
-    assert says_nothing_new(job.state, message("worker-2", "joining"))
-    assert not says_nothing_new(job.state, message("worker-2", "joining", port=4001))
-    assert not says_nothing_new(job.state, message("worker-2", "joining", generation=first))
-    assert not says_nothing_new(job.state, message("worker-2", "leaving"))
-    assert not says_nothing_new(job.state, message("worker-1", "joining", generation=first))
-    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first + 1))
+    assert is_redundant(job.state, message("worker-2", "joining"))
+    assert not is_redundant(job.state, message("worker-2", "joining", port=4001))
+    assert not is_redundant(job.state, message("worker-2", "joining", generation=first))
+    assert not is_redundant(job.state, message("worker-2", "leaving"))
+    assert not is_redundant(job.state, message("worker-1", "joining", generation=first))
+    assert not is_redundant(job.state, message("worker-1", "running", generation=first + 1))
 
 
 def test_a_quiet_heartbeat_is_recognised_and_keeps_its_sender_alive() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
     quiet = message("worker-1", "running", generation=first)
-    assert says_nothing_new(job.state, quiet)
-    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, reason="WorkerFailed"))
-    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, leaving=True))
-    assert not says_nothing_new(job.state, message("worker-1", "joining", generation=first))
-    assert not says_nothing_new(job.state, message("worker-1", "running", generation=first, incarnation="other"))
+    assert is_redundant(job.state, quiet)
+    assert not is_redundant(job.state, message("worker-1", "running", generation=first, reason="WorkerFailed"))
+    assert not is_redundant(job.state, message("worker-1", "running", generation=first, leaving=True))
+    assert not is_redundant(job.state, message("worker-1", "joining", generation=first))
+    assert not is_redundant(job.state, message("worker-1", "running", generation=first, incarnation="other"))
     job.falls_silent("worker-1")
     for _ in range(100):
         job.now += 0.1
         job.tell(Synced(message("worker-0", "running", generation=first)))
-        job.tell(Tick(heard={"worker-1": job.now}))
+        job.tell(Tick(heartbeats={"worker-1": job.now}))
     assert job.members() == ["worker-0", "worker-1"]
 
 
 def test_time_decides_nothing_in_a_whole_group_that_runs_until_somebody_may_be_lost() -> None:
     job = Job(target=2)
-    assert calm_seconds(job.state, job.now) == 0
+    assert quiet_seconds(job.state, job.now) == 0
     job.forms("worker-0", "worker-1")
     job.tick()
-    assert RULES.lost_after - 1 <= calm_seconds(job.state, job.now) <= RULES.lost_after
+    assert RULES.lost_after - 1 <= quiet_seconds(job.state, job.now) <= RULES.lost_after
     job.falls_silent("worker-1")
     job.tell(Disconnected("worker-1", "worker-1-a"))
-    assert calm_seconds(job.state, job.now) <= 1
+    assert quiet_seconds(job.state, job.now) <= 1
     job.passes(1.4)
     assert job.members() == ["worker-0"]
-    assert calm_seconds(job.state, job.now) == 0, "one is missing"
+    assert quiet_seconds(job.state, job.now) == 0, "one is missing"
 
 
 def test_time_may_decide_something_while_a_newcomer_waits_or_the_group_saves() -> None:
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
-    assert calm_seconds(job.state, job.now) > 0
+    assert quiet_seconds(job.state, job.now) > 0
     job.tell(Retarget(3))
     job.joins("worker-2")
-    assert calm_seconds(job.state, job.now) == 0
+    assert quiet_seconds(job.state, job.now) == 0
     job = Job(target=2)
     job.forms("worker-0", "worker-1")
     job.tell(Retarget(1))
-    assert calm_seconds(job.state, job.now) == 0
+    assert quiet_seconds(job.state, job.now) == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_coordinator.group_state import Complete, Hung
-from tandem_coordinator.state_store import remembered_left_out
+from tandem_coordinator.state_store import exclusion_records
 from tests.support.worlds.membership_job import RULES, Job
 
 FOUR = ("worker-0", "worker-1", "worker-2", "worker-3")
@@ -230,7 +230,7 @@ def test_what_was_left_out_is_remembered_over_the_death_of_the_coordinator() -> 
     job = group_of_four()
     for _ in range(3):
         fails(job, "worker-2")
-    again = Job(target=4, rules=PATIENT, number=job.state.number, left_out=remembered_left_out(job.state, job.now))
+    again = Job(target=4, rules=PATIENT, generation=job.state.number, exclusions=exclusion_records(job.state, job.now))
     told = again.joins("worker-2")
     assert (told.order, told.left_out) == ("end", True)
 
@@ -239,7 +239,7 @@ def test_what_was_left_out_is_remembered_over_the_death_of_the_coordinator() -> 
 
 
 def a_script() -> Job:
-    return group_of_four(ends_with_zero=True)
+    return group_of_four(completes_on_exit=True)
 
 
 def ends_well(job: Job, replica: str) -> None:
@@ -280,8 +280,14 @@ def test_a_script_of_which_a_part_failed_is_not_complete() -> None:
 
 def restarted(job: Job) -> Job:
     """The coordinator after it has died and was started again."""
-    left = {"number": job.state.number, "latest": job.state.latest, "finished": job.state.finished}
-    return Job(target=4, rules=job.state.rules, **left)
+    state = job.state
+    return Job(
+        target=4,
+        rules=state.rules,
+        generation=state.number,
+        membership=state.latest,
+        finished=list(state.finished),
+    )
 
 
 def test_who_has_finished_is_remembered_over_the_death_of_the_coordinator() -> None:

@@ -382,7 +382,7 @@ def test_a_group_saves_and_begins_anew_once_when_settings_have_changed_that_rank
     before = Job(target=2)
     number = before.forms("worker-0", "worker-1")
     words = "the job has changed checkpoint.everySteps"
-    job = Job(target=2, number=number, latest=before.state.latest, settings_changed=words)
+    job = Job(target=2, generation=number, membership=before.state.latest, settings_changed=words)
     for replica in ("worker-0", "worker-1"):
         job.runs(replica, number)
     job.passes(0.2)

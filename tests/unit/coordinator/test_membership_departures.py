@@ -7,17 +7,18 @@ from itertools import permutations, product
 
 import pytest
 
-from tandem.protocol import Sync
-from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, Over, State, Synced, Tick
-from tandem_coordinator.membership import answer, start, step
-from tandem_coordinator.snapshots import _all_run
+from tandem.wire.protocol import Sync
+from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, JobEnded, State, Synced, Tick
+from tandem_coordinator.membership import answer, initial_state, step
+from tandem_coordinator.snapshots import _are_all_running
+from tandem_coordinator.state_store import RecordedState
 from tests.support.worlds.membership_job import RULES, message
 
 AGENTS = ("worker-0", "worker-1", "worker-2")
 FATES = ("leaves", "dies", "is replaced")
 """Of an agent whose ranks have finished: it leaves in good order; it dies, or its node is lost; it dies, and another
 process takes its name."""
-SCRIPTS = replace(RULES, ends_with_zero=True)
+SCRIPTS = replace(RULES, completes_on_exit=True)
 
 
 class End:
@@ -28,7 +29,7 @@ class End:
         self.living = dict.fromkeys(AGENTS, "a")
         self.finished: set[str] = set()
         self.ended: set[str] = set()
-        self.state: State = start(SCRIPTS, len(AGENTS), self.now)
+        self.state: State = initial_state(SCRIPTS, len(AGENTS), self.now)
         for replica in AGENTS:
             self.tell(Synced(message(replica, "joining", incarnation="a")))
         self.tell(Tick())
@@ -42,7 +43,7 @@ class End:
                 self.closed.append(action.cause.reason)
             elif isinstance(action, Complete):
                 self.completed += 1
-                self.tell(Over(action.cause))
+                self.tell(JobEnded(action.cause))
 
     def says(self, replica: str, state: str = "running") -> str:
         """What it is told."""
@@ -87,9 +88,11 @@ class End:
 
     def coordinator_restarts(self) -> None:
         """With what it has recorded."""
-        left = {"number": self.state.number, "latest": self.state.latest, "finished": self.state.finished}
+        recorded = RecordedState(
+            generation=self.state.number, membership=self.state.latest, finished=list(self.state.finished)
+        )
         if self.state.end is None:
-            self.state = start(SCRIPTS, len(AGENTS), self.now, **left)  # type: ignore[arg-type]
+            self.state = initial_state(SCRIPTS, len(AGENTS), self.now, recorded)
 
 
 def orders() -> Iterator[tuple[str, ...]]:
@@ -144,4 +147,4 @@ def test_a_script_of_which_some_have_finished_still_runs() -> None:
     end.ranks_end("worker-1")
     end.departs("worker-1", "leaves")
     end.passes(1.0)
-    assert _all_run(end.state)
+    assert _are_all_running(end.state)

@@ -213,7 +213,7 @@ def test_where_checkpoints_come_regularly_a_script_waits_for_the_next_if_that_co
     assert job.members() == ["worker-0", "worker-1", "worker-3"], "12 s of work against 14 s of waiting"
 
 
-PIPELINES = replace(RULES, minimum=2, apart=2)
+PIPELINES = replace(RULES, minimum=2, multiple=2)
 """Of a job whose pipelines lie on two replicas each."""
 
 

@@ -15,22 +15,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.protocol import Membership, Sync
+from tandem.wire.protocol import Membership, Sync
 from tandem_coordinator.group_state import (
     Close,
     Disconnected,
     Event,
     FailJob,
     Hung,
+    JobEnded,
     Open,
-    Over,
     Retarget,
     Rules,
     State,
     Synced,
     Tick,
 )
-from tandem_coordinator.membership import answer, start, step
+from tandem_coordinator.membership import answer, initial_state, step
+from tandem_coordinator.state_store import RecordedState
 
 RULES = Rules(
     minimum=2, maximum=4, lost_after=3.0, grow_cooldown=5.0, grow_after=15.0, max_restarts=3, restart_window=60.0
@@ -40,7 +41,7 @@ NAMES = ("worker-0", "worker-1", "worker-2", "worker-3", "worker-4")
 
 @dataclass
 class Agent:
-    """One agent process, as tandem_trainer.heartbeat behaves."""
+    """One agent process, as tandem_trainer.agent.heartbeat behaves."""
 
     replica: str
     incarnation: str
@@ -93,8 +94,8 @@ class World(RuleBasedStateMachine):
     @initialize(wished=st.integers(2, 4), there=st.integers(0, 4), apart=st.integers(1, 2))
     def begin(self, wished: int, there: int, apart: int) -> None:
         self.target = wished
-        self.rules = replace(RULES, apart=apart)
-        self.state: State = start(self.rules, wished, self.now)
+        self.rules = replace(RULES, multiple=apart)
+        self.state: State = initial_state(self.rules, wished, self.now)
         for name in NAMES[:there]:
             self.an_agent_starts(name)
         self.time_passes(3.5)
@@ -120,7 +121,7 @@ class World(RuleBasedStateMachine):
                     assert not self.open, "a generation is closed before the next one is opened"
                     self.opened.append(number)
                     assert RULES.minimum <= len(action.membership.members) <= self.state.target
-                    assert len(action.membership.members) % self.rules.apart == 0, "pipelines are whole"
+                    assert len(action.membership.members) % self.rules.multiple == 0, "pipelines are whole"
                 self.open = {number}
             elif isinstance(action, Close):
                 assert action.generation in self.open
@@ -133,7 +134,7 @@ class World(RuleBasedStateMachine):
             elif isinstance(action, FailJob):
                 assert self.state.failures > RULES.max_restarts
                 self.over = True
-                self.state, _ = step(self.state, Over(action.cause), self.now)
+                self.state, _ = step(self.state, JobEnded(action.cause), self.now)
 
     def talk(self, agent: Agent, heard: bool = True) -> None:
         """The agent speaks; `heard` says whether the answer reaches it."""
@@ -324,7 +325,7 @@ class World(RuleBasedStateMachine):
     def the_target_changes(self, wished: int) -> None:
         self.tell(Retarget(wished))
         assert RULES.minimum <= self.state.target <= RULES.maximum
-        assert self.state.target % self.rules.apart == 0
+        assert self.state.target % self.rules.multiple == 0
 
     @rule()
     def the_coordinator_is_killed_and_started_again(self) -> None:
@@ -333,7 +334,8 @@ class World(RuleBasedStateMachine):
         self.opened = [known for known in self.opened if known <= number]
         self.open = set()
         if not self.over:
-            self.state = start(self.rules, self.target, self.now, number=number, latest=latest, failures=failures)
+            recorded = RecordedState(generation=number, membership=latest, failures=failures)
+            self.state = initial_state(self.rules, self.target, self.now, recorded)
             self.recorded = number
 
     # What must always hold
@@ -371,7 +373,7 @@ class World(RuleBasedStateMachine):
         running = [agent for agent in living if agent.state == "running"]
         if len(living) >= RULES.minimum:
             assert self.state.open
-            assert len(running) == min(self.rules.usable(len(living)), self.state.target)
+            assert len(running) == min(self.rules.largest_usable(len(living)), self.state.target)
             assert {agent.generation for agent in running} == {self.state.number}
             assert self.state.saving is None
             assert not any(agent.must_go for agent in running)

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
-from tandem.status import (
+from tandem.wire.status import (
     CheckpointRef,
     Event,
     GenerationView,
@@ -72,7 +72,7 @@ def snapshot(name: str = "digits", text: str = "the job starts", **status: objec
 
 
 def everything(glance: Glance, timeline: Timeline | None) -> str:
-    said = parts.words(glance, timeline)
+    said = parts.texts(glance, timeline)
     if timeline is not None:
         said |= parts.charts(glance, timeline, WIDE) | parts.charts(glance, timeline, NARROW)
     return "\n".join(said.values())
@@ -82,7 +82,7 @@ def everything(glance: Glance, timeline: Timeline | None) -> str:
 def timeline(tmp_path_factory: pytest.TempPathFactory) -> Timeline:
     path = make_run(tmp_path_factory.mktemp("run") / "run", steps=400, kills={230: "WorkerFailed"})
     found = Timeline(RunDir(path))
-    found.follow(60.0, rest=0.0)
+    found.follow(60.0, rest_factor=0.0)
     return found
 
 
@@ -107,9 +107,9 @@ class TestThePage:
 
     def test_says_by_which_score_on_validation_data_the_best_was_chosen(self, tmp_path: Path) -> None:
         timeline = Timeline(RunDir(make_run(tmp_path / "run", steps=100, every=50, holds_out=True)))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         best = Score(name="step-000000050", step=50, metric="accuracy", value=0.9)
-        said = parts.words(Glance(snapshot(best_checkpoint=best), 1), timeline)
+        said = parts.texts(Glance(snapshot(best_checkpoint=best), 1), timeline)
         assert "at step 50 · 70.00 % on validation data" in Elements(said["tiles"]).words
         table = " ".join(Elements(said["checkpoints"]).words.split())
         assert "Accuracy Validation Loss" in table
@@ -122,7 +122,7 @@ class TestThePage:
         path = make_run(tmp_path / "run", steps=60, gpus=True)
         glance = Glance(snapshot(), 1)
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         drawn = parts.charts(glance, timeline, WIDE)
         assert "Learning rate" in drawn["optimization"]
         assert "Gradient norm" in drawn["optimization"]
@@ -133,7 +133,7 @@ class TestThePage:
                 re.sub(r'"(lr|gradientNorm|busySeconds|gpuMemory|throughput)":', '"not":', file.read_text())
             )
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         drawn = parts.charts(glance, timeline, WIDE)
         assert (drawn["optimization"], drawn["ranks"]) == ("", "")
 
@@ -144,7 +144,7 @@ class TestThePage:
                 values = f'{{"perplexity": {value}, "<b>": 1.0}}'
                 print(f'{{"kind": "values", "time": 1.0, "step": {step}, "values": {values}}}', file=log)
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         drawn = parts.charts(Glance(snapshot(), 1), timeline, WIDE)
         assert "perplexity" in drawn["values"]
         assert "b>" not in Elements(drawn["values"]).words
@@ -156,7 +156,7 @@ class TestThePage:
             print('{"kind": "step", "time": 1.0, "step": 61}', file=log)
             print('{"kind": "step", "time": 1.0, "step": 62, "loss": NaN}', file=log)
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         assert list(timeline.not_finite) == [62]
 
     def test_names_a_straggler_and_who_is_silent(self, timeline: Timeline) -> None:
@@ -176,10 +176,10 @@ class TestThePage:
 
     def test_after_the_end_does_not_speak_of_workers_to_come(self, timeline: Timeline) -> None:
         told = snapshot(phase="Succeeded").model_copy(update={"members": []})
-        assert "No worker is here now." in parts.words(Glance(told, 0), timeline)["members"]
+        assert "No worker is here now." in parts.texts(Glance(told, 0), timeline)["members"]
 
     def test_tells_that_the_run_directory_cannot_be_read(self) -> None:
-        assert "Stale file handle" in parts.words(Glance(snapshot(), 1), None, "Stale file handle")["note"]
+        assert "Stale file handle" in parts.texts(Glance(snapshot(), 1), None, "Stale file handle")["note"]
 
     def test_has_a_bounded_number_of_rows_and_names_what_it_leaves_out(self, timeline: Timeline) -> None:
         views = [
@@ -188,7 +188,7 @@ class TestThePage:
         ]
         member = snapshot().members[0]
         told = snapshot().model_copy(update={"generations": views, "members": [member] * 50})
-        said = parts.words(Glance(told, 10_000), timeline)
+        said = parts.texts(Glance(told, 10_000), timeline)
         assert said["generations"].count("<tr") == 31
         assert "and 4994 more" in said["generations"]
         assert "And 9,950 more" in said["members"]
@@ -211,23 +211,23 @@ class TestWhatARunSays:
         with (path / "log" / "train-g000001.jsonl").open("a") as log:
             log.write(json.dumps({"kind": "checkpoint", "time": T0 + 52, "name": EVIL, "step": 100}) + "\n")
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         evil = Score(name=EVIL, step=1, metric=EVIL, value=0.5)
         html = everything(Glance(snapshot(EVIL, EVIL, best_checkpoint=evil), 1), timeline)
-        html += parts.words(Glance(snapshot(), 1), timeline, EVIL)["note"]
+        html += parts.texts(Glance(snapshot(), 1), timeline, EVIL)["note"]
         found = Elements(html)
         assert "alert(1)" in found.words
         assert not found.names & {"script", "img", "iframe", "style", "link", "a", "object", "base", "form"}
         assert not [name for name in found.attributes if name.startswith("on") or name in ("style", "href", "src")]
 
     def test_is_cut_where_it_is_very_long(self, timeline: Timeline) -> None:
-        assert len(parts.words(Glance(snapshot(text="x" * 100_000), 1), timeline)["events"]) < 2_000 + 60 * 300
+        assert len(parts.texts(Glance(snapshot(text="x" * 100_000), 1), timeline)["events"]) < 2_000 + 60 * 300
 
 
 def test_times_say_the_second_they_mean_and_are_read_in_utc_without_the_script(timeline: Timeline) -> None:
     found = re.search(
         r'<time data-at="([0-9.]+)" title="([^"]+) UTC">([0-9:]+)</time>',
-        parts.words(Glance(snapshot(), 1), timeline)["events"],
+        parts.texts(Glance(snapshot(), 1), timeline)["events"],
     )
     assert found is not None
     assert found[2].endswith(found[3])
@@ -239,9 +239,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     add_base(path, {"accuracy": 0.5, "loss": 2.0, "macroF1": 0.25}, {"What?": f"This {EVIL}\x1b[2J", EVIL: "a\nb"})
     replace_json(path / "best.json", {"name": "step-000000100", "step": 100, "generation": 1}, durable=False)
     timeline = Timeline(RunDir(path))
-    timeline.follow(60.0, rest=0.0)
+    timeline.follow(60.0, rest_factor=0.0)
     best = Score(name="step-000000100", step=100, metric="accuracy", value=0.9)
-    return parts.words(Glance(snapshot(best_checkpoint=best), 1), timeline) | {
+    return parts.texts(Glance(snapshot(best_checkpoint=best), 1), timeline) | {
         "losses": parts.charts(Glance(snapshot(best_checkpoint=best), 1), timeline, WIDE)["losses"]
     }
 
@@ -268,7 +268,7 @@ class TestBesideTheBaseModel:
         assert "Training loss" in told["losses"]
 
     def test_a_run_without_one_has_no_row_and_no_texts(self, timeline: Timeline) -> None:
-        said = parts.words(Glance(snapshot(), 1), timeline)
+        said = parts.texts(Glance(snapshot(), 1), timeline)
         assert "base model" not in said["checkpoints"]
         assert said["completions"] == ""
 
@@ -276,7 +276,7 @@ class TestBesideTheBaseModel:
         path = make_run(tmp_path / "run", steps=50, every=50)
         add_base(path, {"accuracy": 0.5}, {f"{number} {'p' * 1900}": "t" * 8000 for number in range(60)})
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
-        drawn = parts.words(Glance(snapshot(), 1), timeline)["completions"]
-        assert len(drawn) < 16 * 3 * parts.MAX_LENGTH + 5000
+        timeline.follow(60.0, rest_factor=0.0)
+        drawn = parts.texts(Glance(snapshot(), 1), timeline)["completions"]
+        assert len(drawn) < 16 * 3 * parts.MAX_TEXT_LENGTH + 5000
         assert "And 44 more prompts" in drawn

@@ -21,7 +21,7 @@ def sessions(clock: Clock) -> Sessions:
 class TestAnInvitation:
     def test_opens_the_page_once(self, sessions: Sessions) -> None:
         word = sessions.invite()
-        assert sessions.knows(sessions.accept(word))
+        assert sessions.is_valid(sessions.accept(word))
         assert sessions.accept(word) is None
 
     def test_is_good_for_minutes(self, sessions: Sessions, clock: Clock) -> None:
@@ -44,12 +44,12 @@ class TestAnInvitation:
 class TestACookie:
     def test_is_known_to_a_coordinator_that_has_restarted(self, sessions: Sessions, clock: Clock) -> None:
         value = sessions.accept(sessions.invite())
-        assert Sessions(TOKEN, clock).knows(value)
+        assert Sessions(TOKEN, clock).is_valid(value)
         assert Sessions(TOKEN, clock).cookie == sessions.cookie
 
     def test_of_another_job_is_unknown_and_has_another_name(self, sessions: Sessions, clock: Clock) -> None:
         other = Sessions("another-secret", clock)
-        assert not sessions.knows(other.accept(other.invite()))
+        assert not sessions.is_valid(other.accept(other.invite()))
         assert sessions.cookie != other.cookie
 
     def test_is_sent_with_a_path_alone_that_nobody_else_can_guess(self, sessions: Sessions, clock: Clock) -> None:
@@ -62,9 +62,9 @@ class TestACookie:
     def test_is_good_for_a_day(self, sessions: Sessions, clock: Clock) -> None:
         value = sessions.accept(sessions.invite())
         clock.now += SESSION_SECONDS - 1
-        assert sessions.knows(value)
+        assert sessions.is_valid(value)
         clock.now += 2
-        assert not sessions.knows(value)
+        assert not sessions.is_valid(value)
 
     def test_that_was_changed_is_not_known(self, sessions: Sessions) -> None:
         value = sessions.accept(sessions.invite())
@@ -76,7 +76,7 @@ class TestACookie:
             f"{until}.x.{signature}",
         ]
         changed += ["", ".", "..", "x", value + "x", value * 5, f"{until}.{nonce}.é"]
-        assert not any(sessions.knows(entry) for entry in (*changed, None))
+        assert not any(sessions.is_valid(entry) for entry in (*changed, None))
 
     def test_says_nothing_of_the_token(self, sessions: Sessions) -> None:
         value = sessions.accept(sessions.invite())

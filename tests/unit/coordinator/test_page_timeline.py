@@ -8,7 +8,7 @@ import pytest
 from tandem.evaluation import Histogram
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_coordinator.charts.chart import WIDE
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Timeline
@@ -17,7 +17,7 @@ from tests.support.worlds.simulated_run import T0, add_histograms, make_run
 
 def followed(path: Path) -> Timeline:
     timeline = Timeline(RunDir(path))
-    assert timeline.follow(60.0, rest=0.0)
+    assert timeline.follow(60.0, rest_factor=0.0)
     return timeline
 
 
@@ -42,7 +42,7 @@ class TestTheWholeRun:
         assert timeline.loss.last.x == 400
         assert [one.reason for one in timeline.generations.values()] == ["Started", "WorkerFailed"]
         assert timeline.generations[1].closed_at is not None
-        assert timeline.formed[1].first_step_at is not None
+        assert timeline.ordered_generations[1].first_step_at is not None
         assert {"0", "1"} == timeline.use["trainer"].keys()
         assert [save.checkpoint.step for save in timeline.saves.values()][-1] == 400
         assert timeline.results
@@ -90,7 +90,7 @@ class TestTheWholeRun:
         timeline.hurry = True
         assert not timeline.follow(60.0)
         timeline.hurry = False
-        assert timeline.follow(60.0, rest=0.0)
+        assert timeline.follow(60.0, rest_factor=0.0)
         assert timeline.loss.last is not None
         assert len(timeline.loss) <= 1000
 
@@ -99,15 +99,15 @@ class TestTheWholeRun:
         log(tmp_path, *({"kind": "sample", "time": T0 + n, "throughput": 5.0} for n in range(10)))
         log(tmp_path, formed(2, T0 + 36_000, "a"))
         timeline = followed(tmp_path)
-        assert timeline.shown(T0 + 36_000) == pytest.approx(9.0)
-        assert timeline.shown(T0 + 36_005) == pytest.approx(14.0)
+        assert timeline.run_seconds(T0 + 36_000) == pytest.approx(9.0)
+        assert timeline.run_seconds(T0 + 36_005) == pytest.approx(14.0)
         assert [seconds for _, seconds in timeline.pauses] == [pytest.approx(35_991.0)]
 
     def test_is_known_of_a_script_that_logs_nothing_by_what_the_coordinator_heard(self, tmp_path: Path) -> None:
         log(tmp_path, formed(1, T0, "a"))
         log(tmp_path, *({"kind": "sample", "time": T0 + n, "step": 10 * n, "loss": 1.0} for n in range(5)))
         log(tmp_path, {"kind": "sample", "time": T0 + 6, "step": 20, "loss": 3.0})
-        assert followed(tmp_path).told_loss.means() == [(0, 1.0), (10, 1.0), (20, 3.0)]
+        assert followed(tmp_path).reported_loss.means() == [(0, 1.0), (10, 1.0), (20, 3.0)]
 
     def test_tells_which_checkpoints_count_after_a_restart(self, tmp_path: Path) -> None:
         rundir = RunDir(make_run(tmp_path / "run", steps=100, every=50))
@@ -141,8 +141,8 @@ class TestTheWholeRun:
         monkeypatch.setattr("tandem_coordinator.page.timeline.MAX_FOLDERS", 5)
         path = make_run(tmp_path / "run", steps=500, every=50)
         timeline = Timeline(RunDir(path))
-        timeline.follow(60.0, rest=0.0)
-        timeline.follow(60.0, rest=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
+        timeline.follow(60.0, rest_factor=0.0)
         assert sorted(result.checkpoint.step for result in timeline.results.values()) == [300, 350, 400, 450, 500]
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, StreamReader, web
 
 from tandem.rundir.layout import RunDir
-from tandem.status import Snapshot, Status
+from tandem.wire.status import Snapshot, Status
 from tandem_coordinator.__main__ import GRACE_SECONDS
 from tandem_coordinator.page import routes, viewers
 from tandem_coordinator.page.routes import LivePage
@@ -31,9 +31,9 @@ class TestAViewer:
     async def test_is_sent_all_parts_first_and_then_those_that_changed(self) -> None:
         viewers = Viewers()
         first = viewers.enter("wide")
-        viewers.show({"wide": {"head": "1", "tiles": "a"}})
+        viewers.publish({"wide": {"head": "1", "tiles": "a"}})
         assert await first.wait(1.0) == {"head": "1", "tiles": "a"}
-        viewers.show({"wide": {"head": "2", "tiles": "a"}})
+        viewers.publish({"wide": {"head": "2", "tiles": "a"}})
         assert await first.wait(1.0) == {"head": "2"}
         assert await viewers.enter("wide").wait(1.0) == {"head": "2", "tiles": "a"}
 
@@ -41,14 +41,14 @@ class TestAViewer:
         viewers = Viewers()
         slow = viewers.enter("wide")
         for number in range(10_000):
-            viewers.show({"wide": {"head": str(number)}})
+            viewers.publish({"wide": {"head": str(number)}})
         assert await slow.wait(1.0) == {"head": "9999"}
         assert await slow.wait(0.0) == {}
 
     async def test_is_sent_what_is_drawn_for_its_screen_and_nothing_old(self) -> None:
         viewers = Viewers()
         wide = viewers.enter("wide")
-        viewers.show({"wide": {"head": "wide"}})
+        viewers.publish({"wide": {"head": "wide"}})
         narrow = viewers.enter("narrow")
         assert await narrow.wait(0.0) == {}
         viewers.leave(wide)
@@ -61,7 +61,7 @@ class TestAViewer:
             viewers.enter("wide")
         viewers.leave(seated[3])
         viewers.enter("narrow")
-        viewers.close(over=False)
+        viewers.close(is_over=False)
         viewers.leave(seated[4])
         with pytest.raises(Full):
             viewers.enter("wide")
@@ -98,17 +98,17 @@ class TestThePage:
     async def test_is_drawn_while_somebody_looks_and_not_otherwise(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(viewers, "SECONDS", 0.01)
+        monkeypatch.setattr(viewers, "RENDER_SECONDS", 0.01)
         job = Job()
         page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
-        assert page._drawing is None
+        assert page._rendering is None
         viewer = page.viewers.enter("wide")
         page.wake()
         assert "digits" in await seen(viewer, "head")
         page.viewers.leave(viewer)
-        assert page._drawing is not None
+        assert page._rendering is not None
         async with asyncio.timeout(20):
-            await page._drawing
+            await page._rendering
         before = job.glances
         again = page.viewers.enter("wide")
         assert job.glances == before
@@ -119,7 +119,7 @@ class TestThePage:
     async def test_that_cannot_be_drawn_does_not_keep_the_coordinator_from_its_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(viewers, "SECONDS", 0.01)
+        monkeypatch.setattr(viewers, "RENDER_SECONDS", 0.01)
         job = Job(trouble=True)
         page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
         viewer = page.viewers.enter("wide")
@@ -128,8 +128,8 @@ class TestThePage:
             while job.glances < 3:  # noqa: ASYNC110 - it has no event to wait for
                 await asyncio.sleep(0.01)
             await page.close()
-        assert viewer.closing
-        assert not viewer.over
+        assert viewer.is_closing
+        assert not viewer.is_over
 
     @pytest.mark.parametrize(("seconds", "pictures"), [(0.001, 1000), (0.5, 40)], ids=["a small job", "a large job"])
     def test_leaves_all_but_a_fiftieth_of_the_loop_s_time_to_heartbeats(
@@ -142,7 +142,7 @@ class TestThePage:
             job = Job(takes=lambda: loop.pass_over(seconds))
             page = Live(job, RunDir(tmp_path))  # type: ignore[arg-type]
             monkeypatch.setattr(viewers, "time", SimpleNamespace(monotonic=loop.time))
-            monkeypatch.setattr(page, "_on_the_thread", lambda _: asyncio.sleep(0.2, {}))
+            monkeypatch.setattr(page, "_on_thread", lambda _: asyncio.sleep(0.2, {}))
             viewer = page.viewers.enter("wide")
             page.wake()
             await asyncio.sleep(period)
@@ -179,7 +179,7 @@ class TestAStream:
             served.show(0, size=16 * MIB)
             (viewer,) = served.viewers._open
             async with asyncio.timeout(120):
-                while "large" in viewer._waiting:  # noqa: ASYNC110 - nothing tells that it is being sent
+                while "large" in viewer._pending:  # noqa: ASYNC110 - nothing tells that it is being sent
                     await asyncio.sleep(0.01)
                 await served.runner.cleanup()
 
@@ -211,7 +211,7 @@ class Served:
 
     def show(self, number: int, size: int = MIB) -> None:
         """Show all viewers a picture of that size, unlike the one before."""
-        self.viewers.show({"wide": {"number": f"picture {number}.", "large": str(number % 10) * size}})
+        self.viewers.publish({"wide": {"number": f"picture {number}.", "large": str(number % 10) * size}})
 
     async def has_viewers(self, count: int) -> None:
         """Wait for them."""
@@ -240,7 +240,7 @@ class Served:
 
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setattr(routes, "WRITE_SECONDS", 3600.0)
+    monkeypatch.setattr(routes, "WRITE_TIMEOUT_SECONDS", 3600.0)
     async with Served(tmp_path) as made:
         yield made
 

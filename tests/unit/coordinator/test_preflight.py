@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.protocol import Pair, PreflightReport
+from tandem.wire.protocol import Pair, PreflightReport
 from tandem_coordinator.group_state import Synced
 from tandem_coordinator.membership import answer
 from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Suspect, judge
@@ -88,7 +88,7 @@ def test_a_member_that_cannot_reach_the_store_is_at_fault_while_the_others_have_
 def test_a_member_that_tells_nothing_has_failed() -> None:
     found = reports()
     del found["worker-1"]
-    assert judged(found) == [Suspect("worker-1", "did not tell what its pre-flight found", "failed")]
+    assert judged(found) == [Suspect("worker-1", "sent no pre-flight report", "failed")]
 
 
 def test_a_wrong_sum_is_the_fault_of_the_only_one_that_has_it() -> None:
@@ -254,7 +254,7 @@ def test_a_member_that_does_not_tell_in_time_is_to_blame() -> None:
 def test_a_group_with_an_agent_of_an_older_version_starts_without() -> None:
     job = Job(target=2, rules=replace(RULES, preflight=True))
     job.joins("worker-0")
-    job.tell(Synced(message("worker-1", "joining"), preflights=False))
+    job.tell(Synced(message("worker-1", "joining"), supports_preflight=False))
     job.tick()
     assert job.members() == ["worker-0", "worker-1"]
     assert job.state.preflight is None

@@ -16,13 +16,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.architectures import shapes
-from tandem.errors import ManifestError, Problem, Unmet
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.reading import job_of, read_job, refuse
-from tandem.manifest.source import parse
+from tandem.errors import ManifestError, Problem, UnmetRequirement
+from tandem.job.architectures import shapes
+from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_job
+from tandem.job.manifest.source import parse
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.prerequisites import Site, here, on_shared_disk, pod, unmet
+from tandem_coordinator.prerequisites import Site, local_site, on_shared_disk, pod, unmet
 from tandem_coordinator.prerequisites.language import language
 from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
@@ -44,10 +44,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def laptop(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) -> Site:
-    return replace(here(of, RunDir(Path("runs") / of.metadata.name), 2, None), machine=machine, **more)
+    return replace(local_site(of, RunDir(Path("runs") / of.metadata.name), 2, None), machine=machine, **more)
 
 
-def found(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) -> list[Unmet]:
+def found(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) -> list[UnmetRequirement]:
     return unmet(of, laptop(of, machine, **more))
 
 
@@ -159,7 +159,7 @@ def the_problem(case: BadSurroundings, folder: Path) -> Problem:
     text = yaml.safe_dump(case.job(folder), sort_keys=False)
     source = parse(text.encode(), "job.yaml")
     with pytest.raises(ManifestError) as caught:
-        refuse(as_any_user(lambda: found(job_of(source))), source)
+        raise_for_unmet(as_any_user(lambda: found(parse_job(source))), source)
     (problem,) = caught.value.problems
     if problem.line:
         assert problem.excerpt == text.splitlines()[problem.line - 1]
@@ -183,7 +183,7 @@ def test_a_setting_from_the_command_line_is_blamed_where_it_is_one(folder: Path)
     source = parse((ROOT / "examples/digits.yaml").read_bytes(), "digits.yaml")
     settings = ["trainer.config.precision=float16"]
     with pytest.raises(ManifestError) as caught:
-        refuse(found(job_of(source, settings)), source, settings)
+        raise_for_unmet(found(parse_job(source, settings)), source, settings)
     assert [(one.file, one.column) for one in caught.value.problems] == [("--set", 26)]
 
 
@@ -480,7 +480,7 @@ def test_what_is_for_gpus_alone_is_told_where_there_are_none(of: dict[str, Any],
 # On a cluster
 
 
-def on_volume(of: DistributedTrainingJob, volume: Path) -> list[Unmet]:
+def on_volume(of: DistributedTrainingJob, volume: Path) -> list[UnmetRequirement]:
     return unmet(of, pod(RunDir(volume / of.metadata.name), of))
 
 

@@ -7,10 +7,10 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem import metrics
-from tandem.job import Checkpoint
-from tandem.ledger import PURPOSES, Ledger, Spent
-from tandem.status import (
+from tandem.job.resource import CheckpointSpec
+from tandem.wire import metrics
+from tandem.wire.ledger import PURPOSES, Ledger, UsageByPurpose
+from tandem.wire.status import (
     CheckpointRef,
     Compared,
     EvaluatorView,
@@ -72,7 +72,11 @@ ALL_KNOWN: dict[str, Any] = {
     "stepped_at": 499.0,
     "started_at": 700.0,
     "idle_seconds": 30.0,
-    "ledger": Ledger(gpu_seconds=Spent(compute=9.5), cpu_seconds=Spent(evaluation=3.0), cost=Spent(compute=0.5)),
+    "ledger": Ledger(
+        gpu_seconds=UsageByPurpose(compute=9.5),
+        cpu_seconds=UsageByPurpose(evaluation=3.0),
+        cost=UsageByPurpose(compute=0.5),
+    ),
     "observed": Observed(
         training=Training(
             step_seconds=0.5,
@@ -86,7 +90,7 @@ ALL_KNOWN: dict[str, Any] = {
             gradient_norm=2.0,
             values={"perplexity": 12.3},
         ),
-        saved=SavedCheckpoint(at=940.0, size=4_096),
+        saved=SavedCheckpoint(saved_at=940.0, size=4_096),
         volume=Volume(size=10_000, free=4_000),
         latest_evaluation=Score(name="step-000000090", step=90, metric="accuracy", value=0.6),
         against_base=AgainstBase((Compared(metric="accuracy", base=0.5, value=0.7),), worse=0),
@@ -128,8 +132,8 @@ def test_a_job_that_has_only_begun_tells_zeros_and_leaves_out_what_is_not_known(
 def test_time_is_told_by_phase_and_saves_by_their_end() -> None:
     training = Training(steps=90, samples=5_760, steps_lost=7, saves={"committed": 3, "failed": 1}, stall_seconds=0.002)
     found = scraped(seconds={"compute": 50.0, "idle": 1.5}, observed=Observed(training=training, rewinds=2))
-    assert {phase: found["tandem_time_seconds_total", phase] for phase in metrics.DOINGS} == {
-        **dict.fromkeys(metrics.DOINGS, 0.0),
+    assert {phase: found["tandem_time_seconds_total", phase] for phase in metrics.TIME_PHASES} == {
+        **dict.fromkeys(metrics.TIME_PHASES, 0.0),
         "compute": 50.0,
         "idle": 1.5,
     }
@@ -161,9 +165,9 @@ def test_step_times_are_a_histogram() -> None:
 
 
 def test_the_newest_checkpoint_has_a_size_an_age_and_a_time_when_the_next_is_due() -> None:
-    saved, training = SavedCheckpoint(at=940.0, size=4_096), Training(step_seconds=0.5)
+    saved, training = SavedCheckpoint(saved_at=940.0, size=4_096), Training(step_seconds=0.5)
     observed = Observed(saved=saved, training=training, volume=Volume(size=10_000, free=4_000))
-    found = scraped(observed=observed, stepped_at=497.5, checkpoints=Checkpoint(every_steps=100, every_seconds=90))
+    found = scraped(observed=observed, stepped_at=497.5, checkpoints=CheckpointSpec(every_steps=100, every_seconds=90))
     assert (found["tandem_checkpoint_bytes",], found["tandem_checkpoint_age_seconds",]) == (4_096.0, 60.0)
     assert found["tandem_checkpoint_interval_seconds",] == 50.0
     assert found["tandem_step_age_seconds",] == 2.5
@@ -193,7 +197,7 @@ def test_evaluators_that_keep_up_let_nothing_wait() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Draining"])
 def test_when_training_has_ended_nothing_grows_old(phase: Any) -> None:
-    saved = SavedCheckpoint(at=0.0, size=1)
+    saved = SavedCheckpoint(saved_at=0.0, size=1)
     figures: dict[str, Any] = {"stepped_at": 0.0, "started_at": 0.0, "idle_seconds": 600.0}
     found = scraped(Status(phase=phase), observed=Observed(saved=saved), **figures)
     ages = {name for name, *_ in found if name.endswith(("age_seconds", "wait_seconds", "idle_seconds"))}
@@ -290,7 +294,7 @@ def test_what_is_made_in_no_time_is_made_anew_for_each_scrape_a_second() -> None
 
 
 def test_after_the_last_step_no_checkpoint_is_due() -> None:
-    observed = Observed(saved=SavedCheckpoint(at=0.0, size=1), training=Training(step_seconds=0.5))
+    observed = Observed(saved=SavedCheckpoint(saved_at=0.0, size=1), training=Training(step_seconds=0.5))
     due = {("tandem_checkpoint_age_seconds",), ("tandem_checkpoint_interval_seconds",)}
     assert due <= scraped(observed=observed, stepped_at=499.0).keys()
     assert not due & scraped(observed=observed, stepped_at=499.0, finishing=True).keys()

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import pytest
 
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
 from tandem.rundir import evaluations
 from tandem.rundir.catalog import OLD_SECONDS
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import Rewind
-from tandem.rundir.micro_batch import Misfit, settings_of
-from tandem.status import CheckpointRef
-from tandem_coordinator.run_watcher import SECONDS, RunDirectory
+from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
+from tandem.wire.status import CheckpointRef
+from tandem_coordinator.run_watcher import POLL_SECONDS, RunDirectory
 from tests.support.lines import Lines
 from tests.support.worlds.small_run import SmallRun
 
@@ -48,7 +48,7 @@ def evaluate(run: SmallRun, reference: CheckpointRef, seconds_ago: float = 0.0) 
 
 
 def test_an_empty_run_directory_has_room_and_nothing_else(directory: RunDirectory) -> None:
-    seen = directory.look(time.time())
+    seen = directory.poll(time.time())
     assert seen.volume is not None
     assert 0 < seen.volume.free <= seen.volume.size
     assert (seen.saved, seen.rewinds, seen.evaluations.waits_since) == (None, 0, None)
@@ -57,27 +57,27 @@ def test_an_empty_run_directory_has_room_and_nothing_else(directory: RunDirector
 def test_the_newest_checkpoint_has_a_time_and_a_size(run: SmallRun, directory: RunDirectory) -> None:
     run.save(50)
     run.save(100)
-    saved = directory.look(time.time()).saved
+    saved = directory.poll(time.time()).saved
     assert saved is not None
     manifest = run.rundir.manifest("step-000000100")
-    assert (saved.at, saved.size) == (manifest.created_at, manifest.size)
+    assert (saved.saved_at, saved.size) == (manifest.created_at, manifest.size)
 
 
 def test_a_checkpoint_waits_from_when_it_was_taken(run: SmallRun, directory: RunDirectory) -> None:
     run.save(50)
     taken = run.rundir.manifest("step-000000050").created_at
     run.save(100)
-    assert directory.look(time.time()).evaluations.waits_since == taken
+    assert directory.poll(time.time()).evaluations.waits_since == taken
 
 
 def test_evaluators_that_publish_something_do_not_let_it_wait(run: SmallRun, directory: RunDirectory) -> None:
     evaluated_at = evaluate(run, run.save(50), seconds_ago=30.0)
-    assert directory.look(time.time()).evaluations.waits_since is None
+    assert directory.poll(time.time()).evaluations.waits_since is None
     second = run.save(100)
-    waits_since = directory.look(time.time()).evaluations.waits_since
+    waits_since = directory.poll(time.time()).evaluations.waits_since
     assert waits_since == pytest.approx(evaluated_at, abs=0.001), "it was taken a minute ago, before that"
     evaluate(run, second)
-    seen = directory.look(time.time()).evaluations
+    seen = directory.poll(time.time()).evaluations
     assert (seen.merged, seen.waits_since) == (2, None)
 
 
@@ -90,9 +90,9 @@ def test_what_was_skipped_stays_counted_when_it_is_evaluated_all_the_same(
         folder = run.rundir.evaluations / f"step-{step:09d}"
         folder.mkdir(exist_ok=True)
         replace_json(folder / "g000001.skipped.json", {"why": "a newer one", "at": 0.0})
-    before = directory.look(time.time()).evaluations
+    before = directory.poll(time.time()).evaluations
     evaluate(run, references[0])
-    after = directory.look(time.time()).evaluations
+    after = directory.poll(time.time()).evaluations
     assert (before.merged, before.skipped) == (0, 2)
     assert (after.merged, after.skipped) == (1, 2), "a counter never falls"
 
@@ -104,26 +104,26 @@ def test_a_checkpoint_that_several_evaluators_could_not_read_failed_once(
         lines = Lines(run.rundir.log / f"evaluator-{name}.jsonl")
         lines.append({"kind": "bad", "time": time.time(), "checkpoint": "step-000000050", "why": "broken"})
         lines.close()
-    assert directory.look(time.time()).evaluations.failed == 1
+    assert directory.poll(time.time()).evaluations.failed == 1
 
 
 def test_micro_batches_that_did_not_fit_are_those_of_the_job_as_it_is(run: SmallRun) -> None:
     job = run.rundir.read_job()
-    settings, other = settings_of(job), "b" * 32
+    settings, other = memory_settings_digest(job), "b" * 32
     directory = RunDirectory(run.rundir, job.spec.evaluation, job=job)
-    assert directory.look(time.time()).limits == ()
+    assert directory.poll(time.time()).limits == ()
     for generation, (samples, whose) in enumerate([(64, other), (8, settings), (4, settings)], start=1):
-        misfit = Misfit(generation=generation, rank=0, samples=samples, settings=whose)
+        misfit = OutOfMemoryRecord(generation=generation, rank=0, samples=samples, settings=whose)
         assert run.rundir.record_misfit(misfit)
     run.begin(2)
-    assert directory.look(time.time()).limits == (4, 2)
+    assert directory.poll(time.time()).limits == (4, 2)
 
 
 def test_rewinds_are_counted(run: SmallRun, directory: RunDirectory) -> None:
     for number in (1, 2):
         rewind = Rewind(number=number, generation=1, bad_step=60, resume_before=60, skip_from=50, skip_to=70)
         assert run.rundir.record_rewind(rewind)
-    assert directory.look(time.time()).rewinds == 2
+    assert directory.poll(time.time()).rewinds == 2
 
 
 @pytest.fixture
@@ -148,20 +148,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def looks(directory: RunDirectory, seconds: float, asked: Counter[str]) -> Counter[str]:
     """What is asked of the disk on the average by a look, over a time from now on."""
     asked.clear()
-    began, count = time.time(), int(seconds / SECONDS)
+    began, count = time.time(), int(seconds / POLL_SECONDS)
     for number in range(1, count + 1):
-        directory.look(began + number * SECONDS)
+        directory.poll(began + number * POLL_SECONDS)
     return Counter({what: number // count for what, number in asked.items()})
 
 
 def test_old_evaluations_are_looked_at_rarely(run: SmallRun, directory: RunDirectory, asked: Counter[str]) -> None:
     for step in range(1_000):
         evaluate(run, CheckpointRef(name=checkpoint_name(step), step=step, generation=1), seconds_ago=3_600.0)
-    assert directory.look(time.time()).evaluations.merged == 1_000
+    assert directory.poll(time.time()).evaluations.merged == 1_000
     assert asked["open"] >= 1_000
     assert looks(directory, 60.0, asked)["stat"] < 100
     late = evaluate(run, CheckpointRef(name=checkpoint_name(7), step=7, generation=2), seconds_ago=1_800.0)
-    assert directory.look(late + 1_800.0 + OLD_SECONDS + 60.0).evaluations.merged == 1_001
+    assert directory.poll(late + 1_800.0 + OLD_SECONDS + 60.0).evaluations.merged == 1_001
 
 
 def test_logs_of_evaluators_that_have_ended_or_are_silent_are_looked_at_rarely(
@@ -176,13 +176,13 @@ def test_logs_of_evaluators_that_have_ended_or_are_silent_are_looked_at_rarely(
         else:
             os.utime(path, (1.0, 1.0))
         lines.close()
-    directory.look(time.time())
+    directory.poll(time.time())
     assert looks(directory, 60.0, asked)["open"] < 30
     back = Lines(run.rundir.log / "evaluator-7-0.jsonl")
     now = time.time() + 60.0 + OLD_SECONDS
     back.append({"kind": "usage", "time": now, "cpuSeconds": 2.0, "state": "idle"})
     back.close()
-    assert [view.name for view in directory.look(now).evaluators if not view.silent_seconds] == ["7-0"]
+    assert [view.name for view in directory.poll(now).evaluators if not view.silent_seconds] == ["7-0"]
 
 
 @pytest.mark.parametrize("policy", ["Every", "Latest"])
@@ -202,11 +202,11 @@ def test_a_new_evaluation_of_an_old_checkpoint_is_seen_at_once(
     os.utime(folder, (1.0, 1.0))
     now = time.time()
     for number in range(3):
-        assert directory.look(now + number).evaluations.merged == 0
+        assert directory.poll(now + number).evaluations.merged == 0
     evaluate(run, old, seconds_ago=3_600.0)
-    assert directory.look(now + 3.0).evaluations.merged == 1
+    assert directory.poll(now + 3.0).evaluations.merged == 1
     evaluate(run, newest)
-    assert directory.look(now + 3.5).evaluations.merged == 2
+    assert directory.poll(now + 3.5).evaluations.merged == 2
 
 
 def test_an_evaluation_whose_checkpoint_is_deleted_at_once_is_seen_at_once(
@@ -217,19 +217,19 @@ def test_an_evaluation_whose_checkpoint_is_deleted_at_once_is_seen_at_once(
     folder.mkdir()
     os.utime(folder, (1.0, 1.0))
     now = time.time()
-    directory.look(now)
+    directory.poll(now)
     evaluate(run, reference, seconds_ago=3_600.0)
     shutil.rmtree(run.rundir.checkpoint(reference.name))
-    assert directory.look(now + 0.5).evaluations.merged == 1
+    assert directory.poll(now + 0.5).evaluations.merged == 1
 
 
 def test_a_clock_that_is_set_back_keeps_nothing_from_being_seen(run: SmallRun, directory: RunDirectory) -> None:
     reference = CheckpointRef(name=checkpoint_name(7), step=7, generation=1)
     evaluate(run, reference, seconds_ago=7_200.0)
     now = time.time()
-    directory.look(now)
+    directory.poll(now)
     evaluate(run, reference.model_copy(update={"generation": 2}), seconds_ago=5_400.0)
-    assert directory.look(now - 3_600.0).evaluations.merged == 2
+    assert directory.poll(now - 3_600.0).evaluations.merged == 2
 
 
 # Programs of the user's own
@@ -248,7 +248,7 @@ def test_a_result_without_the_score_that_decides_is_an_evaluation_all_the_same(
     run: SmallRun, directory: RunDirectory
 ) -> None:
     run.rundir.mark_done(publish(run, 100, bleu=0.3, loss=None))
-    found = directory.look(time.time())
+    found = directory.poll(time.time())
     assert found.final_is_evaluated
     assert found.evaluations.merged == 1
     assert found.latest_evaluation is None
@@ -259,9 +259,9 @@ def test_a_checkpoint_that_cannot_be_evaluated_is_waited_for_no_longer(
     run: SmallRun, policy: Literal["Latest", "Every"]
 ) -> None:
     final = run.save(100)
-    evaluations.fail(run.rundir, final, "the program ended with exit code 1")
+    evaluations.record_failed_evaluation(run.rundir, final, "the program ended with exit code 1")
     run.rundir.mark_done(final)
-    found = RunDirectory(run.rundir, Evaluators(policy=policy)).look(time.time())
+    found = RunDirectory(run.rundir, Evaluators(policy=policy)).poll(time.time())
     assert found.final_is_evaluated
     assert found.evaluations.skipped == 0
 
@@ -269,32 +269,32 @@ def test_a_checkpoint_that_cannot_be_evaluated_is_waited_for_no_longer(
 def test_all_metrics_of_the_newest_evaluation_are_known(run: SmallRun, directory: RunDirectory) -> None:
     for step, bleu in ((100, 0.1), (200, 0.2)):
         publish(run, step, accuracy=0.5, bleu=bleu)
-    assert directory.look(time.time()).latest_metrics == {"accuracy": 0.5, "bleu": 0.2}
+    assert directory.poll(time.time()).latest_metrics == {"accuracy": 0.5, "bleu": 0.2}
 
 
 def test_what_a_script_has_saved_is_found_while_no_evaluator_looks_and_stays_though_it_is_deleted(
     run: SmallRun,
 ) -> None:
     evaluators = Evaluators(command=["true"], watch="*.bin", settle_seconds=0.0)
-    directory = RunDirectory(run.rundir, evaluators, own_script=True)
+    directory = RunDirectory(run.rundir, evaluators, is_own_script=True)
     path = run.rundir.path / "ckpt-40.bin"
     path.write_bytes(b"weights")
     for _ in range(2):
-        found = directory.look(time.time())
+        found = directory.poll(time.time())
     assert found.latest_checkpoint == CheckpointRef(name="step-000000040", step=40, generation=0)
     path.unlink()
     assert (run.rundir.path / "watched" / "step-000000040" / "ckpt-40.bin").read_bytes() == b"weights"
-    assert directory.look(time.time()).latest_checkpoint == found.latest_checkpoint
+    assert directory.poll(time.time()).latest_checkpoint == found.latest_checkpoint
 
 
 def test_a_disk_that_takes_no_record_blinds_nobody(run: SmallRun) -> None:
     evaluators = Evaluators(command=["true"], watch="*.bin", settle_seconds=0.0)
     (run.rundir.path / "watched").write_text("in the way")
     (run.rundir.path / "ckpt-40.bin").write_bytes(b"weights")
-    directory = RunDirectory(run.rundir, evaluators, own_script=True)
+    directory = RunDirectory(run.rundir, evaluators, is_own_script=True)
     saved = run.save(10)
     for _ in range(3):
-        assert directory.look(time.time()).latest_checkpoint == saved
+        assert directory.poll(time.time()).latest_checkpoint == saved
 
 
 class TestBesideTheBaseModel:
@@ -306,7 +306,7 @@ class TestBesideTheBaseModel:
         return RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation, has_base=True)
 
     def test_its_scores_are_there_before_any_checkpoint(self, directory: RunDirectory) -> None:
-        seen = directory.look(time.time())
+        seen = directory.poll(time.time())
         assert [(one.metric, one.base, one.value) for one in seen.against_base.compared] == [
             ("accuracy", 0.5, None),
             ("loss", 2.0, None),
@@ -317,9 +317,9 @@ class TestBesideTheBaseModel:
         self, run: SmallRun, directory: RunDirectory
     ) -> None:
         run.save(50, accuracy=0.7)
-        assert directory.look(time.time()).against_base.compared[0].value == 0.7
+        assert directory.poll(time.time()).against_base.compared[0].value == 0.7
         run.save(100, accuracy=0.9)
-        seen = directory.look(time.time())
+        seen = directory.poll(time.time())
         assert [(one.base, one.value) for one in seen.against_base.compared] == [(0.5, 0.9), (2.0, 0.5)]
         assert seen.against_base.worse == 0
 
@@ -327,29 +327,29 @@ class TestBesideTheBaseModel:
         run.save(50, accuracy=0.9)
         for step in (100, 150):
             run.save(step, accuracy=0.4)
-        assert directory.look(time.time()).against_base.worse == 0
+        assert directory.poll(time.time()).against_base.worse == 0
         run.save(200, accuracy=0.3)
-        told = directory.look(time.time()).against_base
+        told = directory.poll(time.time()).against_base
         assert (told.worse, told.compared[0].value) == (3, 0.9)
         assert told.message == (
             "the last 3 evaluated checkpoints are worse than the base model: accuracy 30.00 % at step 200, 50.00 % of "
             "the base"
         )
         run.save(250, accuracy=0.5)
-        assert directory.look(time.time()).against_base.worse == 0
+        assert directory.poll(time.time()).against_base.worse == 0
 
     def test_at_the_end_of_training_one_is_enough(self, run: SmallRun, directory: RunDirectory) -> None:
         final = run.save(50, accuracy=0.4)
-        assert directory.look(time.time()).against_base.worse == 0
+        assert directory.poll(time.time()).against_base.worse == 0
         run.rundir.mark_done(final)
-        assert directory.look(time.time()).against_base.worse == 1
+        assert directory.poll(time.time()).against_base.worse == 1
 
     def test_one_that_could_not_be_evaluated_is_compared_with_nothing(self, run: SmallRun) -> None:
-        evaluations.fail(run.rundir, evaluations.BASE, "it is not there")
+        evaluations.record_failed_evaluation(run.rundir, evaluations.BASE, "it is not there")
         directory = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation, has_base=True)
         for step in (50, 100, 150):
             run.save(step, accuracy=0.1)
-        seen = directory.look(time.time()).against_base
+        seen = directory.poll(time.time()).against_base
         assert (seen.compared, seen.worse, seen.message) == ((), 0, "")
 
 
@@ -361,7 +361,7 @@ def evaluate_base(run: SmallRun, **metrics: float) -> None:
 
 def test_a_run_that_took_fewer_steps_than_announced_says_so_and_why(run: SmallRun, directory: RunDirectory) -> None:
     run.rundir.mark_done(run.save(40), "stopped early after step 40 of 100: the loss has not fallen", plannedSteps=100)
-    ending = directory.look(time.time()).ending
+    ending = directory.poll(time.time()).ending
     assert ending is not None
     assert not ending.failed
     assert (ending.reason, ending.total_steps) == ("StoppedEarly", 100)

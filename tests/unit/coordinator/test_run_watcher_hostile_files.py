@@ -12,7 +12,7 @@ from tandem.formatting import rfc3339
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING
-from tandem_coordinator.run_watcher import MAX_REASON, MAX_WORDS, Observed, RunDirectory, RunWatcher
+from tandem_coordinator.run_watcher import MAX_MESSAGE_LENGTH, MAX_REASON_LENGTH, Observed, RunDirectory, RunWatcher
 from tandem_coordinator.state_store import StateStore
 from tests.support.waiting import until
 from tests.support.worlds.small_run import SmallRun
@@ -104,7 +104,7 @@ def test_no_file_ends_the_observer(run: SmallRun, place: str, observed: Callable
         until(lambda told=told: told, f"a look at {place} with {name}")  # type: ignore[misc]
         assert isinstance(told[0], Observed), f"{name}: {told[0]}"
         ending = told[0].ending
-        assert ending is None or ending.at is None or rfc3339(ending.at)
+        assert ending is None or ending.ended_at is None or rfc3339(ending.ended_at)
         assert StateStore(run.rundir)._read() is None
         for kinds in (COORDINATOR, EVALUATOR, TRAINING):
             assert list(LogReader(path, kinds)) == []
@@ -128,7 +128,7 @@ def test_nothing_that_anybody_raises_ends_the_observer() -> None:
         def __init__(self) -> None:
             self.looks = 0
 
-        def look(self, now: float) -> Observed:
+        def poll(self, now: float) -> Observed:
             self.looks += 1
             raise [OverflowError("x" * 100_000), RecursionError(), KeyError("a")][self.looks % 3]
 
@@ -137,26 +137,26 @@ def test_nothing_that_anybody_raises_ends_the_observer() -> None:
     run_watcher.start()
 
     def complaints() -> bool:
-        run_watcher.look_again()
+        run_watcher.poll_now()
         return len(told) >= 3
 
     until(complaints, "three complaints")
     run_watcher.stop()
     run_watcher.join(30)
-    assert max(len(str(one)) for one in told) < MAX_WORDS + 100
+    assert max(len(str(one)) for one in told) < MAX_MESSAGE_LENGTH + 100
 
 
 def test_what_a_failure_says_is_cut(run: SmallRun) -> None:
     says(reason="R" * 10_000, message="m" * 100_000, at=HUGE)(run.rundir.failed_file)
-    ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).look(time.time()).ending
+    ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).poll(time.time()).ending
     assert ending is not None
-    assert (len(ending.reason), len(ending.message), ending.at) == (MAX_REASON, MAX_WORDS, None)
+    assert (len(ending.reason), len(ending.message), ending.ended_at) == (MAX_REASON_LENGTH, MAX_MESSAGE_LENGTH, None)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "..", "", ".hidden", "x" * 300])
 def test_the_last_checkpoint_of_a_run_has_a_plain_name(run: SmallRun, name: str) -> None:
     says(final={"name": name, "step": 50, "generation": 1}, at=1.0)(run.rundir.done_file)
-    ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).look(time.time()).ending
+    ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).poll(time.time()).ending
     assert ending is not None
     assert (ending.failed, ending.final) == (False, None)
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tandem import measures
 from tandem.formatting import duration, number
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef, Snapshot, Status, Troubles, told
-from tandem_cli.local.run_view import look_briefly
+from tandem.wire import measures
+from tandem.wire.status import CheckpointRef, Snapshot, Status, Troubles, trouble_messages
+from tandem_cli.local.run_view import job_summary
 from tandem_cli.report import clock, figures
 from tandem_cli.report.comparison import outcome
 from tandem_cli.report.figures import curves
 from tandem_cli.report.reading import read
-from tandem_cli.report.run import Run
+from tandem_cli.report.run import RunData
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
 from tandem_cli.report.writing import write
 from tandem_cli.terminal import summary as ending
@@ -41,13 +41,13 @@ class Views:
     def __init__(self, path: Path) -> None:
         self.rundir = RunDir(path)
         self.job: DistributedTrainingJob = self.rundir.read_job()
-        self.run: Run = read(path)
-        self.report: Summary = summarize(self.run, clock.of(self.run.marks))
-        self.observed: Observed = RunDirectory(self.rundir, self.job.spec.evaluation).look(NOW)
+        self.run: RunData = read(path)
+        self.report: Summary = summarize(self.run, clock.make_clock(self.run.marks))
+        self.observed: Observed = RunDirectory(self.rundir, self.job.spec.evaluation).poll(NOW)
         self.timeline = Timeline(self.rundir)
-        assert self.timeline.follow(60.0, rest=0.0)
+        assert self.timeline.follow(60.0, rest_factor=0.0)
         self.end = ending.result(self.rundir)
-        self.status: Status = look_briefly(path).status
+        self.status: Status = job_summary(path).status
         snapshot = Snapshot(
             job="digits",
             time=NOW,
@@ -74,11 +74,11 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
 def test_an_outage_has_one_length(views: Views) -> None:
     told = measures.outages(views.run.generations)
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
-    assert measures.outages(views.timeline.formed) == told
-    assert time_by_phase(views.run, clock.of(views.run.marks))["restart"] == pytest.approx(
+    assert measures.outages(views.timeline.ordered_generations) == told
+    assert time_by_phase(views.run, clock.make_clock(views.run.marks))["restart"] == pytest.approx(
         sum(one.seconds for one in told)
     )
-    (chart,) = curves.world(views.run, clock.of(views.run.marks))
+    (chart,) = curves.world(views.run, clock.make_clock(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]
     drawn = pictures.speed(views.timeline, WIDE)
@@ -86,10 +86,10 @@ def test_an_outage_has_one_length(views: Views) -> None:
 
 
 def test_no_curve_leads_through_an_outage(views: Views) -> None:
-    ticks = clock.of(views.run.marks)
+    ticks = clock.make_clock(views.run.marks)
     (chart,) = curves.world(views.run, ticks)
     for outage in measures.outages(views.run.generations):
-        begin, end = ticks.at(outage.begin), ticks.at(outage.end)
+        begin, end = ticks.position(outage.begin), ticks.position(outage.end)
         for curve in chart.panels[0].curves:
             inside = [y for x, y in curve.points if begin < x < end]
             before = [y for x, y in curve.points if x <= begin]
@@ -98,7 +98,7 @@ def test_no_curve_leads_through_an_outage(views: Views) -> None:
 
 
 def test_a_restart_is_counted_the_same(views: Views) -> None:
-    assert views.report.restarts == measures.restarts(views.timeline.formed) == 2
+    assert views.report.restarts == measures.restarts(views.timeline.ordered_generations) == 2
     assert views.end.restarts == views.status.restarts == 2
 
 
@@ -147,7 +147,7 @@ def test_what_a_run_that_has_ended_came_to_is_the_same(how: str, tmp_path: Path)
     assert progress.step == views.report.steps == views.end.made
     assert progress.total_steps == views.run.total_steps
     assert views.status.restarts == views.end.restarts == views.report.restarts
-    assert views.status.loss == views.end.loss == views.run.counted.loss[-1]
+    assert views.status.loss == views.end.loss == views.run.model_steps.loss[-1]
 
 
 def test_a_generation_without_a_step_takes_back_what_came_after_its_checkpoint(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_generation_without_a_step_takes_back_what_came_after_its_checkpoint(t
     views = Views(path)
     assert views.status.progress is not None
     assert views.status.progress.step == views.report.steps == 350
-    assert views.status.loss == views.run.counted.loss[-1]
+    assert views.status.loss == views.run.model_steps.loss[-1]
 
 
 def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
@@ -170,11 +170,13 @@ def test_troubles_are_told_of_a_run_that_has_ended_too(tmp_path: Path) -> None:
     log.close()
     views = Views(path)
     assert views.status.troubles == views.end.troubles == troubles
-    assert list(told(views.status.troubles)) == [one for one in told(views.run.troubles) if one.level != "info"]
+    assert list(trouble_messages(views.status.troubles)) == [
+        one for one in trouble_messages(views.run.troubles) if one.level != "info"
+    ]
     red = '<p class="why bad">the last 8 saves have failed: no space</p>'
     assert red in write(path, png=False).page.read_text("utf-8")
     glance = Glance(Snapshot(job="digits", time=NOW, status=views.status), 0)
-    assert red in parts.words(glance, views.timeline)["head"]
+    assert red in parts.texts(glance, views.timeline)["head"]
 
 
 def test_the_training_loss_is_that_of_the_last_step_that_has_one(tmp_path: Path) -> None:
@@ -188,5 +190,5 @@ def test_the_training_loss_is_that_of_the_last_step_that_has_one(tmp_path: Path)
     (loss,) = [line["loss"] for line in lines if line["kind"] == "step" and line["step"] == 398]
     views = Views(path)
     assert views.status.loss == views.end.loss == outcome(views.run, "digits").loss == loss
-    drawn = figures.pictures(views.run, clock.of(views.run.marks), views.report)[0]
+    drawn = figures.pictures(views.run, clock.make_clock(views.run.marks), views.report)[0]
     assert f"to {number(loss)} in 400 steps" in drawn.finding

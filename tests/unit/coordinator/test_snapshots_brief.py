@@ -2,10 +2,10 @@
 
 import json
 
-from tandem.protocol import MAX_BRIEF_BYTES
-from tandem.status import EvaluatorView, Event, GenerationView, MemberView, Snapshot, Status, Straggler
+from tandem.wire.protocol import MAX_BRIEF_BYTES
+from tandem.wire.status import EvaluatorView, Event, GenerationView, MemberView, Snapshot, Status, Straggler
 from tandem_coordinator.snapshots import brief
-from tandem_operator.coordinators import understood
+from tandem_operator.coordinators import parse_snapshot
 
 
 def view(number: int, members: list[str], detail: str = "") -> GenerationView:
@@ -47,4 +47,4 @@ def test_that_of_the_largest_job_fits() -> None:
     assert (found.members, found.evaluators, found.events) == ([], [], [])
     assert len(found.generations[-1].members) > 1_000
     assert found.generations[-1].replicas == 10_000
-    assert understood(json.dumps(found.dump()).encode()).generations == found.generations
+    assert parse_snapshot(json.dumps(found.dump()).encode()).generations == found.generations

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir.durable import replace_json
-from tandem.status import GenerationView
+from tandem.wire.status import GenerationView
 from tandem_coordinator.state_store import CoordinatorState, StateStore, TakenOver
 from tests.support.manifests import job, run_directory
 

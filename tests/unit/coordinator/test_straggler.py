@@ -1,6 +1,6 @@
 """A rank that is much slower than the rest for a while is named, and cleared when it keeps up again."""
 
-from tandem.protocol import RankReport
+from tandem.wire.protocol import RankReport
 from tandem_coordinator.straggler import SLOW_SECONDS, StragglerWatch
 
 
@@ -18,7 +18,7 @@ class Group:
                 (f"worker-{rank}", RankReport(rank=rank, step=1, busy_seconds=busy))
                 for rank, busy in enumerate(self.busy)
             ]
-            told += self.watch.look(reports, self.now)
+            told += self.watch.update(reports, self.now)
         return told
 
     def named(self) -> dict[int, float]:

@@ -8,7 +8,7 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import replace_json
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.lineage import Rewind
-from tandem_coordinator.tracking.__main__ import words
+from tandem_coordinator.tracking.__main__ import problem_of
 from tandem_coordinator.tracking.curves import EVALUATION, LOSS, SETTLE_SECONDS, Curves, Point, key
 from tests.support.worlds.tracked_run import BEGAN, TrackedRun
 
@@ -71,13 +71,13 @@ def test_who_goes_back_behind_a_checkpoint_is_told_apart(run: TrackedRun) -> Non
     first = run.save(1, 100)
     run.save(1, 200)
     assert len(losses([*curves.training(NOW)])) == 200
-    assert curves.taken_again() is None
+    assert curves.repeated_from() is None
     rewind = Rewind(number=1, generation=1, bad_step=150, resume_before=101, skip_from=100, skip_to=160)
     run.rundir.record_rewind(rewind)
     run.begin(2, first, at=300.0)
     run.steps(2, 101, 150)
     assert losses([*curves.training(NOW)]) == {}
-    assert curves.taken_again() == (2, 100, BEGAN + 300.0)
+    assert curves.repeated_from() == (2, 100, BEGAN + 300.0)
 
 
 def test_scores_of_the_base_model_are_given_once_under_names_of_their_own(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_evaluations_of_checkpoints_that_do_not_count_are_left_out(run: TrackedR
     ],
 )
 def test_what_went_wrong_is_said_in_a_few_words(error: str, said: str) -> None:
-    assert words(ConnectionError(error)) == said
+    assert problem_of(ConnectionError(error)) == said

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
-from tandem.ledger import Spent
+from tandem.job.resource import DistributedTrainingJob
+from tandem.job.tracking import FILE, SQLITE
 from tandem.rundir.durable import read_json
-from tandem.rundir.records import Accounted
-from tandem.tracking import FILE, SQLITE
+from tandem.rundir.records import LedgerRecord
+from tandem.wire.ledger import UsageByPurpose
 from tests.support.lines import Lines
 from tests.support.worlds.tracked_run import BEGAN, TrackedRun
 
@@ -139,8 +139,10 @@ def test_the_ledger_is_sent_now_and_then_and_as_it_was_at_the_end(
     log = Lines(run.rundir.coordinator_log)
 
     def account(compute: float, idle: float) -> None:
-        cpu = Spent(compute=compute, idle=idle)
-        log.append(Accounted(time=BEGAN + compute, cpu_seconds=cpu, cost=Spent(compute=compute / 100)).dump())
+        cpu = UsageByPurpose(compute=compute, idle=idle)
+        log.append(
+            LedgerRecord(time=BEGAN + compute, cpu_seconds=cpu, cost=UsageByPurpose(compute=compute / 100)).dump()
+        )
 
     def sent(amount: str) -> list[tuple[int, float]]:
         history = store.client.get_metric_history(store.run(name).info.run_id, f"ledger/{amount}")

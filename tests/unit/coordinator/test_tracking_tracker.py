@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.launch import TOKEN
+from tandem.processes.launch import TOKEN
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.tracking import tracker
 from tandem_coordinator.tracking.tracker import Tracker, variables

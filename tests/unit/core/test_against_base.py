@@ -4,9 +4,15 @@ from typing import Literal
 
 import pytest
 
-from tandem.against_base import MAX_COUNT, compared, sentence, told, worse
 from tandem.formatting import change
-from tandem.status import Compared, Score
+from tandem.rundir.against_base import (
+    MAX_COUNT,
+    compare_with_base,
+    count_worse,
+    format_comparisons,
+    worse_than_base_message,
+)
+from tandem.wire.status import Compared, Score
 
 BASE = {"accuracy": 0.5, "loss": 2.0, "perplexity": 8.0}
 
@@ -19,17 +25,20 @@ def scored(*values: float) -> list[Score]:
 
 
 def test_the_metric_that_decides_comes_first_and_a_missing_score_is_none() -> None:
-    found = compared(BASE, {"perplexity": 6.0, "accuracy": 0.6}, "perplexity")
+    found = compare_with_base(BASE, {"perplexity": 6.0, "accuracy": 0.6}, "perplexity")
     assert found == [
         Compared(metric="perplexity", base=8.0, value=6.0),
         Compared(metric="accuracy", base=0.5, value=0.6),
         Compared(metric="loss", base=2.0),
     ]
-    assert told(found) == "perplexity 8.000 → 6.000 (−25.0 %), accuracy 50.00 % → 60.00 % (+10.00 points), loss 2.000"
+    assert (
+        format_comparisons(found)
+        == "perplexity 8.000 → 6.000 (−25.0 %), accuracy 50.00 % → 60.00 % (+10.00 points), loss 2.000"
+    )
 
 
 def test_of_many_metrics_some_are_compared() -> None:
-    assert len(compared({f"m{n}": 1.0 for n in range(60)}, {}, "m3")) == MAX_COUNT
+    assert len(compare_with_base({f"m{n}": 1.0 for n in range(60)}, {}, "m3")) == MAX_COUNT
 
 
 @pytest.mark.parametrize(
@@ -62,15 +71,17 @@ def test_a_change_is_a_share_of_what_was_or_points(metric: str, before: float, a
 def test_three_in_a_row_are_worse_or_at_the_end_all_that_there_are(
     values: tuple[float, ...], goal: Literal["Maximize", "Minimize"], is_over: bool, count: int
 ) -> None:
-    assert worse(BASE, scored(*values), goal, is_over) == count
+    assert count_worse(BASE, scored(*values), goal, is_over) == count
 
 
 def test_without_a_score_of_the_base_model_nothing_is_worse() -> None:
-    assert worse({}, scored(9.0, 9.0, 9.0), "Minimize", False) == 0
+    assert count_worse({}, scored(9.0, 9.0, 9.0), "Minimize", False) == 0
 
 
 def test_the_sentence_names_the_newest() -> None:
-    assert sentence(BASE, scored(9.0, 10.0, 11.0)) == (
+    assert worse_than_base_message(BASE, scored(9.0, 10.0, 11.0)) == (
         "the last 3 evaluated checkpoints are worse than the base model: perplexity 11.0 at step 3, 8.000 of the base"
     )
-    assert sentence(BASE, scored(9.0)).startswith("the last evaluated checkpoint is worse than the base model: ")
+    assert worse_than_base_message(BASE, scored(9.0)).startswith(
+        "the last evaluated checkpoint is worse than the base model: "
+    )

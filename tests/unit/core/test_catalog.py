@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.rundir.catalog import Lineage, Results, read_result
-from tandem.rundir.evaluations import LastWord, last_word
+from tandem.rundir.evaluations import FinalFile, parse_final_file
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 STEP = "step-000000100"
 
@@ -24,11 +24,11 @@ def rundir(tmp_path: Path) -> RunDir:
     return run
 
 
-def write(rundir: RunDir, name: str, content: Any, step: str = STEP) -> LastWord:
+def write(rundir: RunDir, name: str, content: Any, step: str = STEP) -> FinalFile:
     folder = rundir.evaluations / step
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    word = last_word(folder / name)
+    word = parse_final_file(folder / name)
     assert word is not None
     return word
 
@@ -100,7 +100,7 @@ def test_the_newest_alone_are_read(rundir: RunDir) -> None:
     for step in (100, 200, 300):
         write(rundir, "g000002.json", {"metrics": {"loss": 1.0}}, f"step-{step:09d}")
     (rundir.evaluations / "zzz").mkdir()
-    assert names(Results(rundir, most=2), time.time()) == ["step-000000200", "step-000000300"]
+    assert names(Results(rundir, max_folders=2), time.time()) == ["step-000000200", "step-000000300"]
 
 
 def test_the_lineage_follows_new_generations(rundir: RunDir) -> None:

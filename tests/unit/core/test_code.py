@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tandem import code
-from tandem.code import Code, CodeError, Over, store, unpack, unpacked, wait_for_pack
+from tandem.rundir import code
+from tandem.rundir.code import Code, CodeError, JobEnded, store_pack, unpack, unpacked, wait_for_pack
 from tandem.rundir.layout import RunDir
 
 
@@ -168,9 +168,9 @@ def test_a_pack_is_stored_once_under_its_digest(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.create()
     pack, digest = written(tmp_path, b"bytes")
-    store(run_dir, digest, pack)
+    store_pack(run_dir, digest, pack)
     before = run_dir.pack(digest).stat()
-    store(run_dir, digest, pack)
+    store_pack(run_dir, digest, pack)
     assert run_dir.pack(digest).stat().st_ino == before.st_ino
     assert [path.name for path in run_dir.code.iterdir()] == [f"{digest.removeprefix('sha256:')}.tar.gz"]
     assert run_dir.pack(digest).read_bytes() == b"bytes"
@@ -179,7 +179,7 @@ def test_a_pack_is_stored_once_under_its_digest(tmp_path: Path) -> None:
 def test_who_waits_for_code_says_so_and_stops_when_the_job_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "SAY_WAITING_SECONDS", 0.0)
+    monkeypatch.setattr(code, "FIRST_MESSAGE_SECONDS", 0.0)
     run_dir = RunDir(tmp_path / "run")
     run_dir.create()
     digest = f"sha256:{'0' * 64}"
@@ -189,7 +189,7 @@ def test_who_waits_for_code_says_so_and_stops_when_the_job_has_failed(
         said.append(f"{event} {fields['digest']}")
         run_dir.mark_failed("Tried", "somebody ended it", 1)
 
-    with pytest.raises(Over):
+    with pytest.raises(JobEnded):
         wait_for_pack(run_dir, digest, say)
     assert said == [f"waits-for-code {digest}"]
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tandem.coordinator_client import MAX_WORD_BYTES, CoordinatorClient, Refused, Unreachable
-from tandem.protocol import Answer, Member, Membership, Sync
+from tandem.wire.coordinator_client import MAX_WORD_BYTES, CoordinatorClient, CoordinatorRefused, Unreachable
+from tandem.wire.protocol import Answer, Member, Membership, Sync
 from tests.support.ports import reserved_port
 
 
@@ -68,7 +68,7 @@ def test_a_coordinator_that_refuses_is_not() -> None:
     with (
         answering(401, b'{"error": "wrong token"}') as endpoint,
         CoordinatorClient(endpoint, "token") as client,
-        pytest.raises(Refused, match="wrong token"),
+        pytest.raises(CoordinatorRefused, match="wrong token"),
     ):
         client.status()
 

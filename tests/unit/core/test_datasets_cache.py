@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.datasets import cache_folder, private_folder
+from tandem.job.datasets import cache_folder, private_folder
 from tandem_cli.local.local_run import KERNELS, inherited
 
 

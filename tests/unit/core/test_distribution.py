@@ -4,7 +4,7 @@ import re
 import subprocess
 import tomllib
 
-from tandem import distribution
+from tandem.processes import distribution
 from tests.support import ROOT
 
 FOREIGN = re.compile(r"pip install [^\n`#]*(?<![\w/.-])tandem(?![\w/-])|(?<![\w/-])tandem\\?\[[a-z{]")
@@ -32,4 +32,4 @@ def test_the_name_is_that_of_the_project_and_the_modules_keep_theirs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (project["name"], list(project["scripts"])) == (distribution.NAME, ["tandem"])
     assert distribution.version() == project["version"]
-    assert distribution.install("local") == "pip install 'tandem-training[local]'"
+    assert distribution.install_command("local") == "pip install 'tandem-training[local]'"

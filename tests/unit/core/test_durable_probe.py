@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tandem.rundir.durable import lacks
+from tandem.rundir.durable import unsupported_operation
 
 
 def test_an_ordinary_disk_can_do_everything_and_nothing_is_left(tmp_path: Path) -> None:
-    assert lacks(tmp_path / "run") == ""
+    assert unsupported_operation(tmp_path / "run") == ""
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -25,13 +25,15 @@ def refused(code: int) -> Any:
 def test_a_disk_without_hard_links_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for code in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
         monkeypatch.setattr(os, "link", refused(code))
-        assert "has no hard links, which checkpoints need; take a local disk" in lacks(tmp_path)
+        assert "does not support hard links, which checkpoints need; use a local disk" in unsupported_operation(
+            tmp_path
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_that_writes_over_what_is_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", lambda source, target: target.write_bytes(source.read_bytes()))
-    assert "has no hard links" in lacks(tmp_path)
+    assert "does not support hard links" in unsupported_operation(tmp_path)
 
 
 def test_a_rename_that_copies_folders_into_others_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +43,7 @@ def test_a_rename_that_copies_folders_into_others_is_none(tmp_path: Path, monkey
         return target if target.exists() else real(source, target)
 
     monkeypatch.setattr(Path, "rename", merged)
-    assert "has no rename of folders" in lacks(tmp_path)
+    assert "does not support renaming folders" in unsupported_operation(tmp_path)
 
 
 def test_a_disk_that_appends_wherever_it_is_told_to_write_is_told_so(
@@ -52,7 +54,7 @@ def test_a_disk_that_appends_wherever_it_is_told_to_write_is_told_so(
         return os.write(descriptor, content)
 
     monkeypatch.setattr(os, "pwrite", appended)
-    assert "has no writing of a file in parts" in lacks(tmp_path)
+    assert "does not support writing a file at different offsets" in unsupported_operation(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,6 @@ def test_a_disk_that_is_full_or_read_only_or_away_lacks_nothing(
 ) -> None:
     monkeypatch.setattr(os, "link", refused(code))
     monkeypatch.setattr(os, "pwrite", refused(code))
-    assert lacks(tmp_path) == ""
+    assert unsupported_operation(tmp_path) == ""
     monkeypatch.setattr(Path, "mkdir", refused(code))
-    assert lacks(tmp_path) == ""
+    assert unsupported_operation(tmp_path) == ""

@@ -8,9 +8,9 @@ from typing import Self
 import pytest
 from aiohttp import web
 
-from tandem import http_server
-from tandem.http_server import MAX_UNAUTHENTICATED_BYTES, HttpServer, authenticate, drain
-from tandem.launch import listen
+from tandem.processes.launch import listen
+from tandem.wire import http_server
+from tandem.wire.http_server import MAX_UNAUTHENTICATED_BYTES, HttpServer, authenticate, drain
 
 TOKEN = "Authorization: Bearer token"
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tandem.job import DistributedTrainingJob, Elasticity, Evaluators, Workers
-from tandem.manifest.fields import dotted, named, tree
-from tandem.status import Members
+from tandem.job.manifest.fields import dotted, named_fields, tree
+from tandem.job.resource import DistributedTrainingJob, Elasticity, Evaluators, Workers
+from tandem.wire.status import Members
 from tests.support import manifests
 
 
@@ -138,7 +138,7 @@ def test_a_job_survives_being_written_and_read() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    silent = [dotted(path) for path, node in named(tree(DistributedTrainingJob)) if not node.description]
+    silent = [dotted(path) for path, node in named_fields(tree(DistributedTrainingJob)) if not node.description]
     assert silent == []
 
 
@@ -146,7 +146,10 @@ def test_texts_and_lists_that_rules_compare_have_an_upper_bound() -> None:
     """The API server prices `self.trainer == oldSelf.trainer` by the bounds, and refuses what has none."""
     boundless = [
         dotted(path)
-        for path, node in named(tree(DistributedTrainingJob))
-        if path[:2] == ("spec", "trainer") and node.kind in ("text", "list") and not node.choices and not node.longest
+        for path, node in named_fields(tree(DistributedTrainingJob))
+        if path[:2] == ("spec", "trainer")
+        and node.kind in ("text", "list")
+        and not node.choices
+        and not node.max_length
     ]
     assert boundless == []

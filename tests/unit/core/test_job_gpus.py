@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.job import Workers
+from tandem.job.resource import Workers
 from tandem_cli.job_words import warnings
 from tests.support import manifests
 

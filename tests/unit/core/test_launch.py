@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tandem import launch
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
 from tests.support import manifests
 
 
@@ -85,11 +85,11 @@ def test_a_coordinator_writes_its_port_only_where_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("token", ["a", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\n", "\u00e4" * 16])
 def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
-    assert "16 or more" in launch.weakness(token)
+    assert "16 or more" in launch.token_weakness(token)
 
 
 def test_a_token_of_sixteen_signs_is_taken() -> None:
-    assert launch.weakness("0123456789-abcd/") == ""
+    assert launch.token_weakness("0123456789-abcd/") == ""
 
 
 def test_a_module_is_imported_from_where_it_is_installed() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem import launch
-from tandem.job import DistributedTrainingJob
-from tandem.launch import wait_for_job
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes import launch
+from tandem.processes.launch import wait_for_job
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 
@@ -48,7 +48,7 @@ def test_what_an_earlier_job_of_that_name_has_recorded_is_not_taken_for_this_one
 ) -> None:
     def of(uid: str) -> DistributedTrainingJob:
         return JOB.model_copy(
-            update={"metadata": JOB.metadata.model_copy(update={"annotations": {launch.INCARNATION: uid}})}
+            update={"metadata": JOB.metadata.model_copy(update={"annotations": {launch.UID_ANNOTATION: uid}})}
         )
 
     rundir, words = RunDir(tmp_path), list[str]()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem import launch
-from tandem.launch import EVERYWHERE, endpoint, listen
+from tandem.processes import launch
+from tandem.processes.launch import ALL_ADDRESSES, endpoint, listen
 
 HAS_BOTH = socket.has_dualstack_ipv6()
 
@@ -16,7 +16,7 @@ HAS_BOTH = socket.has_dualstack_ipv6()
 @pytest.mark.skipif(not HAS_BOTH, reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_both_families_reach_who_listens_everywhere(host: str) -> None:
-    with listen(EVERYWHERE, 0, 5) as server, socket.create_connection((host, server.getsockname()[1]), 5):
+    with listen(ALL_ADDRESSES, 0, 5) as server, socket.create_connection((host, server.getsockname()[1]), 5):
         pass
 
 
@@ -30,13 +30,13 @@ def test_without_ipv6_it_is_all_of_ipv4(monkeypatch: pytest.MonkeyPatch, fails: 
         return fails() if options.get("family") == socket.AF_INET6 else true(address, **options)
 
     monkeypatch.setattr(launch.socket, "create_server", create)
-    with listen(EVERYWHERE, 0, 5) as server:
+    with listen(ALL_ADDRESSES, 0, 5) as server:
         assert server.family == socket.AF_INET
 
 
 def test_a_port_that_is_in_use_is_not_taken_on_the_other_family_alone() -> None:
-    with listen(EVERYWHERE, 0, 5) as server, pytest.raises(OSError, match="in use"):
-        listen(EVERYWHERE, server.getsockname()[1], 5)
+    with listen(ALL_ADDRESSES, 0, 5) as server, pytest.raises(OSError, match="in use"):
+        listen(ALL_ADDRESSES, server.getsockname()[1], 5)
 
 
 def test_an_ipv6_address_has_brackets() -> None:

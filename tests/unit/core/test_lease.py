@@ -183,7 +183,7 @@ lease.acquire(Path(sys.argv[1]))
 """
     assert subprocess.run([sys.executable, "-c", code, tmp_path / "a"], timeout=PATIENCE_SECONDS).returncode == 9
     assert acquire(tmp_path / "a", "next") is None
-    later = time.time() + 2 * lease.SECONDS
+    later = time.time() + 2 * lease.LEASE_LENGTH_SECONDS
     monkeypatch.setattr(lease, "server_time", lambda folder: later)
     assert [acquire(tmp_path / "a", "next") is not None for _ in range(2)] == [False, True]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import Chain, GenerationRecord, Origin, chain, counts, origin_of
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 
 
 def ref(generation: int, step: int) -> CheckpointRef:

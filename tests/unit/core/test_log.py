@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir import durable
-from tandem.rundir.log import BITE, MAX_LINE_LENGTH, LogReader, LogWriter
-from tandem.rundir.records import COORDINATOR, TRAINING, Lost, NotSaved, Sample, Start, Step, Told, TrainingRecord
+from tandem.rundir.log import MAX_LINE_LENGTH, READ_BYTES, LogReader, LogWriter
+from tandem.rundir.records import (
+    COORDINATOR,
+    TRAINING,
+    EventRecord,
+    LostLines,
+    NotSaved,
+    Sample,
+    Start,
+    Step,
+    TrainingRecord,
+)
 
 PATIENCE_SECONDS = 20
 
@@ -78,7 +88,7 @@ class TestTheWriter:
             writer.append(step(5))
             writer.settle()
         assert steps(path) == [1, 5]
-        assert [record.lines for record in LogReader(path, TRAINING) if isinstance(record, Lost)] == [3]
+        assert [record.lines for record in LogReader(path, TRAINING) if isinstance(record, LostLines)] == [3]
         assert (writer.lost, lost) == (3, [2, 1])
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 2, "not a word for each line"
@@ -88,7 +98,7 @@ class TestTheWriter:
     def test_holds_nobody_up_while_the_disk_hangs_and_counts_what_it_could_not_keep(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tandem.rundir.log.MAX_WAITING", 3)
+        monkeypatch.setattr("tandem.rundir.log.MAX_QUEUED_APPENDS", 3)
         goes_on, hangs = threading.Event(), threading.Event()
         append = durable.Lines.append
 
@@ -107,7 +117,7 @@ class TestTheWriter:
         goes_on.set()
         writer.close(PATIENCE_SECONDS)
         assert steps(path) == [0, 1, 2, 3]
-        assert [record.lines for record in LogReader(path, TRAINING) if isinstance(record, Lost)] == [2]
+        assert [record.lines for record in LogReader(path, TRAINING) if isinstance(record, LostLines)] == [2]
 
     def test_leaves_after_some_time_though_the_disk_hangs(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         goes_on = threading.Event()
@@ -195,11 +205,11 @@ class TestAReader:
         parsed: list[bytes] = []
         parse = COORDINATOR.parse
         monkeypatch.setattr(COORDINATOR, "parse", lambda line: parsed.append(line) or parse(line))
-        assert list(LogReader(file, COORDINATOR, skip=Sample)) == [Told(time=2.0, text="a")]
+        assert list(LogReader(file, COORDINATOR, skip=Sample)) == [EventRecord(time=2.0, text="a")]
         assert len(parsed) == 1
 
-    @pytest.mark.parametrize("bite", [32 * 2**10, BITE])
-    @pytest.mark.parametrize("size", [32 * 2**10 + 10, BITE + 10, MAX_LINE_LENGTH + 10, 2 * MAX_LINE_LENGTH])
+    @pytest.mark.parametrize("bite", [32 * 2**10, READ_BYTES])
+    @pytest.mark.parametrize("size", [32 * 2**10 + 10, READ_BYTES + 10, MAX_LINE_LENGTH + 10, 2 * MAX_LINE_LENGTH])
     def test_may_meet_very_long_lines_and_goes_on_after_them(self, tmp_path: Path, size: int, bite: int) -> None:
         file = tmp_path / "log.jsonl"
         long = json.dumps({"kind": "event", "time": 1.0, "text": "y" * size})
@@ -209,7 +219,7 @@ class TestAReader:
 
     def test_reads_a_log_in_bites_whatever_their_size(self, tmp_path: Path) -> None:
         file = tmp_path / "log.jsonl"
-        lines = [Start(time=1.0, step=0), *(step(number) for number in range(50)), Lost(time=2.0, lines=3)]
+        lines = [Start(time=1.0, step=0), *(step(number) for number in range(50)), LostLines(time=2.0, lines=3)]
         file.write_text("".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines))
         for bite in (1, 7, 64, 1000):
             assert list(LogReader(file, TRAINING, bite=bite)) == lines

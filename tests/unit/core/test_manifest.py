@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rundir.checkpoint import CHUNK, FILE, Broken, DataPosition, FileEntry, Manifest, OtherFormat, verified_bytes
+from tandem.rundir.checkpoint import (
+    CHUNK_BYTES,
+    FILE,
+    Broken,
+    DataPosition,
+    FileEntry,
+    Manifest,
+    OtherFormat,
+    verified_bytes,
+)
 from tandem.rundir.durable import encode, replace_json
 from tests.support.checkpoints import hash_file
 
@@ -192,15 +201,15 @@ def test_paths_cannot_leave_the_folder(path: str) -> None:
 
 
 def test_a_file_of_several_chunks_is_read_in_order_and_the_damaged_chunk_is_named(tmp_path: Path) -> None:
-    content = random.Random(0).randbytes(2 * CHUNK + 5)
+    content = random.Random(0).randbytes(2 * CHUNK_BYTES + 5)
     (tmp_path / "large").write_bytes(content)
     entry = hash_file(tmp_path / "large")
     assert len(entry.xxh3) == 3
     assert verified_bytes(tmp_path, entry) == content
     altered = bytearray(content)
-    altered[CHUNK + 7] ^= 1
+    altered[CHUNK_BYTES + 7] ^= 1
     (tmp_path / "large").write_bytes(altered)
-    with pytest.raises(Broken, match=f"at byte {CHUNK}$"):
+    with pytest.raises(Broken, match=f"at byte {CHUNK_BYTES}$"):
         verified_bytes(tmp_path, entry)
 
 
@@ -211,7 +220,7 @@ def test_an_empty_file_has_no_checksum_and_reads_as_nothing(tmp_path: Path) -> N
 
 def test_a_file_has_a_checksum_for_each_chunk() -> None:
     with pytest.raises(ValueError, match="1 checksums"):
-        FileEntry(path="large", size=CHUNK + 1, xxh3=["0" * 32])
+        FileEntry(path="large", size=CHUNK_BYTES + 1, xxh3=["0" * 32])
 
 
 def test_an_unlisted_file_has_no_entry(folder: Path) -> None:

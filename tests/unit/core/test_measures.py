@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.measures import Generation, Outage, Pace, is_restart, outages, restarts
+from tandem.wire.measures import Generation, Outage, Pace, is_restart, outages, restarts
 
 
 def generation(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem.rundir.micro_batch import Misfit, settings_of
+from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
 from tests.support import manifests
 
 SETTINGS = "0" * 32
@@ -22,7 +22,7 @@ def job(resources: dict[str, Any] | None = None, **loop: Any) -> DistributedTrai
 
 @pytest.mark.parametrize("change", [{"epochs": 9}, {"maxSteps": 3}, {"seed": 2}, {"rewindOn": "Never"}])
 def test_a_job_that_goes_further_keeps_what_was_learnt(change: dict[str, Any]) -> None:
-    assert settings_of(job(**change)) == settings_of(job())
+    assert memory_settings_digest(job(**change)) == memory_settings_digest(job())
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_a_job_that_goes_further_keeps_what_was_learnt(change: dict[str, Any]) -
     ],
 )
 def test_a_job_whose_steps_take_another_amount_of_memory_begins_without_it(change: dict[str, Any]) -> None:
-    assert settings_of(job(**change)) != settings_of(job())
+    assert memory_settings_digest(job(**change)) != memory_settings_digest(job())
 
 
 def test_the_first_record_of_a_generation_stays_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     assert rundir.misfits() == []
-    first = Misfit(generation=1, rank=0, samples=7, settings=SETTINGS)
+    first = OutOfMemoryRecord(generation=1, rank=0, samples=7, settings=SETTINGS)
     assert rundir.record_misfit(first)
     assert not rundir.record_misfit(first.model_copy(update={"rank": 1}))
     for number, content in enumerate(("", "{}", '{"samples": 1}', '"x" * 9', "[" * 70_000), start=2):

@@ -6,8 +6,8 @@ from typing import ClassVar
 import pytest
 from pydantic import ValidationError
 
-from tandem.formatting import SHOWN
-from tandem.model import Model, Rule, RuleBroken, Words
+from tandem.formatting import REPLACEMENT
+from tandem.model import MessageText, Model, Rule, RuleBroken
 
 
 class Span(Model):
@@ -84,7 +84,7 @@ def test_a_brief_dump_says_what_is_no_default_and_reads_as_the_same() -> None:
 
 def test_words_are_cut_and_steer_no_terminal() -> None:
     class Said(Model):
-        text: Words
+        text: MessageText
 
     assert Said.parse({"text": "x" * 3_000}).text == "x" * 2_000
-    assert Said.parse({"text": "\x1b[2Jgone\nand\u202eback"}).text == f"{SHOWN}[2Jgone\nand{SHOWN}back"
+    assert Said.parse({"text": "\x1b[2Jgone\nand\u202eback"}).text == f"{REPLACEMENT}[2Jgone\nand{REPLACEMENT}back"

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from tandem.job import DistributedTrainingJob, OnExisting
+from tandem.job.resource import DistributedTrainingJob, OnExisting
 from tandem.rundir import ownership
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import (
-    Finding,
-    Occupied,
-    Unreadable,
+    JobFileUnreadable,
+    OwnershipDecision,
+    RunDirOccupied,
+    apply_decision,
     complete_moves,
+    decide_ownership,
     differences,
     goes_further,
-    look,
-    settle,
 )
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tests.support import manifests
 
 
@@ -48,18 +48,18 @@ def saved(run_dir: RunDir) -> None:
 
 class TestWhereNothingWasSaved:
     def test_the_same_job_goes_on(self, there: RunDir) -> None:
-        assert look(there, job(), "Resume") == Finding()
+        assert decide_ownership(there, job(), "Resume") == OwnershipDecision()
 
     @pytest.mark.parametrize("on_existing", ["Resume", "Fresh", "Refuse"])
     def test_any_other_job_takes_it(self, there: RunDir, on_existing: OnExisting) -> None:
-        assert look(there, job("other", model="baby-cnn"), on_existing) == Finding("attempt")
-        assert look(there, script("python", "train.py"), on_existing) == Finding("attempt")
+        assert decide_ownership(there, job("other", model="baby-cnn"), on_existing) == OwnershipDecision("attempt")
+        assert decide_ownership(there, script("python", "train.py"), on_existing) == OwnershipDecision("attempt")
 
     def test_what_failed_begins_anew_and_leaves_its_logs(self, there: RunDir) -> None:
         there.mark_failed("Diverged", "the loss is NaN", 65)
         replace_json(there.rewinds / "000001.json", {"number": 1})
         (there.log / "worker-0.txt").write_text("KeyError")
-        settle(there, look(there, job(), "Resume"))
+        apply_decision(there, decide_ownership(there, job(), "Resume"))
         there.create()
         assert there.failed() is None
         assert there.generation_records() == []
@@ -69,31 +69,31 @@ class TestWhereNothingWasSaved:
         assert RunDir(there.path / "attempt").read_job() == job()
 
     def test_generations_are_not_counted_from_1_again(self, there: RunDir) -> None:
-        settle(there, Finding("attempt"))
+        apply_decision(there, OwnershipDecision("attempt"))
         assert there.first_generation() == 5
         there.create()
         there.write_job(job())
-        settle(there, Finding("attempt"))
+        apply_decision(there, OwnershipDecision("attempt"))
         assert there.first_generation() == 5
 
     def test_nor_is_it_anybodys_for_a_report_or_an_export_of_what_failed(self, there: RunDir) -> None:
         for name in ("report.html", "report", "csv", "tensorboard"):
             (there.path / name).mkdir()
-        assert look(there, job(seed=7), "Resume") == Finding("attempt")
-        settle(there, Finding("attempt"))
+        assert decide_ownership(there, job(seed=7), "Resume") == OwnershipDecision("attempt")
+        apply_decision(there, OwnershipDecision("attempt"))
         assert {path.name for path in there.path.iterdir()} == {"attempt", "numbering.json"}
 
     def test_every_name_that_tandem_gives_is_known(self) -> None:
         given = {path.name for key, path in vars(RunDir("run")).items() if key != "path"}
-        assert given <= {*ownership.OURS, *ownership.STAYS, "job.json"}
+        assert given <= {*ownership.TANDEM_NAMES, *ownership.UNMOVED_NAMES, "job.json"}
 
     def test_a_damaged_job_is_nobodys(self, there: RunDir) -> None:
         there.job_file.write_text("{")
-        assert look(there, job(), "Resume") == Finding("attempt")
+        assert decide_ownership(there, job(), "Resume") == OwnershipDecision("attempt")
 
     def test_a_new_folder_is_as_it_is(self, tmp_path: Path) -> None:
         found = RunDir(tmp_path)
-        assert look(found, job(), "Refuse") == Finding()
+        assert decide_ownership(found, job(), "Refuse") == OwnershipDecision()
         assert found.first_generation() == 1
 
 
@@ -102,9 +102,9 @@ class TestWhereSomethingWasSaved:
         saved(there)
         there.mark_failed("RestartsExhausted", "too many failures", 1)
         replace_json(there.beside_coordinator_file, {"owner": "a", "leftOut": [{"replica": "worker-1"}]})
-        found = look(there, job(epochs=9, optimizer={"learningRate": 0.1}), "Resume")
-        assert found == Finding(tries_again=True)
-        settle(there, found)
+        found = decide_ownership(there, job(epochs=9, optimizer={"learningRate": 0.1}), "Resume")
+        assert found == OwnershipDecision(tries_again=True)
+        apply_decision(there, found)
         assert there.failed() is None
         assert '"failures": 0' in there.coordinator_file.read_text()
         assert '"generation": 4' in there.coordinator_file.read_text()
@@ -113,15 +113,15 @@ class TestWhereSomethingWasSaved:
 
     def test_one_that_trains_on_other_data_is_told_what_differs(self, there: RunDir) -> None:
         saved(there)
-        with pytest.raises(Occupied) as refusal:
-            look(there, job(seed=7), "Resume")
+        with pytest.raises(RunDirOccupied) as refusal:
+            decide_ownership(there, job(seed=7), "Resume")
         assert refusal.value.saved == "step-000000500"
         assert refusal.value.differs == ["spec.trainer.config.seed: there 0, now 7"]
 
     def test_refuse_leaves_it_alone(self, there: RunDir) -> None:
         saved(there)
-        with pytest.raises(Occupied) as refusal:
-            look(there, job(), "Refuse")
+        with pytest.raises(RunDirOccupied) as refusal:
+            decide_ownership(there, job(), "Refuse")
         assert refusal.value.differs == []
 
     def test_fresh_moves_all_of_it_and_keeps_one(self, there: RunDir) -> None:
@@ -131,7 +131,7 @@ class TestWhereSomethingWasSaved:
             (there.checkpoints / step).mkdir()
             (there.path / "mine.csv").touch()
             (there.path / ownership.LOCK).touch()
-            settle(there, look(there, job(seed=7), "Fresh"))
+            apply_decision(there, decide_ownership(there, job(seed=7), "Fresh"))
         assert {path.name for path in there.path.iterdir()} == {"previous", "numbering.json", ownership.LOCK}
         previous = RunDir(there.path / "previous")
         assert previous.checkpoint_names() == ["step-000000700"]
@@ -139,11 +139,11 @@ class TestWhereSomethingWasSaved:
 
     def test_an_attempt_does_not_take_the_place_of_what_was_saved(self, there: RunDir) -> None:
         saved(there)
-        settle(there, look(there, job(seed=7), "Fresh"))
+        apply_decision(there, decide_ownership(there, job(seed=7), "Fresh"))
         there.create()
         there.write_job(job(seed=7))
         there.mark_failed("WorkerFailed", "a typo", 1)
-        settle(there, look(there, job(seed=8), "Fresh"))
+        apply_decision(there, decide_ownership(there, job(seed=8), "Fresh"))
         assert RunDir(there.path / "previous").checkpoint_names() == ["step-000000500"]
         assert RunDir(there.path / "attempt").failed()
 
@@ -151,8 +151,8 @@ class TestWhereSomethingWasSaved:
         saved(there)
         there.set_aside("step-000000500", why="a bit")
         there.job_file.write_text("{")
-        with pytest.raises(Unreadable):
-            look(there, job(), "Resume")
+        with pytest.raises(JobFileUnreadable):
+            decide_ownership(there, job(), "Resume")
 
     def test_what_a_crash_interrupts_is_completed(self, there: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
         saved(there)
@@ -168,7 +168,7 @@ class TestWhereSomethingWasSaved:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "rename", rename)
             with pytest.raises(KeyboardInterrupt):
-                settle(there, Finding("previous"))
+                apply_decision(there, OwnershipDecision("previous"))
         complete_moves(there)
         assert not there.job_file.exists()
         assert RunDir(there.path / "previous").read_job() == job()
@@ -181,11 +181,11 @@ class TestACompleteRun:
         run_dir = manifests.run_directory(tmp_path, job(epochs=5))
         run_dir.mark_done(None)
         run_dir.mark_broken_off(CheckpointRef(name="step-000000500", step=500, generation=1))
-        assert look(run_dir, job(epochs=5), "Resume") == Finding()
-        assert look(run_dir, job(epochs=4), "Resume") == Finding()
-        found = look(run_dir, job(epochs=6), "Resume")
-        assert found == Finding(reopens=True)
-        settle(run_dir, found)
+        assert decide_ownership(run_dir, job(epochs=5), "Resume") == OwnershipDecision()
+        assert decide_ownership(run_dir, job(epochs=4), "Resume") == OwnershipDecision()
+        found = decide_ownership(run_dir, job(epochs=6), "Resume")
+        assert found == OwnershipDecision(reopens=True)
+        apply_decision(run_dir, found)
         assert run_dir.done() is None
         assert (run_dir.log / "done-1.json").exists()
         assert not run_dir.broken_off_file.exists()
@@ -193,8 +193,12 @@ class TestACompleteRun:
     def test_of_a_script_goes_on_when_it_is_given_something_else(self, tmp_path: Path) -> None:
         there = manifests.run_directory(tmp_path, script("python", "train.py", args=["--epochs=3"]))
         there.mark_done(None)
-        assert look(there, script("python", "train.py", args=["--epochs=3"]), "Resume") == Finding()
-        assert look(there, script("python", "train.py", args=["--epochs=4"]), "Resume") == Finding(reopens=True)
+        assert (
+            decide_ownership(there, script("python", "train.py", args=["--epochs=3"]), "Resume") == OwnershipDecision()
+        )
+        assert decide_ownership(
+            there, script("python", "train.py", args=["--epochs=4"]), "Resume"
+        ) == OwnershipDecision(reopens=True)
 
 
 class TestAScriptsOwnFiles:
@@ -202,15 +206,17 @@ class TestAScriptsOwnFiles:
         there = manifests.run_directory(tmp_path, script("python", "train.py"))
         (tmp_path / "model.pt").touch()
         there.mark_failed("WorkerFailed", "a typo", 1)
-        settle(there, look(there, script("python", "train.py", env=[{"name": "LR", "value": "1"}]), "Resume"))
+        apply_decision(
+            there, decide_ownership(there, script("python", "train.py", env=[{"name": "LR", "value": "1"}]), "Resume")
+        )
         assert (tmp_path / "model.pt").exists()
         assert RunDir(tmp_path / "attempt").failed()
 
     def test_are_something_that_was_saved_for_a_job_of_another_kind(self, tmp_path: Path) -> None:
         there = manifests.run_directory(tmp_path, script("python", "train.py"))
         (tmp_path / "model.pt").touch()
-        with pytest.raises(Occupied, match=r"model\.pt"):
-            look(there, job(), "Resume")
+        with pytest.raises(RunDirOccupied, match=r"model\.pt"):
+            decide_ownership(there, job(), "Resume")
 
 
 EXACT: list[tuple[dict[str, Any], bool]] = [

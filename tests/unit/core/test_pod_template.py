@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kubernetes.client import models
 
-from tandem.pod_template import CONTAINER_FIELDS, POD_FIELDS
+from tandem.job.pod_template import CONTAINER_FIELDS, POD_FIELDS
 from tandem_cli.job_words import warnings
 from tests.support import manifests
 
@@ -28,7 +28,7 @@ HERE = "spec.workers.template.spec"
             {"containers": [{**WORKER, "volumeMount": []}]},
             f"{HERE}.containers[0].volumeMount: containers have no such field; did you mean volumeMounts?",
         ),
-        ({"restartPolicy": "Always"}, f"{HERE}.restartPolicy: it is the operator's, and this one has no effect"),
+        ({"restartPolicy": "Always"}, f"{HERE}.restartPolicy: the operator sets it, and this one has no effect"),
         (
             {"containers": [WORKER, {"name": "wroker", "env": []}]},
             f"{HERE}.containers[1]: the container wroker has no image; the one that Tandem runs is called worker",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem import processor_time
-from tandem.processor_time import ProcessorTime
+from tandem.processes import processor_time
+from tandem.processes.processor_time import ProcessorTime
 
 WORK = """
 import os, resource, subprocess, sys, time

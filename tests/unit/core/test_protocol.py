@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 from pydantic import create_model
 
-from tandem import protocol
 from tandem.model import Model
-from tandem.protocol import (
-    FIRST,
+from tandem.wire import protocol
+from tandem.wire.protocol import (
     FIRST_FIELDS,
+    FIRST_PROTOCOL,
     HEADER,
-    OURS,
     PROTOCOL,
+    PROTOCOL_HEADERS,
     Answer,
     Member,
     Membership,
     RankReport,
     Sync,
-    spoken,
-    worded,
+    encode_for,
+    peer_protocol,
 )
-from tandem.status import Condition, MemberView, Progress, RankView, Snapshot, Status
+from tandem.wire.status import Condition, MemberView, Progress, RankView, Snapshot, Status
 
 
 def of_the_first(model: type[Model]) -> Any:
@@ -43,7 +43,7 @@ SYNC = Sync(
 
 
 def test_a_heartbeat_leaves_out_what_an_older_coordinator_would_refuse() -> None:
-    first = worded(SYNC, FIRST)
+    first = encode_for(SYNC, FIRST_PROTOCOL)
     assert of_the_first(Sync).parse(first)
     for rank in first["ranks"]:
         assert of_the_first(RankReport).parse(rank)
@@ -52,14 +52,14 @@ def test_a_heartbeat_leaves_out_what_an_older_coordinator_would_refuse() -> None
 
 
 def test_a_coordinator_that_reads_all_is_told_all() -> None:
-    assert worded(SYNC, PROTOCOL) == SYNC.dump()
-    assert worded(SYNC, PROTOCOL + 7) == SYNC.dump()
+    assert encode_for(SYNC, PROTOCOL) == SYNC.dump()
+    assert encode_for(SYNC, PROTOCOL + 7) == SYNC.dump()
 
 
 def test_an_answer_is_the_same_for_all_as_long_as_it_has_no_new_field() -> None:
     member = Member(replica="a", incarnation="b", address="c", port=1, processes=1)
     answer = Answer(order="run", membership=Membership(generation=1, members=[member], reason="Started"))
-    assert worded(answer, FIRST) == worded(answer, PROTOCOL)
+    assert encode_for(answer, FIRST_PROTOCOL) == encode_for(answer, PROTOCOL)
 
 
 def test_a_field_that_comes_later_is_not_sent_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +67,8 @@ def test_a_field_that_comes_later_is_not_sent_to_the_first(monkeypatch: pytest.M
         hint: str = "more"
 
     monkeypatch.setattr(protocol, "FIRST_FIELDS", {**FIRST_FIELDS, Newer: FIRST_FIELDS[Answer]})
-    assert worded(Newer(order="wait"), PROTOCOL)["hint"] == "more"
-    assert "hint" not in worded(Newer(order="wait"), FIRST)
+    assert encode_for(Newer(order="wait"), PROTOCOL)["hint"] == "more"
+    assert "hint" not in encode_for(Newer(order="wait"), FIRST_PROTOCOL)
 
 
 def test_a_snapshot_for_an_older_operator_has_every_part_that_it_knows() -> None:
@@ -84,7 +84,7 @@ def test_a_snapshot_for_an_older_operator_has_every_part_that_it_knows() -> None
             MemberView(replica="a", address="b", state="running", silent_seconds=0.1, ranks=[RankView(rank=0, step=5)])
         ],
     )
-    first = worded(whole, FIRST)
+    first = encode_for(whole, FIRST_PROTOCOL)
     assert Snapshot.read(first).status.progress == Progress(step=5, total_steps=9)
     assert of_the_first(Snapshot).parse(first)
     assert of_the_first(Status).parse(first["status"])
@@ -93,10 +93,16 @@ def test_a_snapshot_for_an_older_operator_has_every_part_that_it_knows() -> None
 
 @pytest.mark.parametrize(
     ("headers", "known"),
-    [({}, FIRST), (OURS, PROTOCOL), ({HEADER: "7"}, 7), ({HEADER: "x"}, FIRST), ({HEADER: "9" * 5000}, FIRST)],
+    [
+        ({}, FIRST_PROTOCOL),
+        (PROTOCOL_HEADERS, PROTOCOL),
+        ({HEADER: "7"}, 7),
+        ({HEADER: "x"}, FIRST_PROTOCOL),
+        ({HEADER: "9" * 5000}, FIRST_PROTOCOL),
+    ],
 )
 def test_a_peer_that_does_not_say_reads_the_first(headers: dict[str, str], known: int) -> None:
-    assert spoken(headers) == known
+    assert peer_protocol(headers) == known
 
 
 def test_a_reason_that_an_older_coordinator_does_not_know_is_told_in_its_words() -> None:
@@ -111,7 +117,7 @@ def test_a_reason_that_an_older_coordinator_does_not_know_is_told_in_its_words()
         reason="StoreUnreachable",
         node="node-1",
     )
-    assert worded(wish, PROTOCOL)["reason"] == "StoreUnreachable"
-    first = worded(wish, FIRST)
+    assert encode_for(wish, PROTOCOL)["reason"] == "StoreUnreachable"
+    first = encode_for(wish, FIRST_PROTOCOL)
     assert first["reason"] == "MembershipChanged"
     assert of_the_first(Sync).parse(first)

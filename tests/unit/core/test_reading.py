@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.errors import ManifestError, Problem, UserError
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.fields import suggestion, tree
-from tandem.manifest.reading import apply_overrides, job_of, read_job
-from tandem.manifest.source import parse, parse_value
+from tandem.job.manifest.fields import suggestion, tree
+from tandem.job.manifest.reading import apply_overrides, parse_job, read_job
+from tandem.job.manifest.source import parse, parse_value
+from tandem.job.resource import DistributedTrainingJob
 from tests.support import ROOT, manifests
 
 GOOD = """\
@@ -31,12 +31,12 @@ spec:
 
 
 def job(text: str, *overrides: str) -> DistributedTrainingJob:
-    return job_of(parse(text.encode(), "job.yaml"), overrides)
+    return parse_job(parse(text.encode(), "job.yaml"), overrides)
 
 
 def problems(text: str | bytes, *overrides: str) -> tuple[Problem, ...]:
     with pytest.raises(ManifestError) as caught:
-        job_of(parse(text.encode() if isinstance(text, str) else text, "job.yaml"), overrides)
+        parse_job(parse(text.encode() if isinstance(text, str) else text, "job.yaml"), overrides)
     return caught.value.problems
 
 
@@ -258,7 +258,7 @@ def test_the_nearest_right_name_is_found_anywhere_in_the_tree(parent: str, wrong
 
 def outcome(text: bytes) -> DistributedTrainingJob | ManifestError:
     try:
-        return job_of(parse(text, "f"))
+        return parse_job(parse(text, "f"))
     except ManifestError as error:
         return error
 
@@ -398,10 +398,10 @@ def test_parameters_of_causal_lm_are_checked_without_torch(parameters: dict[str,
     """Otherwise a rank finds it, after torch has started and a cluster has given its nodes."""
     text = json.dumps(manifests.manifest(trainer={"task": "causal-lm", "parameters": parameters}))
     with pytest.raises(ManifestError) as caught:
-        job_of(parse(text.encode(), "job.json"))
+        parse_job(parse(text.encode(), "job.json"))
     (problem,) = caught.value.problems
     assert said in problem.message
     assert problem.line == 1
     # Of a task of the user's own only that task knows.
     own = json.dumps(manifests.manifest(trainer={"task": "a:B", "parameters": parameters}))
-    assert job_of(parse(own.encode(), "job.json")).spec.trainer.parameters == parameters
+    assert parse_job(parse(own.encode(), "job.json")).spec.trainer.parameters == parameters

@@ -5,15 +5,15 @@ import re
 import pytest
 
 from tandem.errors import ManifestError
-from tandem.manifest.reading import job_of
-from tandem.manifest.source import parse
+from tandem.job.manifest.reading import parse_job
+from tandem.job.manifest.source import parse
 from tests.support.bad_manifests import CASES, BadManifest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_manifest_gets_one_message(case: BadManifest) -> None:
     with pytest.raises(ManifestError) as caught:
-        job_of(parse(case.text, "job.yaml"))
+        parse_job(parse(case.text, "job.yaml"))
     (problem,) = caught.value.problems
     assert re.search(case.words, problem.message), problem.message
     assert problem.field.startswith(case.field) if case.field else not problem.field, problem.field

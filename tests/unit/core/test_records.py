@@ -33,7 +33,7 @@ def parsed(kinds: Kinds[Any], **fields: Any) -> Any:
 def test_a_damaged_value_costs_that_value_alone(log: str, value: object) -> None:
     kinds, union = LOGS[log]
     for record in get_args(union):
-        if issubclass(record, records.Rewound | records.Troubled | records.Accounted):
+        if issubclass(record, records.Rewound | records.TroublesRecord | records.LedgerRecord):
             continue
         sound = {"kind": record.model_fields["kind"].default, "step": 3, "generation": 2}
         sound |= {"name": "step-000000003", "checkpoint": "step-000000003"}

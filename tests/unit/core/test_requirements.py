@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem import requirements
-from tandem.code import CodeError, Over
-from tandem.requirements import with_packages
+from tandem.processes import requirements
+from tandem.processes.requirements import with_packages
+from tandem.rundir.code import CodeError, JobEnded
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import acquire
 from tests.support import coded
@@ -76,7 +76,7 @@ def test_without_requirements_nothing_is_installed(run_dir: RunDir, folder: Path
     ("content", "words"),
     [
         ("--no-index\nno-such-package==9\n", "No matching distribution found for no-such-package==9"),
-        ("--no-index\nnumpy==1.0\n", "stays as it is: numpy=="),
+        ("--no-index\nnumpy==1.0\n", "cannot change: numpy=="),
     ],
 )
 def test_what_cannot_be_installed_is_told_in_pips_words_and_leaves_nothing(
@@ -107,13 +107,13 @@ def test_others_wait_while_one_installs_and_stop_when_the_job_has_failed(
     run_dir.code.mkdir()
     held = acquire(run_dir.packages(key).with_suffix(".lease"), "another pod")
     assert held is not None
-    monkeypatch.setattr(requirements, "SAY_SECONDS", 0.0)
+    monkeypatch.setattr(requirements, "MESSAGE_SECONDS", 0.0)
 
     def say(event: str, **_: object) -> None:
         assert event == "waits-for-packages"
         run_dir.mark_failed("Tried", "the other one has failed", 78)
 
-    with pytest.raises(Over):
+    with pytest.raises(JobEnded):
         with_packages(run_dir, folder, DIGEST, say)
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.job import Checkpoint, Evaluators
-from tandem.rundir.lineage import MARGIN, MAX_REWINDS, SPAN, Rewind, decide, reach
-from tandem.rundir.retention import Keepers, expendable, reserves
-from tandem.status import CheckpointRef
+from tandem.job.resource import CheckpointSpec, Evaluators
+from tandem.rundir.lineage import MARGIN, MAX_REWINDS, SPIKE_SPAN_STEPS, Rewind, decide, reach
+from tandem.rundir.retention import RetentionInputs, checkpoints_to_delete, reserves
+from tandem.wire.status import CheckpointRef
 
 LATEST = Evaluators.model_validate({"policy": "Latest"})
 
@@ -16,12 +16,12 @@ def references(steps: list[int]) -> list[CheckpointRef]:
     return [CheckpointRef(name=f"step-{step:09d}", step=step, generation=1) for step in sorted(steps, reverse=True)]
 
 
-def retained(steps: list[int], policy: Checkpoint, far: int) -> list[int]:
+def retained(steps: list[int], policy: CheckpointSpec, far: int) -> list[int]:
     """The steps that are left of a run that saved after these steps, in this order."""
     kept: list[int] = []
     for step in steps:
         kept.append(step)
-        gone = expendable(references(kept), policy, LATEST, Keepers({}, None, set(), far))
+        gone = checkpoints_to_delete(references(kept), policy, LATEST, RetentionInputs({}, None, set(), far))
         kept = [one for one in kept if f"step-{one:09d}" not in gone]
     return kept
 
@@ -36,7 +36,7 @@ def test_a_rewind_never_loses_more_than_twice_its_reach_and_an_interval(
 ) -> None:
     steps = [sum(saves[: number + 1]) for number in range(len(saves))]
     far = reach(rewinds)
-    kept = retained(steps, Checkpoint(keep_last=last, keep_best=0), far)
+    kept = retained(steps, CheckpointSpec(keep_last=last, keep_best=0), far)
     newest = kept[-1]
     assert newest == steps[-1]
     old_enough = [step for step in kept if step <= newest - far]
@@ -47,13 +47,13 @@ def test_a_rewind_never_loses_more_than_twice_its_reach_and_an_interval(
 
 
 @settings(max_examples=300)
-@given(intervals, st.integers(1, 4), st.integers(0, MAX_REWINDS - 1), st.integers(1, SPAN), st.data())
+@given(intervals, st.integers(1, 4), st.integers(0, MAX_REWINDS - 1), st.integers(1, SPIKE_SPAN_STEPS), st.data())
 def test_whenever_the_loss_goes_bad_there_is_a_checkpoint_to_go_back_to(
     saves: list[int], last: int, rewinds: int, seen_after: int, data: st.DataObject
 ) -> None:
     """A loss that is not finite is seen at once, a spike SPAN steps after it began; each before the next save."""
     steps = [sum(saves[: number + 1]) for number in range(len(saves))]
-    kept = retained(steps, Checkpoint(keep_last=last, keep_best=0), reach(rewinds))
+    kept = retained(steps, CheckpointSpec(keep_last=last, keep_best=0), reach(rewinds))
     seen = kept[-1] + data.draw(st.integers(1, 60))
     bad = max(1, seen - seen_after + 1)
     earlier = [rewind(number) for number in range(rewinds)]
@@ -76,18 +76,18 @@ def rewind(number: int) -> Rewind:
 def test_there_is_always_another_one_to_fall_back_to(saves: list[int], last: int) -> None:
     steps = [sum(saves[: number + 1]) for number in range(len(saves))]
     for far in (1, reach(0)):
-        kept = retained(steps, Checkpoint(keep_last=last, keep_best=0), far)
+        kept = retained(steps, CheckpointSpec(keep_last=last, keep_best=0), far)
         assert len(kept) >= min(2, len(steps))
 
 
 def test_reserves_of_a_run_that_is_over_are_let_go() -> None:
     assert reserves([100, 90, 80], 0) == (100, None)
-    assert retained([10, 20, 30, 40, 50, 60, 70], Checkpoint(keep_last=2, keep_best=0), 0) == [60, 70]
+    assert retained([10, 20, 30, 40, 50, 60, 70], CheckpointSpec(keep_last=2, keep_best=0), 0) == [60, 70]
 
 
 def test_one_useless_loss_does_not_send_a_run_back_to_the_beginning() -> None:
     """Saves after each second step, of which three are kept: all of them are younger than the margin."""
-    kept = retained(list(range(2, 401, 2)), Checkpoint(keep_last=3, keep_best=0), reach(0))
+    kept = retained(list(range(2, 401, 2)), CheckpointSpec(keep_last=3, keep_best=0), reach(0))
     found = decide([], 1, 401, None, 10**6, kept)
     assert found is not None
     assert max(step for step in kept if step < found.resume_before) > 400 - 2 * reach(0) - 2

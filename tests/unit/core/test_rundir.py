@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.job import API_VERSION, KIND, DistributedTrainingJob
+from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.rundir.checkpoint import FILE, Broken
 from tandem.rundir.durable import read_json, temporary_beside
 from tandem.rundir.layout import BAD, STALE, RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tests.support import manifests
 from tests.support.checkpoints import commit
 

@@ -2,8 +2,8 @@
 
 import re
 
-from tandem import metrics
-from tandem.status import Status, Troubles, explained, lasting, told
+from tandem.wire import metrics
+from tandem.wire.status import Status, Troubles, persistent_trouble, trouble_messages, with_cause
 from tests.support import ROOT
 
 FULL = "[Errno 28] No space left on device"
@@ -12,25 +12,25 @@ FAILING = Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL,
 
 def test_the_gravest_comes_first_and_what_is_past_does_not_last() -> None:
     past = Troubles(saves_failed=2, rewinds=3, batches_left_out=180, evaluations_skipped=18, lines_lost=1)
-    assert [(one.level, one.text) for one in told(past)] == [
+    assert [(one.level, one.text) for one in trouble_messages(past)] == [
         ("warning", "2 saves have failed"),
         ("error", "1 log line has been lost: the disk refused them"),
         ("warning", "the loss became useless: training went back 3 times and left out 180 batches"),
         ("info", "18 checkpoints have been skipped by evaluators"),
     ]
-    assert lasting(past) is None
-    assert lasting(None) is None
-    now = lasting(FAILING)
+    assert persistent_trouble(past) is None
+    assert persistent_trouble(None) is None
+    now = persistent_trouble(FAILING)
     assert now is not None
     assert (now.reason, now.text) == ("SavesFail", f"the disk is full: the last 24 saves have failed: {FULL}")
 
 
 def test_the_cause_comes_first_where_it_is_a_full_disk_as_lines_are_cut_at_their_end() -> None:
-    assert explained("it failed", "[Errno 122] Disk quota exceeded") == (
+    assert with_cause("it failed", "[Errno 122] Disk quota exceeded") == (
         "the disk is full: it failed: [Errno 122] Disk quota exceeded"
     )
-    assert explained("it failed", "[Errno 5] Input/output error") == "it failed: [Errno 5] Input/output error"
-    assert explained("it failed", "") == "it failed"
+    assert with_cause("it failed", "[Errno 5] Input/output error") == "it failed: [Errno 5] Input/output error"
+    assert with_cause("it failed", "") == "it failed"
 
 
 def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
@@ -50,5 +50,5 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         worse_than_base=3,
         evaluations_skipped=1,
     )
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one.reason for one in told(every)]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one.reason for one in trouble_messages(every)]
     assert set(re.findall(r"`(tandem_\w+)", page)) <= {metric.name for metric in metrics.ALL}

@@ -4,34 +4,34 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.supervision import (
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.supervision import (
     ENDING_SECONDS,
     HEALTHY_SECONDS,
     LEAVING_SECONDS,
+    MAX_DELAY_SECONDS,
     MAX_FAILURES,
-    MAX_PAUSE,
     RESULT_SECONDS,
     SAVING_SECONDS,
     Action,
-    Ask,
     Child,
-    Facts,
     FailRun,
     Finish,
-    Kill,
+    KillChild,
+    RunFacts,
     StartChild,
+    TerminateChild,
     decide,
-    ending,
+    describe_exit,
     is_given_up,
-    pause,
+    restart_delay,
 )
 
 COORDINATOR = Child(name="coordinator", role="coordinator")
 WORKERS = (Child(name="worker-0", role="agent"), Child(name="worker-1", role="agent"))
 EVALUATOR = Child(name="evaluator-0-0", role="evaluator")
-TRAINING = Facts(reachable=True)
-DONE = Facts(reachable=True, done=True, done_since=100.0)
+TRAINING = RunFacts(reachable=True)
+DONE = RunFacts(reachable=True, done=True, done_since=100.0)
 
 
 def running(child: Child, since: float = 0.0) -> Child:
@@ -49,13 +49,13 @@ def with_one(changed: Child, children: tuple[Child, ...] = ALL_RUNNING) -> list[
     return [changed if child.name == changed.name else child for child in children]
 
 
-def names(actions: list[Action], kind: type[StartChild] | type[Ask] | type[Kill]) -> list[str]:
+def names(actions: list[Action], kind: type[StartChild] | type[TerminateChild] | type[KillChild]) -> list[str]:
     return [action.name for action in actions if isinstance(action, kind)]
 
 
 class TestStarting:
     def test_agents_wait_for_the_coordinators_address_and_nobody_else_does(self) -> None:
-        actions = decide([COORDINATOR, *WORKERS, EVALUATOR], Facts(), now=0.0)
+        actions = decide([COORDINATOR, *WORKERS, EVALUATOR], RunFacts(), now=0.0)
         assert actions == [StartChild("coordinator"), StartChild("evaluator-0-0")]
 
     def test_agents_start_once_it_is_known(self) -> None:
@@ -77,7 +77,7 @@ class TestAnUnexpectedEnd:
         pauses = []
         for _ in range(MAX_FAILURES - 1):
             child = child.started(100.0).ended(1, 101.0)
-            pauses.append(pause(child.failures))
+            pauses.append(restart_delay(child.failures))
             assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1]) == [StartChild(child.name)]
             if pauses[-1]:
                 assert decide(with_one(child), TRAINING, now=101.0 + pauses[-1] - 0.01) == []
@@ -90,7 +90,7 @@ class TestAnUnexpectedEnd:
         assert child.started(0.0).ended(1, HEALTHY_SECONDS).failures == 1
 
     def test_pauses_have_a_bound(self) -> None:
-        assert pause(1000) == MAX_PAUSE
+        assert restart_delay(1000) == MAX_DELAY_SECONDS
 
     @pytest.mark.parametrize("child", [COORDINATOR, WORKERS[1]], ids=lambda child: child.name)
     def test_too_often_fails_the_run_and_says_whose_it_was(self, child: Child) -> None:
@@ -139,7 +139,7 @@ class TestAnAgentThatEndsWell:
         one = [running(COORDINATOR), over(WORKERS[0], 0), running(WORKERS[1])]
         assert decide(one, own, now=1000.0) == []
         both = [running(COORDINATOR), over(WORKERS[0], 0), over(WORKERS[1], 0)]
-        assert decide(both, own, now=1000.0) == [Ask("coordinator")]
+        assert decide(both, own, now=1000.0) == [TerminateChild("coordinator")]
         assert decide([over(child, 0) for child in both], own, now=1000.0) == [Finish()]
 
 
@@ -149,9 +149,9 @@ class TestWhenTrainingIsComplete:
 
     def test_agents_that_stay_are_asked_then_killed(self) -> None:
         late = 100.1 + ENDING_SECONDS
-        assert names(decide(ALL_RUNNING, DONE, now=late), Ask) == ["worker-0", "worker-1"]
+        assert names(decide(ALL_RUNNING, DONE, now=late), TerminateChild) == ["worker-0", "worker-1"]
         asked = with_one(ALL_RUNNING[1].asked(late))
-        assert names(decide(asked, DONE, now=late + SAVING_SECONDS + 0.1), Kill) == ["worker-0"]
+        assert names(decide(asked, DONE, now=late + SAVING_SECONDS + 0.1), KillChild) == ["worker-0"]
 
     def test_an_agent_that_ends_badly_is_not_started_again(self) -> None:
         assert decide(with_one(over(WORKERS[0], 1)), DONE, now=101.0) == []
@@ -163,13 +163,13 @@ class TestWhenTrainingIsComplete:
     def test_the_coordinator_stays_until_evaluators_are_through(self) -> None:
         gone = [running(COORDINATOR), *(over(worker, 0) for worker in WORKERS)]
         assert decide([*gone, running(EVALUATOR)], DONE, now=1000.0) == []
-        assert decide([*gone, over(EVALUATOR, 0)], DONE, now=1000.0) == [Ask("coordinator")]
+        assert decide([*gone, over(EVALUATOR, 0)], DONE, now=1000.0) == [TerminateChild("coordinator")]
 
     def test_an_evaluator_that_was_given_up_is_not_waited_for(self) -> None:
         gone = [running(COORDINATOR), *(over(worker, 0) for worker in WORKERS)]
         broken = replace(over(EVALUATOR, 1), failures=MAX_FAILURES)
         assert is_given_up(broken)
-        assert decide([*gone, broken], DONE, now=1000.0) == [Ask("coordinator")]
+        assert decide([*gone, broken], DONE, now=1000.0) == [TerminateChild("coordinator")]
 
     def test_the_end_is_when_nothing_runs(self) -> None:
         assert decide([over(child, 0) for child in ALL_RUNNING], DONE, now=1000.0) == [Finish()]
@@ -186,42 +186,42 @@ LEAVING = [replace(TRAINING, requests=1), replace(TRAINING, failed=True)]
 
 @pytest.mark.parametrize("facts", LEAVING, ids=["Ctrl-C", "failed"])
 class TestLeaving:
-    def test_asks_agents_who_save_and_evaluators_who_give_up_what_they_are_at(self, facts: Facts) -> None:
+    def test_asks_agents_who_save_and_evaluators_who_give_up_what_they_are_at(self, facts: RunFacts) -> None:
         asked = decide(ALL_RUNNING, facts, now=10.0)
-        assert asked == [Ask("worker-0"), Ask("worker-1"), Ask("evaluator-0-0")]
+        assert asked == [TerminateChild("worker-0"), TerminateChild("worker-1"), TerminateChild("evaluator-0-0")]
 
-    def test_asks_nobody_twice(self, facts: Facts) -> None:
+    def test_asks_nobody_twice(self, facts: RunFacts) -> None:
         asked = [child if child.role == "coordinator" else child.asked(10.0) for child in ALL_RUNNING]
         assert decide(asked, facts, now=10.0 + LEAVING_SECONDS) == []
 
-    def test_gives_evaluators_little_time_and_agents_that_of_a_save(self, facts: Facts) -> None:
+    def test_gives_evaluators_little_time_and_agents_that_of_a_save(self, facts: RunFacts) -> None:
         asked = [child if child.role == "coordinator" else child.asked(10.0) for child in ALL_RUNNING]
-        assert decide(asked, facts, now=10.1 + LEAVING_SECONDS) == [Kill("evaluator-0-0")]
-        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), Kill)[:2] == ["worker-0", "worker-1"]
+        assert decide(asked, facts, now=10.1 + LEAVING_SECONDS) == [KillChild("evaluator-0-0")]
+        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), KillChild)[:2] == ["worker-0", "worker-1"]
 
-    def test_gives_agents_longer_whose_saves_take_longer(self, facts: Facts) -> None:
+    def test_gives_agents_longer_whose_saves_take_longer(self, facts: RunFacts) -> None:
         slow = [replace(child, saving_seconds=300.0) for child in ALL_RUNNING]
         asked = [child if child.role == "coordinator" else child.asked(10.0) for child in slow]
-        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), Kill) == ["evaluator-0-0"]
-        assert names(decide(asked, facts, now=10.1 + 300), Kill)[:2] == ["worker-0", "worker-1"]
+        assert names(decide(asked, facts, now=10.1 + SAVING_SECONDS), KillChild) == ["evaluator-0-0"]
+        assert names(decide(asked, facts, now=10.1 + 300), KillChild)[:2] == ["worker-0", "worker-1"]
 
-    def test_the_coordinator_goes_last(self, facts: Facts) -> None:
+    def test_the_coordinator_goes_last(self, facts: RunFacts) -> None:
         gone = [over(worker, 1) for worker in WORKERS]
         rest = [running(COORDINATOR), *gone, running(EVALUATOR)]
-        assert decide(rest, facts, now=100.0) == [Ask("evaluator-0-0")]
+        assert decide(rest, facts, now=100.0) == [TerminateChild("evaluator-0-0")]
         rest = [running(COORDINATOR), *gone, over(EVALUATOR, 75)]
-        assert decide(rest, facts, now=100.0) == [Ask("coordinator")]
+        assert decide(rest, facts, now=100.0) == [TerminateChild("coordinator")]
         rest = [running(COORDINATOR).asked(100.0), *gone, over(EVALUATOR, 75)]
-        assert decide(rest, facts, now=100.1 + LEAVING_SECONDS) == [Kill("coordinator")]
+        assert decide(rest, facts, now=100.1 + LEAVING_SECONDS) == [KillChild("coordinator")]
 
-    def test_starts_nothing_again(self, facts: Facts) -> None:
+    def test_starts_nothing_again(self, facts: RunFacts) -> None:
         assert decide([over(child, -9) for child in ALL_RUNNING], facts, now=1000.0) == [Finish()]
 
 
 class TestASecondCtrlC:
     def test_kills_everything_at_once(self) -> None:
         facts = replace(TRAINING, requests=2)
-        assert decide(ALL_RUNNING, facts, now=10.0) == [Kill(child.name) for child in ALL_RUNNING]
+        assert decide(ALL_RUNNING, facts, now=10.0) == [KillChild(child.name) for child in ALL_RUNNING]
 
     def test_ends_when_all_are_dead(self) -> None:
         facts = replace(TRAINING, requests=2)
@@ -229,5 +229,5 @@ class TestASecondCtrlC:
 
 
 def test_endings_are_told_in_words() -> None:
-    assert ending(-9) == "killed by signal 9"
-    assert ending(78) == "with exit code 78"
+    assert describe_exit(-9) == "killed by signal 9"
+    assert describe_exit(78) == "with exit code 78"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.job.tracking import FILE, FOLDER, URI, Mlflow, tracking_uri, without_password
 from tandem.rundir.durable import replace_json
-from tandem.tracking import FILE, FOLDER, URI, Mlflow, tracking_uri, without_password
 
 SERVER, OTHER = "https://mlflow.example", "http://other:5000"
 

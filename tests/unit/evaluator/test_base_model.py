@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir import evaluations, lease
 from tandem.rundir.checkpoint import WEIGHTS, Manifest, verified_bytes
 from tandem.rundir.durable import read_json
@@ -184,7 +184,7 @@ def test_what_a_killed_evaluator_leaves_does_not_hold_up_the_next(rundir: RunDir
     subject, scoring = evaluator(rundir, 0, preparing(rundir))
     assert subject.run() == ExitCode.DONE
     scoring.close()
-    assert evaluations.fate(rundir, BASE) == "merged"
+    assert evaluations.evaluation_progress(rundir, BASE) == "merged"
 
 
 def test_weights_that_are_damaged_are_set_aside_and_written_again(rundir: RunDir) -> None:
@@ -195,7 +195,7 @@ def test_weights_that_are_damaged_are_set_aside_and_written_again(rundir: RunDir
     subject, scoring = evaluator(rundir, 0, base)
     assert subject.run() == ExitCode.DONE
     scoring.close()
-    assert evaluations.fate(rundir, BASE) == "merged"
+    assert evaluations.evaluation_progress(rundir, BASE) == "merged"
     assert (rundir.path.parent / "prepared").read_text() == "xx"
 
 

@@ -6,24 +6,37 @@ import pytest
 
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import checkpoint_name
-from tandem.status import CheckpointRef
-from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Standing, View, Wait, choose, worth_doing
+from tandem.wire.status import CheckpointRef
+from tandem_evaluator.choice import (
+    Evaluate,
+    EvaluationState,
+    Finished,
+    Merge,
+    Policy,
+    Skip,
+    View,
+    Wait,
+    choose,
+    is_still_needed,
+)
 
 
 def ref(step: int) -> CheckpointRef:
     return CheckpointRef(name=checkpoint_name(step), step=step, generation=1)
 
 
-def stands(step: int, finished: str = "", claimed: str = "", merged: bool = False, skipped: bool = False) -> Standing:
+def stands(
+    step: int, finished: str = "", claimed: str = "", merged: bool = False, skipped: bool = False
+) -> EvaluationState:
     """Shards are given as digits: "01" is shard 0 and shard 1."""
-    return Standing(ref(step), frozenset(map(int, finished)), frozenset(map(int, claimed)), merged, skipped)
+    return EvaluationState(ref(step), frozenset(map(int, finished)), frozenset(map(int, claimed)), merged, skipped)
 
 
-def running(*standings: Standing) -> View:
+def running(*standings: EvaluationState) -> View:
     return View(standings)
 
 
-def done(*standings: Standing, final: int | None = None) -> View:
+def done(*standings: EvaluationState, final: int | None = None) -> View:
     return View(standings, ended=True, final=None if final is None else ref(final))
 
 
@@ -115,9 +128,9 @@ def test_nobody_leaves_while_a_checkpoint_may_yet_turn_out_sound(policy: Policy)
     ],
 )
 def test_a_won_claim_is_worth_its_work_only_if_the_work_is_still_to_do(
-    why: str, standing: Standing, view: View, policy: Policy, worth: bool
+    why: str, standing: EvaluationState, view: View, policy: Policy, worth: bool
 ) -> None:
-    assert worth_doing(standing, 0, view, policy) is worth, why
+    assert is_still_needed(standing, 0, view, policy) is worth, why
 
 
 BASES = [
@@ -137,10 +150,10 @@ BASES = [
 def test_the_base_model_comes_first_and_is_never_passed_over(
     policy: Policy, finished: str, claimed: str, view: View, action: object
 ) -> None:
-    base = Standing(BASE, frozenset(map(int, finished)), frozenset(map(int, claimed)))
+    base = EvaluationState(BASE, frozenset(map(int, finished)), frozenset(map(int, claimed)))
     assert choose(replace(view, base=base), policy, 2) == action
 
 
 def test_once_the_base_model_is_evaluated_all_is_as_without_one() -> None:
     for _, view, action in LATEST:
-        assert choose(replace(view, base=Standing(BASE, merged=True)), "Latest", 2) == action
+        assert choose(replace(view, base=EvaluationState(BASE, merged=True)), "Latest", 2) == action

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import FILE, Manifest
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.evaluations import folder, merged_name, shard_name
 from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator import claim as claim_module
 from tandem_evaluator import survey as survey_module
-from tandem_evaluator.choice import Standing
-from tandem_evaluator.claim import claim, claim_file, give_back_leftovers
+from tandem_evaluator.choice import EvaluationState
+from tandem_evaluator.claim import claim, claim_file, release_leftovers
 from tandem_evaluator.evaluation import TaskScoring
 from tandem_evaluator.publication import Publication
 from tandem_evaluator.result import ShardResult
@@ -82,7 +82,7 @@ def test_a_claim_is_renewed_in_time_for_as_long_as_it_is_held(rundir: RunDir, mo
     held = claim(path, "a")
     assert held is not None
     with held:
-        until(lambda: now[0] > 1_000_000.0 + 10 * lease.SECONDS, "ten times the lease's time")
+        until(lambda: now[0] > 1_000_000.0 + 10 * lease.LEASE_LENGTH_SECONDS, "ten times the lease's time")
         assert claim(path, "b") is None
     assert all(was_held)
     assert not path.exists()
@@ -102,7 +102,7 @@ def test_a_process_started_again_gives_back_what_it_died_with(rundir: RunDir) ->
     names = {"evaluate-mine": "a", "evaluate-theirs": "b", "other-mine": "a"}
     for name, holder in names.items():
         assert lease.acquire(rundir.leases / f"{name}.json", holder)
-    give_back_leftovers(rundir, "a")
+    release_leftovers(rundir, "a")
     assert sorted(path.stem for path in rundir.leases.iterdir()) == ["evaluate-theirs", "other-mine"]
 
 
@@ -110,7 +110,7 @@ def test_claims_that_ran_out_long_ago_are_swept(rundir: RunDir) -> None:
     for name, ends in {"evaluate-old": time.time() - 7200, "evaluate-recent": time.time() - 20}.items():
         (rundir.leases / f"{name}.json").write_text(json.dumps({"holder": "b", "until": ends}))
     (rundir.leases / "evaluate-garbage.json").write_text("{")
-    give_back_leftovers(rundir, "a")
+    release_leftovers(rundir, "a")
     assert sorted(path.stem for path in rundir.leases.iterdir()) == ["evaluate-garbage", "evaluate-recent"]
 
 
@@ -169,7 +169,7 @@ def test_a_result_that_cannot_be_right_is_discarded_and_done_again(rundir: RunDi
     path = folder(rundir, reference) / shard_name(reference, 1, 2)
     path.write_text(damage(json.loads(path.read_text())))
     assert subject.merge(reference) is None
-    assert Survey(rundir, 2).look().standings == (Standing(reference, frozenset({0})),)
+    assert Survey(rundir, 2).scan().states == (EvaluationState(reference, frozenset({0})),)
     assert subject.publish(shard_result(reference, 1))
     assert subject.merge(reference) is not None
 
@@ -239,24 +239,24 @@ def test_a_look_sees_results_claims_and_notes(rundir: RunDir) -> None:
     publication(rundir).publish(shard_result(references[2], 1, shards=3))
     assert lease.acquire(claim_file(rundir, references[2], 1, 2), "b")
     assert lease.acquire(claim_file(rundir, references[3], 0, 2), "b", seconds=-1)
-    view = subject.look()
-    assert [one.reference.step for one in view.standings] == [40, 30, 20, 10]
-    assert view.standings[0] == Standing(references[3])
-    assert view.standings[1] == Standing(references[2], frozenset({0}), frozenset({1}))
-    assert view.standings[2].skipped
-    assert view.standings[3].merged
+    view = subject.scan()
+    assert [one.reference.step for one in view.states] == [40, 30, 20, 10]
+    assert view.states[0] == EvaluationState(references[3])
+    assert view.states[1] == EvaluationState(references[2], frozenset({0}), frozenset({1}))
+    assert view.states[2].skipped
+    assert view.states[3].merged
     assert not view.ended
 
 
 def test_only_checkpoints_on_the_lineage_are_seen(rundir: RunDir) -> None:
     subject = Survey(rundir, 2)
     ten, twenty = commit(rundir, 10), commit(rundir, 20)
-    assert [one.reference for one in subject.look().standings] == [twenty, ten]
+    assert [one.reference for one in subject.scan().states] == [twenty, ten]
     begin(rundir, 2, ten)
-    assert [one.reference for one in subject.look().standings] == [ten]
+    assert [one.reference for one in subject.scan().states] == [ten]
     rundir.set_aside(twenty.name, ".stale")
     again = commit(rundir, 20, 2)
-    assert [one.reference for one in subject.look().standings] == [again, ten]
+    assert [one.reference for one in subject.scan().states] == [again, ten]
 
 
 def test_the_evaluation_of_a_name_that_is_used_again_starts_anew(rundir: RunDir) -> None:
@@ -264,17 +264,17 @@ def test_the_evaluation_of_a_name_that_is_used_again_starts_anew(rundir: RunDir)
     ten, twenty = commit(rundir, 10), commit(rundir, 20)
     merge_all(rundir, twenty, right=3)
     for _ in range(2):
-        assert subject.look().standings[0].merged
+        assert subject.scan().states[0].merged
     begin(rundir, 2, ten)
     rundir.set_aside(twenty.name, ".stale")
     commit(rundir, 20, 2)
-    assert subject.look().standings[0] == Standing(CheckpointRef(name=twenty.name, step=20, generation=2))
+    assert subject.scan().states[0] == EvaluationState(CheckpointRef(name=twenty.name, step=20, generation=2))
 
 
 def test_the_end_and_the_final_checkpoint(rundir: RunDir) -> None:
     subject, final = Survey(rundir, 2), commit(rundir, 10)
     rundir.mark_done(final)
-    view = subject.look()
+    view = subject.scan()
     assert (view.ended, view.final) == (True, final)
 
 
@@ -283,13 +283,13 @@ def test_a_final_checkpoint_that_was_evaluated_and_deleted_needs_nothing_more(ru
     merge_all(rundir, twenty, right=3)
     rundir.mark_done(twenty)
     rundir.set_aside(twenty.name)
-    assert subject.look().standings == (Standing(twenty, merged=True), Standing(ten))
+    assert subject.scan().states == (EvaluationState(twenty, merged=True), EvaluationState(ten))
 
 
 def test_a_failure_is_an_end_without_a_final_checkpoint(rundir: RunDir) -> None:
     commit(rundir, 10)
     rundir.mark_failed("Diverged", "the loss stayed NaN", 65)
-    view = Survey(rundir, 2).look()
+    view = Survey(rundir, 2).scan()
     assert (view.ended, view.final) == (True, None)
 
 
@@ -298,14 +298,14 @@ def test_a_broken_manifest_is_believed_only_at_the_second_look(rundir: RunDir, m
     manifest = rundir.checkpoint(twenty.name) / FILE
     sound = manifest.read_bytes()
     manifest.write_bytes(sound.replace(b'"step": 20', b'"step": 21'))
-    view = subject.look()
-    assert [one.reference for one in view.standings] == [ten]
+    view = subject.scan()
+    assert [one.reference for one in view.states] == [ten]
     assert (view.unsure, subject.broken) == (True, {})
-    monkeypatch.setattr(survey_module, "SECOND_LOOK_SECONDS", 0.0)
-    assert not subject.look().unsure
+    monkeypatch.setattr(survey_module, "DOUBT_SECONDS", 0.0)
+    assert not subject.scan().unsure
     assert "does not match its own digest" in subject.broken[twenty.name]
     manifest.write_bytes(sound)
-    assert [one.reference for one in subject.look().standings] == [twenty, ten]
+    assert [one.reference for one in subject.scan().states] == [twenty, ten]
     assert subject.broken == {}
 
 
@@ -321,25 +321,25 @@ def test_a_manifest_that_cannot_be_read_now_is_not_called_broken(
         return read(name)
 
     monkeypatch.setattr(rundir, "manifest", failing)
-    assert [one.reference for one in subject.look().standings] == [ten]
+    assert [one.reference for one in subject.scan().states] == [ten]
     assert subject.broken == {}
     rundir.mark_done(twenty)
     with pytest.raises(OSError, match="Input/output"):
-        subject.look()
+        subject.scan()
 
 
 def test_a_long_run_is_not_read_again_at_every_look(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(10, 60, 10):
         merge_all(rundir, commit(rundir, step), right=3)
     subject = Survey(rundir, 2)
-    before = subject.look()
+    before = subject.scan()
 
     def refuse(*_: object) -> None:
         raise AssertionError("read again")
 
     monkeypatch.setattr(rundir, "manifest", refuse)
     monkeypatch.setattr(rundir, "generation_records", refuse)
-    assert subject.look() == before
+    assert subject.scan() == before
 
 
 def test_of_a_long_run_a_look_asks_for_little(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,16 +347,16 @@ def test_of_a_long_run_a_look_asks_for_little(rundir: RunDir, monkeypatch: pytes
         merge_all(rundir, commit(rundir, step), right=3)
     new = commit(rundir, 310)
     subject, asked = Survey(rundir, 2), list[str]()
-    before, stat = subject.look(), Path.stat
+    before, stat = subject.scan(), Path.stat
 
     def noted(path: Path, **options: bool) -> os.stat_result:
         asked.append(path.parent.name)
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", noted)
-    assert subject.look() == before
+    assert subject.scan() == before
     assert asked.count(new.name) == 1
     assert len([name for name in asked if name.startswith("step-")]) == 1, "and nothing of the thirty that are done"
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + survey_module.SETTLED_SECONDS)
-    subject.look()
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + survey_module.RECHECK_SECONDS)
+    subject.scan()
     assert len({*asked}) >= 31, "they are looked at again after a while"

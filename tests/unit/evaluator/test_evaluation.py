@@ -10,11 +10,11 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 from torch import Tensor, nn
 
-from tandem.tasks import Data, ImageClassification
+from tandem.job.tasks import Data, ImageClassification
 from tandem_evaluator import evaluation
-from tandem_evaluator.evaluation import Evaluation, counted
+from tandem_evaluator.evaluation import Evaluation, validation_counts
 from tandem_evaluator.result import MAX_WRONG, MergedResult, ShardResult, merge
-from tandem_evaluator.scoring import Misfit
+from tandem_evaluator.scoring import UnusableCheckpoint
 from tandem_trainer import data, models
 
 DIGITS = ImageClassification(model="baby-cnn", data=Data(name="digits"))
@@ -33,7 +33,7 @@ def merged(subject: Evaluation, shards: int, state: dict[str, Tensor]) -> Merged
         facts: dict[str, Any] = {"checkpoint": "step-000000001", "step": 1, "generation": 1}
         facts |= {"shard": shard, "shards": shards, "seconds": 0.0, "evaluator": "e", "at": 0.0}
         facts |= {"samples": tally.samples, "loss_sum": tally.loss_sum, "confusion": tally.confusion}
-        facts |= {"wrong": tally.wrong, "validation": counted(tally.held_out)}
+        facts |= {"wrong": tally.wrong, "validation": validation_counts(tally.held_out)}
         results.append(ShardResult(**facts))
     return merge(results)
 
@@ -122,7 +122,7 @@ def test_weights_that_gave_nan_are_counted_and_their_loss_is_none() -> None:
 def test_weights_of_another_model_are_a_misfit() -> None:
     state = weights()
     state.popitem()
-    with pytest.raises(Misfit, match="not those of the job's model"):
+    with pytest.raises(UnusableCheckpoint, match="not those of the job's model"):
         Evaluation.load(DIGITS).run(state, 0, 1)
 
 
@@ -131,7 +131,7 @@ def test_the_model_holds_no_weights_between_two_checkpoints() -> None:
     subject = Evaluation(data.load(DIGITS.data, "test"), model)
     damaged = dict(list(weights().items())[1:])
     for state in (weights(), damaged):
-        with suppress(Misfit):
+        with suppress(UnusableCheckpoint):
             subject.run(state, 0, 1)
         assert all(tensor.is_meta for tensor in model.state_dict().values())
 
@@ -167,4 +167,4 @@ def test_large_images_come_in_small_batches() -> None:
     tally = Evaluation(samples, Sizes()).run({}, 0, 1)
     assert tally is not None
     assert tally.samples == 20
-    assert max(seen) <= evaluation.MAX_NUMBERS
+    assert max(seen) <= evaluation.MAX_VALUES

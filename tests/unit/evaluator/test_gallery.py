@@ -10,8 +10,8 @@ import torch
 
 from tandem.rundir.durable import read_json, replace_json
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
-from tandem.wrong_samples import Gallery, gallery
+from tandem.rundir.wrong_samples import Gallery, gallery
+from tandem.wire.status import CheckpointRef
 from tandem_cli.report.writing import write
 from tandem_coordinator.charts.gallery import tiles
 from tandem_coordinator.page.timeline import Timeline
@@ -70,7 +70,7 @@ def test_reach_from_the_darkest_to_the_brightest_pixel(run: SmallRun) -> None:
     assert found is not None
     (tile,) = tiles(found)
     assert list(tile.pixels) == [17 * pixel for pixel in range(16)]
-    assert (tile.words, tile.beside) == ("cat", "→ dog, 75 %")
+    assert (tile.label, tile.prediction) == ("cat", "→ dog, 75 %")
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 40), (512, 512)])
@@ -125,9 +125,9 @@ def test_stand_on_the_report_and_on_the_live_page(run: SmallRun) -> None:
     assert "What the best checkpoint takes for something else" in page
     assert page.count("<title>sample 5: cat, taken for dog, 75 % sure</title>") == 2
     record = Timeline(RunDir(run.rundir.path))
-    record.follow(10.0, rest=0.0)
-    assert [tile.words for tile in record.wrong] == ["cat", "cat"]
+    record.follow(10.0, rest_factor=0.0)
+    assert [tile.label for tile in record.wrong] == ["cat", "cat"]
     run.rundir.wrong_file.unlink()
-    record.follow(10.0, rest=0.0)
+    record.follow(10.0, rest_factor=0.0)
     assert record.wrong == []
     assert "takes for something else" not in write(run.rundir.path, png=False).page.read_text()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation, TaskScoring
 from tandem_evaluator.evaluator_log import EvaluatorLog

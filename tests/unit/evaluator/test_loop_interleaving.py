@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json
 from tandem.rundir.evaluations import merged_name
 from tandem.rundir.layout import RunDir
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, Finished, Merge, Policy, Skip, Wait, choose
 from tandem_evaluator.claim import Claim
 from tandem_evaluator.evaluation import Tally, TaskScoring
@@ -83,7 +83,7 @@ class Process:
     def look(self) -> None:
         """See and choose; what is chosen is acted on later."""
         if self.claim is None:
-            self.action = choose(self.subject.look(), self.policy, self.shards)
+            self.action = choose(self.subject.survey(), self.policy, self.shards)
 
     def act(self) -> None:
         """Take what was chosen, however long ago."""
@@ -110,7 +110,7 @@ class Process:
     def die(self) -> None:
         """Leave the claim as it is, and its renewal undone."""
         if self.claim is not None:
-            self.claim[2]._over.set()
+            self.claim[2]._released.set()
             self.claim[2]._thread.join()
 
 
@@ -197,7 +197,7 @@ class World:
             if all(isinstance(action, Finished) for action in actions):
                 return
             if all(isinstance(action, Wait | Finished) for action in actions):
-                self.clock.now += lease.SECONDS + 1
+                self.clock.now += lease.LEASE_LENGTH_SECONDS + 1
         raise AssertionError("the evaluators never finish")
 
     def merged(self, reference: CheckpointRef) -> MergedResult | None:
@@ -221,7 +221,7 @@ def world(policy: Policy, processes: int) -> Iterator[World]:
         tempfile.TemporaryDirectory() as path,
         mock.patch.object(lease, "server_time", clock),
         mock.patch("os.fsync"),
-        mock.patch("tandem_evaluator.loop.say"),
+        mock.patch("tandem_evaluator.loop.log_event"),
     ):
         subject = World(Path(path) / "run", policy, processes, clock)
         yield subject
@@ -240,7 +240,7 @@ def test_any_interleaving_ends_with_all_that_is_due_evaluated_once(
         subject.commit()
         for move in moves:
             if move == "pass time":
-                subject.clock.now += lease.SECONDS + 1
+                subject.clock.now += lease.LEASE_LENGTH_SECONDS + 1
             elif isinstance(move, str):
                 getattr(subject, move)()
             else:

@@ -6,13 +6,13 @@ from textwrap import dedent
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 
 CALLED_BACK = """
     import os, signal, time, weakref
-    from tandem_evaluator.__main__ import _leave_at_once
+    from tandem_evaluator.__main__ import _leave
     class Lock: ...
-    signal.signal(signal.{signal}, _leave_at_once)
+    signal.signal(signal.{signal}, _leave)
     def call_back(_):
         os.kill(os.getpid(), signal.{signal})
         time.sleep(0.01)  # in which Python calls the handler

@@ -16,8 +16,8 @@ import pytest
 
 from tandem import evaluation
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum
-from tandem.job import Evaluators
-from tandem.status import CheckpointRef
+from tandem.job.resource import Evaluators
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator import program
 from tandem_evaluator.program import ProgramScoring
 from tandem_evaluator.result import ProgramShard, merge_program

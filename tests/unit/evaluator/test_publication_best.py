@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.evaluations import deciding, rank
-from tandem_cli.checkpoints.inventory import look
+from tandem.rundir.evaluations import deciding_scores, rank
+from tandem_cli.checkpoints.inventory import take_inventory
 from tandem_cli.report.reading import read
 from tandem_coordinator.run_watcher import RunDirectory
 from tandem_evaluator.evaluation import TaskScoring
@@ -44,10 +44,10 @@ def test_all_views_of_a_run_name_the_same(
     data = SimpleNamespace(total=20, classes=2, held_out=0)
     Publication(run.rundir, evaluators, TaskScoring(data)).update_best()  # type: ignore[arg-type]
     hint = read_json_or_none(run.rundir.best_file) or {}
-    listed = [entry for entry in look(run.rundir).entries if entry.is_best]
-    seen = RunDirectory(run.rundir, evaluators).look(time.time()).best
+    listed = [entry for entry in take_inventory(run.rundir).entries if entry.is_best]
+    seen = RunDirectory(run.rundir, evaluators).poll(time.time()).best
     shown = read(run.rundir.path).best
-    kept = [entry.step for entry in look(run.rundir).entries if "keepBest" in entry.kept]
+    kept = [entry.step for entry in take_inventory(run.rundir).entries if "keepBest" in entry.keep_reasons]
 
     expected = _best(scores, holds_out, metric)
     assert hint.get("step") == expected
@@ -65,6 +65,6 @@ def _best(scores: list[tuple[dict[str, Any], dict[str, Any]]], holds_out: bool, 
 
 def test_what_is_no_number_decides_nothing() -> None:
     for strange in (None, [], {"metrics": None}, {"metrics": {"loss": "1", "accuracy": True}}, {"validation": 7}):
-        assert rank(deciding(strange if isinstance(strange, dict) else {}), "accuracy", "Maximize", 1, 1) is None
+        assert rank(deciding_scores(strange if isinstance(strange, dict) else {}), "accuracy", "Maximize", 1, 1) is None
     held_out = {"metrics": {"loss": 1.0, "accuracy": 0.9}, "validation": {"metrics": {"loss": float("nan")}}}
-    assert deciding(held_out) == {}
+    assert deciding_scores(held_out) == {}

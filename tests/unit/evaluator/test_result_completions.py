@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.evaluation import MAX_COMPLETION, MAX_COMPLETIONS, MAX_PROMPT, Checkpoint, Completions, added
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
+from tandem.job.tasks import TaskLoop
 from tandem.rundir import evaluations
-from tandem.tasks import TaskLoop
 from tandem_evaluator.program import _parts
 from tandem_evaluator.result import ProgramShard, merge_program
 from tandem_evaluator.task_program import TaskEvaluation
-from tandem_trainer.causal_lm import CausalLM, Config
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
 
 
 def shard(number: int, *texts: tuple[int, str, str], shards: int = 2) -> ProgramShard:
@@ -102,7 +102,7 @@ def test_what_is_damaged_is_none(damaged: Any) -> None:
 
 
 def test_a_small_model_completes_its_share_of_the_prompts_and_the_same_again(tmp_path: Path) -> None:
-    task = CausalLM(Config.model_validate({"layers": 1, "heads": 1, "width": 8, "length": 8}))
+    task = CausalLM(CausalLMConfig.model_validate({"layers": 1, "heads": 1, "width": 8, "length": 8}))
     torch.manual_seed(0)
     save_file(task.model().state_dict(), tmp_path / "weights.safetensors")
     options = {"prompts": ["The import statement", "A loop", "é"], "maxTokens": 4, "temperature": 0.7}

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
-from tandem.tasks import TaskLoop
-from tandem_evaluator.task_program import TaskEvaluation, Unusable
+from tandem.job.tasks import TaskLoop
+from tandem_evaluator.task_program import TaskEvaluation, UnusableTask
 from tandem_trainer.task import Split, Task
 
 INPUTS = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
@@ -94,7 +94,7 @@ def test_what_is_no_metric_is_named(tmp_path: Path, metrics: Any, words: str) ->
         def metrics(self, model: nn.Module, batch: Any) -> Any:
             return metrics
 
-    with pytest.raises(Unusable, match=words):
+    with pytest.raises(UnusableTask, match=words):
         TaskEvaluation(Wrong(None), TaskLoop()).run(checkpoint(tmp_path))
 
 
@@ -130,7 +130,7 @@ def test_metrics_that_change_their_kind_do_not_add_up(tmp_path: Path) -> None:
         def metrics(self, model: nn.Module, batch: Any) -> Any:
             return {"f1": next(kinds)}
 
-    with pytest.raises(Unusable, match="f1 of two batches: a Mean and a Sum do not add up"):
+    with pytest.raises(UnusableTask, match="f1 of two batches: a Mean and a Sum do not add up"):
         TaskEvaluation(Fickle(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))
 
 
@@ -139,5 +139,5 @@ def test_histograms_with_edges_that_follow_from_the_batch_do_not_add_up(tmp_path
         def metrics(self, model: nn.Module, batch: Any) -> Any:
             return {"bins": Histogram(*torch.histogram(model(batch[0]), 4))}
 
-    with pytest.raises(Unusable, match=r"bins of two batches: histograms of different edges .* use fixed edges"):
+    with pytest.raises(UnusableTask, match=r"bins of two batches: histograms of different edges .* use fixed edges"):
         TaskEvaluation(Floating(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))

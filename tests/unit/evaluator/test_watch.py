@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.job import Evaluators
+from tandem.job.resource import Evaluators
 from tandem.rundir import evaluations, records, watched
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem.rundir.watched import says_that_it_is_complete
-from tandem.status import CheckpointRef
+from tandem.rundir.watched import is_marked_complete
+from tandem.wire.status import CheckpointRef
 from tandem_evaluator.choice import Evaluate, View, choose
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.program import ProgramScoring, weights_in
-from tandem_evaluator.result import Part, ProgramShard
+from tandem_evaluator.result import MetricPart, ProgramShard
 from tandem_evaluator.scoring import Work
 from tandem_evaluator.watch import WatchSurvey
 
@@ -44,12 +44,12 @@ def survey(rundir: RunDir, pattern: str = PT, settle: float = 3600.0) -> WatchSu
 
 def looked(subject: WatchSurvey, times: int = 2) -> View:
     """The last of some looks: the first sees, the second knows that nothing has changed."""
-    views = [subject.look() for _ in range(times)]
+    views = [subject.scan() for _ in range(times)]
     return views[-1]
 
 
 def steps(view: View) -> list[int]:
-    return [one.reference.step for one in view.standings]
+    return [one.reference.step for one in view.states]
 
 
 def save(path: Path, value: float = 0.0) -> Path:
@@ -86,7 +86,7 @@ def test_a_file_of_torch_is_complete_when_its_directory_is_there_and_two_looks_a
     whole = save(rundir.path / "ckpt-1.pt").read_bytes()
     half = rundir.path / "ckpt-2.pt"
     half.write_bytes(whole[: len(whole) // 2])
-    assert steps(subject.look()) == []
+    assert steps(subject.scan()) == []
     assert steps(looked(subject, 3)) == [1], "half a file is never taken"
     half.write_bytes(whole)
     assert steps(looked(subject)) == [2, 1]
@@ -105,9 +105,9 @@ def test_when_training_is_over_nothing_is_waited_for(rundir: RunDir) -> None:
     subject = survey(rundir, "*.bin")
     (rundir.path / "model-7.bin").write_bytes(b"weights")
     rundir.mark_failed("Failed", "exit code 1", 1)
-    first = subject.look()
+    first = subject.scan()
     assert first.unsure, "so no evaluator leaves before the second look"
-    view = subject.look()
+    view = subject.scan()
     assert (steps(view), view.unsure) == ([7], False)
     assert view.needed is not None
     assert view.needed.reference.step == 7
@@ -130,8 +130,8 @@ def test_what_a_killed_script_has_left_half_written_never_counts_however_long_it
         age(one, 61)
     assert steps(looked(subject, 3)) == []
     rundir.mark_failed("Failed", "exit code 1", 1)
-    subject.look()
-    view = subject.look()
+    subject.scan()
+    view = subject.scan()
     assert (steps(view), view.unsure) == ([], False), "nobody waits for it, either"
     path.write_bytes(whole)
     assert steps(looked(subject)) == [7]
@@ -157,17 +157,17 @@ def test_a_folder_is_complete_when_what_is_written_last_is_there(rundir: RunDir,
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_half_a_state_of_the_trainer_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "trainer_state.json").write_text(content)
-    assert not says_that_it_is_complete(tmp_path)
+    assert not is_marked_complete(tmp_path)
 
 
 def test_a_safetensors_file_is_complete_when_it_is_as_long_as_its_header_says(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(100), "b": torch.ones(3)}, path)
-    assert says_that_it_is_complete(path)
+    assert is_marked_complete(path)
     content = path.read_bytes()
     for length in (0, 4, 20, len(content) - 1):
         path.write_bytes(content[:length])
-        assert not says_that_it_is_complete(path)
+        assert not is_marked_complete(path)
 
 
 def test_names_that_nobody_has_finished_with_are_passed_over(rundir: RunDir) -> None:
@@ -184,12 +184,12 @@ def test_a_file_that_is_replaced_by_a_rename_is_kept_until_it_is_evaluated(rundi
         contents.append(save(aside, value).read_bytes())
         aside.replace(path)
         looked(subject)
-    view = subject.look()
+    view = subject.scan()
     assert steps(view) == [2, 1]
-    for standing, content in zip(view.standings, reversed(contents), strict=True):
+    for standing, content in zip(view.states, reversed(contents), strict=True):
         assert subject.open(standing.reference)[0].read_bytes() == content
-    done = view.standings[1].reference
-    evaluations.fail(rundir, done, "it was a test")
+    done = view.states[1].reference
+    evaluations.record_failed_evaluation(rundir, done, "it was a test")
     assert steps(looked(subject)) == [2, 1]
     assert [one.name for one in (rundir.path / "watched" / done.name).iterdir()] == ["record.json"]
 
@@ -200,7 +200,7 @@ def test_a_folder_that_the_script_deletes_is_kept_until_it_is_evaluated(rundir: 
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "weights.bin").write_bytes(b"weights")
     (folder / "trainer_state.json").write_text("{}")
-    (reference,) = (one.reference for one in looked(subject).standings)
+    (reference,) = (one.reference for one in looked(subject).states)
     shutil.rmtree(folder)
     assert (subject.open(reference)[0] / "inner" / "weights.bin").read_bytes() == b"weights"
 
@@ -214,7 +214,7 @@ def test_where_a_disk_has_no_hard_links_the_scripts_own_path_is_read(
     monkeypatch.setattr(os, "link", refuse)
     path = save(rundir.path / "ckpt-4.pt")
     subject = survey(rundir)
-    (reference,) = (one.reference for one in looked(subject).standings)
+    (reference,) = (one.reference for one in looked(subject).states)
     assert subject.open(reference)[0] == path
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -239,7 +239,9 @@ def test_each_state_of_a_file_that_is_overwritten_is_a_checkpoint(rundir: RunDir
     age(path, 5)
     view = looked(subject)
     assert steps(view) == [2], "what it was before is gone"
-    assert evaluations.fate(rundir, CheckpointRef(name="step-000000001", step=1, generation=0)) == "skipped"
+    assert (
+        evaluations.evaluation_progress(rundir, CheckpointRef(name="step-000000001", step=1, generation=0)) == "skipped"
+    )
 
 
 def test_a_second_evaluator_finds_the_same_checkpoints_under_the_same_names(rundir: RunDir) -> None:
@@ -248,8 +250,8 @@ def test_a_second_evaluator_finds_the_same_checkpoints_under_the_same_names(rund
         save(rundir.path / f"ckpt-{step}.pt")
     save(rundir.path / "last.pt")
     for subject in (one, other, one, other):
-        subject.look()
-    assert steps(one.look()) == steps(other.look()) == [5, 3, 1] or steps(one.look()) == steps(other.look())
+        subject.scan()
+    assert steps(one.scan()) == steps(other.scan()) == [5, 3, 1] or steps(one.scan()) == steps(other.scan())
     assert len(watched.records(rundir)) == 3
 
 
@@ -283,7 +285,7 @@ def test_what_changed_while_it_was_evaluated_has_no_result(rundir: RunDir) -> No
                 seconds=0.0,
                 evaluator="e",
                 at=1.0,
-                metrics={"accuracy": Part(reducer="mean", value=1.0)},
+                metrics={"accuracy": MetricPart(reducer="mean", value=1.0)},
             )
 
         def best_changed(self, rundir: RunDir) -> None: ...
@@ -318,7 +320,7 @@ def test_a_program_gets_the_path_and_the_best_is_found_by_it(rundir: RunDir, tmp
         scoring.close()
     best = json.loads(rundir.best_file.read_text())
     assert (best["step"], best["value"]) == (20, 0.75)
-    assert watched.path_of(rundir, best["name"]) == rundir.path / "ckpt-20.pt"
+    assert watched.checkpoint_path(rundir, best["name"]) == rundir.path / "ckpt-20.pt"
 
 
 def test_the_weights_of_a_folder_are_its_file_of_weights_where_it_has_a_known_one(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def commands(builder: str, image: str = "trainer", more: tuple[str, ...] = (), *
 
 def layers(name: str) -> str:
     text = (IMAGES / f"{name}.Dockerfile").read_text()
-    return text.partition("the same, so that both images have the same layers.\n")[2].partition(
-        "# Here what they share"
+    return text.partition("the same, so that both images share these layers.\n")[2].partition(
+        "# End of the shared layers"
     )[0]
 
 
@@ -184,7 +184,7 @@ def test_a_base_without_a_digest_is_told_and_used_by_its_name(
 ) -> None:
     builder(tmp_path, "", monkeypatch)
     assert BUILD["pinned"]("docker", "python:3.11-slim") == "python:3.11-slim"
-    assert "by its tag alone (no network)" in capsys.readouterr().err
+    assert "by its tag only (no network)" in capsys.readouterr().err
     for given in ("localhost/mine:1", f"python@{DIGEST}"):
         assert BUILD["pinned"]("docker", given) == given
 

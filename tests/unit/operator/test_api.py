@@ -95,7 +95,7 @@ async def test_of_an_object_that_is_too_much_the_metadata_are_read(in_metadata: 
     unread = [one["metadata"]["name"] for one in items if UNREAD in one]
     assert unread == ([] if in_metadata else ["hostile"])
     assert [one["metadata"]["name"] for one in items if UNREAD not in one] == ["a", "b"]
-    assert all(page.whole for page in found) == (not in_metadata)
+    assert all(page.is_complete for page in found) == (not in_metadata)
 
 
 async def test_the_way_to_it_is_the_environments_and_a_netrc_is_not_read(

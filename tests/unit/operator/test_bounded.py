@@ -11,7 +11,7 @@ import kopf
 import pytest
 
 from tandem_operator import bounded, kinds
-from tandem_operator.bounded import MAX_COST, NESTING, SMALL, UNREAD, BoundedLines, Login, cost, without_items
+from tandem_operator.bounded import MAX_COST, MAX_DEPTH, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.informer import Cache
 from tandem_operator.observed import REFUSED
 from tests.support.hostile import HEALTHY, LARGE, MAX_BYTES, filled, real_objects
@@ -24,7 +24,7 @@ MAX_PARSED = 10_000_000
 def nesting() -> Iterator[None]:
     """What the operator sets at its start."""
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(NESTING)
+    sys.setrecursionlimit(MAX_DEPTH)
     yield
     sys.setrecursionlimit(before)
 
@@ -111,25 +111,25 @@ def test_a_job_that_is_too_much_is_refused_in_words_and_its_status_is_kept() -> 
     cache = Cache()
     metadata = {"namespace": HEALTHY[0], "name": HEALTHY[1], "uid": "u", "resourceVersion": "1", "generation": 1}
     whole = {**JOB, "metadata": metadata, "status": {"phase": "Running"}}
-    assert cache.see(kinds.JOB, whole) == [HEALTHY]
+    assert cache.upsert(kinds.JOB, whole) == [HEALTHY]
     newer = {"metadata": {**metadata, "resourceVersion": "2", "generation": 2}, UNREAD: "it has too much"}
-    assert cache.see(kinds.JOB, newer) == [HEALTHY]
+    assert cache.upsert(kinds.JOB, newer) == [HEALTHY]
     found = cache.job(HEALTHY)
     assert found is not None
     assert (found[REFUSED], found["spec"], found["status"]) == ("it has too much", None, {"phase": "Running"})
 
     # One that nobody has seen before may have a status; that of a new one is written.
     other = Cache()
-    assert other.see(kinds.JOB, newer) == []
+    assert other.upsert(kinds.JOB, newer) == []
     assert other.unreadable.counts[kinds.JOB.name] == 1
-    assert other.see(kinds.JOB, {"metadata": metadata, UNREAD: "it has too much"}) == [HEALTHY]
+    assert other.upsert(kinds.JOB, {"metadata": metadata, UNREAD: "it has too much"}) == [HEALTHY]
 
 
 def test_another_object_that_is_too_much_stays_what_it_was() -> None:
     cache = Cache()
     kind, body = next(one for one in real_objects() if one[0] is kinds.POD)
-    (key,) = cache.see(kind, body)
+    (key,) = cache.upsert(kind, body)
     before = cache.children(key)
-    assert cache.see(kind, {"metadata": {**body["metadata"], "resourceVersion": "99"}, UNREAD: "too much"}) == []
+    assert cache.upsert(kind, {"metadata": {**body["metadata"], "resourceVersion": "99"}, UNREAD: "too much"}) == []
     assert cache.children(key) == before
     assert cache.unreadable.counts[kinds.POD.name] == 1

@@ -10,8 +10,8 @@ import pytest
 
 from tandem_operator import kinds, names, observed
 from tandem_operator.api import ListPart
-from tandem_operator.bounded import MAX_LINES, SECONDS, UnreadableObjects
-from tandem_operator.informer import Cache, Key, Watching
+from tandem_operator.bounded import MAX_LINES, WINDOW_SECONDS, UnreadableObjects
+from tandem_operator.informer import Cache, Informer, Key
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import Pod, observe
 from tests.support import manifests
@@ -62,7 +62,7 @@ class Lists:
 
 async def listed(api: Any, cache: Cache) -> list[Key]:
     news: list[Key] = []
-    await Watching(api, cache, news.append, ())._list_all()
+    await Informer(api, cache, news.append, ())._list_all()
     return news
 
 
@@ -83,14 +83,14 @@ async def test_an_object_that_cannot_be_read_does_not_end_the_sweep(bad: Any) ->
     cache = Cache()
     news = await listed(Lists(pods=[pod("a"), bad, pod("b", job="other")]), cache)
     assert {("n", "j"), ("n", "other")} <= set(news)
-    Watching(Lists(), cache, news.append, ()).take(kinds.POD, "MODIFIED", bad or {})  # type: ignore[arg-type]
+    Informer(Lists(), cache, news.append, ()).handle(kinds.POD, "MODIFIED", bad or {})  # type: ignore[arg-type]
 
 
 def test_it_is_told_and_counted_once_for_each_version(caplog: pytest.LogCaptureFixture) -> None:
     cache = Cache()
     bad = {**pod("bad"), "status": "odd"}
     for body in (bad, bad, {**pod("bad", 2), "status": "odd"}):
-        assert cache.see(kinds.POD, body) == []
+        assert cache.upsert(kinds.POD, body) == []
     assert cache.unreadable.counts[kinds.POD.name] == 2
     assert [record.message.partition(" error")[0] for record in caplog.records] == [
         "event=unreadable kind=Pod object=n/bad"
@@ -104,7 +104,7 @@ def test_thousands_of_them_do_not_fill_the_log(caplog: pytest.LogCaptureFixture)
         told.note(kinds.POD, pod(str(number)), "x" * 10_000)
     assert len(caplog.records) == MAX_LINES
     assert max(len(record.message) for record in caplog.records) < 500
-    now = SECONDS
+    now = WINDOW_SECONDS
     told.note(kinds.POD, pod("last"), "why")
     assert caplog.records[-2].message == f"event=unreadable-untold count={5_000 - MAX_LINES}"
     assert told.counts[kinds.POD.name] == 5_001
@@ -124,7 +124,7 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     cache = Cache()
     body = job()
     body["spec"]["workers"] = {"template": template}
-    assert cache.see(kinds.JOB, body) == [("n", "digits")]
+    assert cache.upsert(kinds.JOB, body) == [("n", "digits")]
     found = cache.job(("n", "digits"))
     assert found is not None
     with pytest.raises(observed.InvalidSpec, match=f"spec {why}"):
@@ -155,7 +155,7 @@ def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], w
 def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> None:
     cache = Cache()
     conditions = [{"type": "Running", "status": "True", "message": "x" * 2**19}]
-    cache.see(kinds.JOB, {**job(), "status": {"phase": "Succeeded", "conditions": conditions}})
+    cache.upsert(kinds.JOB, {**job(), "status": {"phase": "Succeeded", "conditions": conditions}})
     found = cache.job(("n", "digits"))
     assert found is not None
     assert found["status"] == {"phase": "Succeeded"}
@@ -180,14 +180,14 @@ def test_of_a_pod_nothing_is_kept_that_no_api_server_writes(value: Any) -> None:
     for field in ("name", "uid"):
         body = pod()
         body["metadata"][field] = value
-        assert cache.see(kinds.POD, body) == []
+        assert cache.upsert(kinds.POD, body) == []
     state = {"terminated": {"exitCode": value, "reason": value, "message": "x"}}
     status = {"phase": value, "containerStatuses": [{"name": names.WORKER, "restartCount": value, "state": state}]}
     body = {**pod(), "status": status}
     found = observe(kinds.POD, body)
     assert isinstance(found, Pod)
     body["metadata"]["labels"] |= {names.ROLE: value, names.GROUP: value, names.QUEUE: value}
-    cache.see(kinds.POD, body)
+    cache.upsert(kinds.POD, body)
     assert cache.children(("n", "j")).pods(names.WORKER, "") == []
     assert (found.code, found.restarts) == (None, 0)
     assert len(found.phase) <= 256
@@ -201,8 +201,8 @@ def test_a_job_without_a_name_is_none(field: str, value: Any) -> None:
     cache = Cache()
     body = job()
     body["metadata"][field] = value
-    assert cache.see(kinds.JOB, body) == []
-    assert cache.everyone() == []
+    assert cache.upsert(kinds.JOB, body) == []
+    assert cache.job_keys() == []
 
 
 @pytest.mark.parametrize("field", ["resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"])
@@ -213,7 +213,7 @@ def test_of_a_jobs_metadata_nothing_else_is_kept_than_what_an_api_server_writes(
     cache = Cache()
     body = job()
     body["metadata"][field] = value
-    cache.see(kinds.JOB, body)
+    cache.upsert(kinds.JOB, body)
     found = cache.job(("n", "digits"))
     assert found is not None
     assert {name: found["metadata"][name] for name in ("resourceVersion", "generation")} == {
@@ -226,11 +226,11 @@ def test_of_a_jobs_metadata_nothing_else_is_kept_than_what_an_api_server_writes(
 
 def test_a_pod_that_is_given_to_another_job_is_that_ones_alone() -> None:
     cache = Cache()
-    cache.see(kinds.POD, pod(job="a"))
-    assert cache.see(kinds.POD, pod(version=2, job="b")) == [("n", "b"), ("n", "a")]
-    assert cache.children(("n", "a")).things == {}
-    assert cache.lose(kinds.POD, "n", "p", "uid-p") == ("n", "b")
-    assert cache.children(("n", "b")).things == {}
+    cache.upsert(kinds.POD, pod(job="a"))
+    assert cache.upsert(kinds.POD, pod(version=2, job="b")) == [("n", "b"), ("n", "a")]
+    assert cache.children(("n", "a")).objects == {}
+    assert cache.remove(kinds.POD, "n", "p", "uid-p") == ("n", "b")
+    assert cache.children(("n", "b")).objects == {}
 
 
 async def test_after_a_restore_of_etcd_what_is_listed_is_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,11 +244,11 @@ async def test_after_a_restore_of_etcd_what_is_listed_is_so(caplog: pytest.LogCa
     found = cache.job(("n", "digits"))
     assert found is not None
     assert found["spec"]["workers"] == {"replicas": 7}
-    assert [thing.name for thing in cache.children(("n", "b")).things.values()] == ["a"]
-    assert cache.children(("n", "j")).things == {}
+    assert [thing.name for thing in cache.children(("n", "b")).objects.values()] == ["a"]
+    assert cache.children(("n", "j")).objects == {}
     assert "event=versions-went-back kind=Pod known=950 listed=50" in caplog.text
     # From here on what watches tell is newer again.
-    assert cache.see(kinds.POD, pod("a", 51, job="b", **{names.FAILURES: "3"})) == [("n", "b")]
+    assert cache.upsert(kinds.POD, pod("a", 51, job="b", **{names.FAILURES: "3"})) == [("n", "b")]
 
 
 async def test_a_list_does_not_undo_what_a_watch_told_meanwhile() -> None:
@@ -256,12 +256,12 @@ async def test_a_list_does_not_undo_what_a_watch_told_meanwhile() -> None:
 
     class Slow(Lists):
         async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> Any:
-            cache.see(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
-            cache.see(kinds.POD, pod("new", 13))
+            cache.upsert(kinds.POD, pod("a", 12, **{names.FAILURES: "2"}))
+            cache.upsert(kinds.POD, pod("new", 13))
             yield ListPart(self.objects.get(kind.plural, []), 10)
 
     await listed(Slow(pods=[pod("a", 9)]), cache)
-    found = {thing.name: thing for thing in cache.children(("n", "j")).things.values()}
+    found = {thing.name: thing for thing in cache.children(("n", "j")).objects.values()}
     assert (found["a"].version, set(found)) == (12, {"a", "new"})
 
 

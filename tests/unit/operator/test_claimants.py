@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
-from tandem.reasons import Reason
+from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.reasons import Reason
 from tandem_operator import claimants, kinds
-from tandem_operator.claimants import AT_A_TIME
+from tandem_operator.claimants import CHUNK_SIZE
 from tandem_operator.informer import Key
 from tests.support import manifests
 from tests.support.hostile import HEALTHY, WORKERS, Operator, unplaced, worker
@@ -54,7 +54,7 @@ async def test_a_template_of_one_tenant_does_not_keep_anothers_job_from_being_lo
     await operator.goes_on()
     take(operator, RIVAL, 2, template={"spec": spec})
     await operator.goes_on()
-    assert await operator.controller._claimants.besides(RIVAL) != [], "the healthy one is starved still"
+    assert await operator.controller._claimants.excluding(RIVAL) != [], "the healthy one is starved still"
 
 
 async def test_a_job_that_nobody_can_make_sense_of_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ async def test_a_job_that_nobody_can_make_sense_of_is_passed_over(monkeypatch: p
         return make(job, *facts)
 
     monkeypatch.setattr(claimants, "claimant", broken)
-    assert [one.name for one in await operator.controller._claimants.besides(("n", "other"))] == [HEALTHY[1]]
+    assert [one.name for one in await operator.controller._claimants.excluding(("n", "other"))] == [HEALTHY[1]]
     await operator.goes_on()
 
 
@@ -77,12 +77,12 @@ async def test_only_of_jobs_that_are_partly_placed_or_gave_way_the_spec_is_read_
     gave = {"phase": "Pending", "conditions": [{"type": "Running", "status": "False", "reason": Reason.GAVE_WAY}]}
     take(operator, RIVAL, template=WIDE)
     take(operator, ("evil", "gave"), status=gave, half=False)
-    for number in range(3 * AT_A_TIME):
+    for number in range(3 * CHUNK_SIZE):
         take(operator, ("evil", f"j{number}"), half=False, template=WIDE)
     of = operator.controller._claimants
-    first = {one.name for one in await of.besides(HEALTHY)}
+    first = {one.name for one in await of.excluding(HEALTHY)}
     of._due = 0.0
-    again = {one.name for one in await of.besides(HEALTHY)}
+    again = {one.name for one in await of.excluding(HEALTHY)}
     assert first == again == {"rival", "gave"}
     assert sorted(parsed) == ["gave", "healthy", "rival"]
 
@@ -100,7 +100,7 @@ async def test_others_have_their_turn_while_many_jobs_are_looked_through() -> No
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    assert len(await operator.controller._claimants.besides(HEALTHY)) == 10
+    assert len(await operator.controller._claimants.excluding(HEALTHY)) == 10
     counting.cancel()
     assert turns >= 10, "after each spec that is read"
 
@@ -111,18 +111,18 @@ async def test_what_was_found_serves_all_who_ask_and_what_has_gone_is_none_of_it
     operator = Operator()
     take(operator, RIVAL)
     asked = []
-    everyone = operator.cache.everyone
-    monkeypatch.setattr(operator.cache, "everyone", lambda: asked.append(1) or everyone())
+    everyone = operator.cache.job_keys
+    monkeypatch.setattr(operator.cache, "job_keys", lambda: asked.append(1) or everyone())
     of = operator.controller._claimants
-    both = await asyncio.gather(of.besides(HEALTHY), of.besides(RIVAL), of.besides(("n", "other")))
+    both = await asyncio.gather(of.excluding(HEALTHY), of.excluding(RIVAL), of.excluding(("n", "other")))
     assert [len(one) for one in both] == [1, 1, 2]
     assert len(asked) == 1
-    operator.cache.lose(kinds.JOB, *RIVAL, "-".join(RIVAL))
-    assert await of.besides(HEALTHY) == []
+    operator.cache.remove(kinds.JOB, *RIVAL, "-".join(RIVAL))
+    assert await of.excluding(HEALTHY) == []
 
 
 async def test_a_job_looks_for_rivals_only_once_it_was_starved_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = Operator()
     monkeypatch.setattr(operator.controller, "_patience", 600.0)
-    monkeypatch.setattr(operator.cache, "everyone", None)
+    monkeypatch.setattr(operator.cache, "job_keys", None)
     await operator.goes_on()

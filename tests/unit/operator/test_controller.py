@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem.protocol import BRIEF, MAX_BRIEF_BYTES
-from tandem.status import GenerationView, Snapshot, Status
+from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES
+from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import coordinators, pods
-from tandem_operator.controller import MIN_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators, Questions, Unreached, UnreadableAnswer
+from tandem_operator.controller import MIN_INTERVAL_SECONDS, soonest
+from tandem_operator.coordinators import Coordinators, JobCoordinators, NodeUnreachable, UnreadableAnswer
 from tests.support.hostile import filled
 from tests.support.worlds.operator_job import UID, job
 from tests.support.worlds.operator_job import coordinator as of_coordinator
@@ -32,8 +32,8 @@ SNAPSHOT = Snapshot(job="digits", time=1.0, status=Status(phase="Running"), fini
         (5.0, 2.5, 2.5),
         (None, 2.5, 2.5),
         # A look that came a moment too early to write is not followed by one that is five seconds late.
-        (5.0, 0.01, MIN_SECONDS),
-        (5.0, -3.0, MIN_SECONDS),
+        (5.0, 0.01, MIN_INTERVAL_SECONDS),
+        (5.0, -3.0, MIN_INTERVAL_SECONDS),
     ],
 )
 def test_a_status_that_is_due_is_written_then_and_not_at_the_next_steady_look(
@@ -49,7 +49,7 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def coordinator(**pages: Page) -> AsyncIterator[str]:
     """A coordinator that answers so at `brief`, `status` and `target`; where it is."""
     application = web.Application()
-    paths = {"brief": BRIEF, "status": "/status", "target": "/v1/target"}
+    paths = {"brief": BRIEF_PATH, "status": "/status", "target": "/v1/target"}
     for name, page in pages.items():
         application.router.add_route("*", paths[name], page)
     async with TestServer(application) as server:
@@ -68,7 +68,7 @@ def says(body: bytes, status: int = 200, **headers: str) -> Page:
 async def asked(**pages: Page) -> Snapshot | None:
     """What the operator makes of these answers."""
     async with coordinator(**pages) as endpoint, Coordinators() as pool:
-        return await pool.ask(endpoint, "token")
+        return await pool.poll(endpoint, "token")
 
 
 WHOLE = SNAPSHOT.model_dump_json(by_alias=True).encode()
@@ -100,7 +100,7 @@ async def test_an_answer_without_end_is_not_read_to_it() -> None:
 async def test_an_answer_that_takes_long_to_parse_is_told_from_its_bytes(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinators._Heard, "read_json", None)
+    monkeypatch.setattr(coordinators._Brief, "read_json", None)
     body = WHOLE[:-1] + b',"x":' + filled(kind, MAX_BRIEF_BYTES - len(WHOLE) - 10).encode() + b"}"
     with pytest.raises(UnreadableAnswer, match="takes more to parse"):
         await asked(brief=says(body))
@@ -129,12 +129,12 @@ async def test_one_that_falls_silent_is_asked_again_at_once_and_one_that_says_wh
         return await answers.pop()(request)
 
     async with coordinator(brief=brief) as endpoint, Coordinators() as pool:
-        questions = Questions(pool, b"key")
+        questions = JobCoordinators(pool, b"key")
         address, _, port = endpoint.partition(":")
         monkeypatch.setattr(pods, "PORT", int(port))
         pod = of_coordinator(address=address)
         for nth in range(2):
-            await questions.ask(key, job(), UID, [pod])
+            await questions.poll(key, job(), UID, [pod])
             assert questions.in_doubt(key) == (doubtful and nth == 1)
             answers += [page] if page is not None else []
 
@@ -155,8 +155,8 @@ async def test_an_error_without_end_is_not_read_to_it() -> None:
     async with asyncio.timeout(30):
         async with coordinator(brief=endless, target=endless) as endpoint, Coordinators() as pool:
             with pytest.raises(UnreadableAnswer):
-                await pool.ask(endpoint, "token")
-            assert not await pool.tell(endpoint, "token", 2)
+                await pool.poll(endpoint, "token")
+            assert not await pool.set_target(endpoint, "token", 2)
 
 
 async def test_a_redirection_is_not_followed() -> None:
@@ -167,11 +167,11 @@ async def test_a_redirection_is_not_followed() -> None:
         return web.json_response(SNAPSHOT.dump())
 
     async with coordinator(brief=elsewhere, target=elsewhere) as target:
-        to = {"status": 307, "Location": f"http://{target}{BRIEF}"}
+        to = {"status": 307, "Location": f"http://{target}{BRIEF_PATH}"}
         async with coordinator(brief=says(b"", **to), target=says(b"", **to)) as endpoint, Coordinators() as pool:  # type: ignore[arg-type]
             with pytest.raises(UnreadableAnswer):
-                await pool.ask(endpoint, "token")
-            assert not await pool.tell(endpoint, "token", 2)
+                await pool.poll(endpoint, "token")
+            assert not await pool.set_target(endpoint, "token", 2)
     assert visited == []
 
 
@@ -218,12 +218,12 @@ async def test_a_connection_that_is_refused_is_silence_and_one_that_nobody_takes
         server.bind(("127.0.0.1", 0))
         where = "{}:{}".format(*server.getsockname())
         async with Coordinators() as pool:
-            assert await pool.ask(where, "token") is None
+            assert await pool.poll(where, "token") is None
             # Where nobody accepts and the queue is full, the kernel drops what else comes, as it comes to nothing on a
             # node that is not there.
             server.listen(0)
             for client in (one, other):
                 client.setblocking(False)
                 client.connect_ex(server.getsockname())
-            with pytest.raises(Unreached):
-                await pool.ask(where, "token")
+            with pytest.raises(NodeUnreachable):
+                await pool.poll(where, "token")

@@ -37,7 +37,7 @@ class QueuedCluster(Cluster):
     async def create(self, kind: Kind, manifest: Object) -> Object:
         if kind is kinds.POD and names.GROUP in manifest["metadata"]["labels"]:
             manifest = copy.deepcopy(manifest)
-            manifest["metadata"]["finalizers"] = [names.HELD]
+            manifest["metadata"]["finalizers"] = [names.FINALIZER]
             manifest["spec"]["schedulingGates"] = [{"name": names.GATE}]
         return await super().create(kind, manifest)
 
@@ -76,7 +76,7 @@ class QueuedCluster(Cluster):
 
     def review(self, group: str) -> None:
         """Kueue looks at a group."""
-        pods = [pod for pod in self.members(group) if names.HELD in pod["metadata"]["finalizers"]]
+        pods = [pod for pod in self.members(group) if names.FINALIZER in pod["metadata"]["finalizers"]]
         size = int(self.members(group)[0]["metadata"]["annotations"][names.GROUP_SIZE])
         unstarted = [pod for pod in pods if _gated(pod) and "deletionTimestamp" in pod["metadata"]]
         if group in self.over or (pods and all(_phase(pod) in ENDED for pod in pods)):

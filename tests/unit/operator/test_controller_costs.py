@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem_operator import kinds, names, objects, pods, reconcile
 from tandem_operator.job_memory import MAX_VALUES, Memo
-from tandem_operator.reconcile import LIVELY_SECONDS, lively
+from tandem_operator.reconcile import STATUS_INTERVAL_SECONDS, status_interval
 from tests.support.worlds.operator_world import JOB, KEY, NAME, World, merged
 
 OBJECTS = {"Secret": 1, "ConfigMap": 1, "PersistentVolumeClaim": 1, "Service": 1, "Pod": 4}
@@ -108,5 +108,5 @@ def test_values_are_forgotten_when_the_spec_changes_and_when_there_are_many() ->
 
 
 def test_what_changes_all_the_time_is_written_half_as_often_where_there_are_many_jobs() -> None:
-    assert [lively(jobs) for jobs in (0, 500, 750, 1_000, 9_999)] == [10.0, 10.0, 15.0, 20.0, 20.0]
-    assert LIVELY_SECONDS[1] + reconcile.STEADY_SECONDS[1] < 30.0, "no status is older"
+    assert [status_interval(jobs) for jobs in (0, 500, 750, 1_000, 9_999)] == [10.0, 10.0, 15.0, 20.0, 20.0]
+    assert STATUS_INTERVAL_SECONDS[1] + reconcile.POLL_INTERVAL_SECONDS[1] < 30.0, "no status is older"

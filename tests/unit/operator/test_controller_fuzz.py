@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem.protocol import MAX_BRIEF_BYTES
-from tandem.status import GenerationView, Members, Snapshot, Status
+from tandem.wire.protocol import MAX_BRIEF_BYTES
+from tandem.wire.status import GenerationView, Members, Snapshot, Status
 from tandem_operator import kinds
-from tandem_operator.coordinators import UnreadableAnswer, understood
+from tandem_operator.coordinators import UnreadableAnswer, parse_snapshot
 from tests.support.hostile import Operator, mutated, real_objects
 
 FEW = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -59,7 +59,7 @@ def test_no_object_harms_the_others(seed: int, what: str) -> None:
             operator.take(kind, "ADDED", body)
         for kind, body in bodies:
             operator.take(kind, what, body)
-            await operator.attend(kind, body)
+            await operator.process(kind, body)
             await operator.goes_on()
 
     asyncio.run(work())
@@ -76,11 +76,11 @@ def test_no_answer_of_a_coordinator_harms_the_others(seed: int) -> None:
         for kind, body in real():
             operator.take(kind, "ADDED", body)
         try:
-            operator.api.heard = understood(text)
+            operator.api.snapshot = parse_snapshot(text)
         except UnreadableAnswer:
             return
         for kind, body in real()[:1]:
-            await operator.attend(kind, body)
+            await operator.process(kind, body)
         await operator.goes_on()
 
     asyncio.run(work())

@@ -3,11 +3,11 @@
 from typing import Any
 
 from tandem.formatting import rfc3339
-from tandem.reasons import Reason
-from tandem.status import GenerationView, Snapshot
+from tandem.wire.reasons import Reason
+from tandem.wire.status import GenerationView, Snapshot
 from tandem_operator import kinds
-from tandem_operator.job_memory import MANY, Attempt, later, role_waits
-from tandem_operator.reporting import Want
+from tandem_operator.job_memory import BATCH_SIZE, Attempt, retry_time, role_retry_time
+from tandem_operator.reporting import JobProblem
 from tests.support.clock import Clock
 from tests.support.worlds.operator_job import (
     NOW,
@@ -47,7 +47,7 @@ def test_nothing_is_written_into_the_status_of_a_job_made_anew_under_the_name(mo
     world = World()
     world.cluster.step = 10
     world.settle()
-    ask = world.cluster.ask
+    ask = world.cluster.poll
 
     async def meanwhile(endpoint: str, token: str) -> Any:
         answer = await ask(endpoint, token)
@@ -55,7 +55,7 @@ def test_nothing_is_written_into_the_status_of_a_job_made_anew_under_the_name(mo
         world.cluster.put(kinds.JOB, JOB)
         return answer
 
-    monkeypatch.setattr(world.cluster, "ask", meanwhile)
+    monkeypatch.setattr(world.cluster, "poll", meanwhile)
     world.cluster.step = 500
     (memory,) = world.controller._memories.values()
     memory.written = 0.0
@@ -66,23 +66,23 @@ def test_nothing_is_written_into_the_status_of_a_job_made_anew_under_the_name(mo
 def test_a_node_whose_clock_is_ahead_leaves_no_place_empty() -> None:
     of = job(status=initialized(), workers={"replicas": 2})
     ahead = ended(0, finished=NOW + 3600, started=NOW + 3500, created=NOW - 120)
-    assert made(decided(of, surroundings(of, ahead, worker(1)), heard=heard())) == ["worker 0"]
+    assert made(decided(of, surroundings(of, ahead, worker(1)), snapshot=heard())) == ["worker 0"]
 
 
 def test_after_a_step_of_the_clock_back_the_last_try_is_over() -> None:
-    attempts = {"worker 0": Attempt(9, NOW + 3600, Want("Refused", "a quota"))}
-    assert later(attempts, "worker 0", NOW) is None
+    attempts = {"worker 0": Attempt(9, NOW + 3600, JobProblem("Refused", "a quota"))}
+    assert retry_time(attempts, "worker 0", NOW) is None
 
 
 def test_a_coordinator_whose_clock_is_ahead_does_not_put_the_end_off() -> None:
     of = job(status=initialized())
     said = heard("Succeeded", completionTime=rfc3339(NOW + 3600))
-    assert decided(of, surroundings(of), heard=said).status.completion_time == rfc3339(NOW)
+    assert decided(of, surroundings(of), snapshot=said).status.completion_time == rfc3339(NOW)
 
 
 def test_a_message_is_cut_and_printable_whoever_wrote_it() -> None:
     of = job(status=None)
-    refused = {"worker 0": Attempt(5, NOW, Want(Reason.REFUSED, "\x1b[2Jno\x00 " + "x" * 200_000))}
+    refused = {"worker 0": Attempt(5, NOW, JobProblem(Reason.REFUSED, "\x1b[2Jno\x00 " + "x" * 200_000))}
     message = decided(of, surroundings(of), attempts=refused).status.message or ""
     assert len(message) <= 2_000
     assert message.isprintable()
@@ -115,14 +115,16 @@ def test_a_coordinator_that_says_something_new_at_each_look_causes_few_events_an
         ]
         return heard("Running", generation=number, message=f"m{number}").model_copy(update={"generations": views})
 
-    monkeypatch.setattr(world.cluster, "ask", lies)
+    monkeypatch.setattr(world.cluster, "poll", lies)
     for _ in range(600):
         clock.now += 1
-        LOOP.run(world.controller.look(KEY))
+        LOOP.run(world.controller.sync(KEY))
     assert len(world.cluster.told) - before <= 25 + 600 / 300
     assert len(world.cluster.written) - written <= 60 + 600 / 5
 
 
 def test_a_few_pods_that_were_refused_before_a_step_of_the_clock_back_hold_up_no_others() -> None:
-    refused = {f"worker {index}": Attempt(9, NOW + 3600, Want("Refused", "a quota")) for index in range(MANY)}
-    assert role_waits(refused, "worker", NOW) is None
+    refused = {
+        f"worker {index}": Attempt(9, NOW + 3600, JobProblem("Refused", "a quota")) for index in range(BATCH_SIZE)
+    }
+    assert role_retry_time(refused, "worker", NOW) is None

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tandem.reasons import Reason
-from tandem_operator.gang_deadlock import PATIENCE_SECONDS, WAY_SECONDS, Claimant, claimant
+from tandem.wire.reasons import Reason
+from tandem_operator.gang_deadlock import BACKOFF_SECONDS, PATIENCE_SECONDS, Claimant, claimant
 from tandem_operator.observed import Pod
-from tandem_operator.plan import Plan
+from tandem_operator.plan import ReconcilePlan
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,
@@ -24,7 +24,7 @@ from tests.support.worlds.operator_job import (
 
 GPU = "nvidia.com/gpu"
 TWO = {"replicas": 2, "minReplicas": 2, "resources": {"limits": {GPU: 4}}}
-GPUS = {"asks": frozenset({GPU, "cpu", "pods"}), "lacks": frozenset({GPU})}
+GPUS = {"requests": frozenset({GPU, "cpu", "pods"}), "missing": frozenset({GPU})}
 OLDER = Claimant(NOW - 5000, "a", "older", "default", **GPUS)
 YOUNGER = Claimant(NOW - 10, "z", "younger", "default", **GPUS)
 WORDS = f"0/3 nodes are available: 1 Insufficient cpu, 2 Insufficient {GPU}. preemption: 0/3 nodes are available."
@@ -33,16 +33,16 @@ LONG = PATIENCE_SECONDS + 1
 
 def half(since: float = LONG, words: str = WORDS) -> tuple[Pod, Pod]:
     """One worker is placed, the other finds no node."""
-    waits = {"phase": "Pending", "ready": False, "waiting": "Unschedulable", "words": words}
+    waits = {"phase": "Pending", "ready": False, "waiting": "Unschedulable", "message": words}
     return worker(0), worker(1, created=NOW - since, **waits)
 
 
 def starved(
     *others: Claimant, since: float = LONG, words: str = WORDS, status: dict[str, Any] | None = None, **more: Any
-) -> Plan:
+) -> ReconcilePlan:
     of = job(status=status or initialized(phase="Starting"), workers=TWO)
-    facts: dict[str, Any] = {"heard": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100, **more}
-    return decided(of, surroundings(of, *half(since, words)), others=others, **facts)
+    facts: dict[str, Any] = {"snapshot": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100, **more}
+    return decided(of, surroundings(of, *half(since, words)), claimants=others, **facts)
 
 
 def test_the_younger_gives_its_pods_back() -> None:
@@ -70,18 +70,18 @@ def test_the_oldest_gives_way_in_the_end_because_it_may_want_more_than_there_is(
 
 
 def test_a_job_that_trains_with_what_it_has_never_gives_way() -> None:
-    assert removed(starved(OLDER, heard=heard("Running", worldSize=1), idle=None)) == []
+    assert removed(starved(OLDER, snapshot=heard("Running", worldSize=1), idle=None)) == []
 
 
 def test_who_gave_way_keeps_out_for_a_while_and_then_tries_again() -> None:
     of = job(status=initialized(phase="Starting"), workers=TWO)
     gave = starved(OLDER).status
     waiting = of.model_copy(update={"status": gave})
-    silent = {"heard": heard("Pending", worldSize=None), "idle": IDLE}
-    during = decided(waiting, surroundings(of), now=NOW + WAY_SECONDS - 1, **silent)
+    silent = {"snapshot": heard("Pending", worldSize=None), "idle": IDLE}
+    during = decided(waiting, surroundings(of), now=NOW + BACKOFF_SECONDS - 1, **silent)
     assert (made(during), during.status.conditions[1].reason) == ([], Reason.GAVE_WAY)
     again = waiting.model_copy(update={"status": during.status})
-    after = decided(again, surroundings(of), now=NOW + WAY_SECONDS + 1, **silent)
+    after = decided(again, surroundings(of), now=NOW + BACKOFF_SECONDS + 1, **silent)
     assert made(after) == ["worker 0", "worker 1"]
 
 
@@ -91,10 +91,10 @@ def test_who_gave_way_keeps_out_for_a_while_and_then_tries_again() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(OLDER, asks=frozenset({"cpu", "pods"}), lacks=frozenset({"cpu"})),
-        replace(OLDER, lacks=frozenset()),
-        replace(OLDER, lacks=frozenset({"memory"})),
-        replace(OLDER, asks=frozenset({"amd.com/gpu", "pods"}), lacks=frozenset({"amd.com/gpu"})),
+        replace(OLDER, requests=frozenset({"cpu", "pods"}), missing=frozenset({"cpu"})),
+        replace(OLDER, missing=frozenset()),
+        replace(OLDER, missing=frozenset({"memory"})),
+        replace(OLDER, requests=frozenset({"amd.com/gpu", "pods"}), missing=frozenset({"amd.com/gpu"})),
     ],
     ids=["it holds no GPU", "no node would do", "it lacks what we do not hold", "other GPUs"],
 )
@@ -106,16 +106,16 @@ def test_jobs_whose_nodes_are_others_are_no_rivals() -> None:
     apart = {"spec": {"nodeSelector": {"pool": "a100"}}}
     of = job(status=initialized(phase="Starting"), workers=TWO | {"template": apart})
     there = surroundings(of, *half())
-    facts: dict[str, Any] = {"heard": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100}
+    facts: dict[str, Any] = {"snapshot": heard("Starting", worldSize=None), "idle": IDLE, "created": NOW - 100}
     for pool, gives in (({"pool": "h100"}, False), ({"pool": "a100"}, True), ({"zone": "b"}, True)):
-        plan = decided(of, there, others=[replace(OLDER, selector=pool)], **facts)
+        plan = decided(of, there, claimants=[replace(OLDER, selector=pool)], **facts)
         assert bool(removed(plan)) == gives, pool
 
 
 def test_the_name_of_a_job_in_another_namespace_is_not_told() -> None:
     plan = starved(replace(OLDER, namespace="secret", name="project-x"))
     assert len(removed(plan)) == 2
-    told = " ".join([plan.status.message or "", *(one.message for one in plan.notices), str(plan.status.dump())])
+    told = " ".join([plan.status.message or "", *(one.message for one in plan.events), str(plan.status.dump())])
     assert "gave its workers back to a job of another namespace" in told
     assert "project-x" not in told
     assert "secret" not in told
@@ -130,9 +130,9 @@ def test_what_a_job_asks_for_and_lacks_is_seen_from_its_template_and_the_schedul
         }
     }
     found = claimant(job(workers=TWO | {"template": template}), NOW, "u", half())
-    assert found.asks == {GPU, "example.org/nic", "pods"}
-    assert found.lacks == {"cpu", GPU}
+    assert found.requests == {GPU, "example.org/nic", "pods"}
+    assert found.missing == {"cpu", GPU}
     assert found.selector == {"pool": "a100"}
     full = claimant(job(workers=TWO), NOW, "u", half(words="0/1 nodes are available: 1 Too many pods."))
-    assert full.lacks == {"pods"}
-    assert claimant(job(workers=TWO), NOW, "u", [], starved=False).lacks == {GPU, "pods"}, "it gave all of it back"
+    assert full.missing == {"pods"}
+    assert claimant(job(workers=TWO), NOW, "u", [], starved=False).missing == {GPU, "pods"}, "it gave all of it back"

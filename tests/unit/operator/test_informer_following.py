@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import EXPIRED, ListPart, RequestRefused, Unavailable
-from tandem_operator.informer import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
+from tandem_operator.informer import BOOKMARK, RETRY_SECONDS, SWEEP_SECONDS, Cache, Informer, Key
 from tandem_operator.kinds import Kind
 from tests.support.clock import jumping
 
@@ -57,7 +57,7 @@ def followed(api: Api, story: Callable[[Cache, list[Key]], Coroutine[Any, Any, N
     async def work() -> None:
         news: list[Key] = []
         cache, anything = Cache(), api
-        watching = Watching(anything, cache, news.append, ())  # type: ignore[arg-type]
+        watching = Informer(anything, cache, news.append, ())  # type: ignore[arg-type]
         tasks = [asyncio.create_task(one) for one in (watching.sweep(), watching.follow())]
         try:
             await asyncio.sleep(0.1)

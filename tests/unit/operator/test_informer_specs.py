@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.reasons import Reason
+from tandem.wire.reasons import Reason
 from tandem_operator import kinds
 from tandem_operator.bounded import Shares, size
 from tandem_operator.informer import Cache
@@ -26,7 +26,7 @@ def job(namespace: str, name: str, text: str = TEXT, version: int = 1) -> dict[s
 
 
 def held(cache: Cache) -> list[tuple[str, str]]:
-    return [key for key in cache.everyone() if (cache.job(key) or {})["spec"] is not None]
+    return [key for key in cache.job_keys() if (cache.job(key) or {})["spec"] is not None]
 
 
 def holds_text(world: World) -> bool:
@@ -61,15 +61,15 @@ def test_a_namespace_that_takes_all_there_is_leaves_room_for_others() -> None:
     cache = Cache(max_spec_bytes=20 * size(job("a", "b")["spec"]))
     for namespace in ("many", "others"):
         for number in range(30):
-            assert cache.see(kinds.JOB, job(namespace, str(number))) == [(namespace, str(number))]
+            assert cache.upsert(kinds.JOB, job(namespace, str(number))) == [(namespace, str(number))]
     counts = [sum(key[0] == namespace for key in held(cache)) for namespace in ("many", "others")]
     assert counts[0] == 10
     assert 4 <= counts[1] <= 10
     # Those that have room keep it, and the news of a job that has grown takes no more than there is.
     before = held(cache)
-    cache.see(kinds.JOB, job("many", "0", version=2))
+    cache.upsert(kinds.JOB, job("many", "0", version=2))
     assert held(cache) == before
-    cache.see(kinds.JOB, job("many", "0", TEXT * 20, version=3))
+    cache.upsert(kinds.JOB, job("many", "0", TEXT * 20, version=3))
     assert held(cache) == before[1:]
 
 
@@ -83,7 +83,7 @@ def test_a_job_without_room_says_so_and_begins_once_there_is_some() -> None:
     message = world.cluster.objects[kinds.JOB, *KEY]["status"]["message"]
     assert "the specs of the jobs in the namespace default take" in message
     world.cache._specs = Shares(3 * size(JOB["spec"]))
-    assert world.cache.see(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY]) == [KEY]
+    assert world.cache.upsert(kinds.JOB, world.cluster.objects[kinds.JOB, *KEY]) == [KEY]
     world.settle()
     assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
 
@@ -95,4 +95,4 @@ def test_all_together_never_take_more_than_there_is(steps: list[tuple[str, str, 
         taken = found.take((namespace, name), wanted)
         model[namespace, name] = wanted if taken else 0
         assert sum(model.values()) <= 100
-        assert found.of(namespace) == sum(count for key, count in model.items() if key[0] == namespace)
+        assert found.used(namespace) == sum(count for key, count in model.items() if key[0] == namespace)

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, RequestRefused, Unavailable
-from tandem_operator.informer import STALE_SECONDS, SWEEP_SECONDS, Cache, Key, Watching
+from tandem_operator.informer import STALE_SECONDS, SWEEP_SECONDS, Cache, Informer, Key
 from tandem_operator.kinds import Kind
 from tests.support.clock import jumping
 
@@ -49,14 +49,14 @@ class Api:
         yield ListPart({kinds.JOB: self.jobs, kinds.NETWORK_POLICY: self.policies}.get(kind, []), self.version)
 
 
-def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None]], isolates: bool = False) -> None:
+def watched(story: Callable[[Api, Informer, list[Key]], Coroutine[Any, Any, None]], isolates: bool = False) -> None:
     """Tell a story beside the sweep."""
 
     async def work() -> None:
         api = Api()
         news: list[Key] = []
         anything: Any = api
-        watching = Watching(anything, Cache(), news.append, (), isolates)
+        watching = Informer(anything, Cache(), news.append, (), isolates)
         sweep = asyncio.create_task(watching.sweep())
         try:
             await story(api, watching, news)
@@ -67,17 +67,17 @@ def watched(story: Callable[[Api, Watching, list[Key]], Coroutine[Any, Any, None
 
 
 def test_what_is_there_at_the_start_is_news() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        assert not watching.listed.is_set()
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        assert not watching.synced.is_set()
+        await watching.synced.wait()
         assert (news, watching.complaint) == ([KEY], "")
 
     watched(story)
 
 
 def test_an_end_that_the_watch_has_lost_is_found_by_the_next_list() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
         api.jobs, api.version = [], 2
         await asyncio.sleep(SWEEP_SECONDS + 1)
         assert news == [KEY, KEY]
@@ -86,25 +86,25 @@ def test_an_end_that_the_watch_has_lost_is_found_by_the_next_list() -> None:
 
 
 def test_a_watch_that_says_nothing_of_what_a_list_finds_has_stalled_until_it_speaks_again() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
         api.jobs, api.version = [job(version=5, generation=2)], 5
         await asyncio.sleep(SWEEP_SECONDS + 1)
         assert watching.complaint == ""
         await asyncio.sleep(SWEEP_SECONDS + 1)
         assert watching.complaint == "the watch of distributedtrainingjobs has stalled"
-        watching.take(kinds.JOB, "MODIFIED", job(version=6, generation=3))
+        watching.handle(kinds.JOB, "MODIFIED", job(version=6, generation=3))
         assert watching.complaint == ""
 
     watched(story)
 
 
 def test_a_watch_that_is_only_a_little_late_has_not_stalled() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
         api.jobs, api.version = [job(version=5, generation=2)], 5
         await asyncio.sleep(SWEEP_SECONDS + 1)
-        watching.take(kinds.JOB, "MODIFIED", job(version=5, generation=2))
+        watching.handle(kinds.JOB, "MODIFIED", job(version=5, generation=2))
         await asyncio.sleep(SWEEP_SECONDS + 1)
         assert watching.complaint == ""
 
@@ -112,8 +112,8 @@ def test_a_watch_that_is_only_a_little_late_has_not_stalled() -> None:
 
 
 def test_an_operator_that_cannot_list_says_so() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
         api.fails = True
         await asyncio.sleep(STALE_SECONDS - 1)
         assert watching.complaint == ""
@@ -124,27 +124,27 @@ def test_an_operator_that_cannot_list_says_so() -> None:
 
 
 def test_where_no_network_policies_are_made_nothing_waits_for_the_right_to_see_them() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
         api.forbidden = kinds.NETWORK_POLICY
         await asyncio.sleep(1)
-        assert (watching.listed.is_set(), watching.complaint, news) == (True, "", [KEY])
+        assert (watching.synced.is_set(), watching.complaint, news) == (True, "", [KEY])
 
     watched(story)
 
 
 def test_where_network_policies_are_made_the_right_to_see_them_is_needed() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
         api.forbidden = kinds.NETWORK_POLICY
         await asyncio.sleep(STALE_SECONDS + 1)
-        assert not watching.listed.is_set()
+        assert not watching.synced.is_set()
         assert "nothing could be listed" in watching.complaint
 
     watched(story, isolates=True)
 
 
 def test_policies_that_are_left_are_found_by_lists_alone_and_no_watch_has_stalled() -> None:
-    async def story(api: Api, watching: Watching, news: list[Key]) -> None:
-        await watching.listed.wait()
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
         api.policies = [policy()]
         api.version = 9
         await asyncio.sleep(2 * SWEEP_SECONDS + 2)

@@ -8,8 +8,8 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused, Unavailable
-from tandem_operator.job_memory import MANY, MAX_SECONDS
-from tandem_operator.reconcile import HASTY_SECONDS
+from tandem_operator.job_memory import BATCH_SIZE, MAX_PAUSE_SECONDS
+from tandem_operator.reconcile import TRANSITION_SECONDS
 from tests.support.clock import Clock
 from tests.support.worlds.operator_job import IMAGES
 from tests.support.worlds.operator_world import KEY, LOOP, NAME, NAMESPACE, Cluster, Place, World, live
@@ -28,13 +28,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def passes(world: World, clock: Clock, seconds: float, pause: float = 4 * HASTY_SECONDS) -> list[float | None]:
+def passes(world: World, clock: Clock, seconds: float, pause: float = 4 * TRANSITION_SECONDS) -> list[float | None]:
     """Time in which the operator looks again and again; how long it would have waited after each look."""
     found = []
     for _ in range(int(seconds / pause)):
         clock.now += pause
         world.relist()
-        found.append(LOOP.run(world.controller.look(KEY)))
+        found.append(LOOP.run(world.controller.sync(KEY)))
         world.cluster.tick()
     return found
 
@@ -63,14 +63,14 @@ def test_a_pod_that_is_refused_for_long_holds_up_neither_the_looks_nor_the_rest(
     pauses = passes(world, clock, HOUR)
     assert all(pause is not None and pause <= 10.0 for pause in pauses), "the job is looked at as often as others"
     assert live(world, names.WORKER) == [0], "what is not refused is there"
-    assert tries(world, "create", kinds.POD, "-worker-1-") < 2 * HOUR / MAX_SECONDS
+    assert tries(world, "create", kinds.POD, "-worker-1-") < 2 * HOUR / MAX_PAUSE_SECONDS
     assert status(world)["phase"] == "Running"
     assert [reason for reason in world.cluster.told if reason.endswith("Replaced")] == []
     assert world.cluster.told.count("QuotaExceeded") == 1
     assert tries(world, "status", kinds.JOB, "") < 20, "what stays as it is, is not written again"
 
     world.cluster.refuses = refuses(lambda verb, place: False)
-    passes(world, clock, MAX_SECONDS + 5)
+    passes(world, clock, MAX_PAUSE_SECONDS + 5)
     assert live(world, names.WORKER) == [0, 1]
     assert world.controller._memories[KEY].attempts == {}
 
@@ -79,13 +79,13 @@ def test_of_hundreds_of_pods_that_are_refused_few_are_tried(clock: Clock) -> Non
     world = World()
     world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 200, "maxReplicas": 200}})
     world.cluster.refuses = refuses(lambda verb, place: verb == "create" and "-worker-" in place[2])
-    passes(world, clock, 10 * MAX_SECONDS)
-    assert tries(world, "create", kinds.POD, "-worker-") < 40 * MANY
+    passes(world, clock, 10 * MAX_PAUSE_SECONDS)
+    assert tries(world, "create", kinds.POD, "-worker-") < 40 * BATCH_SIZE
     assert "exceeded quota" in status(world)["message"]
 
     world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 20, "maxReplicas": 200}})
     world.cluster.refuses = refuses(lambda verb, place: False)
-    passes(world, clock, MAX_SECONDS + 5)
+    passes(world, clock, MAX_PAUSE_SECONDS + 5)
     assert len(live(world, names.WORKER)) == 20, "once there is room, all of them"
 
 
@@ -104,7 +104,7 @@ def test_of_a_quota_that_has_room_for_some_pods_the_coordinator_is_one(clock: Cl
     world.cluster.end((kinds.POD, NAMESPACE, lost["metadata"]["name"]))
     passes(world, clock, 90)
     room = 2
-    passes(world, clock, 2 * MAX_SECONDS)
+    passes(world, clock, 2 * MAX_PAUSE_SECONDS)
     assert (live(world, names.COORDINATOR), live(world, names.WORKER)) == ([0], [0])
 
 
@@ -127,12 +127,12 @@ def test_pods_wait_for_what_they_read_and_are_made_once_it_is_there(kind: kinds.
     passes(world, clock, HOUR / 4)
     assert live(world, names.WORKER) == []
     assert world.cluster.pods() == [] or kind is kinds.SERVICE, "the coordinator needs no Service"
-    assert tries(world, "create", kind, "") < 2 * HOUR / 4 / MAX_SECONDS + 8
+    assert tries(world, "create", kind, "") < 2 * HOUR / 4 / MAX_PAUSE_SECONDS + 8
     assert "exceeded quota" in status(world)["message"]
     assert tries(world, "status", kinds.JOB, "") < 10
     assert world.cluster.told.count("QuotaExceeded") == 1
     world.cluster.refuses = refuses(lambda verb, place: False)
-    passes(world, clock, 2 * MAX_SECONDS)
+    passes(world, clock, 2 * MAX_PAUSE_SECONDS)
     assert live(world, names.WORKER) == [0, 1]
 
 
@@ -144,10 +144,10 @@ def test_a_pod_that_may_not_be_deleted_holds_up_nothing_else(clock: Clock) -> No
     )
     world.cluster.edit(kinds.JOB, NAME, {"workers": {"replicas": 1}})
     passes(world, clock, HOUR)
-    assert tries(world, "delete", kinds.POD, "") < 2 * HOUR / MAX_SECONDS
+    assert tries(world, "delete", kinds.POD, "") < 2 * HOUR / MAX_PAUSE_SECONDS
     assert status(world)["phase"] == "Running"
     world.cluster.refuses = refuses(lambda verb, place: False)
-    passes(world, clock, MAX_SECONDS + 5)
+    passes(world, clock, MAX_PAUSE_SECONDS + 5)
     assert live(world, names.WORKER) == [0]
 
 
@@ -164,7 +164,7 @@ class Meddled(Cluster):
 def test_pods_that_are_never_what_was_asked_for_are_replaced_less_and_less_often(clock: Clock) -> None:
     world = World(Meddled())
     passes(world, clock, HOUR)
-    assert tries(world, "create", kinds.POD, "-worker-0-") < 2 * HOUR / MAX_SECONDS
+    assert tries(world, "create", kinds.POD, "-worker-0-") < 2 * HOUR / MAX_PAUSE_SECONDS
     assert live(world, names.WORKER) == [0, 1], "what is there stays meanwhile"
 
 

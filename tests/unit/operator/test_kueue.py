@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.job import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob
 from tandem_operator import kinds, names
 from tandem_operator.kinds import POD
 from tandem_operator.kueue import group_of
@@ -30,7 +30,7 @@ def queued() -> DistributedTrainingJob:
 def groups(*workers: Pod) -> set[PodGroup | None]:
     """Those of the workers that are made beside these."""
     of = queued()
-    made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), heard=heard()).make]
+    made = [observe(POD, one) for one in decided(of, surroundings(of, *workers), snapshot=heard()).create_pods]
     return {pod.group for pod in made if isinstance(pod, Pod)}
 
 
@@ -66,16 +66,16 @@ def test_who_has_been_told_to_go_is_not_joined_but_on_a_lost_node() -> None:
 
 def test_who_joined_a_group_that_was_over_is_replaced_by_one_of_a_new_group() -> None:
     of, left = queued(), worker(0, group=OURS, phase="Pending", ready=False, abandoned=True)
-    plan = decided(of, surroundings(of, left, ended(1, group=OURS, ended_by=PodEnd.DISRUPTED)), heard=heard())
+    plan = decided(of, surroundings(of, left, ended(1, group=OURS, ended_by=PodEnd.DISRUPTED)), snapshot=heard())
     assert removed(plan) == [left.name]
-    (found,) = (pod.group for one in plan.make if isinstance(pod := observe(POD, one), Pod))
+    (found,) = (pod.group for one in plan.create_pods if isinstance(pod := observe(POD, one), Pod))
     assert found not in (None, OURS)
 
 
 @pytest.mark.parametrize("other", [PodGroup("gpus", "digits-11111", 1), PodGroup("others", "digits-11111", 2)])
 def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: PodGroup) -> None:
     of = queued()
-    plan = decided(of, surroundings(of, worker(0, group=other), worker(1, group=other)), heard=heard())
+    plan = decided(of, surroundings(of, worker(0, group=other), worker(1, group=other)), snapshot=heard())
     assert removed(plan) == ["digits-worker-1-aaaaa", "digits-worker-0-aaaaa"]
     assert made(plan) == []
     (found,) = groups(worker(1, group=other, deleting=True))
@@ -84,7 +84,7 @@ def test_workers_of_another_size_or_queue_leave_and_are_queued_anew(other: PodGr
 
 @pytest.mark.parametrize(
     ("gates", "finalizers", "unqueued"),
-    [([], [], True), ([{"name": names.GATE}], [names.HELD], False), ([], [names.HELD], False)],
+    [([], [], True), ([{"name": names.GATE}], [names.FINALIZER], False), ([], [names.FINALIZER], False)],
 )
 def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
     gates: list[dict[str, str]], finalizers: list[str], unqueued: bool
@@ -96,7 +96,7 @@ def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
     assert pod.unqueued == unqueued
     of = job(status=initialized(), runPolicy={"queueName": "gpus"})
     there = surroundings(of, worker(0, unqueued=pod.unqueued), worker(1))
-    message = decided(of, there, heard=heard()).status.message
+    message = decided(of, there, snapshot=heard()).status.message
     assert message == (
         "the workers do not wait in the queue gpus: Kueue is not installed, or does not handle pods here"
         if unqueued

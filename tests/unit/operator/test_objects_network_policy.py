@@ -9,10 +9,10 @@ import pytest
 from tandem_operator import kinds, names, objects
 from tandem_operator.__main__ import _options
 from tandem_operator.api import RequestRefused
-from tandem_operator.job_memory import Attempt, removing
+from tandem_operator.job_memory import Attempt, delete_key
 from tandem_operator.objects import Manifest, Peers
-from tandem_operator.observed import Children, Thing
-from tandem_operator.reporting import Want
+from tandem_operator.observed import Children, KubeObject
+from tandem_operator.reporting import JobProblem
 from tests.support.worlds.operator_job import (
     NOW,
     UID,
@@ -35,11 +35,11 @@ PEERS = Peers((OPERATOR,), (PROMETHEUS,))
 PLACE = (kinds.NETWORK_POLICY, NAMESPACE, names.network_policy(NAME))
 
 
-def there_is(**facts: Any) -> Thing:
+def there_is(**facts: Any) -> KubeObject:
     """The NetworkPolicy of a job, as the operator has made it."""
     applied = objects.applied(objects.network_policy(job(), UID, PEERS))
     known = {"name": "digits-network", "uid": "uid-of-the-policy", "owner": UID, "applied": applied}
-    return Thing(kind=kinds.NETWORK_POLICY, **{**known, **facts})
+    return KubeObject(kind=kinds.NETWORK_POLICY, **{**known, **facts})
 
 
 def test_pods_of_a_job_are_reached_by_each_other_and_few_others_reach_a_port() -> None:
@@ -67,7 +67,7 @@ def test_nobody_is_not_everybody() -> None:
 
 def test_it_is_about_every_pod_of_the_job() -> None:
     plans = [decided(job(), there, peers=PEERS) for there in (Children(), surroundings(job(), there_is()))]
-    found = {name: pod["metadata"]["labels"] for plan in plans for pod in plan.make for name in [made_as(pod)]}
+    found = {name: pod["metadata"]["labels"] for plan in plans for pod in plan.create_pods for name in [made_as(pod)]}
     assert set(found) == set(names.ROLES)
     assert all(labels[names.JOB] == "digits" for labels in found.values())
 
@@ -78,24 +78,24 @@ def made_as(pod: Manifest) -> str:
 
 def test_a_job_that_runs_gets_one_when_it_is_switched_on_and_nothing_else() -> None:
     of, there = running()
-    plan = decided(of, there, heard=heard(), peers=PEERS)
+    plan = decided(of, there, snapshot=heard(), peers=PEERS)
     assert (made(plan), plan.update, removed(plan)) == (["NetworkPolicy digits-network"], (), [])
 
 
 def test_it_is_written_again_when_somebody_else_is_let_in() -> None:
     of, there = running(there_is())
-    assert decided(of, there, heard=heard(), peers=PEERS).update == ()
-    (update,) = decided(of, there, heard=heard(), peers=Peers((OPERATOR,))).update
+    assert decided(of, there, snapshot=heard(), peers=PEERS).update == ()
+    (update,) = decided(of, there, snapshot=heard(), peers=Peers((OPERATOR,))).update
     assert (update["kind"], update["metadata"]["uid"]) == ("NetworkPolicy", "uid-of-the-policy")
 
 
 def test_it_goes_when_it_is_switched_off_and_nobody_elses_does() -> None:
     of, there = running(there_is())
-    plan = decided(of, there, heard=heard())
+    plan = decided(of, there, snapshot=heard())
     assert (made(plan), plan.update, removed(plan)) == ([], (), ["digits-network"])
     for other in (there_is(owner=""), there_is(owner="another"), there_is(name="mine"), there_is(deleting=True)):
         _, around = running(other)
-        assert removed(decided(of, around, heard=heard())) == []
+        assert removed(decided(of, around, snapshot=heard())) == []
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -110,18 +110,18 @@ def test_a_job_that_has_ended_gets_none_keeps_its_own_and_loses_it(phase: str) -
 
 def test_a_removal_that_is_refused_is_tried_again_after_a_pause() -> None:
     of, there = running(there_is())
-    refused = Attempt(5, NOW, Want("Refused", "a webhook says no"))
-    waits = {removing("digits-network"): refused}
-    plan = decided(of, there, heard=heard(), attempts=waits)
+    refused = Attempt(5, NOW, JobProblem("Refused", "a webhook says no"))
+    waits = {delete_key("digits-network"): refused}
+    plan = decided(of, there, snapshot=heard(), attempts=waits)
     assert removed(plan) == []
-    assert removing("digits-network") not in plan.settled
-    due = {removing("digits-network"): replace(refused, at=NOW - 600)}
-    assert removed(decided(of, there, heard=heard(), attempts=due)) == ["digits-network"]
+    assert delete_key("digits-network") not in plan.resolved
+    due = {delete_key("digits-network"): replace(refused, last=NOW - 600)}
+    assert removed(decided(of, there, snapshot=heard(), attempts=due)) == ["digits-network"]
 
 
 def test_somebody_elses_of_that_name_is_left_alone_and_the_job_waits() -> None:
     plan = decided(job(), Children({(kinds.NETWORK_POLICY, "digits-network"): there_is(owner="")}), peers=PEERS)
-    assert plan.make == ()
+    assert plan.create_pods == ()
     assert "NetworkPolicy digits-network exists and is not this job's" in (plan.status.message or "")
 
 
@@ -182,8 +182,11 @@ def test_the_operator_is_told_by_whom_pods_are_reached() -> None:
     [
         ("--operator-from={", "not JSON"),
         ("--operator-from={}", "not a list of objects"),
-        ("--operator-from=[{}]", "{} is no peer of a policy"),
-        ('--operator-from=[{"podselector": {}}]', "is no peer of a policy: ipBlock, namespaceSelector, podSelector"),
+        ("--operator-from=[{}]", "{} is not a peer of a NetworkPolicy"),
+        (
+            '--operator-from=[{"podselector": {}}]',
+            "is not a peer of a NetworkPolicy: ipBlock, namespaceSelector, podSelector",
+        ),
         ('--metrics-from=[{"podSelector": {}}]', "--metrics-from needs --operator-from"),
     ],
 )

@@ -49,7 +49,7 @@ def test_our_container_decides_how_a_pod_ended_and_not_the_one_beside() -> None:
     times = {"startedAt": "1970-01-01T00:01:00Z", "finishedAt": "1970-01-01T00:02:30Z"}
     terminated = {"exitCode": 78, "reason": "Error", "message": "first\nno data set at /data\n", **times}
     found = pod("Failed", containerStatuses=state(terminated=terminated))
-    assert (found.code, found.words, found.ended) == (78, "no data set at /data", True)
+    assert (found.code, found.message, found.ended) == (78, "no data set at /data", True)
     assert (found.started, found.finished) == (60.0, 150.0)
 
 
@@ -70,9 +70,9 @@ def test_a_pod_whose_containers_are_ready_and_that_is_not_is_on_a_silent_node(
 def test_why_a_pod_waits() -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
     found = pod("Pending", conditions=[unscheduled])
-    assert (found.waiting, found.words) == ("Unschedulable", "no node")
+    assert (found.waiting, found.message) == ("Unschedulable", "no node")
     pulling = pod("Pending", containerStatuses=state(waiting={"reason": "ErrImagePull", "message": "not found"}))
-    assert (pulling.waiting, pulling.words) == ("ImagePullBackOff", "not found")
+    assert (pulling.waiting, pulling.message) == ("ImagePullBackOff", "not found")
     assert pod("Pending", containerStatuses=state(waiting={"reason": "ContainerCreating"})).waiting == ""
 
 
@@ -81,7 +81,7 @@ def test_a_container_beside_ours_that_does_not_start_is_named(where: str) -> Non
     beside = {"name": "fetch", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     ours = {"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}
     found = pod("Pending", **{"containerStatuses": [ours], where: [ours, beside]})
-    assert (found.waiting, found.words) == ("ImagePullBackOff", "container fetch: no such image")
+    assert (found.waiting, found.message) == ("ImagePullBackOff", "container fetch: no such image")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_container_beside_ours_that_does_not_start_is_named(where: str) -> Non
 )
 def test_a_container_that_waits_to_be_started_again_has_begun(container: dict[str, Any], begun: bool) -> None:
     """Its pod would be ended otherwise, as one that never begins."""
-    assert pod("Pending", containerStatuses=[{"name": "worker", **container}]).has_begun is begun
+    assert pod("Pending", containerStatuses=[{"name": "worker", **container}]).has_run is begun
 
 
 def test_parameters_that_the_coordinator_would_refuse_at_each_start_are_no_job() -> None:
@@ -111,15 +111,15 @@ def test_an_init_container_that_failed_says_why_its_pod_ended() -> None:
     first[1]["state"] = {"terminated": terminated}
     ours = state(waiting={"reason": "PodInitializing"})
     found = pod("Failed", initContainerStatuses=first, containerStatuses=ours)
-    assert found.words == "init container fetch ended with exit code 7: no such data set"
+    assert found.message == "init container fetch ended with exit code 7: no such data set"
 
 
 @pytest.mark.parametrize(
     ("gates", "finalizers", "abandoned"),
     [
-        ([names.GATE], [names.HELD], False),
+        ([names.GATE], [names.FINALIZER], False),
         ([names.GATE], [], True),
-        ([], [names.HELD], False),
+        ([], [names.FINALIZER], False),
         ([], [], False),
         (["somebody.else/gate"], [], False),
     ],
@@ -166,8 +166,8 @@ def test_a_pod_that_has_ended_has_ended_in_one_way(status: dict[str, Any], end: 
 
 
 def test_what_is_said_of_an_end_is_the_kubelets_word_where_it_is_its_doing() -> None:
-    assert pod("Failed", reason="Evicted", message=STORAGE, containerStatuses=RAN).words == STORAGE.strip()
-    assert pod("Failed", containerStatuses=KILLED).words == "OOMKilled: it used more memory than its limit"
+    assert pod("Failed", reason="Evicted", message=STORAGE, containerStatuses=RAN).message == STORAGE.strip()
+    assert pod("Failed", containerStatuses=KILLED).message == "OOMKilled: it used more memory than its limit"
 
 
 @pytest.mark.parametrize(
@@ -209,30 +209,30 @@ def body(version: int, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 def test_only_what_is_newer_and_different_is_news() -> None:
     cache = Cache()
-    assert cache.see(kinds.POD, body(5, phase="Pending")) == [("n", "j")]
-    assert cache.see(kinds.POD, body(6, phase="Pending")) == []
-    assert cache.see(kinds.POD, body(8, phase="Running")) == [("n", "j")]
-    assert cache.see(kinds.POD, body(7, phase="Pending")) == []
-    assert [thing.phase for thing in cache.children(("n", "j")).things.values() if isinstance(thing, Pod)] == [
+    assert cache.upsert(kinds.POD, body(5, phase="Pending")) == [("n", "j")]
+    assert cache.upsert(kinds.POD, body(6, phase="Pending")) == []
+    assert cache.upsert(kinds.POD, body(8, phase="Running")) == [("n", "j")]
+    assert cache.upsert(kinds.POD, body(7, phase="Pending")) == []
+    assert [thing.phase for thing in cache.children(("n", "j")).objects.values() if isinstance(thing, Pod)] == [
         "Running"
     ]
 
 
 def test_the_end_of_an_earlier_object_of_that_name_is_not_the_end_of_this_one() -> None:
     cache = Cache()
-    cache.see(kinds.POD, body(5, uid="new"))
-    assert cache.lose(kinds.POD, "n", "p", "old") is None
-    assert cache.lose(kinds.POD, "n", "p", "new") == ("n", "j")
-    assert cache.children(("n", "j")).things == {}
+    cache.upsert(kinds.POD, body(5, uid="new"))
+    assert cache.remove(kinds.POD, "n", "p", "old") is None
+    assert cache.remove(kinds.POD, "n", "p", "new") == ("n", "j")
+    assert cache.children(("n", "j")).objects == {}
 
 
 def test_a_list_drops_what_is_gone_and_not_what_came_later() -> None:
     cache = Cache()
-    cache.see(kinds.POD, body(5))
-    assert list(cache.compare(kinds.POD, "", set(), 4)) == []
-    assert list(cache.compare(kinds.POD, "elsewhere", set(), 9)) == []
-    assert list(cache.compare(kinds.POD, "", {"u"}, 9)) == []
-    assert list(cache.compare(kinds.POD, "", set(), 9)) == [("n", "j")]
+    cache.upsert(kinds.POD, body(5))
+    assert list(cache.prune(kinds.POD, "", set(), 4)) == []
+    assert list(cache.prune(kinds.POD, "elsewhere", set(), 9)) == []
+    assert list(cache.prune(kinds.POD, "", {"u"}, 9)) == []
+    assert list(cache.prune(kinds.POD, "", set(), 9)) == [("n", "j")]
 
 
 # Templates and patches

@@ -5,7 +5,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.metrics import OPERATOR
+from tandem.wire.metrics import OPERATOR
 from tandem_operator.operator_metrics import Holding, OperatorMetrics
 
 
@@ -46,8 +46,8 @@ def test_a_job_that_is_over_or_suspended_asks_for_nothing_and_one_that_is_gone_i
 def test_looks_and_errors_are_counted_from_zero() -> None:
     metrics = OperatorMetrics()
     assert told(metrics)["tandem_operator_reconcile_errors_total",] == 0
-    metrics.looked(0.25, failed=False)
-    metrics.looked(0.5, failed=True)
+    metrics.reconciled(0.25, failed=False)
+    metrics.reconciled(0.5, failed=True)
     found = told(metrics)
     names = ("reconciles_total", "reconcile_errors_total", "reconcile_seconds_total")
     assert [found[f"tandem_operator_{name}",] for name in names] == [2, 1, 0.75]

@@ -11,7 +11,7 @@ import pytest
 
 from tandem_operator import informer, kinds
 from tandem_operator.api import ListPart, Unavailable
-from tandem_operator.informer import Cache, Watching
+from tandem_operator.informer import Cache, Informer
 from tandem_operator.kinds import Kind
 from tandem_operator.operator_metrics import OperatorMetrics, serve_health
 
@@ -45,7 +45,7 @@ class Operator:
     def __init__(self) -> None:
         self.api = Api()
         api: Any = self.api
-        self.watching = Watching(api, Cache(), lambda key: None, ())
+        self.watching = Informer(api, Cache(), lambda key: None, ())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Operator":
@@ -142,7 +142,7 @@ async def test_both_probes_turn_red_while_a_watch_has_stalled_and_green_when_it_
         operator.api.version = 5
         for path in ("/healthz", "/readyz"):
             await operator.turns(path, 503, "the watch of distributedtrainingjobs has stalled")
-        operator.watching.take(kinds.JOB, "MODIFIED", job(6))
+        operator.watching.handle(kinds.JOB, "MODIFIED", job(6))
         for path in ("/healthz", "/readyz"):
             await operator.turns(path, *GREEN)
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.formatting import rfc3339
 from tandem_operator import kinds, names
 from tandem_operator.api import Object, RequestRefused
-from tandem_operator.pod_starts import CREATING, MAX_ASKED, MAX_START_SECONDS, explained
+from tandem_operator.pod_starts import CREATING, MAX_EVENT_REQUESTS, MAX_START_SECONDS, explained
 from tandem_operator.replicas import MAX_FAILURES, MAX_PAUSE
 from tests.support.clock import Clock
 from tests.support.worlds.operator_world import KEY, LOOP, NAMESPACE, World
@@ -46,7 +46,7 @@ def passes(world: World, clock: Clock, role: str, seconds: float) -> None:
     until = clock.now + seconds
     while clock.now < until:
         world.relist()
-        LOOP.run(world.controller.look(KEY))
+        LOOP.run(world.controller.sync(KEY))
         stuck(world, clock, role)
         clock.now += 5
 
@@ -72,7 +72,7 @@ def test_events_are_read_rarely_and_of_few_pods(clock: Clock, monkeypatch: pytes
 
     monkeypatch.setattr(world.cluster, "events", events, raising=False)
     passes(world, clock, names.WORKER, 100)
-    assert 0 < asked <= MAX_ASKED * 100 / 20
+    assert 0 < asked <= MAX_EVENT_REQUESTS * 100 / 20
     assert "its Events cannot be read" in (world.status.message or "")
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem_operator import kinds, names
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, Pod, observe
-from tandem_operator.plan import Plan
+from tandem_operator.plan import ReconcilePlan
 from tandem_operator.reconcile import reconcile
 from tests.support import ROOT
 from tests.support.worlds.operator_job import (
@@ -28,13 +28,13 @@ from tests.support.worlds.operator_job import (
 )
 
 
-def pods_of(plan: Plan) -> dict[str, Manifest]:
+def pods_of(plan: ReconcilePlan) -> dict[str, Manifest]:
     """The pods that it creates."""
-    return {called(one): one["spec"] for one in plan.make if one["kind"] == "Pod"}
+    return {called(one): one["spec"] for one in plan.create_pods if one["kind"] == "Pod"}
 
 
 def test_every_pod_is_restricted_and_holds_no_service_account() -> None:
-    specs = pods_of(decided(job(), Children())) | pods_of(decided(job(), heard=heard("Pending")))
+    specs = pods_of(decided(job(), Children())) | pods_of(decided(job(), snapshot=heard("Pending")))
     assert specs.keys() == {"coordinator 0", "evaluator 0", "worker 0", "worker 1"}
     for spec in specs.values():
         assert spec["automountServiceAccountToken"] is False
@@ -48,7 +48,7 @@ def test_every_pod_is_restricted_and_holds_no_service_account() -> None:
 def test_every_pod_is_pulled_with_the_secrets_that_the_operator_was_told_of() -> None:
     images = replace(IMAGES, pull_secrets=("registry", "mirror"))
     of = job(workers={"replicas": 1, "template": {"spec": {"imagePullSecrets": [{"name": "own"}]}}})
-    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, snapshot=heard("Pending")), images)]
     specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
     pulled = {name: [secret["name"] for secret in spec["imagePullSecrets"]] for name, spec in specs.items()}
     both = ["registry", "mirror"]
@@ -62,10 +62,12 @@ def test_every_pod_is_pulled_with_the_secrets_that_the_operator_was_told_of() ->
 def test_the_service_leads_to_no_coordinator_of_an_earlier_job_of_that_name() -> None:
     plan = decided(job(), Children())
     (service,) = (one for one in plan.create if one["kind"] == "Service")
-    (ours,) = (one["metadata"]["labels"] for one in plan.make if called(one) == "coordinator 0")
+    (ours,) = (one["metadata"]["labels"] for one in plan.create_pods if called(one) == "coordinator 0")
     selector = service["spec"]["selector"]
     assert selector.items() <= ours.items()
-    (theirs,) = (one for one in decided(job(), Children(), uid="of-another").make if called(one) == "coordinator 0")
+    (theirs,) = (
+        one for one in decided(job(), Children(), uid="of-another").create_pods if called(one) == "coordinator 0"
+    )
     assert not selector.items() <= theirs["metadata"]["labels"].items()
 
 
@@ -83,7 +85,7 @@ def test_a_template_of_the_users_is_laid_over_ours() -> None:
         },
     }
     of = job(status=initialized(), workers={"replicas": 1, "template": template})
-    pod = decided(of).make[0]
+    pod = decided(of).create_pods[0]
     spec, labels = pod["spec"], pod["metadata"]["labels"]
     assert (labels["team"], labels["app.kubernetes.io/name"], spec["restartPolicy"]) == ("vision", "tandem", "Never")
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "fast"}
@@ -103,7 +105,7 @@ def test_an_evaluator_never_holds_a_gpu() -> None:
 
 
 def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its_forerunner() -> None:
-    (pod,) = [one for one in decided(job(), Children()).make if called(one) == "coordinator 0"]
+    (pod,) = [one for one in decided(job(), Children()).create_pods if called(one) == "coordinator 0"]
     affinity = pod["spec"]["affinity"]
     (preferred,) = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     keys = [one["key"] for one in preferred["preference"]["matchExpressions"]]
@@ -142,14 +144,14 @@ def test_a_claim_among_an_evaluators_resources_stays() -> None:
 
 def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
     script = {"command": ["python", "train.py"], "args": ["$(HOME)"], "env": [{"name": "HOME", "value": "/home/$(X)"}]}
-    pod = decided(job(status=initialized(), trainer=script)).make[0]
+    pod = decided(job(status=initialized(), trainer=script)).create_pods[0]
     container = pod["spec"]["containers"][0]
     assert container["args"][-1] == "$$(HOME)"
     assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/home/$$(X)"]
 
 
 def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
-    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).make[0]["metadata"]
+    pod = decided(job(status=initialized(), runPolicy={"queueName": "gpus"})).create_pods[0]["metadata"]
     assert pod["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
     assert pod["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
     assert pod["annotations"]["kueue.x-k8s.io/retriable-in-group"] == "false"
@@ -165,7 +167,7 @@ def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
     ],
 )
 def test_ranks_have_as_many_threads_as_the_pod_has_cores_for_them(workers: dict[str, object], threads: str) -> None:
-    pod = decided(job(status=initialized(), workers=workers)).make[0]
+    pod = decided(job(status=initialized(), workers=workers)).create_pods[0]
     env = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
     assert env["OMP_NUM_THREADS"] == threads
 
@@ -193,13 +195,13 @@ def test_long_names_stay_different() -> None:
 @pytest.mark.parametrize(("grace", "seconds"), [(None, 30), (20, 30), (60, 30), (600, 570)])
 def test_a_longer_grace_period_is_time_for_ranks_to_save(grace: int | None, seconds: int) -> None:
     template = {} if grace is None else {"spec": {"terminationGracePeriodSeconds": grace}}
-    pod = decided(job(status=initialized(), workers={"replicas": 1, "template": template})).make[0]
+    pod = decided(job(status=initialized(), workers={"replicas": 1, "template": template})).create_pods[0]
     assert f"--shutdown-timeout={seconds}" in pod["spec"]["containers"][0]["args"]
 
 
 def coordinators(**spec: Any) -> dict[str, Any]:
     """The pod of a job's coordinator."""
-    (pod,) = [one for one in decided(job(**spec), Children()).make if called(one) == "coordinator 0"]
+    (pod,) = [one for one in decided(job(**spec), Children()).create_pods if called(one) == "coordinator 0"]
     return pod
 
 
@@ -229,7 +231,7 @@ def test_a_volume_of_one_node_is_bound_where_workers_can_run(modes: list[str]) -
     template = {"spec": {"nodeSelector": {"gpu": "a100"}, "tolerations": [{"key": "spot"}], "affinity": affinity}}
     workers = {"replicas": 1, "template": template, "resources": {"limits": {"nvidia.com/gpu": 1}}}
     of = job(workers=workers, checkpoint={"storage": {"accessModes": modes}})
-    made = {called(one): one["spec"] for one in decided(of, Children()).make}
+    made = {called(one): one["spec"] for one in decided(of, Children()).create_pods}
     for pod in (made["coordinator 0"], made["evaluator 0"]):
         keys = [one["key"] for one in pod["tolerations"]]
         selection = pod["nodeSelector"].get("gpu"), {"spot", "nvidia.com/gpu"} <= set(keys)
@@ -240,7 +242,7 @@ def test_a_volume_of_one_node_is_bound_where_workers_can_run(modes: list[str]) -
 
 def test_pods_run_as_the_clusters_user_where_the_operator_is_told_so() -> None:
     plan = reconcile(situation(job(), Children()), replace(IMAGES, own_user=False))
-    for pod in plan.make:
+    for pod in plan.create_pods:
         security = pod["spec"]["securityContext"]
         assert {"runAsUser", "runAsGroup", "fsGroup"}.isdisjoint(security)
         assert security["runAsNonRoot"] is True
@@ -249,7 +251,7 @@ def test_pods_run_as_the_clusters_user_where_the_operator_is_told_so() -> None:
 @pytest.mark.parametrize("resources", [{}, {"limits": {"memory": "64Gi"}}])
 def test_shared_memory_is_no_more_than_the_memory_of_the_pod(resources: dict[str, Any]) -> None:
     of = job(status=initialized(), workers={"replicas": 1, "resources": resources})
-    (pod,) = [one for one in decided(of).make if called(one) == "worker 0"]
+    (pod,) = [one for one in decided(of).create_pods if called(one) == "worker 0"]
     (shm,) = [one for one in pod["spec"]["volumes"] if one["name"] == "shm"]
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi" if resources else "16Gi"}
 
@@ -258,7 +260,7 @@ def test_variables_come_from_secrets_and_never_stand_in_the_jobs_file() -> None:
     source = {"secretKeyRef": {"name": "hub", "key": "token"}}
     env = [{"name": "HF_TOKEN", "valueFrom": source}, {"name": "TANDEM_TOKEN", "valueFrom": source}]
     of = job(status=initialized(), trainer={**SCRIPT, "env": env})
-    (pod,) = [one for one in decided(of).make if called(one) == "worker 0"]
+    (pod,) = [one for one in decided(of).create_pods if called(one) == "worker 0"]
     found = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] in ("HF_TOKEN", "TANDEM_TOKEN")]
     assert {one["name"]: one["valueFrom"]["secretKeyRef"]["name"] for one in found} == {
         "HF_TOKEN": "hub",
@@ -271,7 +273,7 @@ def test_every_pod_is_pulled_when_and_tolerates_what_the_operator_was_told() -> 
     toleration = {"key": "gpu", "operator": "Exists"}
     images = replace(IMAGES, pull_policy="Always", tolerations=(toleration,))
     of = job(workers={"replicas": 1})
-    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, snapshot=heard("Pending")), images)]
     specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
     assert specs.keys() == {"coordinator 0", "evaluator 0", "worker 0"}
     for spec in specs.values():
@@ -301,7 +303,7 @@ def test_pods_of_a_job_with_code_know_its_digest_and_the_package_index(
     images = replace(IMAGES, package_index="https://index.example/simple")
     evaluators = {"replicas": 1, "command": ["evaluate.py"], "metric": "loss"}
     of = job(trainer=trainer, workers={"replicas": 1}, evaluators=evaluators)
-    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, snapshot=heard("Pending")), images)]
     specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
     for name in ("evaluator 0", "worker 0"):
         env = specs[name]["containers"][0]["env"]
@@ -332,7 +334,7 @@ def test_the_coordinator_of_a_tracked_job_and_no_other_pod_knows_the_server_and_
     tracking = {} if mlflow is None else {"mlflow": {**mlflow, "env": [*mlflow.get("env", []), token]}}
     images = replace(IMAGES, mlflow_uri="http://mlflow:5000")
     of = job(tracking=tracking)
-    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, heard=heard("Pending")), images)]
+    plans = [reconcile(situation(of, Children()), images), reconcile(situation(of, snapshot=heard("Pending")), images)]
     specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
     found = {
         name: [
@@ -356,8 +358,8 @@ def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     workers = {"replicas": 1, "template": {"spec": {"affinity": theirs}}}
     out = ended(0, code=ExitCode.LEFT_OUT, node="node-3", owner=UID)
     wanted = job(workers=workers, status=initialized())
-    plan = decided(wanted, surroundings(wanted, out), heard=heard())
-    (made,) = [one for one in plan.make if called(one) == "worker 0"]
+    plan = decided(wanted, surroundings(wanted, out), snapshot=heard())
+    (made,) = [one for one in plan.create_pods if called(one) == "worker 0"]
     required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = required["nodeSelectorTerms"]
     away = [{"key": "metadata.name", "operator": "NotIn", "values": ["node-3"]}]
@@ -374,8 +376,8 @@ def test_the_next_pod_of_a_place_that_failed_on_a_node_again_and_again_prefers_a
     workers = {"replicas": 1, "template": {"spec": {"affinity": theirs}}}
     failed = ended(0, node="node-3", failures=2, failed_on=("node-3", "node-3"), owner=UID)
     wanted = job(workers=workers, status=initialized())
-    plan = decided(wanted, surroundings(wanted, failed), heard=heard(), now=NOW + 60)
-    (made,) = [one for one in plan.make if called(one) == "worker 0"]
+    plan = decided(wanted, surroundings(wanted, failed), snapshot=heard(), now=NOW + 60)
+    (made,) = [one for one in plan.create_pods if called(one) == "worker 0"]
     affinity = made["spec"]["affinity"]["nodeAffinity"]
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-3"]}]}
     wish = {"weight": 100, "preference": off}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.status import Condition, GenerationView, Status
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.status import Condition, GenerationView, Status
 from tandem_operator import controller, kinds, pods
-from tandem_operator.plan import Plan
+from tandem_operator.plan import ReconcilePlan
 from tandem_operator.pod_ends import HEALTHY_SECONDS, PodEnd
 from tandem_operator.replicas import MAX_FAILURES
 from tests.support.worlds.operator_job import (
@@ -41,14 +41,14 @@ def why(status: Status, kind: str) -> tuple[str, str, str]:
 
 # EvaluatorFailed
 
-FAILED: dict[str, Any] = {"phase": "Failed", "ready": False, "code": 3, "words": "no such file", "finished": NOW}
+FAILED: dict[str, Any] = {"phase": "Failed", "ready": False, "code": 3, "message": "no such file", "finished": NOW}
 
 
-def with_evaluators(*facts: dict[str, Any], now: float = NOW) -> Plan:
+def with_evaluators(*facts: dict[str, Any], now: float = NOW) -> ReconcilePlan:
     """What is decided about a job that trains and has these evaluator pods, all of one place."""
     of = job(status=initialized())
     pods = [evaluator(of, name=f"digits-evaluator-0-{number}", **one) for number, one in enumerate(facts)]
-    return decided_about(of, surroundings(of, worker(0), worker(1), evaluators=pods), heard=heard(), now=now)
+    return decided_about(of, surroundings(of, worker(0), worker(1), evaluators=pods), snapshot=heard(), now=now)
 
 
 def test_an_evaluator_that_fails_is_the_reason_of_a_job_that_goes_on_training() -> None:
@@ -94,26 +94,26 @@ def test_it_is_the_reason_until_the_evaluator_that_follows_has_been_at_work_for_
 WORDS = "ModuleNotFoundError: No module named 'tandem_trainer'"
 
 
-def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any) -> Plan:
+def with_worker(failures: int, status: dict[str, Any] | None = None, **said: Any) -> ReconcilePlan:
     """What is decided about a job whose worker 0 has failed soon after its start, and so often before."""
     of = job(status=status or initialized(phase="Starting"), workers={"replicas": 2, "minReplicas": 2})
-    pod = ended(0, failures=failures, words=WORDS)
+    pod = ended(0, failures=failures, message=WORDS)
     snapshot = heard("Starting", worldSize=None).model_copy(update=said)
-    return decided_about(of, surroundings(of, pod, worker(1)), heard=snapshot, idle=IDLE)
+    return decided_about(of, surroundings(of, pod, worker(1)), snapshot=snapshot, idle=IDLE)
 
 
 def test_a_place_whose_workers_fail_too_often_soon_after_their_start_ends_a_job_that_does_not_train() -> None:
     before = with_worker(failures=MAX_FAILURES - 2)
     assert (before.status.phase, condition(before.status, "Failed")) == ("Starting", None)
     plan = with_worker(failures=MAX_FAILURES - 1)
-    again = f"like {MAX_FAILURES - 1} before it"
-    message = f"digits-worker-0-aaaaa ended soon after its start {again}, with exit code 1: {WORDS}"
+    again = f"as did {MAX_FAILURES - 1} pods before it"
+    message = f"digits-worker-0-aaaaa ended soon after its start, {again}, with exit code 1: {WORDS}"
     assert plan.status.phase == "Failed"
     assert why(plan.status, "Failed") == ("True", "DoesNotStart", message)
     assert plan.status.message == message
     assert made(plan) == []
     assert removed(plan) == ["digits-worker-1-aaaaa", "digits-evaluator-0-aaaaa"], "nobody has told them to end"
-    assert [(one.reason, one.message, one.warning) for one in plan.notices] == [("Failed", message, True)]
+    assert [(one.reason, one.message, one.warning) for one in plan.events] == [("Failed", message, True)]
 
 
 def test_workers_that_were_in_the_group_did_start() -> None:
@@ -127,7 +127,7 @@ def test_that_a_job_does_not_start_is_remembered_and_told_once() -> None:
     first = with_worker(failures=MAX_FAILURES).status
     later = with_worker(failures=MAX_FAILURES, status=first.dump())
     assert why(later.status, "Failed") == why(first, "Failed")
-    assert later.notices == ()
+    assert later.events == ()
     assert removed(later)[0] == "digits-worker-1-aaaaa"
 
 
@@ -286,7 +286,7 @@ def test_whatever_goes_wrong_is_told_and_tried_again(begun: bool, monkeypatch: p
 
     monkeypatch.setattr(controller, "reconcile", breaks)
     for _ in range(3):
-        LOOP.run(world.controller.attend(KEY))
+        LOOP.run(world.controller.process(KEY))
     assert world.cluster.told == ["InternalError"], "it is told once"
     state, reason, message = why(world.status, "Ready")
     assert (state, reason) == ("False", "InternalError")

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from tandem.reasons import RECORDED, Reason
+from tandem.wire.reasons import RECORDED_REASONS, Reason
 from tandem_coordinator.snapshots import brief
 from tandem_operator import kinds, names
 from tandem_operator.api import RequestRefused
-from tandem_operator.coordinators import understood
+from tandem_operator.coordinators import parse_snapshot
 from tests.support import ROOT
 from tests.support.worlds.operator_job import decided, ended, heard, initialized, job, surroundings
 from tests.support.worlds.operator_world import KEY, World
@@ -31,12 +31,12 @@ def test_the_reasons_that_are_documented_are_those_there_are() -> None:
     assert documented() - OTHERS == set(Reason)
 
 
-@pytest.mark.parametrize(("said", "reason"), [*RECORDED.items(), ("Nonsense", Reason.TRAINING_FAILED)])
+@pytest.mark.parametrize(("said", "reason"), [*RECORDED_REASONS.items(), ("Nonsense", Reason.TRAINING_FAILED)])
 def test_why_a_job_has_failed_comes_from_its_coordinator(said: str, reason: Reason) -> None:
     whole = heard("Failed", message="why").model_copy(update={"reason": said})
-    answer = understood(json.dumps(brief(whole).dump()).encode())
+    answer = parse_snapshot(json.dumps(brief(whole).dump()).encode())
     of = job(status=initialized())
-    plan = decided(of, surroundings(of, ended(0, code=78), ended(1, code=78)), heard=answer)
+    plan = decided(of, surroundings(of, ended(0, code=78), ended(1, code=78)), snapshot=answer)
     found = {one.reason for one in plan.status.conditions if one.type in ("Failed", "Ready", "Stalled")}
     assert found == {reason}
 

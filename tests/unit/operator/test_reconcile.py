@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tandem.status import GenerationView
+from tandem.wire.status import GenerationView
 from tandem_operator import kinds, names
-from tandem_operator.job_memory import Attempt, place, writing
+from tandem_operator.job_memory import Attempt, replica_key, write_key
 from tandem_operator.objects import Volumes
-from tandem_operator.observed import Children, Pod, Thing, VolumeClaim, children
+from tandem_operator.observed import Children, KubeObject, Pod, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pod_starts import MAX_START_SECONDS, UNREAD
-from tandem_operator.reconcile import COORDINATOR_SECONDS, reconcile
+from tandem_operator.reconcile import COORDINATOR_START_SECONDS, reconcile
 from tandem_operator.replicas import MAX_PAUSE
-from tandem_operator.reporting import Want
+from tandem_operator.reporting import JobProblem
 from tests.support.worlds.operator_job import (
     IDLE,
     IMAGES,
@@ -65,7 +65,7 @@ def test_workers_are_made_before_the_coordinator_answers_and_wait_for_it() -> No
         {"restarts": 1},
         {"waiting": "CrashLoopBackOff"},
         {"waiting": "ImagePullBackOff"},
-        {"phase": "Pending", "started": None, "created": NOW - COORDINATOR_SECONDS},
+        {"phase": "Pending", "started": None, "created": NOW - COORDINATOR_START_SECONDS},
     ],
     ids=str,
 )
@@ -81,32 +81,34 @@ def test_workers_do_not_hold_gpus_for_a_coordinator_that_does_not_come_up(state:
 
 def test_a_pod_that_does_not_begin_is_ended_unless_its_image_is_pulled() -> None:
     of = job(status=initialized())
-    mount = Want("FailedMount", 'MountVolume.SetUp failed for volume "data": configmap "setup" not found')
+    mount = JobProblem("FailedMount", 'MountVolume.SetUp failed for volume "data": configmap "setup" not found')
     facts = {"phase": "Pending", "ready": False, "started": None, "placed": NOW - MAX_START_SECONDS}
     pod = worker(1, **facts)
     there = surroundings(of, worker(0), pod)
     # Of those that were not asked about yet, nobody knows whether their image is pulled.
-    for want, ends in ((mount, [pod]), (Want("Pulling", 'Pulling image "x"'), []), (UNREAD, []), (None, [])):
-        plan = decided(of, there, heard=heard("Starting"), starts={} if want is None else {pod.uid: want})
-        assert list(plan.end) == ends
+    for want, ends in ((mount, [pod]), (JobProblem("Pulling", 'Pulling image "x"'), []), (UNREAD, []), (None, [])):
+        plan = decided(of, there, snapshot=heard("Starting"), starts={} if want is None else {pod.uid: want})
+        assert list(plan.terminate) == ends
         assert plan.status.message == (None if want is None else f"{pod.name}: {want.message}")
     backs_off = replace(pod, waiting="ImagePullBackOff")
-    assert list(decided(of, surroundings(of, worker(0), backs_off), heard=heard("Starting")).end) == [backs_off]
+    assert list(decided(of, surroundings(of, worker(0), backs_off), snapshot=heard("Starting")).terminate) == [
+        backs_off
+    ]
     soon = surroundings(of, worker(0), replace(pod, placed=NOW - MAX_START_SECONDS + 1))
-    assert decided(of, soon, heard=heard("Starting"), starts={pod.uid: mount}).end == ()
+    assert decided(of, soon, snapshot=heard("Starting"), starts={pod.uid: mount}).terminate == ()
 
 
 def test_workers_wait_for_a_coordinator_that_is_about_to_begin() -> None:
     of = job()
-    starts = coordinator(of, ready=False, phase="Pending", started=None, created=NOW - COORDINATOR_SECONDS + 1)
+    starts = coordinator(of, ready=False, phase="Pending", started=None, created=NOW - COORDINATOR_START_SECONDS + 1)
     assert removed(decided(of, surroundings(of, starts, worker(0), worker(1)))) == []
 
 
 def test_a_coordinator_that_is_refused_gets_the_room_of_everybody_else() -> None:
-    refused = {place(names.COORDINATOR, 0): Attempt(9, NOW - 1, Want("QuotaExceeded", "exceeded quota"))}
+    refused = {replica_key(names.COORDINATOR, 0): Attempt(9, NOW - 1, JobProblem("QuotaExceeded", "exceeded quota"))}
     of = job()
     there = surroundings(of, worker(0), evaluators=())
-    alone = children([one for one in there.things.values() if getattr(one, "role", "") != names.COORDINATOR])
+    alone = children([one for one in there.objects.values() if getattr(one, "role", "") != names.COORDINATOR])
     plan = decided(of, alone, attempts=refused)
     assert ("worker 1" in made(plan), removed(plan)) == (False, ["digits-worker-0-aaaaa"])
     trains = job(status=initialized())
@@ -116,39 +118,39 @@ def test_a_coordinator_that_is_refused_gets_the_room_of_everybody_else() -> None
 
 def test_a_token_that_somebody_has_deleted_is_made_again_once_a_pod_misses_it() -> None:
     of, there = running()
-    assert not decided(of, there, heard=heard()).needs_token
+    assert not decided(of, there, snapshot=heard()).needs_token
     words = 'secret "digits-token" not found'
-    waits = worker(1, phase="Pending", ready=False, waiting="CreateContainerConfigError", words=words)
-    assert decided(of, surroundings(of, worker(0), waits), heard=heard()).needs_token
-    other = replace(waits, words='configmap "of-the-users" not found')
-    assert not decided(of, surroundings(of, worker(0), other), heard=heard()).needs_token
+    waits = worker(1, phase="Pending", ready=False, waiting="CreateContainerConfigError", message=words)
+    assert decided(of, surroundings(of, worker(0), waits), snapshot=heard()).needs_token
+    other = replace(waits, message='configmap "of-the-users" not found')
+    assert not decided(of, surroundings(of, worker(0), other), snapshot=heard()).needs_token
 
 
 def test_that_it_has_answered_is_remembered() -> None:
     of = job(status=initialized())
-    assert made(decided(of, heard=None)) == ["worker 0", "worker 1"]
+    assert made(decided(of, snapshot=None)) == ["worker 0", "worker 1"]
 
 
 def test_there_is_nothing_to_do_about_a_job_that_trains() -> None:
     of, there = running()
-    plan = decided(of, there, heard=heard())
-    assert (made(plan), plan.update, plan.remove, plan.target, plan.expired) == ([], (), (), None, False)
+    plan = decided(of, there, snapshot=heard())
+    assert (made(plan), plan.update, plan.delete, plan.target, plan.expired) == ([], (), (), None, False)
 
 
 def test_what_somebody_removed_is_made_again() -> None:
     of, there = running()
-    rest = {key: thing for key, thing in there.things.items() if key[0] is not kinds.SERVICE}
-    assert made(decided(of, Children(rest), heard=heard())) == ["Service digits-coordinator"]
+    rest = {key: thing for key, thing in there.objects.items() if key[0] is not kinds.SERVICE}
+    assert made(decided(of, Children(rest), snapshot=heard())) == ["Service digits-coordinator"]
 
 
 def test_an_object_is_written_again_when_what_is_wanted_of_it_has_changed() -> None:
     _, there = running()
     changed = job(status=initialized(), elasticity={"hangSeconds": 7.0})
-    plan = decided(changed, there, heard=heard())
+    plan = decided(changed, there, snapshot=heard())
     assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
     assert (made(plan), removed(plan)) == (["coordinator 0"], ["digits-coordinator-0-aaaaa"])
-    (notice,) = [one for one in plan.notices if one.reason == "CoordinatorReplaced"]
-    assert (notice.warning, "what the job was before" in notice.message) == (False, True)
+    (notice,) = [one for one in plan.events if one.reason == "CoordinatorReplaced"]
+    assert (notice.warning, "an earlier spec of the job" in notice.message) == (False, True)
 
 
 @pytest.mark.parametrize(("size", "applied"), [(None, None), ("20Gi", "20Gi")])
@@ -156,9 +158,9 @@ def test_a_claim_that_was_made_with_another_size_by_default_keeps_it(size: str |
     storage = {"size": size} if size else {}
     of = job(status=initialized(), checkpoint={"storage": {**storage, "accessModes": ["ReadWriteMany"]}})
     there = surroundings(of, worker(0), worker(1))
-    claim = there.things[kinds.CLAIM, "digits-checkpoints"]
-    changed = children([one for one in there.things.values() if one is not claim] + [replace(claim, applied="old")])
-    (update,) = decided(of, changed, heard=heard()).update
+    claim = there.objects[kinds.CLAIM, "digits-checkpoints"]
+    changed = children([one for one in there.objects.values() if one is not claim] + [replace(claim, applied="old")])
+    (update,) = decided(of, changed, snapshot=heard()).update
     assert update["spec"].get("resources", {}).get("requests", {}).get("storage") == applied
     assert update["spec"]["accessModes"] == ["ReadWriteMany"]
 
@@ -167,7 +169,7 @@ def test_another_number_of_replicas_does_not_restart_the_coordinator() -> None:
     of = job(status=initialized(), workers={"replicas": 2, "maxReplicas": 4})
     there = surroundings(of, worker(0), worker(1))
     scaled = job(status=initialized(), workers={"replicas": 3, "maxReplicas": 4})
-    plan = decided(scaled, there, heard=heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 4}))
+    plan = decided(scaled, there, snapshot=heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 4}))
     assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
     assert (made(plan), plan.target) == (["worker 2"], 3)
 
@@ -240,21 +242,21 @@ def test_a_claim_that_nobody_owns_and_no_job_has_left_is_taken_only_where_it_say
 def test_a_claim_that_must_not_change_is_used_as_it_is() -> None:
     of = job(checkpoint={"storage": {"size": "20Gi"}})
     kept = VolumeClaim(name=names.checkpoints("digits"), applied="of an earlier one", phase="Bound")
-    refused = Attempt(5, NOW, Want("Refused", "the size cannot change"))
-    plan = decided(of, children([kept]), attempts={writing(kinds.CLAIM, kept.name): refused})
+    refused = Attempt(5, NOW, JobProblem("Refused", "the size cannot change"))
+    plan = decided(of, children([kept]), attempts={write_key(kinds.CLAIM, kept.name): refused})
     assert ("coordinator 0" in made(plan), plan.update) == (True, ())
     assert plan.status.message == "the size cannot change"
 
 
 def test_workers_stay_while_their_service_is_missing() -> None:
     of, there = running()
-    rest = {key: thing for key, thing in there.things.items() if key[0] is not kinds.SERVICE}
-    plan = decided(of, Children(rest), heard=heard())
+    rest = {key: thing for key, thing in there.objects.items() if key[0] is not kinds.SERVICE}
+    plan = decided(of, Children(rest), snapshot=heard())
     assert (made(plan), removed(plan)) == (["Service digits-coordinator"], [])
 
 
 def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
-    foreign = Thing(kind=kinds.CONFIG_MAP, name="digits-job", uid="x", owner="another")
+    foreign = KubeObject(kind=kinds.CONFIG_MAP, name="digits-job", uid="x", owner="another")
     plan = decided(job(), children([foreign]))
     assert "ConfigMap digits-job" not in made(plan)
     assert "digits-job" not in removed(plan)
@@ -265,7 +267,7 @@ def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone() -> None:
 def test_evaluators_that_have_changed_are_made_anew() -> None:
     _, there = running()
     changed = job(status=initialized(), evaluators={"resources": {"requests": {"cpu": "2"}}})
-    plan = decided(changed, there, heard=heard())
+    plan = decided(changed, there, snapshot=heard())
     assert (removed(plan), made(plan)) == (["digits-evaluator-0-aaaaa"], ["evaluator 0"])
     assert [manifest["kind"] for manifest in plan.update] == ["ConfigMap"]
 
@@ -274,7 +276,7 @@ def test_evaluators_that_have_changed_are_made_anew() -> None:
 def test_evaluators_that_are_turned_off_go(off: dict[str, int]) -> None:
     of = job(status=initialized(), evaluators={"replicas": 2})
     fewer = job(status=initialized(), evaluators=off)
-    plan = decided(fewer, surroundings(of, worker(0), worker(1), coordinator(fewer)), heard=heard())
+    plan = decided(fewer, surroundings(of, worker(0), worker(1), coordinator(fewer)), snapshot=heard())
     assert removed(plan) == [f"digits-evaluator-{index}-aaaaa" for index in (1, 0) if index >= off["replicas"]]
     assert made(plan) == []
 
@@ -294,9 +296,9 @@ def test_an_evaluator_that_is_lost_is_replaced_at_once_whatever_becomes_of_the_o
 ) -> None:
     of = job(status=initialized(), evaluators={"replicas": 2})
     there = surroundings(of, worker(0), worker(1), evaluators=[evaluator(of, 0, **facts), evaluator(of, 1)])
-    plan = decided(of, there, heard=heard())
+    plan = decided(of, there, snapshot=heard())
     assert made(plan) == ["evaluator 0"]
-    (told,) = [notice for notice in plan.notices if notice.reason == "EvaluatorReplaced"]
+    (told,) = [notice for notice in plan.events if notice.reason == "EvaluatorReplaced"]
     assert told.message == f"evaluator 0 is replaced: digits-evaluator-0-aaaaa {words}"
 
 
@@ -306,8 +308,8 @@ def test_an_evaluator_that_fails_soon_after_its_start_again_and_again_waits_long
     for failures, due in ((2, 4.0), (50, MAX_PAUSE)):
         pod = evaluator(of, failures=failures, **failed)
         there = surroundings(of, worker(0), worker(1), evaluators=[pod])
-        assert made(decided(of, there, heard=heard())) == []
-        later = decided(of, there, heard=heard(), now=NOW + due)
+        assert made(decided(of, there, snapshot=heard())) == []
+        later = decided(of, there, snapshot=heard(), now=NOW + due)
         assert (later.status.phase, made(later)) == ("Running", ["evaluator 0"])
 
 
@@ -316,10 +318,10 @@ def test_workers_of_an_earlier_job_of_that_name_neither_end_this_one_nor_take_it
     of = job(status=initialized(phase="Starting"), trainer=SCRIPT)
     theirs = {"owner": "uid-of-another"}
     done = [ended(index, code=0, **theirs) for index in (0, 1)]
-    plan = decided(of, surroundings(of, *done, evaluators=[]), heard=heard("Starting", worldSize=None), idle=IDLE)
+    plan = decided(of, surroundings(of, *done, evaluators=[]), snapshot=heard("Starting", worldSize=None), idle=IDLE)
     assert (plan.status.phase, made(plan), removed(plan)) == ("Starting", ["worker 0", "worker 1"], [])
     failed = [ended(0, code=78, **theirs), ended(1, failures=9, **theirs)]
-    plan = decided(of, surroundings(of, *failed, evaluators=[]), heard=heard("Starting", worldSize=None), idle=IDLE)
+    plan = decided(of, surroundings(of, *failed, evaluators=[]), snapshot=heard("Starting", worldSize=None), idle=IDLE)
     assert (plan.status.phase, made(plan), removed(plan)) == ("Starting", ["worker 0", "worker 1"], [])
 
 
@@ -332,14 +334,14 @@ def test_a_pod_with_our_labels_that_is_not_ours_is_left_alone(owner: str) -> Non
         coordinator(of, "chair", owner=owner, created=NOW),
         evaluator(of, 0, "seat", owner=owner, created=NOW),
     ]
-    plan = decided(of, Children({**there.things, **children(strangers).things}), heard=heard())
+    plan = decided(of, Children({**there.objects, **children(strangers).objects}), snapshot=heard())
     assert (made(plan), removed(plan)) == ([], [])
 
 
 def test_evaluators_of_an_earlier_job_of_that_name_are_none_of_ours() -> None:
     of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
     old = evaluator(of, phase="Succeeded", code=0, owner="uid-of-another", finished=NOW - 1)
-    plan = decided(of, surroundings(of, evaluators=[old]), heard=heard("Draining"))
+    plan = decided(of, surroundings(of, evaluators=[old]), snapshot=heard("Draining"))
     assert plan.status.phase == "Draining"
 
 
@@ -349,11 +351,11 @@ def test_evaluators_of_an_earlier_job_of_that_name_are_none_of_ours() -> None:
 def test_a_smaller_group_is_told_once_its_pods_have_gone() -> None:
     of = job(status=initialized(), workers={"replicas": 1, "maxReplicas": 3})
     said = heard(workers={"desired": 2, "ready": 2, "min": 1, "max": 3})
-    before = decided(of, surroundings(of, worker(0), worker(1)), heard=said)
+    before = decided(of, surroundings(of, worker(0), worker(1)), snapshot=said)
     assert (removed(before), before.target) == (["digits-worker-1-aaaaa"], None)
-    leaving = decided(of, surroundings(of, worker(0), worker(1, deleting=True)), heard=said)
+    leaving = decided(of, surroundings(of, worker(0), worker(1, deleting=True)), snapshot=said)
     assert leaving.target is None
-    assert decided(of, surroundings(of, worker(0)), heard=said).target == 1
+    assert decided(of, surroundings(of, worker(0)), snapshot=said).target == 1
 
 
 # Suspension
@@ -361,7 +363,7 @@ def test_a_smaller_group_is_told_once_its_pods_have_gone() -> None:
 
 def test_a_suspended_job_gives_its_pods_back_but_not_its_volume() -> None:
     of, there = running(runPolicy={"suspend": True})
-    plan = decided(of, there, heard=heard())
+    plan = decided(of, there, snapshot=heard())
     assert sorted(removed(plan)) == ["digits-evaluator-0-aaaaa", "digits-worker-0-aaaaa", "digits-worker-1-aaaaa"]
     assert plan.status.phase == "Suspended"
 
@@ -369,15 +371,15 @@ def test_a_suspended_job_gives_its_pods_back_but_not_its_volume() -> None:
 def test_the_coordinator_stays_until_the_workers_have_saved_and_left() -> None:
     of = job(status=initialized(phase="Suspended"), runPolicy={"suspend": True})
     leaving = surroundings(of, worker(0, deleting=True), evaluators=[])
-    assert removed(decided(of, leaving, heard=heard())) == []
-    left = decided(of, surroundings(of, evaluators=[]), heard=heard())
+    assert removed(decided(of, leaving, snapshot=heard())) == []
+    left = decided(of, surroundings(of, evaluators=[]), snapshot=heard())
     assert removed(left) == ["digits-coordinator-0-aaaaa"]
 
 
 def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> None:
     of = job(status=initialized(phase="Suspended"))
     there = surroundings(of, evaluators=[])
-    rest = {key: one for key, one in there.things.items() if key[0] is not kinds.POD}
+    rest = {key: one for key, one in there.objects.items() if key[0] is not kinds.POD}
     plan = decided(of, Children(rest))
     assert made(plan) == ["coordinator 0", "worker 0", "worker 1", "evaluator 0"]
 
@@ -388,16 +390,16 @@ def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> Non
 def test_why_pods_do_not_start_stands_in_the_status() -> None:
     of = job(status=initialized(phase="Starting"))
     words = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-    pod = worker(1, phase="Pending", ready=False, waiting="Unschedulable", words=words)
-    plan = decided(of, surroundings(of, worker(0), pod), heard=heard("Starting"))
+    pod = worker(1, phase="Pending", ready=False, waiting="Unschedulable", message=words)
+    plan = decided(of, surroundings(of, worker(0), pod), snapshot=heard("Starting"))
     condition = next(one for one in plan.status.conditions if one.type == "Running")
     assert (condition.status, condition.reason) == ("False", "Unschedulable")
     assert plan.status.message == f"{pod.name}: {words}"
 
 
 def test_what_the_api_server_refused_stands_in_the_status() -> None:
-    trouble = Want("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
-    attempts = {place(names.WORKER, 0): Attempt(3, NOW, trouble)}
+    trouble = JobProblem("QuotaExceeded", "Pod digits-worker-0-x: exceeded quota")
+    attempts = {replica_key(names.WORKER, 0): Attempt(3, NOW, trouble)}
     plan = decided(job(status=initialized()), attempts=attempts)
     assert (plan.status.message, made(plan)) == (trouble.message, ["worker 1"])
 
@@ -405,10 +407,10 @@ def test_what_the_api_server_refused_stands_in_the_status() -> None:
 def test_step_and_loss_come_from_the_coordinator_and_stay_when_it_is_silent() -> None:
     of = job()
     said = heard(progress={"step": 40, "totalSteps": 100}, loss=0.5, throughput=900.0123456)
-    told = decided(of, surroundings(of, worker(0), worker(1)), heard=said).status
+    told = decided(of, surroundings(of, worker(0), worker(1)), snapshot=said).status
     assert (told.progress is not None and told.progress.step, told.loss, told.throughput) == (40, 0.5, 900.0)
     later = of.model_copy(update={"status": told})
-    silent = decided(later, surroundings(of, worker(0), worker(1)), heard=None).status
+    silent = decided(later, surroundings(of, worker(0), worker(1)), snapshot=None).status
     assert (silent.loss, silent.throughput) == (0.5, None)
 
 
@@ -418,15 +420,15 @@ def test_a_new_generation_is_told_once() -> None:
     )
     of, there = running(status={"generation": 1})
     said = heard(generation=2).model_copy(update={"generations": [view]})
-    first = decided(of, there, heard=said)
-    assert [notice.message for notice in first.notices] == ["generation 2 with 1 worker: a was lost"]
-    assert decided(of.model_copy(update={"status": first.status}), there, heard=said).notices == ()  # type: ignore[attr-defined]
+    first = decided(of, there, snapshot=said)
+    assert [notice.message for notice in first.events] == ["generation 2 with 1 worker: a was lost"]
+    assert decided(of.model_copy(update={"status": first.status}), there, snapshot=said).events == ()  # type: ignore[attr-defined]
 
 
 def test_a_condition_keeps_its_time_while_it_holds() -> None:
     of, there = running()
-    first = decided(of, there, heard=heard()).status
-    later = decided(of.model_copy(update={"status": first}), there, heard=heard(), now=NOW + 100).status  # type: ignore[attr-defined]
+    first = decided(of, there, snapshot=heard()).status
+    later = decided(of.model_copy(update={"status": first}), there, snapshot=heard(), now=NOW + 100).status  # type: ignore[attr-defined]
     assert [one.last_transition_time for one in later.conditions] == [
         one.last_transition_time for one in first.conditions
     ]
@@ -436,5 +438,5 @@ def test_a_pod_that_waits_for_ever_is_no_reason_to_remove_it() -> None:
     of = job(status=initialized(phase="Starting"))
     pod = replace(worker(0), phase="Pending", ready=False, waiting="Unschedulable")
     assert isinstance(pod, Pod)
-    assert removed(decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting"))) == []
+    assert removed(decided(of, surroundings(of, pod, worker(1)), snapshot=heard("Starting"))) == []
     assert pod.owner == UID

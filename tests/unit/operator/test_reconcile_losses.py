@@ -2,10 +2,10 @@
 
 import pytest
 
-from tandem.status import Snapshot
+from tandem.wire.status import Snapshot
 from tandem_operator.lifecycle import IDLE_ANSWERS, IDLE_SECONDS, Idle, idle
 from tandem_operator.pod_ends import PodEnd
-from tandem_operator.reconcile import DOUBT_SECONDS, HASTY_SECONDS
+from tandem_operator.reconcile import SILENCE_POLL_SECONDS, TRANSITION_SECONDS
 from tests.support.worlds.operator_job import (
     IDLE,
     NOW,
@@ -27,21 +27,21 @@ COORDINATOR = "digits-coordinator-0-aaaaa"
 
 def test_a_worker_that_is_lost_is_replaced_and_that_is_told() -> None:
     of = job(status=initialized())
-    plan = decided(of, surroundings(of, worker(0, deleting=True), worker(1)), heard=heard())
+    plan = decided(of, surroundings(of, worker(0, deleting=True), worker(1)), snapshot=heard())
     assert made(plan) == ["worker 0"]
-    assert "worker 0 is replaced: digits-worker-0-aaaaa was deleted" in [notice.message for notice in plan.notices]
+    assert "worker 0 is replaced: digits-worker-0-aaaaa was deleted" in [notice.message for notice in plan.events]
 
 
 def test_a_coordinator_that_is_silent_does_not_change_the_phase_and_workers_are_still_replaced() -> None:
     of = job(status=initialized(phase="Running"))
-    plan = decided(of, surroundings(of, ended(0), worker(1)), heard=None)
+    plan = decided(of, surroundings(of, ended(0), worker(1)), snapshot=None)
     assert (plan.status.phase, made(plan)) == ("Running", ["worker 0"])
 
 
 def test_workers_that_never_get_into_the_group_end_the_job() -> None:
     of = job(status=initialized(phase="Starting"), workers={"replicas": 2, "minReplicas": 2})
-    pod = ended(0, failures=8, words="ModuleNotFoundError: No module named 'tandem_trainer'")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=heard("Starting", worldSize=None), idle=IDLE)
+    pod = ended(0, failures=8, message="ModuleNotFoundError: No module named 'tandem_trainer'")
+    plan = decided(of, surroundings(of, pod, worker(1)), snapshot=heard("Starting", worldSize=None), idle=IDLE)
     assert plan.status.phase == "Failed"
     assert "No module named" in (plan.status.message or "")
 
@@ -53,22 +53,22 @@ def test_a_place_that_cannot_be_filled_ends_no_job_as_long_as_the_others_may_be_
     for fewest, phase in ((1, "Starting"), (7, "Starting"), (8, "Failed")):
         workers = {"replicas": 8, "minReplicas": fewest}
         of = job(status=initialized(phase="Starting"), workers=workers)
-        assert decided(of, surroundings(of, *pods), heard=nobody, idle=IDLE).status.phase == phase
+        assert decided(of, surroundings(of, *pods), snapshot=nobody, idle=IDLE).status.phase == phase
     two = [STUCK, ended(1, failures=8), *pods[2:]]
     of = job(status=initialized(phase="Starting"), workers={"replicas": 8, "minReplicas": 7})
-    assert decided(of, surroundings(of, *two), heard=nobody, idle=IDLE).status.phase == "Failed"
+    assert decided(of, surroundings(of, *two), snapshot=nobody, idle=IDLE).status.phase == "Failed"
 
 
 def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() -> None:
     of, _ = running()
-    plan = decided(of, surroundings(job(), ended(0, failures=8), worker(1)), heard=heard())
+    plan = decided(of, surroundings(job(), ended(0, failures=8), worker(1)), snapshot=heard())
     assert plan.status.phase == "Running"
 
 
 def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
     of = job(status=initialized(phase="Starting"))
     said = heard("Failed", worldSize=None, message="no data set at /data")
-    plan = decided(of, surroundings(of, ended(0, code=78), worker(1)), heard=said)
+    plan = decided(of, surroundings(of, ended(0, code=78), worker(1)), snapshot=said)
     failed = next(one for one in plan.status.conditions if one.type == "Failed")
     assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")
     assert "no data set at /data" in failed.message
@@ -82,8 +82,8 @@ def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
 )
 def test_that_one_worker_cannot_work_ends_nothing_unless_that_is_recorded(said: Snapshot | None) -> None:
     of = job(status=initialized())
-    pod = ended(0, code=78, words="the mount is stale")
-    plan = decided(of, surroundings(of, pod, worker(1)), heard=said, idle=None if said is None else IDLE)
+    pod = ended(0, code=78, message="the mount is stale")
+    plan = decided(of, surroundings(of, pod, worker(1)), snapshot=said, idle=None if said is None else IDLE)
     assert (plan.status.phase in ("Running", "Restarting"), made(plan), removed(plan)) == (True, ["worker 0"], [])
 
 
@@ -99,7 +99,7 @@ def test_that_nobody_trains_has_to_be_said_over_several_looks(idle: Idle | None)
     of = job(status=initialized())
     there = surroundings(of, STUCK, worker(1))
     assert decided(of, there, idle=idle).status.phase == "Running", "silence is no evidence"
-    plan = decided(of, there, heard=heard("Restarting", worldSize=None), idle=idle)
+    plan = decided(of, there, snapshot=heard("Restarting", worldSize=None), idle=idle)
     assert (plan.status.phase, removed(plan)) == ("Restarting", [])
 
 
@@ -114,18 +114,20 @@ def test_a_group_that_was_there_between_two_answers_begins_the_time_anew() -> No
 
 def test_a_coordinator_that_does_not_answer_any_more_is_replaced_and_a_person_can_read_why() -> None:
     of, there = running(coordinator(uid="c"))
-    plan = decided(of, there, fallen="c", in_doubt=True)
+    plan = decided(of, there, unresponsive_coordinator="c", in_doubt=True)
     assert (made(plan), removed(plan)) == (["coordinator 0"], [COORDINATOR])
-    notice = next(one for one in plan.notices if one.reason == "CoordinatorReplaced")
+    notice = next(one for one in plan.events if one.reason == "CoordinatorReplaced")
     assert notice.warning
     assert notice.message == f"coordinator is replaced: {COORDINATOR} does not answer any more"
-    assert plan.again_in == DOUBT_SECONDS
+    assert plan.requeue_after == SILENCE_POLL_SECONDS
 
 
 def test_a_coordinator_that_the_operator_cannot_reach_at_all_is_not_asked_more_often_than_others() -> None:
-    assert decided(job(status={"phase": "Pending"})).again_in == HASTY_SECONDS
+    assert decided(job(status={"phase": "Pending"})).requeue_after == TRANSITION_SECONDS
     of, there = running()
-    assert decided(of, there).again_in == HASTY_SECONDS, "it was silent for long, or says what nobody can read"
+    assert decided(of, there).requeue_after == TRANSITION_SECONDS, (
+        "it was silent for long, or says what nobody can read"
+    )
 
 
 @pytest.mark.parametrize("facts", [{"ready": False}, {"uid": "another"}], ids=["not ready", "another"])
@@ -133,7 +135,7 @@ def test_a_coordinator_is_left_alone_if_its_kubelet_knows_or_it_is_not_the_one_t
     facts: dict[str, object],
 ) -> None:
     of, there = running(coordinator(**{"uid": "c", **facts}))
-    plan = decided(of, there, fallen="c")
+    plan = decided(of, there, unresponsive_coordinator="c")
     assert (made(plan), removed(plan)) == ([], [])
 
 
@@ -150,7 +152,7 @@ def test_a_coordinator_that_is_lost_is_replaced_at_once(facts: dict[str, object]
     of, there = running(coordinator(**facts))
     plan = decided(of, there)
     assert (made(plan), removed(plan)) == (["coordinator 0"], goes)
-    assert f"coordinator is replaced: {COORDINATOR} {why}" in [notice.message for notice in plan.notices]
+    assert f"coordinator is replaced: {COORDINATOR} {why}" in [notice.message for notice in plan.events]
 
 
 def test_the_coordinator_of_a_job_that_has_ended_stays_until_its_workers_know_and_is_not_replaced_then() -> None:

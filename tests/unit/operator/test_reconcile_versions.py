@@ -16,8 +16,8 @@ NEWER = Images(operator="operator:2", trainer="trainer:2", evaluator="evaluator:
 def images_of_workers(*workers: Pod, **spec: Any) -> list[str]:
     """What the workers run that are made after an upgrade of the operator."""
     of = job(status=initialized(), **{"workers": {"replicas": 3}, **spec})
-    plan = reconcile(situation(of, surroundings(of, *workers), heard=heard()), NEWER)
-    made = [one for one in plan.make if one["metadata"]["labels"][names.ROLE] == names.WORKER]
+    plan = reconcile(situation(of, surroundings(of, *workers), snapshot=heard()), NEWER)
+    made = [one for one in plan.create_pods if one["metadata"]["labels"][names.ROLE] == names.WORKER]
     return [one["spec"]["containers"][0]["image"] for one in made]
 
 

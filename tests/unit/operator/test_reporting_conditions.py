@@ -5,12 +5,12 @@ from typing import Any
 import lupa
 import pytest
 
-from tandem.status import Condition, Status
+from tandem.wire.status import Condition, Status
 from tandem_operator import kinds, names
 from tandem_operator.api import RequestRefused
 from tandem_operator.observed import Pod
-from tandem_operator.plan import Plan
-from tandem_operator.reporting import OURS, refused
+from tandem_operator.plan import ReconcilePlan
+from tandem_operator.reporting import OWNED_CONDITIONS, stalled_status
 from tests.support import ROOT, manifests
 from tests.support.worlds.operator_job import (
     NOW,
@@ -29,11 +29,11 @@ GENERATION = 7
 FOREIGN = {"type": "example.com/Billed", "status": "True", "reason": "Paid", "message": "by the team"}
 
 
-def concerning(phase: str, *workers: Pod, status: dict[str, Any] | None = None, **spec: Any) -> Plan:
+def concerning(phase: str, *workers: Pod, status: dict[str, Any] | None = None, **spec: Any) -> ReconcilePlan:
     """What is decided about a job whose coordinator says that phase."""
     of = job(status=status or initialized(), **spec)
     said = None if phase == "Silent" else heard(phase)
-    return decided(of, surroundings(of, *workers), heard=said, generation=GENERATION)
+    return decided(of, surroundings(of, *workers), snapshot=said, generation=GENERATION)
 
 
 def new() -> Status:
@@ -55,7 +55,7 @@ def suspended(*workers: Pod) -> Status:
 
 
 def unreadable() -> Status:
-    return refused(Status(), GENERATION, "InvalidSpec", "spec.novelty: Extra inputs are not permitted", NOW)
+    return stalled_status(Status(), GENERATION, "InvalidSpec", "spec.novelty: Extra inputs are not permitted", NOW)
 
 
 PHASES = [
@@ -118,7 +118,7 @@ def test_argo_cd_is_told_why() -> None:
 
 
 def test_a_job_that_does_not_work_as_it_is_written_has_stalled() -> None:
-    plan = concerning("Failed", ended(0, code=78, words="no such model"))
+    plan = concerning("Failed", ended(0, code=78, message="no such model"))
     (stalled,) = (one for one in plan.status.conditions if one.type == "Stalled")
     assert (stalled.status, stalled.reason) == ("True", "InvalidConfiguration")
 
@@ -134,8 +134,8 @@ def test_conditions_of_other_writers_are_kept_as_they_are() -> None:
     status["conditions"].append(FOREIGN)
     plan = concerning("Running", worker(0), worker(1), status=status)
     assert plan.status.conditions[-1] == Condition.parse(FOREIGN)
-    assert {one.type for one in plan.status.conditions[:-1]} <= set(OURS)
-    later = refused(plan.status, GENERATION, "InvalidSpec", "novelty", NOW)
+    assert {one.type for one in plan.status.conditions[:-1]} <= set(OWNED_CONDITIONS)
+    later = stalled_status(plan.status, GENERATION, "InvalidSpec", "novelty", NOW)
     assert later.conditions.count(Condition.parse(FOREIGN)) == 1
 
 

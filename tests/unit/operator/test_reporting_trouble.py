@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tandem.status import Status, Troubles
-from tandem_operator.reporting import Notice, notices
+from tandem.wire.status import Status, Troubles
+from tandem_operator.reporting import KubeEvent, events_between
 from tests.support.worlds.operator_job import NOW, coordinator, decided, heard, initialized, job, surroundings, worker
 
 FULL = "[Errno 28] No space left on device"
@@ -19,14 +19,14 @@ class World:
     def __init__(self) -> None:
         self.job = job(status=initialized())
 
-    def look(self, **status: Any) -> list[Notice]:
+    def look(self, **status: Any) -> list[KubeEvent]:
         there = surroundings(self.job, coordinator(self.job), worker(0), worker(1))
         before = self.job.status or Status()
         said = heard(**status)
-        plan = decided(self.job, there, heard=said)
+        plan = decided(self.job, there, snapshot=said)
         self.job = self.job.model_copy(update={"status": plan.status})
-        assert list(plan.notices) == notices(before, plan.status or Status(), said)
-        return [notice for notice in plan.notices if notice.reason not in ("Running", "Started")]
+        assert list(plan.events) == events_between(before, plan.status or Status(), said)
+        return [notice for notice in plan.events if notice.reason not in ("Running", "Started")]
 
     def degraded(self) -> tuple[str, str, str] | None:
         assert self.job.status is not None
@@ -83,6 +83,6 @@ def test_what_is_known_of_trouble_stays_while_the_coordinator_does_not_answer() 
     world = World()
     world.look(troubles=failing(3))
     there = surroundings(world.job, coordinator(world.job), worker(0), worker(1))
-    plan = decided(world.job, there, heard=None, now=NOW)
+    plan = decided(world.job, there, snapshot=None, now=NOW)
     assert plan.status is not None
     assert plan.status.troubles is not None

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tandem.launch import INCARNATION
-from tandem.status import Status
+from tandem.processes.launch import UID_ANNOTATION
+from tandem.wire.status import Status
 from tandem_operator import kinds, names, pods
 from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, Cluster, World, live
 
@@ -35,7 +35,7 @@ def status(world: World) -> Status:
 def recorded(world: World) -> str:
     """Which incarnation the coordinator is told."""
     config = world.cluster.objects[kinds.CONFIG_MAP, NAMESPACE, names.job_file(NAME)]
-    return str(json.loads(config["data"][pods.JOB_FILE])["metadata"]["annotations"][INCARNATION])
+    return str(json.loads(config["data"][pods.JOB_FILE])["metadata"]["annotations"][UID_ANNOTATION])
 
 
 def reasons(world: World) -> dict[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.workqueue import FIRST_PAUSE, MAX_PAUSE, QUICK_LOOKS, WorkQueue
+from tandem_operator.workqueue import FIRST_PAUSE, MAX_PAUSE, QUICK_RECONCILES, WorkQueue
 from tests.support.clock import jumping
 
 
@@ -63,7 +63,7 @@ def test_a_key_is_given_out_once_at_a_time_and_again_if_there_was_news_meanwhile
 
 def test_a_burst_of_news_is_one_look() -> None:
     async def work() -> list[tuple[str, float]]:
-        workqueue: WorkQueue[str] = WorkQueue(least=0.5)
+        workqueue: WorkQueue[str] = WorkQueue(min_interval=0.5)
         workqueue.add("a")
         found = [await taken(workqueue)]
         workqueue.done("a")
@@ -87,7 +87,7 @@ def test_errors_make_the_pause_grow_and_success_makes_it_small_again() -> None:
             times.append((await taken(workqueue))[1])
             workqueue.done("a", failed=True)
         await taken(workqueue)
-        workqueue.done("a", again_in=0.0)
+        workqueue.done("a", requeue_after=0.0)
         await taken(workqueue)
         before = now()
         workqueue.done("a", failed=True)
@@ -134,14 +134,14 @@ def slots(workqueue: WorkQueue[str], count: int, seconds: Callable[[str], float]
             key = await workqueue.take()
             begun.setdefault(key, []).append(now())
             await asyncio.sleep(seconds(key))
-            workqueue.done(key, again_in=1.0, slow=seconds(key) > 0.5)
+            workqueue.done(key, requeue_after=1.0, slow=seconds(key) > 0.5)
 
     return [asyncio.create_task(serve()) for _ in range(count)]
 
 
 @pytest.mark.parametrize(
     "lanes",
-    [{"most_slow": 4}, {"most_of_group": 4, "group": lambda key: key.partition("/")[0]}],
+    [{"max_slow": 4}, {"max_per_group": 4, "group": lambda key: key.partition("/")[0]}],
     ids=["that take long", "of one namespace"],
 )
 def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def test_a_hundred_that_never_answer_slow_nobody_but_themselves(lanes: dict[str,
 def test_a_job_that_was_slow_once_waits_for_nobody_elses_coordinators(tenants: int) -> None:
     async def work() -> tuple[float, int]:
         workqueue: WorkQueue[str] = WorkQueue(
-            0.2, most_slow=16, most_of_group=24, group=lambda key: key.partition("/")[0]
+            0.2, max_slow=16, max_per_group=24, group=lambda key: key.partition("/")[0]
         )
         begun: dict[str, list[float]] = {}
 
@@ -200,7 +200,7 @@ def test_a_job_that_was_slow_once_waits_for_nobody_elses_coordinators(tenants: i
 def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         asked: Counter[str] = Counter()
-        workqueue: WorkQueue[str] = WorkQueue(most_of_group=4, group=lambda key: "all")
+        workqueue: WorkQueue[str] = WorkQueue(max_per_group=4, group=lambda key: "all")
         full = workqueue._full
 
         def noted(key: str) -> Any:
@@ -223,7 +223,7 @@ def test_of_a_thousand_that_wait_for_a_place_each_is_looked_at_a_few_times(monke
 
 def test_who_is_forgotten_while_it_was_to_take_a_free_place_leaves_it_to_the_next() -> None:
     async def work() -> str:
-        workqueue: WorkQueue[str] = WorkQueue(most_of_group=1, group=lambda key: "all")
+        workqueue: WorkQueue[str] = WorkQueue(max_per_group=1, group=lambda key: "all")
         for key in "abc":
             workqueue.add(key)
         waiting = [asyncio.create_task(workqueue.take()) for _ in range(2)]
@@ -238,11 +238,11 @@ def test_who_is_forgotten_while_it_was_to_take_a_free_place_leaves_it_to_the_nex
 
 def test_two_free_places_call_two_keys() -> None:
     async def work() -> list[str]:
-        workqueue: WorkQueue[str] = WorkQueue(most_slow=2)
+        workqueue: WorkQueue[str] = WorkQueue(max_slow=2)
         for key in "abcd":
             workqueue.add(key)
         for key in [await workqueue.take() for _ in "abcd"]:
-            workqueue.done(key, again_in=0.0, slow=True)
+            workqueue.done(key, requeue_after=0.0, slow=True)
         waiting = [asyncio.create_task(workqueue.take()) for _ in "abcd"]
         await asyncio.sleep(0.1)
         for task in waiting[:2]:
@@ -255,10 +255,10 @@ def test_two_free_places_call_two_keys() -> None:
 
 def test_a_key_that_is_called_and_finds_its_group_full_leaves_the_place_to_the_next() -> None:
     async def work() -> list[str]:
-        workqueue: WorkQueue[str] = WorkQueue(most_slow=1, most_of_group=1, group=lambda key: key[0])
+        workqueue: WorkQueue[str] = WorkQueue(max_slow=1, max_per_group=1, group=lambda key: key[0])
         for key in ("x1", "y1", "z1"):
             workqueue.add(key)
-            workqueue.done(await workqueue.take(), again_in=2.0, slow=True)
+            workqueue.done(await workqueue.take(), requeue_after=2.0, slow=True)
         workqueue.add("x1")
         workqueue.add("y2")
         taken = [await workqueue.take(), await workqueue.take()]
@@ -281,7 +281,7 @@ def test_whatever_happens_who_is_due_is_given_out(data: st.DataObject) -> None:
     place get it at once."""
 
     async def work() -> None:
-        workqueue: WorkQueue[str] = WorkQueue(0.0, most_slow=1, most_of_group=2, group=lambda key: key[0])
+        workqueue: WorkQueue[str] = WorkQueue(0.0, max_slow=1, max_per_group=2, group=lambda key: key[0])
         busy: list[str] = []
         keys = st.sampled_from([group + str(number) for group in "xy" for number in range(4)])
         for _ in range(data.draw(st.integers(0, 25))):
@@ -335,11 +335,11 @@ def test_news_of_one_key_wakes_one_of_all_who_wait(monkeypatch: pytest.MonkeyPat
 
 def test_what_took_long_is_quick_again_after_some_quick_looks() -> None:
     async def work() -> list[str]:
-        workqueue: WorkQueue[str] = WorkQueue(most_slow=1)
+        workqueue: WorkQueue[str] = WorkQueue(max_slow=1)
         for key in ("a", "b"):
             workqueue.add(key)
             workqueue.done(await workqueue.take(), slow=True)
-        for _ in range(QUICK_LOOKS):
+        for _ in range(QUICK_RECONCILES):
             workqueue.add("a")
             workqueue.done(await workqueue.take())
         workqueue.add("b")

@@ -21,7 +21,7 @@ REGISTRY = re.compile(
 )
 
 
-LIGHT = ("tandem_cli.main", "tandem_cli.commands.validate", "tandem.rundir.layout", "tandem.launch")
+LIGHT = ("tandem_cli.main", "tandem_cli.commands.validate", "tandem.rundir.layout", "tandem.processes.launch")
 
 
 def test_operator_is_no_package_for_it_would_shadow_the_standard_librarys() -> None:
@@ -121,8 +121,8 @@ def test_each_unit_test_is_named_after_a_module_or_package_of_its_room(room: str
 
 
 def test_one_function_alone_starts_modules() -> None:
-    """`tandem.launch.module_command`. Any other command looks for modules in the working folder first, and takes the
-    user's `random.py` for Python's."""
+    """`tandem.processes.launch.module_command`. Any other command looks for modules in the working folder first, and
+    takes the user's `random.py` for Python's."""
     found = [
         f"{name}:{node.lineno}"
         for name in TRACKED

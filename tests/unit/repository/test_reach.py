@@ -22,8 +22,8 @@ DOCUMENTS = ROOT / "tests/unit/repository/test_documents.py"
         ("operator/tandem_operator/reconcile.py", RECONCILE, True),
         ("operator/tandem_operator/reconcile.py", SESSION, False),
         ("operator/tandem_operator/no_more.py", NODE, True),
-        ("core/tandem/job.py", NODE, True),
-        ("core/tandem/job.py", VALIDATE, True),
+        ("core/tandem/job/resource.py", NODE, True),
+        ("core/tandem/job/resource.py", VALIDATE, True),
         ("trainer/tandem_trainer/data/order.py", SESSION, True),
         ("trainer/tandem_trainer/data/order.py", VALIDATE, False),
         ("coordinator/tandem_coordinator/membership.py", METRICS, True),
@@ -69,7 +69,7 @@ def test_a_module_reaches_what_imports_it_and_no_more() -> None:
     assert Change(["trainer/tandem_trainer/task.py"]).rooms == {"trainer", "evaluator"}
     assert Change(["operator/tandem_operator/reconcile.py"]).rooms == {"operator"}
     assert Change(["docs/guide.md"]).rooms == {"docs"}
-    assert Change(["core/tandem/job.py"]).rooms == set(PACKAGES.values())
+    assert Change(["core/tandem/job/resource.py"]).rooms == set(PACKAGES.values())
 
 
 def test_every_room_of_the_repository_is_known() -> None:

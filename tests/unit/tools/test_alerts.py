@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandem.metrics import ALL, OPERATOR
+from tandem.wire.metrics import ALL, OPERATOR
 from tests.support import ROOT
 
 GROUPS: list[dict[str, Any]] = yaml.safe_load((ROOT / "charts/tandem/files/alerts.yaml").read_text())["groups"]

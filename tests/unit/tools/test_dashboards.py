@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tandem.metrics import ALL, OPERATOR
+from tandem.wire.metrics import ALL, OPERATOR
 from tests.support import ROOT
 from tools.dashboards import FILES
 from tools.dashboards.panels import DCGM, NEEDS

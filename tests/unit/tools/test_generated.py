@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from tandem.exitcode import ExitCode
-from tandem.job import DistributedTrainingJob
-from tandem.manifest.fields import dotted, named, tree
+from tandem.job.manifest.fields import dotted, named_fields, tree
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.exitcode import ExitCode
 from tandem_cli.commands import run
 from tests.support import ROOT
 from tools import FILES
@@ -86,7 +86,7 @@ def test_the_schema_is_structural() -> None:
 
 def test_every_field_of_the_models_is_in_the_crd_and_described() -> None:
     known = dict(nodes(SCHEMA))
-    for path, node in named(tree(DistributedTrainingJob)):
+    for path, node in named_fields(tree(DistributedTrainingJob)):
         if path[0] == "spec":
             schema = known["." + dotted(path).replace("[0]", "[]")]
             assert schema["description"] == node.description
@@ -169,7 +169,7 @@ def test_editors_complete_choices_and_refuse_unknown_fields() -> None:
 
 def test_the_job_page_names_every_field_and_its_links_lead_somewhere() -> None:
     page = job_page()
-    for path, _ in named(tree(DistributedTrainingJob)):
+    for path, _ in named_fields(tree(DistributedTrainingJob)):
         assert f"`{path[-1]}`" in page
     anchors = {
         "".join(letter for letter in line.lower() if letter.isalnum())

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.footprint import Question
-from tandem.job import Trainer
-from tandem.tasks import Optimizer
+from tandem.job.footprint import FootprintRequest
+from tandem.job.resource import Trainer
+from tandem.job.tasks import Optimizer
 from tandem_trainer.adamw8bit import block_of, levels
-from tandem_trainer.causal_lm import CausalLM, Config
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
+from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.footprint import footprint
 from tandem_trainer.models.minigpt import MiniGPT
@@ -23,7 +23,7 @@ SHAPE = {"layers": 2, "width": 64, "heads": 2, "length": 16}
 
 
 def language_model() -> MiniGPT:
-    return CausalLM(Config.model_validate(SHAPE)).model()
+    return CausalLM(CausalLMConfig.model_validate(SHAPE)).model()
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
@@ -134,7 +134,7 @@ def test_moments_of_adamw_are_rounded_with_the_next_step_and_its_own_are_nothing
     contents = TrainState(other, rounded).contents({})
     assert "blocks.0.mlp.gate.weight/exp_avg_sq.codes" in contents.optimizer
     assert "blocks.0.mlp.gate.weight/exp_avg_sq" not in contents.optimizer
-    with pytest.raises(DoesNotFit, match="8 bits"):
+    with pytest.raises(CheckpointMismatch, match="8-bit moments"):
         TrainState(model, plain).check(contents)
 
 
@@ -143,5 +143,5 @@ def test_tandem_plan_counts_bytes() -> None:
     for name in ("adamw", "adamw8bit"):
         loop = {"optimizer": {"name": name}}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": SHAPE, "loop": loop})
-        sizes[name] = footprint(Question(trainer=trainer, micro_batches=(2,)), lambda words: None).optimizer
+        sizes[name] = footprint(FootprintRequest(trainer=trainer, micro_batches=(2,)), lambda words: None).optimizer
     assert 0.25 < sizes["adamw8bit"] / sizes["adamw"] < 0.3

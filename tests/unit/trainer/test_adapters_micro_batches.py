@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_trainer.adapters.micro_batches import CollateParts, cuts, number_of
+from tandem_trainer.adapters.micro_batches import CollateParts, count_micro_batches, cuts
 
 
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 40))
 def test_all_ranks_together_have_each_sample_once_in_as_many_parts_none_too_large(
     samples: int, world_size: int, most: int
 ) -> None:
-    parts = number_of(samples, world_size, most)
+    parts = count_micro_batches(samples, world_size, most)
     seen = []
     for rank in range(world_size):
         start, end = rank * samples // world_size, (rank + 1) * samples // world_size
@@ -23,8 +23,8 @@ def test_all_ranks_together_have_each_sample_once_in_as_many_parts_none_too_larg
 
 
 def test_as_few_parts_as_fit() -> None:
-    assert [number_of(16, ranks, 8) for ranks in (1, 2, 3, 4)] == [2, 1, 1, 1]
-    assert number_of(17, 2, 8) == 2
+    assert [count_micro_batches(16, ranks, 8) for ranks in (1, 2, 3, 4)] == [2, 1, 1, 1]
+    assert count_micro_batches(17, 2, 8) == 2
 
 
 @pytest.mark.parametrize(

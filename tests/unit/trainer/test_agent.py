@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tandem_trainer.agent import under_this_python
+from tandem_trainer.agent.torchrun import under_this_python
 
 PYTHON = sys.executable
 

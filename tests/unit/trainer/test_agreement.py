@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from tandem_trainer.agreement import SHOWN, TakenSamples, Terms, agree, ranks_of, refuse_samples, unusual
+from tandem_trainer.agreement import (
+    MAX_RANKS_NAMED,
+    SampleDigest,
+    Terms,
+    agree,
+    deviating_ranks,
+    ranks_of,
+    refuse_samples,
+)
 from tandem_trainer.checkpoint.replicas import MAX_TENSORS, WINDOW, Replicas
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
 from tandem_trainer.checkpoint.sharding import StageTensor
@@ -47,11 +55,11 @@ def test_terms_that_differ_are_refused_with_ranks_and_values(changed: dict[str, 
 
 def test_of_many_ranks_some_are_named() -> None:
     assert ranks_of([7]) == "rank 7"
-    assert ranks_of([*range(SHOWN)]) == "ranks 0, 1, 2, 3"
+    assert ranks_of([*range(MAX_RANKS_NAMED)]) == "ranks 0, 1, 2, 3"
     assert ranks_of([*range(2000)]) == "ranks 0, 1, 2, 3 and 1,996 more"
-    assert unusual(["a", "b", "a"]) == [1]
-    assert unusual(["a", "b"]) == [1], "of two, rank 0 is right"
-    assert unusual(["a", "a"]) == []
+    assert deviating_ranks(["a", "b", "a"]) == [1]
+    assert deviating_ranks(["a", "b"]) == [1], "of two, rank 0 is right"
+    assert deviating_ranks(["a", "a"]) == []
 
 
 def votes(numbers: list[int], losses: list[int]) -> list[Vote]:
@@ -82,7 +90,7 @@ def test_ranks_that_have_taken_different_numbers_of_steps_hear_it_too() -> None:
 
 def test_the_ranks_that_took_other_samples_are_named_with_the_steps() -> None:
     def takes(group: Group) -> None:
-        taken = TakenSamples()
+        taken = SampleDigest()
         for step in (8, 9):
             taken.add(step, torch.arange(4) + (step == 9 and group.rank == 1), content=0)
         refuse_samples(group, taken, 8, 9)
@@ -94,7 +102,7 @@ def test_the_ranks_that_took_other_samples_are_named_with_the_steps() -> None:
 
 def test_what_is_taken_depends_on_step_ids_and_content() -> None:
     def digest(step: int, ids: list[int], content: int) -> int:
-        taken = TakenSamples()
+        taken = SampleDigest()
         taken.add(step, torch.tensor(ids), content)
         return taken.digest
 
@@ -199,7 +207,7 @@ def test_parts_are_compared_by_the_ranks_that_hold_the_same(strange: int) -> Non
 
     def held(rank: int, value: float) -> dict[str, dict[str, Tensor]]:
         part = torch.full((3 + rank % 2,), value)
-        return {"weights": {"split": StageTensor.of(part, (rank % 2,), torch.device("cpu"))}}
+        return {"weights": {"split": StageTensor.wrap(part, (rank % 2,), torch.device("cpu"))}}
 
     def compare(group: Group, apart: float) -> Any:
         value = group.rank % 2 + apart * (group.rank == strange) + 1.0
@@ -219,7 +227,7 @@ def test_parts_are_compared_by_the_ranks_that_hold_the_same(strange: int) -> Non
 
 def test_where_every_rank_has_another_part_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def compare(group: Group) -> int:
-        tensor = StageTensor.of(torch.full((3,), float(group.rank)), (group.rank,), torch.device("cpu"))
+        tensor = StageTensor.wrap(torch.full((3,), float(group.rank)), (group.rank,), torch.device("cpu"))
         replicas = Replicas(group, lambda: {"weights": {"split": tensor}}, str)
         replicas.compare(1)
         return sum(len(one.windows) for one in replicas._samples()[0].values())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from tandem_trainer.agreement import TakenSamples, Terms, agree, refuse_samples
+from tandem_trainer.agreement import SampleDigest, Terms, agree, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
 from tandem_trainer.checkpoint.train_state import TrainState
@@ -171,7 +171,7 @@ def trained(
 ) -> None:
     """Do what a run does, and save at every vote. From step `since` on one rank does otherwise."""
     group._control = Control(group)
-    taken = TakenSamples()
+    taken = SampleDigest()
     agree(group, terms)
     replicas = Replicas(group, rank.kept.replicas, str)
     losses, first = [0.5] * votes, 1

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tandem_trainer.language import fine_tuning
 from tandem_trainer.language.attention import ATTENTION, attend, register, stays_within
-from tandem_trainer.language.fine_tuning import NO_TARGET, Config, FineTuning
+from tandem_trainer.language.fine_tuning import NO_TARGET, FineTuning, FineTuningConfig
 from tandem_trainer.language.packing import Padded, Unpadded, mask
 from tandem_trainer.models.dropout import key_dropout
 from tests.support.language import pretrained
@@ -103,13 +103,13 @@ def test_with_a_mask_or_without_one_attention_is_the_librarys(given: Tensor | No
 
 def test_values_go_to_one_row_and_back() -> None:
     layout, values = Unpadded(DOCUMENTS), torch.arange(48).view(3, 16) + 1
-    laid = layout.laid(values)
+    laid = layout.arrange(values)
     assert laid.shape == (1, 31)
-    assert torch.equal(layout.rows(laid), torch.where(DOCUMENTS > 0, values, 0))
+    assert torch.equal(layout.restore(laid), torch.where(DOCUMENTS > 0, values, 0))
     inputs = layout.inputs(values)
     assert inputs["attention_mask"].tolist() == [[[[5, 7, 16, 3]]]]
     assert inputs["position_ids"][0].tolist() == [*range(5), *range(7), *range(16), *range(3)]
-    assert layout.rows(laid > 3).dtype is torch.bool
+    assert layout.restore(laid > 3).dtype is torch.bool
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(base: Path, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(base), "length": 64, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(base), "length": 64, **given}))
 
 
 def begun(made: FineTuning) -> nn.Module:

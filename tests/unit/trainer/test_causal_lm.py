@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tandem.evaluation import GeometricMean, Mean
-from tandem_trainer.causal_lm import CausalLM, Config, write
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig, write
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.models.minigpt import MiniGPT, Shape, flops_per_token, rotations, turned
+from tandem_trainer.models.minigpt import MiniGPT, Shape, flops_per_token, rotate, rotations
 from tandem_trainer.task import configured
 
 SMALL = {"layers": 2, "width": 32, "heads": 2, "length": 16}
 
 
 def task(**given: object) -> CausalLM:
-    return CausalLM(Config.model_validate({**SMALL, **given}))
+    return CausalLM(CausalLMConfig.model_validate({**SMALL, **given}))
 
 
 def test_a_byte_is_predicted_from_those_before_it_alone() -> None:
@@ -46,11 +46,11 @@ def test_it_knows_the_order_of_what_came_before(positions: str) -> None:
 def test_rotary_attention_sees_how_far_apart_two_tokens_are_and_not_where() -> None:
     cosines, sines = rotations(12, 8)
     query, key = torch.randn(1, 1, 1, 8).expand(1, 1, 12, 8), torch.randn(1, 1, 1, 8).expand(1, 1, 12, 8)
-    scores = (turned(query, cosines, sines) @ turned(key, cosines, sines).transpose(2, 3))[0, 0]
+    scores = (rotate(query, cosines, sines) @ rotate(key, cosines, sines).transpose(2, 3))[0, 0]
     for distance in range(12):
         along = scores.diagonal(-distance)
         torch.testing.assert_close(along, along[:1].expand_as(along))
-    torch.testing.assert_close(turned(query, cosines, sines).norm(dim=-1), query.norm(dim=-1))
+    torch.testing.assert_close(rotate(query, cosines, sines).norm(dim=-1), query.norm(dim=-1))
     assert scores[5, 5] != scores[5, 2]
 
 
@@ -64,7 +64,7 @@ def test_tied_weights_are_saved_once() -> None:
 
 
 def test_a_width_that_does_not_divide_into_heads_is_refused_with_its_place() -> None:
-    with pytest.raises(ValueError, match="no multiple of twice the 3 heads"):
+    with pytest.raises(ValueError, match="not a multiple of twice the 3 heads"):
         MiniGPT(Shape(vocabulary=2, length=2, layers=1, heads=3, width=32))
     _, ((path, message),) = configured(CausalLM, {"width": 30, "heads": 4})
     assert path == ("spec", "trainer", "parameters")

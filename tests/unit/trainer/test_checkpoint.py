@@ -17,13 +17,13 @@ from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.durable import create_json, read_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import acquire
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint import writer
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.reader import read_contents, read_weights
 from tandem_trainer.checkpoint.restoring import Loaded, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer, OptimizerState, load_weights, weights
+from tandem_trainer.checkpoint.state import CheckpointMismatch, NamedOptimizer, OptimizerState, load_weights, weights
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
@@ -108,9 +108,9 @@ def test_a_resumed_optimizer_takes_the_very_same_steps(kind: type[torch.optim.Op
 
 def test_state_of_another_model_is_refused() -> None:
     model, optimizer = trained(torch.optim.SGD, momentum=0.9)
-    with pytest.raises(DoesNotFit, match=r"the script lacks nobody\.weight"):
+    with pytest.raises(CheckpointMismatch, match=r"the script lacks nobody\.weight"):
         NamedOptimizer(model, optimizer).load(OptimizerState({"nobody.weight/momentum_buffer": torch.zeros(1)}))
-    with pytest.raises(DoesNotFit, match="do not fit"):
+    with pytest.raises(CheckpointMismatch, match="do not fit"):
         load_weights(model, {})
 
 

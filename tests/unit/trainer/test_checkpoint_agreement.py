@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tandem.job import Checkpoint
+from tandem.job.resource import CheckpointSpec
 from tandem.rundir import checkpoint
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
@@ -19,7 +19,7 @@ from tandem.rundir.lineage import DatasetCommit, GenerationRecord
 from tandem_trainer.checkpoint import node_memory
 from tandem_trainer.checkpoint.node_memory import FileMemory
 from tandem_trainer.checkpoint.restoring import (
-    NothingSound,
+    NoUsableCheckpoint,
     ReplicasDiffer,
     Restored,
     compare,
@@ -31,7 +31,7 @@ from tandem_trainer.checkpoint.restoring import (
 from tandem_trainer.checkpoint.saving import Author, Saver
 from tandem_trainer.checkpoint.sharding import StageTensor
 from tandem_trainer.checkpoint.staging import shared_memory
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.session_settings import agreed_settings
@@ -109,7 +109,7 @@ def test_the_ranks_of_a_node_read_each_byte_once(rundir: RunDir, monkeypatch: py
 def test_where_memory_cannot_be_shared_each_rank_reads_for_itself(
     rundir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_memory, "_opened", lambda *offer: None)
+    monkeypatch.setattr(node_memory, "_open_peer_memory", lambda *offer: None)
     found, ranks = started(rundir)
     assert [restored.loaded.manifest.step for restored in found] == [20] * RANKS
     assert [rank.numbers for rank in ranks] == [{20.0}] * RANKS
@@ -149,7 +149,7 @@ def test_a_rank_that_it_does_not_fit_stops_all_before_anything_is_changed(rundir
     ranks = [Replica() for _ in range(RANKS)]
     ranks[1].model.register_parameter("more", nn.Parameter(torch.zeros(1)))
     found, _ = started(rundir, ranks)
-    assert [type(one) for one in found] == [PeerFault, DoesNotFit, PeerFault]
+    assert [type(one) for one in found] == [PeerFault, CheckpointMismatch, PeerFault]
     assert [rank.numbers for rank in ranks] == [{0.0}] * RANKS
     assert rundir.checkpoint_names() == ["step-000000010", "step-000000020"]
 
@@ -201,9 +201,9 @@ def test_a_weight_that_stages_share_is_compared_where_ranks_have_nothing_else_in
 
     def held(rank: int, embedding: float) -> dict[str, torch.Tensor]:
         cpu = torch.device("cpu")
-        found = {f"weights of block {rank}": StageTensor.of(torch.full((4,), float(rank)), (rank,), cpu)}
+        found = {f"weights of block {rank}": StageTensor.wrap(torch.full((4,), float(rank)), (rank,), cpu)}
         if rank != 1:
-            found["weights of embedding"] = StageTensor.of(torch.full((4,), embedding), (0,), cpu, stages_share=True)
+            found["weights of embedding"] = StageTensor.wrap(torch.full((4,), embedding), (0,), cpu, stages_share=True)
         return dict(found)
 
     assert on_ranks(3, lambda group: compare(group, held(group.rank, 1.0))) == [None] * 3
@@ -226,7 +226,7 @@ def test_with_none_left_every_rank_says_so(rundir: RunDir) -> None:
     for name in rundir.checkpoint_names():
         rundir.set_aside(name, why="it is damaged")
     found, _ = started(rundir)
-    assert [type(one) for one in found] == [NothingSound] * RANKS
+    assert [type(one) for one in found] == [NoUsableCheckpoint] * RANKS
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 8, 1000, 1001])
@@ -249,7 +249,7 @@ def test_a_digest_does_not_depend_on_the_order_in_memory() -> None:
 
 
 def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_memory, "RETURNED_AT_ONCE", 2**20)
+    monkeypatch.setattr(node_memory, "MIN_FREED_BYTES", 2**20)
     (tmp_path / "large").write_bytes(os.urandom(8 * 2**20))
     entries = [hash_file(tmp_path / "large")]
     descriptor = shared_memory()
@@ -261,9 +261,9 @@ def test_memory_that_all_have_passed_is_given_back(tmp_path: Path, monkeypatch: 
     used = [os.fstat(descriptor).st_blocks * 512]
     parts = [torch.frombuffer(memory_of.file("large"), dtype=torch.uint8) for memory_of in (one, other)]
     for first in range(0, len(parts[0]), 2**20):
-        one.let_go(parts[0][first : first + 2**20])
+        one.release(parts[0][first : first + 2**20])
         assert os.fstat(descriptor).st_blocks * 512 == used[-1]
-        other.let_go(parts[1][first : first + 2**20])
+        other.release(parts[1][first : first + 2**20])
         used.append(os.fstat(descriptor).st_blocks * 512)
     assert [before - after for before, after in itertools.pairwise(used)] == [2**20] * 8
 
@@ -293,6 +293,6 @@ def test_a_session_whose_folder_cannot_be_used_is_rank_0s_fault_or_everybodys(
         raise error
 
     monkeypatch.setattr(RunDir, "create", fails)
-    found = on_ranks(RANKS, lambda group: agreed_settings(RunDir(tmp_path / "run"), group, Checkpoint()))
+    found = on_ranks(RANKS, lambda group: agreed_settings(RunDir(tmp_path / "run"), group, CheckpointSpec()))
     assert [type(one).__name__ for one in found] == expected
     assert all("cannot be used" in str(one) for one in found)

@@ -16,7 +16,7 @@ import torch
 
 from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
-from tandem_trainer.checkpoint.restoring import NothingSound, restore
+from tandem_trainer.checkpoint.restoring import NoUsableCheckpoint, restore
 from tandem_trainer.process_group import Group
 from tests.support.faults.scene import CHUNK, Findings, Save, Scene, Server, put, small_chunks
 
@@ -154,7 +154,7 @@ def test_with_all_of_them_damaged_nothing_is_begun_anew_until_the_user_deletes_t
     damage(scene, scene.SAVED)
     alone = Group(0, 1, 0, torch.device("cpu"))
     for _ in range(2):
-        with pytest.raises(NothingSound, match=r"is damaged \(4 in all\), .* To begin anew, delete"):
+        with pytest.raises(NoUsableCheckpoint, match=r"are damaged \(4 in total\), .* To start over, delete"):
             restore(scene.rundir, alone, lambda loaded: None)
     shutil.rmtree(scene.rundir.checkpoints)
     assert restore(scene.rundir, alone, lambda loaded: None).loaded is None

@@ -19,7 +19,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.checkpoint import train_state
 from tandem_trainer.checkpoint.restoring import digests, restore
 from tandem_trainer.checkpoint.saving import Author
-from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer
+from tandem_trainer.checkpoint.state import CheckpointMismatch, NamedOptimizer
 from tandem_trainer.checkpoint.train_state import SMALL_BYTES, TrainState
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
@@ -120,7 +120,7 @@ def test_state_by_number_is_refused_where_the_parameters_are_in_another_order() 
     optimizer = WRAPPED["lookahead"](groups(net))
     take_steps(net, optimizer, 0, 2)
     state = copy.deepcopy(NamedOptimizer(net, optimizer).state())
-    with pytest.raises(DoesNotFit, match="by the order of its parameters, and that is another one here"):
+    with pytest.raises(CheckpointMismatch, match="depends on the order of its parameters, which has changed"):
         NamedOptimizer(other, WRAPPED["lookahead"](groups(other)[::-1])).check(state)
 
 
@@ -128,7 +128,7 @@ def test_an_optimizer_that_would_drop_state_is_refused() -> None:
     net, other = Net(), Net()
     optimizer = WRAPPED["lookahead"](groups(net))
     take_steps(net, optimizer, 0, 2)
-    with pytest.raises(DoesNotFit, match="has slow, taken beside that by parameter, which Adam does not take back"):
+    with pytest.raises(CheckpointMismatch, match="has slow, taken beside that by parameter, which Adam does not load"):
         NamedOptimizer(other, adam(groups(other))).check(NamedOptimizer(net, optimizer).state())
 
 
@@ -177,7 +177,7 @@ def test_state_that_a_state_dict_does_not_give_is_warned_of_once(caplog: pytest.
         kept.contents({})
     (warning,) = caplog.messages
     assert (
-        "optimizer=Sharp holds the optimizer Adam, and its state_dict does not give that one's exp_avg, exp_avg_sq"
+        "optimizer=Sharp holds the optimizer Adam, and its state_dict does not include that one's exp_avg, exp_avg_sq"
         in warning
     )
 
@@ -232,7 +232,7 @@ def test_a_group_that_was_added_is_added_again_and_learns(
 def test_a_group_that_the_script_itself_made_is_not_added_when_it_is_taken_out() -> None:
     net, other = Net(), Net()
     contents = TrainState(net, adam(groups(net)), hyperparameters=True).contents({})
-    with pytest.raises(DoesNotFit, match=r"the script lacks first\.bias, first\.weight"):
+    with pytest.raises(CheckpointMismatch, match=r"the script lacks first\.bias, first\.weight"):
         TrainState(other, adam(groups(other)[:1]), hyperparameters=True).check(contents)
 
 
@@ -242,14 +242,14 @@ def test_a_group_of_parameters_that_the_model_lacks_is_refused() -> None:
     optimizer.add_param_group({"params": [*net.more.parameters()]})
     contents = kept.contents({})
     _, _, other = with_frozen(adam)
-    with pytest.raises(DoesNotFit, match=r"more\.bias"):
+    with pytest.raises(CheckpointMismatch, match=r"more\.bias"):
         other.check(contents)
 
 
 def test_a_parameter_of_no_kept_module_is_refused_when_it_is_added() -> None:
     _, optimizer, kept = with_frozen(adam)
     optimizer.add_param_group({"params": [*nn.Linear(2, 2).parameters()]})
-    with pytest.raises(ConfigurationError, match="a parameter that is not the model's"):
+    with pytest.raises(ConfigurationError, match="a parameter was added to the optimizer that is not the model's"):
         kept.contents({})
 
 
@@ -315,7 +315,7 @@ class Stubborn(nn.Module):
 
 def test_a_module_is_asked_before_it_is_changed_whether_it_takes_another_shape() -> None:
     net, other = nn.Sequential(Stubborn(2)), nn.Sequential(Stubborn(3))
-    with pytest.raises(DoesNotFit, match=r"0\.table is \[2\] there and \[3\] here"):
+    with pytest.raises(CheckpointMismatch, match=r"0\.table is \[2\] there and \[3\] here"):
         TrainState(other, None).check(TrainState(net, None).contents({}))
 
 

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tandem.rundir.checkpoint import CHUNK, WEIGHTS, Broken, DataPosition, chunks
+from tandem.rundir.checkpoint import CHUNK_BYTES, WEIGHTS, Broken, DataPosition, chunks
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint import saving, staging
-from tandem_trainer.checkpoint.exchange import runs
+from tandem_trainer.checkpoint.exchange import element_ranges
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tandem_trainer.checkpoint.format import header, parse
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.saving import Author, Outcome, Saver
-from tandem_trainer.checkpoint.staging import MIN_PART, Layout, Staging, shared_memory
+from tandem_trainer.checkpoint.staging import MIN_PART, FileLayout, Staging, shared_memory
 from tandem_trainer.checkpoint.train_state import Contents
 from tests.support import manifests
 from tests.support.checkpoints import begin
@@ -94,7 +94,7 @@ def large_state() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def test_staged_bytes_are_safetensors_files(tmp_path: Path) -> None:
     files = {"a.safetensors": ALL_KINDS, "none.safetensors": {}, "b.safetensors": {"x": torch.randn(9)}}
     descriptor = shared_memory()
-    staging = Staging(descriptor, files, Layout.of(files, 1), 0)
+    staging = Staging(descriptor, files, FileLayout.from_files(files, 1), 0)
     staging.copy(files)
     assert [region.path for region in staging.regions] == list(files)
     for region in staging.regions:
@@ -135,11 +135,11 @@ def test_whatever_is_altered_in_a_header_is_refused_or_harmless(data: st.DataObj
 def test_each_chunk_of_each_file_belongs_to_exactly_one_part(megabytes: list[int], world_size: int) -> None:
     sizes = {f"file-{number}": size * 2**20 + number for number, size in enumerate(megabytes)}
     parts = max(1, min(world_size, sum(sizes.values()) // MIN_PART))
-    found = Layout({}, sizes, parts)
+    found = FileLayout({}, sizes, parts)
     covered: dict[str, list[tuple[int, int]]] = {path: [] for path in sizes}
     for part in range(parts):
         for piece in found.pieces(part):
-            assert piece.start % CHUNK == 0
+            assert piece.start % CHUNK_BYTES == 0
             covered[piece.path].append((piece.start, piece.size))
     for path, size in sizes.items():
         end = 0
@@ -152,9 +152,9 @@ def test_each_chunk_of_each_file_belongs_to_exactly_one_part(megabytes: list[int
 
 
 def test_parts_are_spread_over_the_ranks() -> None:
-    found = Layout({}, {"file": 2 * MIN_PART}, 2)
+    found = FileLayout({}, {"file": 2 * MIN_PART}, 2)
     assert [found.part_of(rank, 8) for rank in range(8)] == [0, None, None, None, 1, None, None, None]
-    assert Layout.of({"small": {"w": torch.zeros(9)}}, 64).parts == 1
+    assert FileLayout.from_files({"small": {"w": torch.zeros(9)}}, 64).parts == 1
 
 
 def test_three_ranks_write_what_one_reads(rundir: RunDir, three: Ranks) -> None:
@@ -288,13 +288,13 @@ def test_the_longest_stall_of_all_ranks_is_told(rundir: RunDir, three: Ranks) ->
 
 def test_a_type_that_no_file_can_hold_is_refused() -> None:
     with pytest.raises(TypeError, match="w has dtype"):
-        staging.Layout.of({"f": {"w": torch.zeros(1, dtype=torch.complex128)}}, 1)
+        staging.FileLayout.from_files({"f": {"w": torch.zeros(1, dtype=torch.complex128)}}, 1)
 
 
 def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     files = {"f": {"images": images, "rows": torch.randn(6, 7).t(), "plain": torch.randn(9)}}
-    laid_out = staging.Layout.of(files, 1)
+    laid_out = staging.FileLayout.from_files(files, 1)
     staged = Staging(shared_memory(), files, laid_out, 0)
     made: list[int] = []
     reshape = torch.Tensor.reshape
@@ -315,12 +315,12 @@ def test_tensors_in_another_order_in_memory_are_not_copied_twice(monkeypatch: py
 
 
 def test_each_element_is_written_by_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "CHUNK", 64)
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 64)
     monkeypatch.setattr(staging, "chunks", lambda size: -(-size // 64))
     monkeypatch.setattr(staging, "MIN_PART", 64)
     files = {"f": {"a": torch.zeros(5, 9), "b": torch.zeros(3), "none": torch.zeros(0)}, "g": {"c": torch.zeros(100)}}
-    layout = Layout.of(files, 6)
-    found = runs(files, layout, 6)
+    layout = FileLayout.from_files(files, 6)
+    found = element_ranges(files, layout, 6)
     for path, tensors in files.items():
         for name, tensor in tensors.items():
             numbers = [number for run in found[path, name] for number in range(run.first, run.end)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tandem_trainer.checkpoint.state import DoesNotFit, NamedOptimizer
+from tandem_trainer.checkpoint.state import CheckpointMismatch, NamedOptimizer
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 
 Optimizers = dict[str, torch.optim.Optimizer]
@@ -174,7 +174,9 @@ def test_several_optimizers_each_get_their_own() -> None:
         assert len(before.tensors) > 4
         assert all(torch.equal(before.tensors[path], after.tensors[path]) for path in before.tensors)
         assert before.hyperparameters == after.hyperparameters
-    with pytest.raises(DoesNotFit, match="of the optimizers head, rest, and the script keeps one optimizer"):
+    with pytest.raises(
+        CheckpointMismatch, match="of the optimizers head, rest, but the script registers one optimizer"
+    ):
         TrainState(again, one_group(again)).check(contents)
 
 
@@ -202,7 +204,7 @@ def without_norm(net: Net) -> torch.optim.Optimizer:
     [
         (renamed, r"the checkpoint lacks tail\.bias, tail\.weight; the script lacks head\.bias, head\.weight"),
         (wider, r"head\.weight is \[4, 4\] there and \[5, 4\] here"),
-        (one_group, "the optimizer's parameters are in other groups"),
+        (one_group, "the optimizer's parameters are grouped differently"),
         (without_norm, r"the script lacks norm\.bias, norm\.weight"),
     ],
 )
@@ -214,7 +216,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(make: Callable[[Net
     other = Net()
     kept = TrainState(other, make(other), hyperparameters=True)
     before = copy.deepcopy(kept.contents({}))
-    with pytest.raises(DoesNotFit, match=said):
+    with pytest.raises(CheckpointMismatch, match=said):
         kept.check(contents)
     after = kept.contents({})
     assert all(torch.equal(tensor, after.weights[name]) for name, tensor in before.weights.items())

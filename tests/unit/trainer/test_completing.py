@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.language_evaluation import Generate
+from tandem.job.language_evaluation import Generate
 from tandem_trainer.causal_lm import CausalLM
-from tandem_trainer.causal_lm import Config as SmallConfig
+from tandem_trainer.causal_lm import CausalLMConfig as SmallConfig
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.completing import Completer, prompts_of, tokens_of
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tests.support.language import pretrained, tokenizer
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> FineTuning:
     folder = pretrained(tmp_path_factory.mktemp("pretrained"))
-    return FineTuning(Config.model_validate({"pretrained": str(folder), "length": 64}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(folder), "length": 64}))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_no_room_is_refused(ta
 
 
 def test_a_model_without_a_chat_template_has_no_chat() -> None:
-    with pytest.raises(ConfigurationError, match="has no chat template; say chat: false"):
+    with pytest.raises(ConfigurationError, match="has no chat template; set chat: false"):
         tokens_of(tokenizer(chat=False), "Who?", options(chat=True))
     small = CausalLM(SmallConfig())
     with pytest.raises(ConfigurationError, match="trained from the beginning has no chat template"):
@@ -106,7 +106,7 @@ def test_prompts_come_from_a_file_of_lines_or_of_json(tmp_path: Path) -> None:
     [
         ("gone.txt", None, "gone.txt cannot be read: No such file"),
         ("empty.txt", b"\n \n", "empty.txt has no prompts"),
-        ("bytes.txt", b"\xff\xfe\xff", "is no text in UTF-8"),
+        ("bytes.txt", b"\xff\xfe\xff", "is not UTF-8 text"),
         ("a.jsonl", b'{"prompt": "a"}\n{"text": "b"}\n', "line 2 is not like"),
         ("b.jsonl", b"plain\n", "line 1 is not like"),
     ],

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.datasets import FILES
+from tandem.job.datasets import FILES
+from tandem.job.tasks import Data
 from tandem.rundir import lease
-from tandem.tasks import Data
 from tandem_trainer.data import load
 from tandem_trainer.data.loading import read_idx
 from tandem_trainer.failure import ConfigurationError, UnusableInput
@@ -97,8 +97,8 @@ def test_without_a_network_a_download_says_how_to_do_without(tmp_path: Path, mon
     [
         (b"", "cannot be read"),
         (b"not an idx file at all", "not an IDX file"),
-        (struct.pack(">HBBI", 0, 8, 1, 100) + b"short", "cut short"),
-        (struct.pack(">HBBIII", 0, 8, 3, 2**31, 2**31, 2**31), "more than this reads"),
+        (struct.pack(">HBBI", 0, 8, 1, 100) + b"short", "truncated"),
+        (struct.pack(">HBBIII", 0, 8, 3, 2**31, 2**31, 2**31), "more than the maximum"),
         (struct.pack(">HBBI", 0, 0x0D, 1, 4) + b"\0" * 16, "not an IDX file of unsigned bytes"),
     ],
 )
@@ -213,7 +213,7 @@ def test_who_comes_while_another_downloads_waits_for_it(tmp_path: Path, download
 def test_files_of_ones_own_that_are_damaged_are_named_and_not_replaced(tmp_path: Path, downloads: list[str]) -> None:
     write_mnist(tmp_path)
     cut(tmp_path / FILES["train"][0])
-    with pytest.raises(ConfigurationError, match="cut short"):
+    with pytest.raises(ConfigurationError, match="truncated"):
         load(Data(name="mnist", path=str(tmp_path)), "train")
     assert downloads == []
 

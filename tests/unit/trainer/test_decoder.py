@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tandem.footprint import Question
-from tandem.job import Trainer
-from tandem.tasks import Pipeline
+from tandem.job.footprint import FootprintRequest
+from tandem.job.resource import Trainer
+from tandem.job.tasks import Pipeline
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.decoder import decoder_parts
-from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.packing import mask, mask_at, positions
-from tandem_trainer.strategies.stages import Answer, cut, inputs_of, run
-from tandem_trainer.task_check import wrong
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
+from tandem_trainer.language.packing import mask, mask_from_positions, positions
+from tandem_trainer.strategies.stages import PrecomputedOutput, cut, inputs_of, run
+from tandem_trainer.task_check import mistakes_of
 from tests.support import manifests
 from tests.support.language import config, pretrained
 
 
 def task(model: Path, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64, **given}))
 
 
 def small(kind: str, **more: Any) -> Any:
@@ -42,7 +42,7 @@ def small(kind: str, **more: Any) -> Any:
 
 def test_a_mask_follows_from_places() -> None:
     documents = torch.tensor([[1, 1, 2, 2, 2, 0, 0], [1, 2, 3, 3, 3, 3, 3]])
-    assert torch.equal(mask_at(positions(documents)), mask(documents))
+    assert torch.equal(mask_from_positions(positions(documents)), mask(documents))
 
 
 @pytest.mark.parametrize("chunk", [0, 50])
@@ -70,8 +70,8 @@ def test_losses_and_gradients_of_two_stages_are_those_of_the_whole_model(tmp_pat
         assert "attention_mask" not in named, "stages make their own"
         values = run([*parts.values()][:first], given, named)
         (output,) = run([*parts.values()][first:], values, {})
-        torch.testing.assert_close(made.loss(Answer(made, output), batch), whole)
-        found = made.stage_loss(Answer(made, output), batch, 3, 2, 0.25)
+        torch.testing.assert_close(made.loss(PrecomputedOutput(made, output), batch), whole)
+        found = made.stage_loss(PrecomputedOutput(made, output), batch, 3, 2, 0.25)
         torch.testing.assert_close(found, whole[:2].sum() * 0.25)
         found.backward()  # type: ignore[no-untyped-call]
         torch.testing.assert_close({name: one.grad for name, one in model.named_parameters()}, expected)
@@ -82,7 +82,7 @@ def test_other_models_of_the_same_layout_are_cut(kind: str) -> None:
     model = small(kind).eval()
     tokens, places = torch.arange(12).view(2, 6), positions(torch.tensor([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 2, 2]]))
     given = {"input_ids": tokens, "position_ids": places, "use_cache": False}
-    whole = model(**given, attention_mask=mask_at(places)).logits
+    whole = model(**given, attention_mask=mask_from_positions(places)).logits
     (logits,) = run([*decoder_parts(model).values()], (), given)
     torch.testing.assert_close(logits, whole)
 
@@ -120,14 +120,14 @@ def test_layers_that_are_computed_again_stay_so(tmp_path: Path) -> None:
 )
 def test_a_model_that_does_more_is_refused_with_what_to_take_instead(kind: str, why: str) -> None:
     more = {"embedding_multiplier": 2.0} if kind == "GraniteConfig" else {}
-    with pytest.raises(ConfigurationError, match=rf"pipeline cannot cut a \w+, which .*{why}.*; take strategy: fsdp"):
+    with pytest.raises(ConfigurationError, match=rf"pipeline cannot cut a \w+, which .*{why}.*; use strategy: fsdp"):
         decoder_parts(small(kind, **more))
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"packing": False}, "parameters.packing: strategy: pipeline takes rows of one length"),
+        ({"packing": False}, "parameters.packing: strategy: pipeline needs rows of one length"),
     ],
 )
 def test_parameters_that_do_not_go_with_a_pipeline_are_named(tmp_path: Path, given: Any, why: str) -> None:
@@ -139,7 +139,7 @@ def test_parameters_that_do_not_go_with_a_pipeline_are_named(tmp_path: Path, giv
     for strategy in ("ddp", "pipeline"):
         trainer["loop"] = {"strategy": strategy}
         job = manifests.job("stages", trainer=trainer, workers={"processesPerReplica": 2})
-        found[strategy] = [one["message"] for one in wrong(job)]
+        found[strategy] = [one["message"] for one in mistakes_of(job)]
     assert found["ddp"] == []
     (message,) = found["pipeline"]
     assert re.search(why, message)
@@ -151,7 +151,7 @@ def test_tandem_plan_sees_its_stages(tmp_path: Path) -> None:
     trainer = Trainer.model_validate(
         {"task": "causal-lm", "parameters": {"pretrained": str(model), "length": 64}, "loop": loop}
     )
-    found = footprint(Question(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
+    found = footprint(FootprintRequest(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
     assert found.untraced == ""
     first, last = found.stages
     table = 4 * config().vocab_size * config().hidden_size
@@ -167,7 +167,7 @@ def test_the_last_stage_never_holds_the_logits_of_a_micro_batch(tmp_path: Path) 
     for chunk in (0, 64):
         parameters = {"pretrained": str(model), "length": 64, "lossChunk": chunk}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters, "loop": loop})
-        found = footprint(Question(trainer=trainer, micro_batches=(16,), by_stage=True), lambda words: None)
+        found = footprint(FootprintRequest(trainer=trainer, micro_batches=(16,), by_stage=True), lambda words: None)
         assert found.untraced == ""
         (last[chunk],) = found.stages[-1].passes
     logits, weights = 16 * 64 * 20_000 * 4, 20_000 * config().hidden_size * 4
@@ -197,7 +197,7 @@ def test_tandem_plan_sees_that_adapters_alone_learn_in_stages(tmp_path: Path) ->
     for more in ({}, {"lora": {"rank": 2, "targets": ["layers.1.mlp.up_proj"]}}):
         parameters = {"pretrained": str(pretrained(tmp_path / "model")), "length": 64, **more}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters, "loop": loop})
-        answer = footprint(Question(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
+        answer = footprint(FootprintRequest(trainer=trainer, micro_batches=(2,), by_stage=True), lambda words: None)
         assert answer.untraced == ""
         found.append(answer.stages)
     (all_first, all_last), (first, last) = found

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.lineage import Rewind
 from tandem_trainer.elastic_run import decision
 

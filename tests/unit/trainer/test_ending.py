@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tandem.exitcode import ExitCode
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem_trainer.ending import code_of

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistBackendError
 
-from tandem.exitcode import ExitCode
-from tandem.protocol import MAX_ERROR, MAX_TRACEBACK
-from tandem_trainer import local_ranks
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_TRACEBACK_LENGTH
+from tandem_trainer.agent import local_ranks
+from tandem_trainer.agent.local_ranks import LocalRanks
 from tandem_trainer.checkpoint.saving import SaveFailed
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.failure import ConfigurationError, read, record
-from tandem_trainer.local_ranks import LocalRanks
 from tests.support.waiting import until
 
 ROOM = 3000
@@ -69,7 +69,7 @@ def of(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("CUDA error: an illegal memory access"), False, True),
         (RuntimeError("shapes do not fit"), False, False),
         (ConfigurationError("the data has no such slice"), False, False),
-        (DoesNotFit("another model"), False, False),
+        (CheckpointMismatch("another model"), False, False),
         (SaveFailed("the disk is full"), False, True),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_sentence_of_ours_stands_alone() -> None:
 def test_what_a_rank_says_at_length_is_cut() -> None:
     said = json.dumps({"error": "e" * 9_000, "where": 3, "traceback": "t" * 9_000, "at": 1.0}).encode()
     _, failure = read(said, 0, 1, 7.0)
-    assert (len(failure.error), failure.where, len(failure.traceback)) == (MAX_ERROR, "3", MAX_TRACEBACK)
+    assert (len(failure.error), failure.where, len(failure.traceback)) == (MAX_ERROR_LENGTH, "3", MAX_TRACEBACK_LENGTH)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"at": "x"}'])
@@ -103,7 +103,7 @@ Pulse.open_for_rank(phase="script")
 try:
     raise KeyError(sys.argv[1])
 except KeyError as error:
-    Pulse.tell_failure(error)
+    Pulse.record_failure(error)
 sys.exit(int(sys.argv[2]))
 """
 
@@ -138,7 +138,7 @@ def test_how_a_rank_was_killed_that_nobody_saw_is_what_torchrun_says(
 ) -> None:
     monkeypatch.setattr(local_ranks, "_memory_folder", lambda: str(tmp_path))
     ranks = LocalRanks(1, 1, first_rank=3)
-    ranks.told({0: -11})
+    ranks.record_exit_codes({0: -11})
     failed = ranks.failure()
     assert failed is not None
     assert (failed[1].rank, failed[1].code) == (3, -11)

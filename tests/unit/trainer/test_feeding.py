@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
-from tandem_trainer.data.feeding import Fed, Reading, Stream, cut, feed, moved
+from tandem_trainer.data.feeding import RankBatch, Reading, Stream, cut, feed, to_device
 from tandem_trainer.data.order import Order
 from tandem_trainer.data.supply import Resident
 
@@ -42,7 +42,7 @@ def read(world_size: int, rank: int = 0, transform: Any = None) -> Reading:
     return Reading(rank, world_size, seed=5, transform=transform)
 
 
-def values(fed: Fed) -> list[int]:
+def values(fed: RankBatch) -> list[int]:
     return [int(value) for value in fed.data] if fed.weight else []
 
 
@@ -159,7 +159,7 @@ def test_a_batch_of_any_shape_is_cut_and_moved() -> None:
     assert found["pair"].label.tolist() == [1, 2]
     assert found["names"] == ["b", "c"]
     assert found["size"] == 3
-    assert moved(batch, torch.device("cpu"))["pair"].label.tolist() == [0, 1, 2]
+    assert to_device(batch, torch.device("cpu"))["pair"].label.tolist() == [0, 1, 2]
     assert cut([torch.arange(2), torch.arange(2)], 2, 0, 1)[1].tolist() == [0]
     assert cut(["a", "b", "c"], 3, 0, 2) == ["a", "b"]
 

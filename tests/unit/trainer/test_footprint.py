@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tandem.footprint import Answer, Footprint, Pass, Question
-from tandem.job import Trainer
-from tandem_trainer.footprint import answered, moments
+from tandem.job.footprint import Footprint, FootprintRequest, FootprintResponse, Pass
+from tandem.job.resource import Trainer
+from tandem_trainer.footprint import answer_question, moments
 from tandem_trainer.task import Task
 
 WIDTH, SAMPLES = 64, 256
@@ -83,7 +83,7 @@ class Huge(Layers):
 
 def asked(task: type[Task[Any]], *micro_batches: int, **loop: Any) -> Footprint:
     trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": loop})
-    answer = answered(Question(trainer=trainer, micro_batches=micro_batches), lambda words: None)
+    answer = answer_question(FootprintRequest(trainer=trainer, micro_batches=micro_batches), lambda words: None)
     assert answer.footprint is not None, answer.mistakes
     return answer.footprint
 
@@ -145,14 +145,14 @@ def test_a_model_that_this_machine_could_not_hold_is_traced() -> None:
 )
 def test_a_wrong_task_is_told_at_its_field(task: type[Task[Any]], words: str) -> None:
     trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}"})
-    (mistake,) = answered(Question(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
+    (mistake,) = answer_question(FootprintRequest(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
     assert mistake.path == ("spec", "trainer", "task")
     assert words in mistake.message
 
 
 def test_parameters_are_checked_as_before_a_run() -> None:
     trainer = Trainer.parse({"task": f"{__name__}:Layers", "parameters": {"width": 3}})
-    (mistake,) = answered(Question(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
+    (mistake,) = answer_question(FootprintRequest(trainer=trainer, micro_batches=(8,)), lambda words: None).mistakes
     assert mistake.path == ("spec", "trainer", "parameters", "width")
 
 
@@ -176,9 +176,11 @@ class Convolution(Split):
         return {"1": "colwise"}
 
 
-def split_in(task: type[Task[Any]], ranks: int) -> Answer:
+def split_in(task: type[Task[Any]], ranks: int) -> FootprintResponse:
     trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": "fsdp"}})
-    return answered(Question(trainer=trainer, micro_batches=(512,), tensor_parallel=ranks), lambda words: None)
+    return answer_question(
+        FootprintRequest(trainer=trainer, micro_batches=(512,), tensor_parallel=ranks), lambda words: None
+    )
 
 
 def test_a_rank_that_splits_matrices_holds_and_computes_its_part() -> None:
@@ -206,7 +208,9 @@ def test_what_cannot_be_split_is_told(task: type[Task[Any]], words: str) -> None
 
 def spread(task: type[Task[Any]], strategy: str, devices: int, samples: int, **loop: Any) -> Footprint:
     trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": strategy, **loop}})
-    answer = answered(Question(trainer=trainer, micro_batches=(samples,), devices=devices), lambda words: None)
+    answer = answer_question(
+        FootprintRequest(trainer=trainer, micro_batches=(samples,), devices=devices), lambda words: None
+    )
     assert answer.footprint is not None, answer.mistakes
     return answer.footprint
 
@@ -295,9 +299,11 @@ def test_blocks_are_those_that_fsdp_gathers() -> None:
     assert asked(Nested, 8, strategy="fsdp", fsdp={"wrapParameters": 2 * WIDTH * WIDTH}).blocks == (2 * layer,)
 
 
-def staged(task: type[Task[Any]], *micro_batches: int, **loop: Any) -> Answer:
+def staged(task: type[Task[Any]], *micro_batches: int, **loop: Any) -> FootprintResponse:
     trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": "pipeline", **loop}})
-    return answered(Question(trainer=trainer, micro_batches=micro_batches, by_stage=True), lambda words: None)
+    return answer_question(
+        FootprintRequest(trainer=trainer, micro_batches=micro_batches, by_stage=True), lambda words: None
+    )
 
 
 def test_stages_keep_their_inputs_and_what_they_pass_on() -> None:
@@ -357,7 +363,7 @@ def test_a_weight_that_stages_share_is_counted_once_on_each_rank() -> None:
 
 def test_what_cannot_be_cut_is_told() -> None:
     (mistake,) = staged(Layers, 8, pipeline={"stages": 5, "chunks": 5}).mistakes
-    assert mistake.message == "the model has 4 parts, which do not make 5 stages"
+    assert mistake.message == "the model has 4 parts, too few for 5 stages"
 
 
 @given(st.dictionaries(st.integers(0, 1000), st.integers(0, 2000), min_size=1), st.integers(1, 16))

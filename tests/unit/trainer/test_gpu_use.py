@@ -79,7 +79,7 @@ def test_ranks_are_not_forked_from_a_process_with_a_driver_of_any_gpu(tmp_path: 
     code = """
 import sys
 from tandem_trainer import gpu
-from tandem_trainer.warm import forkserver
+from tandem_trainer.agent.warm import forkserver
 gpu.DRIVERS.add(sys.argv[1])
 said = [forkserver.available()]
 with open(sys.argv[1]):

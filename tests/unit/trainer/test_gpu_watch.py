@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem_trainer import gpu_watch
-from tandem_trainer.gpu_watch import GpuUse, GpuWatch
-from tandem_trainer.local_ranks import LocalRanks
+from tandem_trainer.agent import gpu_watch
+from tandem_trainer.agent.gpu_watch import GpuUse, GpuWatch
+from tandem_trainer.agent.local_ranks import LocalRanks
 from tests.support.nvml import Nvml
 from tests.support.waiting import until
 
@@ -34,7 +34,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     monkeypatch.setitem(sys.modules, "pynvml", played)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_watch, "SAMPLE_SECONDS", 0.02)
-    monkeypatch.setattr(gpu_watch, "SEARCH_SHARE", 0.5)
+    monkeypatch.setattr(gpu_watch, "MAX_SEARCH_SHARE", 0.5)
     return played
 
 
@@ -67,7 +67,7 @@ def start() -> Iterator[Start]:
 
 def seen(watch: GpuWatch, pids: dict[int, int], *ranks: int) -> dict[int, GpuUse]:
     """What is known once something is known of these ranks."""
-    return until(lambda: found if (found := watch.look(pids)).keys() >= {*ranks} else None, "what the watch sees")
+    return until(lambda: found if (found := watch.poll(pids)).keys() >= {*ranks} else None, "what the watch sees")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_gpu_that_no_process_computes_on_is_not_reported(nvml: Nvml, driver: s
     assert seen(watch, pids, 0)[0].busy == 0.91
     busy.kill()
     busy.wait()
-    until(lambda: watch.look(pids).keys() == {0}, "that it has ended")
+    until(lambda: watch.poll(pids).keys() == {0}, "that it has ended")
     assert set(nvml.asked) == {"GPU-a", "GPU-b"}
 
 
@@ -114,19 +114,19 @@ def test_a_gpu_that_is_lost_is_not_asked_again(nvml: Nvml, driver: str, start: S
     watch, pids = GpuWatch(), {rank: start(driver).pid for rank in range(2)}
     seen(watch, pids, 0, 1)
     nvml.lost.add("GPU-a")
-    until(lambda: watch.look(pids).keys() == {1}, "its end")
+    until(lambda: watch.poll(pids).keys() == {1}, "its end")
     nvml.lost.clear()
     nvml.asked.clear()
-    until(lambda: watch.look(pids) and len(nvml.asked) > 3, "more of the other one")
+    until(lambda: watch.poll(pids) and len(nvml.asked) > 3, "more of the other one")
     assert set(nvml.asked) == {"GPU-b"}
 
 
 def test_nobody_is_asked_while_all_ranks_speak_for_themselves(nvml: Nvml, driver: str, start: Start) -> None:
     watch, pids = GpuWatch(), {0: start(driver).pid}
-    assert watch.look({}) == {}
+    assert watch.poll({}) == {}
     assert watch._thread is None
     seen(watch, pids, 0)
-    assert watch.look({}) == {}
+    assert watch.poll({}) == {}
     nvml.asked.clear()
     others = {1: start(driver).pid}
     assert seen(watch, others, 1).keys() == {1}
@@ -137,8 +137,8 @@ def test_where_all_ranks_have_spoken_within_a_second_nvml_is_not_even_loaded(
     nvml: Nvml, driver: str, start: Start
 ) -> None:
     watch = GpuWatch()
-    watch.look({0: start(driver).pid})
-    watch.look({})
+    watch.poll({0: start(driver).pid})
+    watch.poll({})
     until(lambda: watch._changed._waiters, "its thread's sleep")  # type: ignore[attr-defined]
     assert nvml.begun == 0
 
@@ -151,12 +151,12 @@ def test_where_there_is_no_nvml_it_is_asked_for_once(
         monkeypatch.setitem(sys.modules, "pynvml", None)
     nvml.broken = True
     watch, pids = GpuWatch(), {0: start(driver).pid}
-    assert watch.look(pids) == {}
+    assert watch.poll(pids) == {}
     thread = watch._thread
     assert thread is not None
     until(lambda: not thread.is_alive(), "the end of its thread")
     assert watch.absent
-    assert watch.look(pids) == {}
+    assert watch.poll(pids) == {}
     assert watch._thread is thread
     assert nvml.begun == (0 if broken == "no pynvml" else 1)
 
@@ -168,7 +168,7 @@ def test_who_may_see_no_gpu_asks_for_none(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     watch = GpuWatch()
     assert watch.absent
-    assert watch.look({0: start(driver).pid}) == {}
+    assert watch.poll({0: start(driver).pid}) == {}
     assert watch._thread is None
 
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.footprint import Question
-from tandem.job import Trainer
+from tandem.job.footprint import FootprintRequest
+from tandem.job.resource import Trainer
 from tandem_trainer.footprint import footprint
-from tandem_trainer.language.fine_tuning import Config, FineTuning
-from tandem_trainer.language.head import Head, opened
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
+from tandem_trainer.language.head import Head, enable_chunked_loss
 from tests.support.language import config, pretrained
 
 
 def task(model: Path, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64, **given}))
 
 
 def learned(made: FineTuning, autocast: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
@@ -131,7 +131,7 @@ def test_logits_of_a_chunk_alone_are_in_memory_as_tandem_plan_sees_it(tmp_path: 
     for chunk in (0, 64):
         parameters = {"pretrained": str(model), "length": 64, "lossChunk": chunk}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters})
-        (traced,) = footprint(Question(trainer=trainer, micro_batches=(16,)), lambda words: None).passes
+        (traced,) = footprint(FootprintRequest(trainer=trainer, micro_batches=(16,)), lambda words: None).passes
         peaks[chunk] = traced.accumulating
     logits = 16 * 64 * 20_000 * 4
     assert peaks[0] > 2 * logits
@@ -145,7 +145,7 @@ def test_a_model_that_does_more_with_its_logits_stays_as_it_is_and_says_why(kind
     size = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
     known = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**size, **known))
-    assert "does more" in opened(model, None)
+    assert "does more" in enable_chunked_loss(model, None)
     assert not isinstance(model.get_output_embeddings(), Head)
     assert model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, 60)
 
@@ -156,5 +156,5 @@ def test_an_opened_model_still_gives_logits_and_writes(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(config("qwen2"))
     asks = torch.tensor([[5, 6, 7]])
     before = model.generate(asks, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert opened(model, None) == ""
+    assert enable_chunked_loss(model, None) == ""
     assert model.generate(asks, max_new_tokens=4, do_sample=False, pad_token_id=0).equal(before)

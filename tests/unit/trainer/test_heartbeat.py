@@ -12,13 +12,13 @@ from typing import cast
 
 import pytest
 
-from tandem.coordinator_client import CoordinatorClient, GivenUp, Refused, Unreachable
-from tandem.exitcode import ExitCode
-from tandem.protocol import Answer, Member, Membership, Sync
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem_trainer import heartbeat
-from tandem_trainer.heartbeat import Heartbeat
-from tandem_trainer.local_ranks import LocalRanks
+from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, RequestCancelled, Unreachable
+from tandem.wire.protocol import Answer, Member, Membership, Sync
+from tandem_trainer.agent import heartbeat
+from tandem_trainer.agent.heartbeat import Heartbeat
+from tandem_trainer.agent.local_ranks import LocalRanks
 from tandem_trainer.pulse import Pulse
 from tests.support.waiting import SECONDS, until
 
@@ -35,7 +35,7 @@ class Coordinator:
 
     def sync(self, message: Sync, until: object = None) -> Answer:
         if self.refuses:
-            raise Refused(400, "no")
+            raise CoordinatorRefused(400, "no")
         if self.leaves_out:
             return Answer(order="end", why="it fails again and again", left_out=True)
         if message.state == "running":
@@ -65,7 +65,7 @@ def test_what_is_said_of_the_last_generation_does_not_close_the_next(tmp_path: P
     again: list[Membership | None] = []
     torchrun = threading.Thread(target=lambda: again.append(speaker.enter(4001, "WorkerFailed")))
     torchrun.start()
-    while speaker._wish.state != "joining":
+    while speaker._state.state != "joining":
         pass
     coordinator.may_answer.set()
     torchrun.join(SECONDS)
@@ -75,7 +75,7 @@ def test_what_is_said_of_the_last_generation_does_not_close_the_next(tmp_path: P
 
 
 def test_who_is_refused_tries_again_before_it_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeat, "REFUSAL_RETRY_SECONDS", 0.5)
     coordinator = Coordinator()
     coordinator.refuses = True
     speaker = agent(tmp_path, coordinator)
@@ -84,7 +84,7 @@ def test_who_is_refused_tries_again_before_it_gives_up(tmp_path: Path, monkeypat
     assert speaker.enter(4000, "Started") is not None, "another coordinator has taken its place"
     coordinator.may_answer.set()
     coordinator.refuses = True
-    with pytest.raises(Refused):
+    with pytest.raises(CoordinatorRefused):
         speaker.enter(4000, "MembershipChanged")
 
 
@@ -166,7 +166,7 @@ def test_who_has_finished_goes_when_nobody_uses_its_store(tmp_path: Path) -> Non
 def test_who_has_finished_goes_when_no_coordinator_takes_note_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "FINISHED_SECONDS", 0.5)
+    monkeypatch.setattr(heartbeat, "ACKNOWLEDGE_SECONDS", 0.5)
     coordinator = Answering()
     coordinator.is_away = True
     speaker = finished(tmp_path, coordinator)
@@ -193,7 +193,7 @@ def test_who_has_finished_and_is_asked_to_end_has_nothing_to_save(tmp_path: Path
     torchrun = threading.Thread(target=speaker.finish, args=(never,), daemon=True)
     torchrun.start()
     until(lambda: any(message.finished for message in coordinator.messages), "the word that it has finished")
-    speaker._note(signal.SIGTERM, None)
+    speaker._on_signal(signal.SIGTERM, None)
     os.write(speaker._signals_write, bytes([signal.SIGTERM]))
     torchrun.join(SECONDS)
     assert not torchrun.is_alive()
@@ -230,7 +230,7 @@ class Patient(Coordinator):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             assert not until(ours, SECONDS)
-        raise GivenUp
+        raise RequestCancelled
 
 
 RANK = """
@@ -249,19 +249,19 @@ def test_torchrun_rests_while_its_ranks_run_and_nobody_has_to_go(tmp_path: Path,
     ranks = LocalRanks(1, 1)
     speaker.watch(ranks)
     # It returns at once: of a rank that has not begun, nothing is heard.
-    speaker.rest(1e6)
+    speaker.wait_for_event(1e6)
     variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
     with subprocess.Popen([sys.executable, "-c", RANK], env=variables, stdin=subprocess.PIPE) as rank:
-        until(lambda: ranks.all_run, "a rank that runs")
-        torchrun = threading.Thread(target=speaker.rest, args=(1e6,), daemon=True)
+        until(lambda: ranks.all_running, "a rank that runs")
+        torchrun = threading.Thread(target=speaker.wait_for_event, args=(1e6,), daemon=True)
         torchrun.start()
-        speaker.rest(0.1)
+        speaker.wait_for_event(0.1)
         assert torchrun.is_alive()
         if ends == "rank":
             rank.kill()
         else:
             # What the kernel's signal leaves in the wake-up descriptor.
-            speaker._note(signal.SIGTERM, None)
+            speaker._on_signal(signal.SIGTERM, None)
             os.write(speaker._signals_write, bytes([signal.SIGTERM]))
         torchrun.join(SECONDS)
         assert not torchrun.is_alive()
@@ -276,11 +276,11 @@ def test_a_rank_says_that_trying_again_is_of_no_use_by_what_it_announces_and_rec
     speaker, ranks = agent(tmp_path, Coordinator()), LocalRanks(1, 1)
     RunDir(tmp_path).mark_failed("Why", "because", recorded)
     speaker.watch(ranks)
-    ranks.told({0: ExitCode.CONFIGURATION})
-    assert speaker.why_again() == "WorkerFailed"
+    ranks.record_exit_codes({0: ExitCode.CONFIGURATION})
+    assert speaker.join_reason() == "WorkerFailed"
     assert speaker._end is None, "a script has chosen this number"
     Pulse(ranks.folder / "rank-0", 0, 1).last_word(ExitCode.CONFIGURATION)
-    assert speaker.why_again() == "WorkerFailed"
+    assert speaker.join_reason() == "WorkerFailed"
     assert (speaker._end is not None and speaker._end.code == ExitCode.CONFIGURATION) == ends
     speaker.leave()
 

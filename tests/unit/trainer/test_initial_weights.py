@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"PK\x03\x04" + bytes(50), "no file of torch.save that can be read"),
+        (b"PK\x03\x04" + bytes(50), "not a readable file of torch.save"),
         (b"nonsense" * 20, "not a safetensors file"),
     ],
 )
@@ -146,5 +146,5 @@ def test_numbers_alone_are_no_state(tmp_path: Path) -> None:
 
 def test_an_optimizer_is_taken_over_from_a_checkpoint_alone(tmp_path: Path) -> None:
     save_file(WEIGHTS, tmp_path / "weights.safetensors")
-    with pytest.raises(UnusableInput, match="no checkpoint, so there is no optimizer for initialOptimizer"):
+    with pytest.raises(UnusableInput, match="not a checkpoint, so there is no optimizer for initialOptimizer"):
         load_initial(Net(), tmp_path / "weights.safetensors", ALONE, lambda contents, manifest: None)

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.launch import GENERATION, PULSE, REPLICA, RUN_DIR
+from tandem.processes.launch import GENERATION, PULSE, REPLICA, RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
-from tandem.stacks import RankStacks
+from tandem.wire.stacks import RankStacks
 from tandem_trainer.debugger import DebuggerSlot
 from tandem_trainer.inspection import attach, frames, inspect
 from tandem_trainer.pulse import PulseView, debugger_slot
@@ -147,7 +147,7 @@ def test_a_program_that_says_nothing_is_named(tmp_path: Path) -> None:
         process.stdout.readline()
         one = only(inspect(tmp_path, 4).ranks, 4)
         assert (one.pid, one.replica, one.threads) == (process.pid, "worker-4", [])
-        assert one.trouble.startswith("it has not said anything")
+        assert one.trouble.startswith("it has not reported yet")
         assert process.poll() is None
         process.kill()
 
@@ -222,7 +222,7 @@ def test_a_rank_that_cannot_be_asked_for_a_debugger_is_told_and_opens_none_later
     found = attach(tmp_path, 0)
     assert found is not None
     assert f"kill -CONT {process.pid}" in found.trouble
-    assert "did not answer" in str(slot(process).ask(0.1))
+    assert "did not answer" in str(slot(process).request(0.1))
     assert slot(process).state == "none"
     assert attach(tmp_path, 9) is None
 

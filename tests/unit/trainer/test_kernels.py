@@ -10,7 +10,7 @@ from torch import nn
 
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language import kernels
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tests.support.language import pretrained
 
 
@@ -40,7 +40,7 @@ def test_a_rank_on_a_processor_refuses_them_and_an_evaluator_does_not_ask(
     tmp_path: Path, patched: list[dict[str, Any]]
 ) -> None:
     base = str(pretrained(tmp_path / "base"))
-    task = FineTuning(Config.model_validate({"pretrained": base, "length": 64, "kernels": "liger"}))
+    task = FineTuning(FineTuningConfig.model_validate({"pretrained": base, "length": 64, "kernels": "liger"}))
     model = task.model()
     task.load_frozen(model)
     with pytest.raises(ConfigurationError, match="liger is for GPUs, and this rank trains on a cpu"):

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tandem.evaluation import GeometricMean, Mean
-from tandem.job import Trainer
+from tandem.job.resource import Trainer
 from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.fine_tuning import NO_TARGET, Config, FineTuning
-from tandem_trainer.language.packing import Layout, Padded, Unpadded, mask, packed, positions
+from tandem_trainer.language.fine_tuning import NO_TARGET, FineTuning, FineTuningConfig
+from tandem_trainer.language.packing import BatchLayout, Padded, Unpadded, mask, pack_rows, positions
 from tandem_trainer.language.token_bytes import token_bytes
 from tandem_trainer.task import class_of, configured
-from tandem_trainer.task_check import wrong
+from tandem_trainer.task_check import mistakes_of
 from tests.support import manifests
 from tests.support.language import config, pretrained, tokenizer
 
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(model: Path, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64, **given}))
 
 
 def lines(path: Path, *samples: Any) -> str:
@@ -43,10 +43,10 @@ def learned(rows: Any) -> list[str]:
 
 
 def test_documents_fill_rows_by_best_fit_the_longest_first() -> None:
-    assert packed([3, 7, 5, 2, 8, 1], 10) == [[4, 3], [1, 0], [2, 5]]
+    assert pack_rows([3, 7, 5, 2, 8, 1], 10) == [[4, 3], [1, 0], [2, 5]]
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 65, (2000,), generator=generator).tolist()
-    rows = packed(lengths, 64)
+    rows = pack_rows(lengths, 64)
     assert sorted(number for row in rows for number in row) == list(range(2000))
     assert all(sum(lengths[number] for number in row) <= 64 for row in rows)
     assert len(rows) <= 1.02 * sum(lengths) / 64
@@ -64,7 +64,7 @@ def test_positions_begin_anew_and_a_token_sees_its_own_document_alone() -> None:
 @pytest.mark.parametrize("layout", [Padded, Unpadded])
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
 def test_logits_of_packed_documents_are_those_of_each_alone(
-    tmp_path: Path, kind: str, layout: Callable[[torch.Tensor], Layout]
+    tmp_path: Path, kind: str, layout: Callable[[torch.Tensor], BatchLayout]
 ) -> None:
     made = task(pretrained(tmp_path / "model", kind))
     network = made.model().eval()
@@ -72,7 +72,7 @@ def test_logits_of_packed_documents_are_those_of_each_alone(
     rows = made.data("test")
     batch = made.collate([next(row for row in rows if row[2].max() > 1)])
     with torch.inference_mode():
-        together = made._logits(network, layout(batch["documents"]).inputs(batch["tokens"]))[0]
+        together = made._compute_logits(network, layout(batch["documents"]).inputs(batch["tokens"]))[0]
         contaminated = network(input_ids=batch["tokens"]).logits[0]
         for number in range(1, int(batch["documents"].max()) + 1):
             mine = batch["documents"][0] == number
@@ -142,7 +142,7 @@ def test_bits_per_byte_that_a_tokenizer_does_not_give_are_refused_before_a_start
 
     def mistakes(folder: Path, **evaluators: Any) -> list[Any]:
         trainer = {"task": "causal-lm", "parameters": {"pretrained": str(folder), "length": 64}}
-        return wrong(manifests.job("test", trainer=trainer, evaluators=evaluators))
+        return mistakes_of(manifests.job("test", trainer=trainer, evaluators=evaluators))
 
     # Of Qwen2, transformers makes a byte-level tokenizer whatever the file says.
     other = pretrained(tmp_path / "other", "llama")
@@ -152,7 +152,7 @@ def test_bits_per_byte_that_a_tokenizer_does_not_give_are_refused_before_a_start
     assert mistakes(model, metric="bitsPerByte") == []
     (mistake,) = mistakes(other, metric="bitsPerByte")
     assert mistake["path"] == ("spec", "evaluators", "metric")
-    assert "does not say how many bytes of text a token stands for; take loss" in mistake["message"]
+    assert "does not say how many bytes of text a token stands for; use loss" in mistake["message"]
     assert mistakes(other, metric="perplexity") == mistakes(other, metric="bitsPerByte", replicas=0) == []
     assert mistakes(tmp_path / "gone", metric="bitsPerByte") == [], "a name on a hub is not looked up"
 
@@ -280,11 +280,11 @@ def test_parquet_and_plain_text_are_read_as_json_lines_are(model: Path, tmp_path
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b'{"text": "a"}\n\n{"text": \n', "line 3: this is no JSON"),
-        (b'{"text": "a"}\n[1]\n', "line 2: this is no JSON object"),
+        (b'{"text": "a"}\n\n{"text": \n', "line 3: this is not JSON"),
+        (b'{"text": "a"}\n[1]\n', "line 2: this is not a JSON object"),
         (b'{"text": "a"}\n{"body": "b"}\n', "line 2: there is no column text, only body"),
         (b'{"text": 7}\n{"text": "a"}\n{"text": "a"}\n', "line 1: the column text holds no text"),
-        (b'{"messages": [{"content": "a"}]}\n' * 3, "line 1: message 0 of messages is no object with role"),
+        (b'{"messages": [{"content": "a"}]}\n' * 3, "line 1: message 0 of messages is not an object with role"),
         (b'{"body": "a"}\n' * 2, "line 1: there is no column messages, prompt and completion, or text"),
         (
             b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 2,
@@ -342,13 +342,13 @@ def test_pretrained_models_and_the_small_one_are_classes_of_their_own(model: Pat
 
 def test_a_model_that_cannot_be_had_or_is_none_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnusableInput, match=r"pretrained: \./nowhere is no folder"):
-        FineTuning(Config(pretrained="./nowhere")).model()
+        FineTuning(FineTuningConfig(pretrained="./nowhere")).model()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UnusableInput, match="some/model is no folder here, and the hub could not be asked"):
-        FineTuning(Config(pretrained="some/model")).model()
+        FineTuning(FineTuningConfig(pretrained="some/model")).model()
     config().save_pretrained(tmp_path / "bare")
-    made = FineTuning(Config(pretrained=str(tmp_path / "bare"), length=64))
+    made = FineTuning(FineTuningConfig(pretrained=str(tmp_path / "bare"), length=64))
     with pytest.raises(UnusableInput, match="bare has no tokenizer that can be read"):
         made.data("train")
     with pytest.raises(UnusableInput, match="bare has no weights that can be read, as safetensors"):
@@ -356,8 +356,8 @@ def test_a_model_that_cannot_be_had_or_is_none_is_told_of(tmp_path: Path, monkey
     from transformers import T5Config
 
     T5Config().save_pretrained(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match="is no causal language model"):
-        FineTuning(Config(pretrained=str(tmp_path / "other"))).model()
+    with pytest.raises(ConfigurationError, match="is not a causal language model"):
+        FineTuning(FineTuningConfig(pretrained=str(tmp_path / "other"))).model()
     monkeypatch.setattr("tandem_trainer.language.fine_tuning.is_installed", lambda: False)
     _, ((_, message),) = configured(FineTuning, {"pretrained": "m"})
     assert "pip install 'tandem-training[language]'" in message
@@ -403,6 +403,6 @@ def test_the_first_samples_are_looked_at_before_a_job_starts(model: Path, tmp_pa
     bad = {"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}
     given = lines(tmp_path / "a.jsonl", *[good] * 30, *[bad] * 60)
     parameters = {"pretrained": str(model), "data": {"path": given}}
-    (told,) = wrong(manifests.job("test", trainer={"task": "causal-lm", "parameters": parameters}))
+    (told,) = mistakes_of(manifests.job("test", trainer={"task": "causal-lm", "parameters": parameters}))
     assert told["path"] == ("spec", "trainer", "parameters", "data", "path")
     assert "a.jsonl, line 31: no message of messages has the role assistant" in told["message"]

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from tandem_trainer.warm.leftovers import end_leftovers
+from tandem_trainer.agent.warm.leftovers import end_leftovers
 from tests.support.processes import alive
 from tests.support.waiting import until
 

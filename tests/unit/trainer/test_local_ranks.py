@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.protocol import Failure, RankReport
-from tandem_trainer import local_ranks
-from tandem_trainer.local_ranks import LocalRanks, remove_leavings
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.protocol import Failure, RankReport
+from tandem_trainer.agent import local_ranks
+from tandem_trainer.agent.local_ranks import LocalRanks, remove_stale_folders
+from tandem_trainer.agent.warm import forkserver
 from tandem_trainer.pulse import debugger_slot
-from tandem_trainer.warm import forkserver
 from tests.support.waiting import until
 
 
@@ -34,24 +34,24 @@ def grows_old(folder: Path) -> None:
 def test_the_folder_of_a_killed_agent_is_removed_by_the_next_one(memory: Path) -> None:
     code = f"""
 import os
-from tandem_trainer import local_ranks
+from tandem_trainer.agent import local_ranks
 local_ranks._memory_folder = lambda: {str(memory)!r}
 local_ranks.LocalRanks(1, 2)
 os._exit(9)
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     (left,) = memory.iterdir()
-    remove_leavings()
+    remove_stale_folders()
     assert left.exists(), "too young to be judged"
     grows_old(left)
-    remove_leavings()
+    remove_stale_folders()
     assert not left.exists()
 
 
 def test_the_folder_of_a_living_agent_stays(memory: Path) -> None:
     ranks = LocalRanks(1, 1)
     grows_old(ranks.folder)
-    remove_leavings()
+    remove_stale_folders()
     assert ranks.folder.exists()
     ranks.close()
     assert list(memory.iterdir()) == []
@@ -70,10 +70,10 @@ def test_what_another_user_puts_there_hangs_nobody_and_stays(memory: Path, monke
     os.utime(link, (0, 0), follow_symlinks=False)
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    remove_leavings()
+    remove_stale_folders()
     assert mine.exists(), "the folder of another user"
     monkeypatch.setattr(os, "geteuid", lambda: me)
-    remove_leavings()
+    remove_stale_folders()
     assert not mine.exists()
     assert [one.exists() for one in (pipe, link, target, file)] == [True] * 4
 
@@ -85,7 +85,7 @@ OURS = (
 """Exit codes that mean something where Tandem says them."""
 RANK = """
 import os, sys, time
-from tandem.protocol import SCRIPT
+from tandem.wire.protocol import SCRIPT
 from tandem_trainer.pulse import Pulse
 pulse = Pulse.open_for_rank(phase=sys.argv[1])
 pulse.beat(step=5, loss=float("nan"))
@@ -105,7 +105,7 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
     environment = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
     command = [sys.executable, "-c", RANK, phase, str(code), *([] if announced is None else [str(announced)])]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
-        until(lambda: ranks.watch() or (ranks.settled and ranks.reports()[0].step == 5), "its steps")
+        until(lambda: ranks.watch() or (ranks.is_event_driven and ranks.reports()[0].step == 5), "its steps")
         (before,) = ranks.reports()
         assert rank.stdin is not None
         rank.stdin.close()
@@ -116,7 +116,7 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
 
 LOSES_PEER = """
 from tandem_trainer.pulse import Pulse
-Pulse.tell_failure(RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer"))
+Pulse.record_failure(RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer"))
 """
 
 
@@ -202,7 +202,7 @@ def test_a_number_of_ours_that_nobody_has_announced_is_a_failure(
 @pytest.mark.parametrize("code", OURS)
 def test_so_is_one_of_a_program_that_knows_nothing_of_a_pulse(memory: Path, code: ExitCode) -> None:
     ranks = LocalRanks(1, 1)
-    ranks.told({0: code})
+    ranks.record_exit_codes({0: code})
     assert_plain_failure(ranks, code)
 
 
@@ -278,7 +278,7 @@ def test_of_a_forked_rank_that_was_killed_the_fork_server_says_how(
     environment = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
     command = [sys.executable, "-c", RANK, phase, "0"]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
-        until(lambda: ranks.watch() or (ranks.settled and ranks.reports()[0].step == 5), "its steps")
+        until(lambda: ranks.watch() or (ranks.is_event_driven and ranks.reports()[0].step == 5), "its steps")
         if closed_first:
             ranks.order("abort")
         rank.send_signal(number)
@@ -304,7 +304,7 @@ def test_a_rank_that_ended_with_zero_is_why_another_one_lost_its_connection(memo
         command = [sys.executable, "-c", script, "script", str(int(ends))]
         subprocess.run(command, env=variables | {"LOCAL_RANK": str(local_rank)}, check=False)
     until(lambda: ranks.watch() or len(ranks._codes) == 2, "both ends")
-    ranks.told({0: ExitCode.FAILED, 1: code})
+    ranks.record_exit_codes({0: ExitCode.FAILED, 1: code})
     failed = ranks.failure()
     assert failed is not None
     failure = failed[1]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandem.causal_lm import Lora
-from tandem.footprint import Question
-from tandem.job import Trainer
-from tandem.tasks import Optimizer
-from tandem_trainer.checkpoint.state import DoesNotFit, load_weights, weights
+from tandem.job.causal_lm import Lora
+from tandem.job.footprint import FootprintRequest
+from tandem.job.resource import Trainer
+from tandem.job.tasks import Optimizer
+from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights, weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tandem_trainer.language.lora import adapt, digest, merged, tensor_plan
 from tests.support import manifests
 from tests.support.language import logits, pretrained, tuned
@@ -33,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(model: Path, lora: dict[str, Any] = LORA, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
 
 
 def test_adapters_alone_learn_and_are_all_that_the_optimizer_and_a_checkpoint_know(base: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_checkpoint_comes_back_over_the_same_base_in_whatever_files_and_over_n
     strange = other.model()
     other.load_frozen(strange)
     before = {name: one.clone() for name, one in weights(strange).items()}
-    with pytest.raises(DoesNotFit, match="adapters belong to other pretrained weights"):
+    with pytest.raises(CheckpointMismatch, match="adapters belong to other pretrained weights"):
         load_weights(strange, kept)
     assert all(one.equal(before[name]) for name, one in weights(strange).items())
 
@@ -107,8 +107,8 @@ def test_a_digest_is_of_names_types_shapes_and_values() -> None:
     ("lora", "words"),
     [
         ({"targets": ["nothing"]}, "targets: .*nothing"),
-        ({"targets": ["lm_head"]}, "lm_head is no linear layer inside"),
-        ({"targets": ["embed_tokens"]}, "embed_tokens is no linear layer inside"),
+        ({"targets": ["lm_head"]}, "lm_head is not a linear layer inside"),
+        ({"targets": ["embed_tokens"]}, "embed_tokens is not a linear layer inside"),
     ],
 )
 def test_layers_that_cannot_have_adapters_are_told(base: Path, lora: dict[str, Any], words: str) -> None:
@@ -175,7 +175,7 @@ def test_tandem_plan_counts_frozen_weights_without_gradients_and_moments(base: P
     for lora in (None, LORA):
         parameters = {"pretrained": str(base), "length": 64} | ({} if lora is None else {"lora": lora})
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters})
-        sizes.append(footprint(Question(trainer=trainer, micro_batches=(2,)), lambda words: None))
+        sizes.append(footprint(FootprintRequest(trainer=trainer, micro_batches=(2,)), lambda words: None))
     full, frozen = sizes
     adapters = 4 * sum(one.numel() for one in task(base).model().parameters() if one.requires_grad)
     assert full.gradients == full.parameters
@@ -186,7 +186,7 @@ def test_tandem_plan_counts_frozen_weights_without_gradients_and_moments(base: P
 
 
 def test_operations_leave_out_the_gradients_of_frozen_weights(base: Path) -> None:
-    made, full = task(base), FineTuning(Config.model_validate({"pretrained": str(base), "length": 64}))
+    made, full = task(base), FineTuning(FineTuningConfig.model_validate({"pretrained": str(base), "length": 64}))
     adapters = sum(one.numel() for one in made.model().parameters() if one.requires_grad)
     weights = sum(one.numel() for one in full.model().parameters())
     mine, others = made.flops_per_sample(), full.flops_per_sample()

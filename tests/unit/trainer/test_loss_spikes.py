@@ -3,7 +3,7 @@
 import math
 import random
 
-from tandem_trainer.loss_spikes import MEMORY, SPAN, LossSpikes
+from tandem_trainer.loss_spikes import MEMORY, SPIKE_SPAN_STEPS, LossSpikes
 
 
 def curve(steps: int, seed: int = 0) -> list[float]:
@@ -29,7 +29,7 @@ def test_a_loss_worse_than_untrained_for_a_while_is_a_spike_from_where_it_began(
     assert spikes.first_bad(1, curve(500)) is None
     found = spikes.first_bad(501, [9.0] * 50)
     assert found is not None
-    assert 501 - SPAN <= found <= 501
+    assert 501 - SPIKE_SPAN_STEPS <= found <= 501
 
 
 def test_a_short_spike_heals_by_itself() -> None:
@@ -37,7 +37,7 @@ def test_a_short_spike_heals_by_itself() -> None:
 
 
 def test_without_a_past_nothing_is_called_a_spike() -> None:
-    assert LossSpikes().first_bad(1, [2.3] * SPAN + [50.0] * (MEMORY // 2 - 1)) is None
+    assert LossSpikes().first_bad(1, [2.3] * SPIKE_SPAN_STEPS + [50.0] * (MEMORY // 2 - 1)) is None
 
 
 def test_its_memory_travels_with_a_checkpoint() -> None:

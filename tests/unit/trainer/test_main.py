@@ -4,9 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from tandem.code import Code
-from tandem.exitcode import ExitCode
-from tandem.launch import RUN_DIR, module_command
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR, module_command
+from tandem.rundir.code import Code
 
 
 def test_a_file_of_the_jobs_code_takes_no_name_of_what_tandem_imports(tmp_path: Path) -> None:

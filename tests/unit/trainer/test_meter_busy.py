@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem_trainer import meter
-from tandem_trainer.meter import Busy
+from tandem_trainer.meter import Stopwatch
 
 
 class Clock:
@@ -31,11 +31,11 @@ class Clock:
 
 
 @pytest.fixture(params=["cpu", "cuda"])
-def stopwatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Busy, Clock]:
-    return Busy(torch.device(request.param)), Clock(monkeypatch)
+def stopwatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Stopwatch, Clock]:
+    return Stopwatch(torch.device(request.param)), Clock(monkeypatch)
 
 
-def test_forward_passes_add_up(stopwatch: tuple[Busy, Clock]) -> None:
+def test_forward_passes_add_up(stopwatch: tuple[Stopwatch, Clock]) -> None:
     watch, clock = stopwatch
     for _ in range(3):
         with watch:
@@ -45,7 +45,7 @@ def test_forward_passes_add_up(stopwatch: tuple[Busy, Clock]) -> None:
     assert watch.take() == 0.0
 
 
-def test_a_forward_pass_that_raises_and_is_tried_again_counts_once(stopwatch: tuple[Busy, Clock]) -> None:
+def test_a_forward_pass_that_raises_and_is_tried_again_counts_once(stopwatch: tuple[Stopwatch, Clock]) -> None:
     """As with the hooks of a session: torch calls the one after the pass only if there is a result."""
     watch, clock = stopwatch
     watch.__enter__()
@@ -58,7 +58,7 @@ def test_a_forward_pass_that_raises_and_is_tried_again_counts_once(stopwatch: tu
     watch.__exit__(None, None, None)
 
 
-def test_a_pause_does_not_count(stopwatch: tuple[Busy, Clock]) -> None:
+def test_a_pause_does_not_count(stopwatch: tuple[Stopwatch, Clock]) -> None:
     watch, clock = stopwatch
     with watch.pausing(), watch:
         clock.now += 60.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tandem.tasks import ImageClassification
+from tandem.job.tasks import ImageClassification
 from tandem_trainer.meter import Cost, cost_of, peak, per_sample
 from tandem_trainer.models import BUILDERS, build
 

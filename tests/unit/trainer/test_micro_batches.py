@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tandem.tasks import ImageClassification
+from tandem.job.tasks import ImageClassification
 from tandem_trainer.data.order import Order, pieces, share
 from tandem_trainer.data.supply import Resident
 from tandem_trainer.image_classification import ImageTask

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tandem_trainer.data.mixture import Mixture, apportioned
 from tandem_trainer.data.order import Batches, Order, Passes, check_position, share
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tandem_trainer.train import mixture_of, order_of
 from tests.support.language import pretrained
 
@@ -102,7 +102,7 @@ def written(path: Path, word: str, count: int) -> str:
 
 def tuning(model: Path, *mixture: dict[str, Any]) -> FineTuning:
     given = {"pretrained": str(model), "length": 64, "data": {"mixture": list(mixture)}}
-    return FineTuning(Config.model_validate(given))
+    return FineTuning(FineTuningConfig.model_validate(given))
 
 
 def test_sources_of_a_model_are_packed_apart_and_taken_by_weight(
@@ -141,7 +141,7 @@ def test_the_mean_over_drawn_rows_is_the_mean_over_their_tokens(model: Path, tmp
     targets = [int((rows[number][1] != -100).sum()) for number in range(len(rows))]
     network = torch.nn.Linear(1, 1).train()
     mean = sum(targets[number] for number in drawn) / len(drawn)
-    assert task._per_row(network) == pytest.approx(mean, rel=0.05)
+    assert task._mean_targets(network) == pytest.approx(mean, rel=0.05)
 
 
 def test_without_weights_each_row_is_taken_once(model: Path, tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_without_weights_each_row_is_taken_once(model: Path, tmp_path: Path) -> 
     [
         ({"mixture": [{"path": "a.jsonl", "weight": 1}, {"path": "b.jsonl"}]}, "give a weight to each source"),
         ({"mixture": [{"path": "a.jsonl"}, {}]}, "give exactly one of path and dataset"),
-        ({"mixture": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "test": 0.2}, "with mixture, test is said of each"),
+        ({"mixture": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "test": 0.2}, "with mixture, test belongs to each"),
         ({"mixture": [{"path": "a.jsonl"}]}, "at least 2 items"),
         ({"mixture": [{"path": "a.jsonl", "weight": 0}, {"path": "b.jsonl", "weight": 1}]}, "greater than 0"),
     ],
 )
 def test_a_mixture_that_says_too_little_or_too_much_is_refused(model: Path, data: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Config.model_validate({"pretrained": str(model), "data": data})
+        FineTuningConfig.model_validate({"pretrained": str(model), "data": data})
 
 
 def test_a_source_without_a_sample_is_named(model: Path, tmp_path: Path) -> None:
@@ -174,6 +174,6 @@ def test_a_source_without_a_sample_is_named(model: Path, tmp_path: Path) -> None
 
 
 def _loop() -> Any:
-    from tandem.tasks import TaskLoop
+    from tandem.job.tasks import TaskLoop
 
     return TaskLoop(global_batch_size=4)

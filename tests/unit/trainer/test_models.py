@@ -52,7 +52,7 @@ def test_cnn_says_which_images_are_too_small() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_activation_checkpointing_changes_neither_names_nor_gradients(name: str) -> None:
-    from tandem.tasks import ImageClassification
+    from tandem.job.tasks import ImageClassification
     from tandem_trainer.process_group import Group
 
     alone = Group(0, 1, 0, torch.device("cpu"))

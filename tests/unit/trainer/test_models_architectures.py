@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.architectures import elements, shapes
+from tandem.job.architectures import element_count, shapes
 from tandem_trainer.models import BUILDERS, build
 
 
@@ -11,4 +11,4 @@ from tandem_trainer.models import BUILDERS, build
 def test_names_and_shapes_are_those_of_the_model(model: str, size: int) -> None:
     state = build(model, 1, size, 10).state_dict()
     assert shapes(model, 1, size, 10) == {name: tuple(tensor.shape) for name, tensor in state.items()}
-    assert elements(shapes(model, 1, size, 10)) == sum(tensor.numel() for tensor in state.values())
+    assert element_count(shapes(model, 1, size, 10)) == sum(tensor.numel() for tensor in state.values())

@@ -8,16 +8,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tandem.causal_lm import Lora
-from tandem.footprint import Question
-from tandem.job import Trainer
+from tandem.job.causal_lm import Lora
+from tandem.job.footprint import FootprintRequest
+from tandem.job.resource import Trainer
 from tandem_trainer.checkpoint.state import load_weights, weights
 from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
-from tandem_trainer.language.fine_tuning import Config, FineTuning
+from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tandem_trainer.language.lora import adapt
-from tandem_trainer.language.nf4 import LEVELS, Nf4Linear, block_of, dequantized, level_pairs, quantized
+from tandem_trainer.language.nf4 import LEVELS, Nf4Linear, block_of, dequantize, level_pairs, quantize
 from tandem_trainer.train import averaged
 from tests.support import manifests
 from tests.support.language import logits, pretrained, tuned
@@ -32,11 +32,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(model: Path, lora: dict[str, Any] = LORA, **given: Any) -> FineTuning:
-    return FineTuning(Config.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
+    return FineTuning(FineTuningConfig.model_validate({"pretrained": str(model), "length": 64, "lora": lora, **given}))
 
 
 def restored(weight: Tensor) -> Tensor:
-    return dequantized(quantized(weight), level_pairs(), weight.shape[1], torch.float32)
+    return dequantize(quantize(weight), level_pairs(), weight.shape[1], torch.float32)
 
 
 def test_a_weight_becomes_the_nearest_level_of_its_block() -> None:
@@ -49,14 +49,14 @@ def test_a_weight_becomes_the_nearest_level_of_its_block() -> None:
     expected = torch.gather(every.expand(5, 3, 64, 16), 3, nearest.unsqueeze(-1)).view(5, 192)
     assert torch.equal(restored(weight), expected)
     assert torch.equal(restored(weight)[1], torch.zeros(192))
-    assert quantized(weight).nbytes == 5 * (192 / 2 + 4 * 3)
+    assert quantize(weight).nbytes == 5 * (192 / 2 + 4 * 3)
     # A level is a level: what was rounded once is the same when it is rounded again.
     assert torch.equal(restored(restored(weight)), restored(weight))
 
 
 def test_rows_are_rounded_each_for_itself_so_that_ranks_may_hold_some_of_them() -> None:
     weight = torch.randn(7, 96)
-    assert torch.equal(quantized(weight)[2:5], quantized(weight[2:5].clone()))
+    assert torch.equal(quantize(weight)[2:5], quantize(weight[2:5].clone()))
     assert [block_of(columns) for columns in (64, 896, 96, 33, 62)] == [64, 64, 48, None, 62]
 
 
@@ -65,8 +65,8 @@ def test_a_layer_computes_and_passes_gradients_on_as_one_with_the_rounded_weight
     torch.manual_seed(0)
     layer = nn.Linear(96, 40, dtype=dtype)
     made = Nf4Linear(layer)
-    made.packed.copy_(quantized(layer.weight))
-    plain = made.plain()
+    made.packed.copy_(quantize(layer.weight))
+    plain = made.to_linear()
     assert plain.weight.dtype == dtype
     inputs = [torch.randn(3, 5, 96).to(dtype).requires_grad_() for _ in range(2)]
     inputs[1].data.copy_(inputs[0].data)
@@ -137,7 +137,7 @@ def test_tandem_plan_counts_half_a_byte_for_a_weight(base: Path) -> None:
     for lora in ({"rank": 4}, LORA):
         parameters = {"pretrained": str(base), "length": 64, "lora": lora}
         trainer = Trainer.model_validate({"task": "causal-lm", "parameters": parameters})
-        sizes.append(footprint(Question(trainer=trainer, micro_batches=(2,)), lambda words: None))
+        sizes.append(footprint(FootprintRequest(trainer=trainer, micro_batches=(2,)), lambda words: None))
     plain, rounded = sizes
     matrices = sum(
         one.packed.shape[0] * one.in_features for one in task(base).model().modules() if isinstance(one, Nf4Linear)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tandem.tasks import Optimizer
-from tandem_trainer.causal_lm import CausalLM, Config
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem.job.tasks import Optimizer
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
+from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models import vision
@@ -22,7 +22,7 @@ MUON = Optimizer(name="muon", learning_rate=0.01, adamw_learning_rate=0.002, wei
 
 def language_model(tied: bool = True) -> MiniGPT:
     config = {"layers": 2, "width": 32, "heads": 2, "length": 16, "tied": tied, "positions": "learned"}
-    return CausalLM(Config.model_validate(config)).model()
+    return CausalLM(CausalLMConfig.model_validate(config)).model()
 
 
 def names(model: nn.Module, parameters: list[nn.Parameter]) -> set[str]:
@@ -69,7 +69,7 @@ def test_first_and_last_layers_kernels_and_frozen_matrices_are_none_of_its() -> 
 
 
 def test_a_model_without_a_hidden_matrix_is_told_to_take_another() -> None:
-    with pytest.raises(ConfigurationError, match=r"optimizer.name: muon .* and Sequential has none; take adamw"):
+    with pytest.raises(ConfigurationError, match=r"optimizer.name: muon .* and Sequential has none; use adamw"):
         torch_optimizer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), MUON)
 
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_muon_is_not_one_of_another_model() -> None:
     optimizer = torch_optimizer(model, MUON)
     take(model, optimizer, range(1))
     contents = TrainState(model, optimizer).contents({})
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(CheckpointMismatch):
         TrainState(other, torch_optimizer(other, MUON)).check(contents)
 
 

@@ -66,7 +66,7 @@ def agreements(one: list[int], other: list[int]) -> int:
 
 @pytest.mark.parametrize("listed", [2**22, 10], ids=["listed", "computed"])
 def test_epochs_and_seeds_have_unrelated_orders(listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_module, "MAX_LISTED", listed)
+    monkeypatch.setattr(order_module, "MAX_PERMUTED", listed)
     first, again, other = (Order(1000, 10, seed) for seed in (0, 0, 1))
     assert epoch(first, 3) == epoch(again, 3)
     for stranger in (epoch(first, 4), epoch(other, 3), list(range(1000))):
@@ -77,19 +77,19 @@ def test_epochs_and_seeds_have_unrelated_orders(listed: int, monkeypatch: pytest
 @given(order=orders, number=st.integers(0, 3))
 def test_an_epoch_that_is_computed_has_each_sample_once_too(order: Order, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order_module, "MAX_LISTED", 0)
+        patch.setattr(order_module, "MAX_PERMUTED", 0)
         assert sorted(epoch(order, number)) == list(range(order.first, order.first + order.samples))
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**62))
 def test_a_permutation_has_each_number_once(size: int, seed: int) -> None:
-    assert sorted(Permutation(size, seed).at(0, size).tolist()) == list(range(size))
+    assert sorted(Permutation(size, seed).values(0, size).tolist()) == list(range(size))
 
 
 @given(st.integers(1, 2**62), st.integers(0, 2**62), st.data())
 def test_a_part_of_a_permutation_of_any_size_costs_the_same(size: int, seed: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, max(0, size - 64)))
-    found = Permutation(size, seed).at(start, min(start + 64, size)).tolist()
+    found = Permutation(size, seed).values(start, min(start + 64, size)).tolist()
     assert len(set(found)) == min(64, size)
     assert all(0 <= number < size for number in found)
 
@@ -98,7 +98,7 @@ def test_every_sample_is_equally_likely_at_every_place() -> None:
     """A chi-square test with 999 degrees of freedom: above 1143 once in a thousand."""
     seeds = 5_000
     for place in (0, 999):
-        counts = Counter(int(Permutation(1000, seed).at(place, place + 1)) for seed in range(seeds))
+        counts = Counter(int(Permutation(1000, seed).values(place, place + 1)) for seed in range(seeds))
         expected = seeds / 1000
         assert sum((counts[number] - expected) ** 2 / expected for number in range(1000)) < 1143
 
@@ -106,13 +106,13 @@ def test_every_sample_is_equally_likely_at_every_place() -> None:
 def test_what_stands_at_one_place_says_nothing_about_the_next() -> None:
     """Of 2,450 pairs; above 2,670 once in a thousand."""
     seeds = 12_250
-    counts = Counter(tuple(Permutation(50, seed).at(0, 2).tolist()) for seed in range(seeds))
+    counts = Counter(tuple(Permutation(50, seed).values(0, 2).tolist()) for seed in range(seeds))
     expected = seeds / 2450
     assert sum((counts[pair] - expected) ** 2 / expected for pair in itertools.permutations(range(50), 2)) < 2670
 
 
 def test_neighbours_in_a_large_order_are_strangers() -> None:
-    ids = Permutation(10**12, 7).at(0, 20_000).double() / 10**12
+    ids = Permutation(10**12, 7).values(0, 20_000).double() / 10**12
     assert ids.mean().item() == pytest.approx(0.5, abs=0.01)
     assert ids.std().item() == pytest.approx(12**-0.5, rel=0.02)
     assert abs(torch.corrcoef(torch.stack([ids[1:], ids[:-1]]))[0, 1].item()) < 0.03

@@ -45,7 +45,7 @@ def test_other_data_is_refused_with_both_numbers_and_what_to_do(changed: dict[st
     with pytest.raises(ConfigurationError) as refused:
         resumed(ORDER.position(STEP), **changed)
     assert said in str(refused.value)
-    assert "Set it back, or begin a new run from the checkpoint's weights" in str(refused.value)
+    assert "Undo the change, or start a new run from the checkpoint's weights" in str(refused.value)
 
 
 def test_a_checkpoint_that_does_not_say_its_batch_size_is_refused_where_another_one_shows() -> None:
@@ -93,7 +93,7 @@ def test_a_mixture_goes_on_between_epochs(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_order_that_is_not_torchs_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Order(samples=order.MAX_LISTED + 1, global_batch_size=100, seed=7)
+    large = Order(samples=order.MAX_PERMUTED + 1, global_batch_size=100, seed=7)
     monkeypatch.setattr(order, "_epoch", None)
     assert Passes(large, epochs=1).position(5).order is None
 

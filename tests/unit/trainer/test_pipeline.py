@@ -11,15 +11,15 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tandem_trainer.checkpoint.sharding import StageTensor, here, is_sharded, place_of
+from tandem_trainer.checkpoint.sharding import StageTensor, is_sharded, place_of, to_local
 from tandem_trainer.data.feeding import padded
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.language.lora import leave_out
+from tandem_trainer.language.lora import exclude_from_state
 from tandem_trainer.meter import GradientNorm
 from tandem_trainer.models.dropout import key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
-from tandem_trainer.strategies.pipeline import SCHEDULES, holders, placement, received_early
-from tandem_trainer.strategies.stages import Answer, evenly, inputs_of
+from tandem_trainer.strategies.pipeline import SCHEDULES, holders, placement, with_early_receives
+from tandem_trainer.strategies.stages import PrecomputedOutput, evenly, inputs_of
 from tandem_trainer.task import Task
 
 
@@ -87,7 +87,7 @@ def test_a_loss_that_does_not_call_the_model_is_refused(use: Any, why: str) -> N
 def test_a_loss_that_calls_the_model_twice_is_refused() -> None:
     task = Learned(lambda model, batch: model(batch) + model(batch))
     with pytest.raises(ConfigurationError, match="more than once"):
-        task.loss(Answer(task, torch.zeros(1)), torch.zeros(1))
+        task.loss(PrecomputedOutput(task, torch.zeros(1)), torch.zeros(1))
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
@@ -160,7 +160,7 @@ def test_a_frozen_weight_is_held_by_the_ranks_that_use_it() -> None:
 def test_what_is_left_out_of_checkpoints_lies_where_it_is_used_and_what_nobody_uses_on_all_ranks() -> None:
     model = nn.ModuleDict({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)}).requires_grad_(False)
     model["aside"] = nn.BatchNorm1d(2, affine=False)
-    leave_out(model, [name for name in model.state_dict() if name.startswith("second")])
+    exclude_from_state(model, [name for name in model.state_dict() if name.startswith("second")])
     found = placement(model, holders([[model["first"]], [model["second"]]], 2), 2)
     assert [found[id(model[name].weight)] for name in ("first", "second")] == [(0,), (1,)]
     assert found[id(model["aside"].running_mean)] == (0, 1)
@@ -176,15 +176,15 @@ def told(found: list[Any]) -> str:
 
 def test_receives_are_posted_some_passes_before_torch_posts_them() -> None:
     order = actions("1F0 1SEND_F0 1F1 3RECV_F0 1SEND_F1 3F0 3RECV_F1 3F1")
-    assert told(received_early(order, 0)) == told(order)
-    assert told(received_early(order)) == "1F0 1SEND_F0 3RECV_F0 1F1 1SEND_F1 3RECV_F1 3F0 3F1"
-    assert told(received_early(order, 9)) == "3RECV_F0 3RECV_F1 1F0 1SEND_F0 1F1 1SEND_F1 3F0 3F1"
+    assert told(with_early_receives(order, 0)) == told(order)
+    assert told(with_early_receives(order)) == "1F0 1SEND_F0 3RECV_F0 1F1 1SEND_F1 3RECV_F1 3F0 3F1"
+    assert told(with_early_receives(order, 9)) == "3RECV_F0 3RECV_F1 1F0 1SEND_F0 1F1 1SEND_F1 3F0 3F1"
 
 
 def test_receives_stay_in_the_order_in_which_the_other_rank_sends() -> None:
     order = actions("2B0 0RECV_B0 0RECV_B1 0B0 2F1 0RECV_B2 0B1 0B2")
     for ahead in range(5):
-        found = [str(one) for one in received_early(order, ahead) if "RECV" in str(one)]
+        found = [str(one) for one in with_early_receives(order, ahead) if "RECV" in str(one)]
         assert found == ["0RECV_B0", "0RECV_B1", "0RECV_B2"]
 
 
@@ -203,13 +203,13 @@ def test_the_order_is_where_it_is_looked_for(name: str) -> None:
     stages = [PipelineStage(nn.Linear(1, 1), index, 4, cpu, input_args=value, output_args=value) for index in (0, 2)]
     schedule: Any = SCHEDULES[name](stages, 4)  # type: ignore[arg-type]
     order = schedule.pipeline_order_with_comms[0]
-    assert told(received_early(order)) != told(order)
+    assert told(with_early_receives(order)) != told(order)
 
 
 def test_a_tensor_of_a_stage_knows_its_place() -> None:
     live = nn.Parameter(torch.ones(3))
-    tensor = StageTensor.of(live, (1,), torch.device("cpu"))
+    tensor = StageTensor.wrap(live, (1,), torch.device("cpu"))
     assert is_sharded(tensor)
     assert place_of(tensor) == (1,)
-    assert type(here(tensor)) is Tensor
-    assert here(tensor).data_ptr() == live.data_ptr()
+    assert type(to_local(tensor)) is Tensor
+    assert to_local(tensor).data_ptr() == live.data_ptr()

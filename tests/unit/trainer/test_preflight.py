@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from tandem.protocol import Member, Membership
-from tandem_trainer.preflight import ROUNDS, ProcessPlace, opponents, process, processes
+from tandem.wire.protocol import Member, Membership
+from tandem_trainer.agent.preflight import MAX_ROUNDS, ProcessPlace, opponents, process, processes
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_everybody_meets_everybody_once_and_one_in_each_round(replicas: int) -> 
 
 
 def test_in_a_large_world_there_are_a_few_rounds_alone() -> None:
-    assert len(opponents(17, 5000)) == ROUNDS
+    assert len(opponents(17, 5000)) == MAX_ROUNDS
 
 
 def test_a_sound_device_takes_some_time_for_a_product() -> None:
@@ -49,20 +49,20 @@ def test_one_wrong_number_of_a_product_is_found(monkeypatch: pytest.MonkeyPatch,
         return out
 
     monkeypatch.setattr(torch, "matmul", broken)
-    with pytest.raises(process.Wrong, match=why):
+    with pytest.raises(process.WrongResult, match=why):
         process.compute(CPU)
 
 
 def test_a_unit_that_adds_wrong_is_found_by_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.Tensor.sum
     monkeypatch.setattr(torch.Tensor, "sum", lambda self, **k: whole(self, **k) + int(self.dtype == torch.float32))
-    with pytest.raises(process.Wrong, match="added up 1048576 numbers to"):
+    with pytest.raises(process.WrongResult, match="added up 1048576 numbers to"):
         process.compute(CPU)
 
 
 def test_a_process_whose_agent_is_gone_does_nothing() -> None:
     place = ProcessPlace(0, 1, 0, 1, 0, "127.0.0.1", 1, "preflight/1", agent=os.getpid() + 1)
-    command = [sys.executable, "-m", "tandem_trainer.preflight", place.encoded()]
+    command = [sys.executable, "-m", "tandem_trainer.agent.preflight", place.encoded()]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 
 
@@ -74,4 +74,4 @@ def test_a_replica_alone_checks_its_device_and_leaves_no_process() -> None:
     assert report.product_seconds
     assert processes.run(Membership(generation=4, members=[member], reason="Started"), 0, lambda: False) is None
     left = [child.cmdline() for child in psutil.Process().children()]
-    assert not any("tandem_trainer.preflight" in words for words in left)
+    assert not any("tandem_trainer.agent.preflight" in words for words in left)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tandem.exitcode import ExitCode
-from tandem.protocol import Trouble
+from tandem.processes.exitcode import ExitCode
+from tandem.wire.protocol import Trouble
 from tandem_trainer.pulse import Pulse, PulseView, Slots
 from tandem_trainer.trouble import TroubleCounts
 from tests.support.processes import alive
@@ -76,7 +76,7 @@ def test_the_agent_reads_what_the_rank_said(view: PulseView) -> None:
     assert (beat.pid, beat.rank, beat.generation) == (os.getpid(), 3, 7)
     assert (beat.step, beat.total_steps, beat.epoch, beat.loss) == (12, 100, 0.5, 1.25)
     assert (beat.throughput, beat.phase) == (640.0, "train")
-    assert began <= beat.at <= ended
+    assert began <= beat.reported_at <= ended
 
 
 def test_what_a_rank_does_not_know_is_absent_and_a_loss_of_nan_is_not(view: PulseView) -> None:
@@ -206,7 +206,9 @@ def test_processor_use_is_sampled_without_the_training_thread(view: PulseView, t
     rank = start_rank(tmp_path, STUCK_RANK)
     try:
         first = until(view.usage, "a measured use")
-        second = until(lambda: usage if (usage := view.usage()) and usage.at > first.at else None, "a measured use")
+        second = until(
+            lambda: usage if (usage := view.usage()) and usage.sampled_at > first.sampled_at else None, "a measured use"
+        )
         assert 0 < first.cpu_seconds <= second.cpu_seconds
         assert second.gpu is None
     finally:
@@ -223,7 +225,7 @@ def test_a_stuck_rank_obeys_an_abort_at_once_and_says_so(view: PulseView, tmp_pa
         woken = times_woken(rank.pid, stuck.step)
         for _ in range(2):
             before = until(view.usage, "a measured use")
-            until(lambda before=before: view.usage().at > before.at, "the next one")
+            until(lambda before=before: view.usage().sampled_at > before.sampled_at, "the next one")
         assert times_woken(rank.pid, stuck.step) == woken
         assert view.last_word() is None
         view.order("abort")
@@ -331,7 +333,7 @@ def test_what_went_wrong_reaches_the_agent_in_any_letters(view: PulseView) -> No
     assert told is not None
     assert (told.saves_failed, told.saves_failed_in_a_row, told.lines_lost) == (2, 2, 1_275)
     assert told.why == "no space left on device"
-    troubles.save_went_well()
+    troubles.save_succeeded()
     assert view.trouble() == Trouble(saves_failed=2, lines_lost=1_275, why="no space left on device")
     pulse.close()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_trainer.rank_output import MAX_LINE_LENGTH, RankStream
+from tandem_trainer.agent.rank_output import MAX_LINE_LENGTH, RankStream
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from tandem_trainer.rank_output import MAX_LINE_LENGTH, RankStream
 )
 def test_every_line_has_its_rank(pieces: list[bytes], expected: bytes) -> None:
     stream = RankStream(b"[rank 1] ", 1)
-    assert b"".join(stream.lines(piece) for piece in pieces) + stream.last() == expected
+    assert b"".join(stream.lines(piece) for piece in pieces) + stream.remainder() == expected

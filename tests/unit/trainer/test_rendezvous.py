@@ -14,10 +14,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from tandem.exitcode import ExitCode
-from tandem.launch import RUN_DIR, UID
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR, UID
 from tandem.rundir.layout import RunDir
-from tandem_trainer import rendezvous
+from tandem_trainer.agent import rendezvous
 from tests.support.processes import alive
 from tests.support.waiting import until
 
@@ -90,7 +90,7 @@ def test_what_a_rank_has_started_ends_with_it_where_torchrun_stops_it(monkeypatc
 
     monkeypatch.setattr(PContext, "close", close)
     monkeypatch.setattr(PContext, "wait", PContext.wait)
-    rendezvous._look_when_needed(Mock())
+    rendezvous._wrap_polling(Mock())
     try:
         PContext.close(Mock(pids=lambda: {0: rank.pid}))
         until(lambda: not alive(deaf), "the end of what ignores the signal")

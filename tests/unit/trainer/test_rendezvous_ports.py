@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tandem.job import Ports
-from tandem_trainer.rendezvous import _listen, gloo_interface
+from tandem.job.resource import Ports
+from tandem_trainer.agent.rendezvous import _listen, gloo_interface
 from tests.support.ports import reserved_port
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_trainer.data.feeding import Fed, Reading
+from tandem_trainer.data.feeding import RankBatch, Reading
 from tandem_trainer.data.sampling import Bucketed, Listing, Weighted
 from tandem_trainer.failure import ConfigurationError
 
@@ -72,7 +72,7 @@ def test_a_budget_of_tokens_is_kept_and_used() -> None:
     padded = [len(batch) * int(LENGTHS[batch].max()) for batch in batches]
     assert max(padded) <= 2000
     assert sum(padded) / len(padded) > 1700
-    with pytest.raises(TypeError, match="not as many in each epoch"):
+    with pytest.raises(TypeError, match="the number of batches differs between epochs"):
         len(Bucketed(LENGTHS, tokens=2000))
 
 
@@ -127,7 +127,7 @@ def reading(world_size: int, rank: int = 0) -> Reading:
     return Reading(rank, world_size, seed=5, transform=lambda value: (value, torch.rand(()).item()))
 
 
-def values(fed: Fed) -> list[tuple[int, float]]:
+def values(fed: RankBatch) -> list[tuple[int, float]]:
     """What a rank got: which samples, and how they were augmented."""
     if not fed.weight:
         return []
@@ -188,10 +188,10 @@ def test_what_a_rewind_says_is_left_out_and_the_run_ends_after_its_steps() -> No
         (lambda seed, epoch: [0, 29], 4, "ids from 0 to 29 in epoch 0; the data set has those from 0 to 28"),
         (lambda seed, epoch: [], 4, "gives no batch for epoch 0"),
         (lambda seed, epoch: [[1], []], None, "a batch is empty"),
-        (lambda seed, epoch: [0.5], 4, "neither whole numbers in a row"),
+        (lambda seed, epoch: [0.5], 4, "neither a sequence of integers"),
         (lambda seed, epoch: (number for number in range(3)), 4, "order <lambda> in epoch 0"),
-        (growing, None, "say with global_batch_size how many make a step"),
-        (pairs_and_threes, 4, "their size is its own business"),
+        (growing, None, "set global_batch_size, the number of samples in a step"),
+        (pairs_and_threes, 4, "so it determines their size"),
     ],
 )
 def test_an_order_that_cannot_be_used_is_named(order: Callable[[int, int], Any], batch: int | None, said: str) -> None:

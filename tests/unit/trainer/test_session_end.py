@@ -11,7 +11,7 @@ from torch import nn
 
 from tandem.rundir.layout import RunDir, stopped_early
 from tandem_trainer.batch import Batch
-from tandem_trainer.elastic_run import early_words
+from tandem_trainer.elastic_run import early_end_summary
 from tandem_trainer.session import Session
 
 STEPS, LEAVES_AT = 10, 4
@@ -116,7 +116,7 @@ def test_a_stream_that_is_left_is_complete_unless_a_reason_is_given(tmp_path: Pa
 def test_the_reason_of_a_loop_that_was_left_survives_a_failure_of_what_follows_it(tmp_path: Path) -> None:
     with pytest.raises(SystemExit), Session(tmp_path) as session:
         train(session, stops_and_breaks)
-        session._break_off()
+        session._end_early()
         raise OSError("the upload failed")
     assert ended(tmp_path) == NOTHING
     with Session(tmp_path) as session:
@@ -140,6 +140,6 @@ def test_a_reason_is_asked_for_and_belongs_into_the_loop(tmp_path: Path) -> None
 
 
 def test_who_takes_all_steps_has_not_stopped_early() -> None:
-    assert early_words(10, 10, "the loss has not fallen") == ""
-    assert early_words(10, None, "") == ""
-    assert early_words(1_200, 3_000, "") == "stopped early after step 1,200 of 3,000: the script left its loop"
+    assert early_end_summary(10, 10, "the loss has not fallen") == ""
+    assert early_end_summary(10, None, "") == ""
+    assert early_end_summary(1_200, 3_000, "") == "stopped early after step 1,200 of 3,000: the script left its loop"

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import tandem
-from tandem import launch, script
-from tandem.protocol import SCRIPT, TRAIN
+from tandem import script
+from tandem.processes import launch
 from tandem.rundir.layout import RunDir
+from tandem.wire.protocol import SCRIPT, TRAIN
 from tandem_trainer import step_log
 from tandem_trainer.pulse import Beat, Pulse, PulseView
 from tests.support.waiting import until
@@ -52,15 +53,15 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setenv(script.STEP_LOG, "tandem_trainer.step_log")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Pulse, "ours", None)
+    monkeypatch.setattr(Pulse, "current", None)
     for name, fresh in {"_step_log": None, "_session": None, "_has_no_pulse": False, "_names": set()}.items():
         monkeypatch.setattr(step_log, name, fresh)
-    monkeypatch.setattr(script, "_found", None)
+    monkeypatch.setattr(script, "_imported", None)
     yield made
     if step_log._step_log is not None:
         step_log._step_log.close()
-    if Pulse.ours is not None:
-        Pulse.ours.close()
+    if Pulse.current is not None:
+        Pulse.current.close()
     made.view.close()
 
 
@@ -321,7 +322,7 @@ class Beside:
 
 def test_beside_a_session_only_other_values_count(agent: Agent) -> None:
     session = Beside()
-    step_log.give_way(session)
+    step_log.use_session(session)
     tandem.log(step=1, loss=0.5, samples=64, total=10)
     tandem.log(step=2, loss=0.5, samples=64, total=10, perplexity=12.0)
     with pytest.raises(AssertionError, match="validation"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.launch import TRACE
+from tandem.processes.launch import TRACE
 from tandem_trainer.step_trace import TRACED, WAIT, WARM_UP, StepTrace
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tandem.tasks import StrategyName, TaskLoop
+from tandem.job.tasks import StrategyName, TaskLoop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import SampleDropout, key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
@@ -16,7 +16,7 @@ from tandem_trainer.process_group import Group
 from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.dp import divide_draws
 from tandem_trainer.strategies.hogwild import Hogwild
-from tandem_trainer.strategies.model import moved, placement, split, spread
+from tandem_trainer.strategies.model import placement, split, spread, to_device
 from tandem_trainer.strategies.strategy import blocks_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -106,7 +106,7 @@ def test_inputs_are_moved_to_where_a_block_is_however_they_are_nested() -> None:
 
 
 def test_what_is_no_tensor_stays_as_it_is() -> None:
-    assert moved({"a": (1, "b"), "c": None}, META) == {"a": (1, "b"), "c": None}
+    assert to_device({"a": (1, "b"), "c": None}, META) == {"a": (1, "b"), "c": None}
 
 
 def test_a_copy_of_a_model_drops_for_its_samples_what_one_rank_alone_would() -> None:
@@ -127,12 +127,12 @@ def test_a_copy_of_a_model_drops_for_its_samples_what_one_rank_alone_would() -> 
 def test_strategies_of_one_process_refuse_several_ranks(strategy: StrategyName) -> None:
     group = Group(0, 1, 0, CPU)
     group.world_size = 2
-    with pytest.raises(ConfigurationError, match=f"{strategy} is for one process, and there are 2 ranks; take ddp"):
+    with pytest.raises(ConfigurationError, match=f"{strategy} is for one process, and there are 2 ranks; use ddp"):
         strategy_of(TaskLoop(strategy=strategy), group, 2)
 
 
 def test_hogwild_refuses_a_gpu() -> None:
-    with pytest.raises(ConfigurationError, match="take ddp"):
+    with pytest.raises(ConfigurationError, match="use ddp"):
         Hogwild(TaskLoop(strategy="hogwild"), Group(0, 1, 0, torch.device("cuda", 0)))
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tandem.tasks import ImageClassification, TaskLoop
+from tandem.job.tasks import ImageClassification, TaskLoop
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.ddp import Ddp

@@ -13,14 +13,14 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from tandem.job import Trainer
-from tandem.tasks import TaskLoop
+from tandem.job.resource import Trainer
+from tandem.job.tasks import TaskLoop
 from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.image_classification import ImageTask
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
-from tandem_trainer.task import Split, Task, configured, found, sentence, task_of
+from tandem_trainer.task import Split, Task, class_named, configured, sentence, task_of
 from tandem_trainer.train import examples_of, order_of, samples_of, supply_of
 
 
@@ -156,7 +156,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("broken_task:A", ConfigurationError, "(broken_task.py, line 2)"),
         ("unfinished_task:A", ConfigurationError, "cannot be imported: SyntaxError: "),
         ("a_task:Hole", ConfigurationError, "no class Hole; did you mean a_task:Half?"),
-        ("a_task:other", ConfigurationError, "other is no task; derive it from tandem_trainer.task.Task"),
+        ("a_task:other", ConfigurationError, "other is not a task; derive it from tandem_trainer.task.Task"),
         ("a_task:Half", ConfigurationError, "Half does not implement data and loss"),
         ("a_task:Whole", ConfigurationError, "cannot be made: ValueError: no luck (a_task.py, line 13)"),
     ],
@@ -175,7 +175,7 @@ def test_what_is_no_task_is_told_in_one_sentence(
 def test_the_built_in_task_is_an_ordinary_one() -> None:
     config = {"data": {"name": "digits", "start": 100, "end": 200}, "model": "baby-cnn"}
     task = task_of(Trainer.parse({"task": "image-classification", "config": config}))
-    assert type(task) is ImageTask is found("tandem_trainer.image_classification:ImageTask")
+    assert type(task) is ImageTask is class_named("tandem_trainer.image_classification:ImageTask")
     whole, start, end = samples_of(task)
     assert (len(whole), start, end) == (1442, 100, 200), "samples of a slice keep their ids"
     model, batch = task.model(), [tensor[100:120] for tensor in whole.tensors]
@@ -191,7 +191,9 @@ def test_the_language_model_has_a_name_and_is_found_by_its_class_as_well() -> No
     )
     assert type(named) is type(by_class) is CausalLM
     assert named.config == by_class.config
-    with pytest.raises(ConfigurationError, match=r"^spec\.trainer\.parameters\.depth: Config has no parameter depth"):
+    with pytest.raises(
+        ConfigurationError, match=r"^spec\.trainer\.parameters\.depth: CausalLMConfig has no parameter depth"
+    ):
         task_of(Trainer.parse({"task": "causal-lm", "parameters": {"depth": 2}}))
 
 

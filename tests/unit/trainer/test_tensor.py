@@ -42,7 +42,9 @@ def test_the_first_pattern_that_means_a_layer_counts_also_where_it_leaves_it_who
 def test_a_plan_with_a_word_for_other_layers_is_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.tp_plan = {"0": "colwise", "1": "mla_kv_a_proj"}
-    with pytest.raises(ConfigurationError, match=r"says 1: mla_kv_a_proj; known are colwise, rowwise and replicated"):
+    with pytest.raises(
+        ConfigurationError, match=r"style 1: mla_kv_a_proj; supported are colwise, rowwise and replicated"
+    ):
         check(model.tp_plan, model, 2)
     model.tp_plan = {"0": "colwise_gather_output"}
     with pytest.raises(ConfigurationError, match=r"neither task nor model has one that splits any"):
@@ -59,7 +61,7 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_a_layer_that_stays_whole_are_added_up_in_each_pass() -> None:
     plain = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     made = copy.deepcopy(plain)
-    replicated.add_up_gradients(made[1], cast(Any, None))
+    replicated.sum_gradients(made[1], cast(Any, None))
     again = copy.deepcopy(made)
     for model in (plain, made, again):
         for _ in range(2):
@@ -74,7 +76,7 @@ def test_gradients_of_a_layer_that_stays_whole_are_added_up_in_each_pass() -> No
 @pytest.mark.usefixtures("doubled")
 def test_a_layer_that_stays_whole_has_its_weights_back_after_a_pass_that_fails() -> None:
     layer = nn.LayerNorm(3)
-    replicated.add_up_gradients(layer, cast(Any, None))
+    replicated.sum_gradients(layer, cast(Any, None))
     own = layer.weight
     with pytest.raises(RuntimeError):
         layer(torch.zeros(2, 4))
@@ -113,76 +115,76 @@ def learned(value: float = 1.0) -> nn.Linear:
     return layer
 
 
-def comparison() -> replicated.Comparison:
-    return replicated.Comparison(cast(Any, None), torch.device("cpu"))
+def comparison() -> replicated.GradientComparison:
+    return replicated.GradientComparison(cast(Any, None), torch.device("cpu"))
 
 
 def test_gradients_of_whole_weights_are_compared_in_the_first_steps(peers: Peers) -> None:
     compared = comparison()
-    for _ in range(replicated.STEPS + 3):
-        compared.look(learned().named_parameters())
-    assert peers.calls == replicated.STEPS
+    for _ in range(replicated.COMPARED_STEPS + 3):
+        compared.check(learned().named_parameters())
+    assert peers.calls == replicated.COMPARED_STEPS
     assert not compared.is_due
 
 
 def test_ranks_with_different_gradients_of_a_whole_weight_are_refused(peers: Peers) -> None:
     peers.factor = 0.9
     with pytest.raises(
-        ConfigurationError, match=r"each rank has another gradient of weight, between matrices that are"
+        ConfigurationError, match=r"the ranks have different gradients of weight, between matrices that are"
     ):
-        comparison().look(learned().named_parameters())
+        comparison().check(learned().named_parameters())
 
 
 def test_a_weight_whose_gradient_is_zero_at_first_is_compared_when_it_is_not(peers: Peers) -> None:
     """As those of LoRA's first matrices are, while the second ones are zero."""
     compared, model = comparison(), nn.ModuleDict({"late": learned(0.0), "other": learned()})
-    compared.look(model.named_parameters())
+    compared.check(model.named_parameters())
     peers.factor = 0.9
     model["other"].requires_grad_(False)
     model["late"].bias.grad = torch.ones(2)
-    with pytest.raises(ConfigurationError, match=r"another gradient of late\.bias,"):
-        compared.look(model.named_parameters())
+    with pytest.raises(ConfigurationError, match=r"different gradients of late\.bias,"):
+        compared.check(model.named_parameters())
 
 
 def test_rounding_is_no_difference_and_what_is_not_finite_is_looked_at_again(peers: Peers) -> None:
     compared = comparison()
-    compared.look(learned(float("inf")).named_parameters())
+    compared.check(learned(float("inf")).named_parameters())
     peers.factor = 0.99
-    for _ in range(replicated.STEPS + 3):
-        compared.look(learned().named_parameters())
-    assert peers.calls == 1 + replicated.STEPS
+    for _ in range(replicated.COMPARED_STEPS + 3):
+        compared.check(learned().named_parameters())
+    assert peers.calls == 1 + replicated.COMPARED_STEPS
 
 
 def test_a_step_in_which_a_rank_has_no_gradients_is_none(peers: Peers) -> None:
     """The ranks ask each other all the same, for each of them has to know."""
     compared, peers.has_gradients, peers.factor = comparison(), False, 0.5
-    for _ in range(replicated.STEPS + 3):
-        compared.look(learned().named_parameters())
-        compared.look(nn.Linear(3, 2).named_parameters())
+    for _ in range(replicated.COMPARED_STEPS + 3):
+        compared.check(learned().named_parameters())
+        compared.check(nn.Linear(3, 2).named_parameters())
     assert compared.is_due
     peers.has_gradients = True
     with pytest.raises(ConfigurationError):
-        compared.look(learned().named_parameters())
+        compared.check(learned().named_parameters())
 
 
 def test_a_gradient_that_some_ranks_have_and_others_have_not_is_one_that_differs(peers: Peers) -> None:
     compared, model = comparison(), nn.ModuleDict({"some": learned(), "all": learned()})
     peers.has_gradients = torch.tensor([[0.0], [1.0], [0.0], [0.0]])
-    with pytest.raises(ConfigurationError, match=r"another gradient of some\.weight and 2 more"):
-        compared.look(model.named_parameters())
+    with pytest.raises(ConfigurationError, match=r"different gradients of some\.weight and 2 more"):
+        compared.check(model.named_parameters())
 
 
 def test_nothing_is_asked_of_weights_that_do_not_learn_or_are_elsewhere_until_they_do(peers: Peers) -> None:
     compared, frozen = comparison(), learned().requires_grad_(False)
-    compared.look(frozen.named_parameters())
-    compared.look(nn.Linear(3, 2, device="meta").named_parameters())
+    compared.check(frozen.named_parameters())
+    compared.check(nn.Linear(3, 2, device="meta").named_parameters())
     assert (peers.calls, compared.is_due) == (0, True)
-    compared.look(frozen.requires_grad_(True).named_parameters())
+    compared.check(frozen.requires_grad_(True).named_parameters())
     assert peers.calls == 1
 
 
 def test_where_nothing_comes_the_ranks_stop_asking(peers: Peers) -> None:
     compared = comparison()
-    for _ in range(replicated.FRUITLESS + 3):
-        compared.look(nn.Linear(3, 2).named_parameters())
-    assert (peers.calls, compared.is_due) == (replicated.FRUITLESS, False)
+    for _ in range(replicated.MAX_EMPTY_STEPS + 3):
+        compared.check(nn.Linear(3, 2).named_parameters())
+    assert (peers.calls, compared.is_due) == (replicated.MAX_EMPTY_STEPS, False)

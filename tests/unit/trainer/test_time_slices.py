@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from tandem_trainer.time_slices import SECONDS
+from tandem_trainer.time_slices import SLICE_SECONDS
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
 pytestmark = pytest.mark.skipif(
@@ -21,17 +21,17 @@ def test_threads_of_gloo_go_first_and_what_computes_keeps_its_slice() -> None:
         import os, threading
         import torch.distributed as dist
         from pathlib import Path
-        from tandem_trainer.time_slices import SECONDS, seconds, shorten
+        from tandem_trainer.time_slices import SLICE_SECONDS, shorten_time_slices, slice_seconds
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        before = seconds(threading.get_native_id())
-        while not (count := shorten()):
+        before = slice_seconds(threading.get_native_id())
+        while not (count := shorten_time_slices()):
             pass  # Threads name themselves once they run.
         names = {int(one.name): (one / "comm").read_text() for one in Path("/proc/self/task").iterdir()}
         theirs = [thread for thread, name in names.items() if "gloo_tcp" in name]
         assert count == len(theirs) > 0, (count, names)
-        assert all(seconds(thread) == SECONDS for thread in theirs)
-        assert seconds(threading.get_native_id()) == before != SECONDS
+        assert all(slice_seconds(thread) == SLICE_SECONDS for thread in theirs)
+        assert slice_seconds(threading.get_native_id()) == before != SLICE_SECONDS
         assert all(os.sched_getscheduler(thread) == os.SCHED_BATCH for thread in theirs)
         os._exit(0)
     """
@@ -42,11 +42,11 @@ def test_threads_of_gloo_go_first_and_what_computes_keeps_its_slice() -> None:
 def test_a_slice_needs_no_right() -> None:
     script = f"""
         import ctypes, os, platform, threading
-        from tandem_trainer.time_slices import seconds, shorten
+        from tandem_trainer.time_slices import shorten_time_slices, slice_seconds
         os.setgid(65534), os.setuid(65534)
         name = open("/proc/self/comm").read().strip()
-        assert shorten(name) >= 1
-        assert seconds(threading.get_native_id()) == {SECONDS}
+        assert shorten_time_slices(name) >= 1
+        assert slice_seconds(threading.get_native_id()) == {SLICE_SECONDS}
     """
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")

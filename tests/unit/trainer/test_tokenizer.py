@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_trainer.causal_lm import CausalLM, Config
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
 from tandem_trainer.data import tokenizer
 from tandem_trainer.data.tokenizer import ALPHABET, BytePairs, Bytes, Tokenizer
 from tandem_trainer.failure import ConfigurationError, UnusableInput
@@ -18,8 +18,8 @@ TEXT = ("The quick brown fox jumps over the lazy dog. Größe, 12 % – ☃ 🦊
 DIGEST = """
 import hashlib
 
-from tandem_trainer.causal_lm import CausalLM, Config
-task = CausalLM(Config.model_validate({"tokenizer": "bpe", "vocabulary": 600}))
+from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
+task = CausalLM(CausalLMConfig.model_validate({"tokenizer": "bpe", "vocabulary": 600}))
 digest = hashlib.sha256(task.tokenizer.json().encode()).hexdigest()
 """
 """Of the tokens of the English that ships inside Python."""
@@ -60,7 +60,9 @@ def test_every_process_finds_the_same_tokens_with_any_number_of_threads() -> Non
 def test_what_the_model_is_evaluated_with_does_not_make_tokens(tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(b"one two three four. " * 90 + b"zebra" * 40)
-    task = CausalLM(Config.model_validate({"text": str(file), "tokenizer": "bpe", "vocabulary": 300, "length": 8}))
+    task = CausalLM(
+        CausalLMConfig.model_validate({"text": str(file), "tokenizer": "bpe", "vocabulary": 300, "length": 8})
+    )
     assert task.tokenizer.encode(b" three").numel() == 1
     assert task.tokenizer.encode(b"zebra").numel() > 2
 
@@ -93,7 +95,9 @@ def test_a_file_that_changes_the_text_is_refused(pairs: BytePairs) -> None:
     lower.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
     for library in (lower, spaced):
-        with pytest.raises(ConfigurationError, match="here changes the text, so its bits per byte mean nothing"):
+        with pytest.raises(
+            ConfigurationError, match="here changes the text, so its bits per byte would be meaningless"
+        ):
             BytePairs(library, "here").encode(TEXT)
 
 
@@ -107,7 +111,7 @@ def test_a_file_that_is_none_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_not_utf_8_needs_bytes(pairs: BytePairs) -> None:
-    with pytest.raises(ConfigurationError, match="byte 3 of this one is none; take tokenizer: bytes"):
+    with pytest.raises(ConfigurationError, match="byte 3 of it is invalid; use tokenizer: bytes"):
         pairs.encode(b"abc\xff")
 
 

@@ -1,8 +1,9 @@
-"""Copies of the weights in a callback that has no state: an average that a checkpoint would not have.
+"""Detection of weights in callbacks without a state: an average that a checkpoint would miss.
 
-A callback that keeps its average in a `state_dict` of its own is kept by the adapters. One that does not would begin
-anew after a restart, without a word. It is found by what it holds: tensors of the shapes of all parameters that learn,
-which are not the model's own and change while it trains. A teacher does not change, and a batch has other shapes.
+The adapters save the state of a callback that keeps its average in a `state_dict`. An average of any other callback
+would silently start anew after a restart. It is detected by what the callback holds: tensors of the shapes of all
+parameters that learn, which are not the model's own and change during training. A teacher does not change, and a batch
+has other shapes.
 """
 
 from collections import Counter
@@ -12,15 +13,15 @@ from torch import Tensor, nn
 
 from tandem_trainer.failure import ConfigurationError
 
-DEPTH = 3
-"""Containers in containers that are looked into."""
+MAX_DEPTH = 3
+"""Depth up to which nested containers are searched."""
 
 
 class HiddenWeights:
-    """Looks into callbacks at each save.
+    """Searches callbacks at each save.
 
     Args:
-        model: what is trained.
+        model: the model that is trained.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,19 +29,20 @@ class HiddenWeights:
         self._sums: dict[int, float] = {}
 
     def refuse(self, callback: object, advice: str) -> None:
-        """
+        """Refuse a callback that holds weights.
+
         Args:
-            advice: what the script does instead.
+            advice: what the script should do instead.
 
         Raises:
-            ConfigurationError: the callback holds copies of the weights that have changed since the first look.
+            ConfigurationError: the callback holds copies of the weights that have changed since the first call.
         """
-        own = {id(one) for one in (*self._model.parameters(), *self._model.buffers())}
-        wanted = Counter(one.shape for one in self._model.parameters() if one.requires_grad)
-        found = [one for one in _tensors(vars(callback), DEPTH) if id(one) not in own]
-        if not wanted or wanted - Counter(one.shape for one in found):
+        own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        shapes = Counter(parameter.shape for parameter in self._model.parameters() if parameter.requires_grad)
+        tensors = [tensor for tensor in _tensors(vars(callback), MAX_DEPTH) if id(tensor) not in own]
+        if not shapes or shapes - Counter(tensor.shape for tensor in tensors):
             return
-        total = sum(float(one.detach().double().sum()) for one in found)
+        total = sum(float(tensor.detach().double().sum()) for tensor in tensors)
         if self._sums.setdefault(id(callback), total) != total:
             name = type(callback).__name__
             raise ConfigurationError(f"{name} holds copies of the weights that checkpoints do not have; {advice}")
@@ -53,5 +55,5 @@ def _tensors(value: object, depth: int) -> Iterator[Tensor]:
         yield from value.parameters()
         yield from value.buffers()
     elif depth and isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(one, depth - 1)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item, depth - 1)

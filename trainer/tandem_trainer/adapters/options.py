@@ -1,9 +1,9 @@
-"""What the adapters do with each option of their libraries, as data: the page docs/reference/adapter-options.md is
-generated from it, and a test reads the signatures of the installed versions.
+"""Support of each option of the adapters' libraries, as data. The page docs/reference/adapter-options.md is generated
+from it, and a test reads the signatures of the installed versions.
 
 *exact*: a run that was killed and resumed ends with the weights of an undisturbed one, and the option does what its
-library says. *condition*: exact as far as the note says. *warned*: it does less than the library says, and a warning
-says so. *refused*: the run ends at once with one sentence.
+library says. *condition*: exact within the limits of the note. *warned*: the option does less than the library says,
+and a warning says so. *refused*: the run ends at once with an error of one sentence.
 
 This module imports none of the libraries.
 """
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Treatment = Literal["exact", "condition", "warned", "refused"]
 UNKNOWN = object()
-"""Stands for a default that is not known."""
+"""Placeholder for an unknown default."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Option:
 
     treatment: Treatment
     note: str = ""
-    """Why, and what to use instead."""
+    """Reason, and what to use instead."""
     values: tuple[Any, ...] = ()
-    """The values that are refused or warned of; empty: each one away from the default."""
+    """Values that are refused or warned of; if empty, all except the default."""
 
     def concerns(self, value: Any) -> bool:
-        """Whether a value away from the default is one of those that are refused or warned of."""
+        """Return whether a value other than the default is refused or warned of."""
         return not self.values or getattr(value, "value", value) in self.values
 
 
@@ -43,12 +43,12 @@ class Table:
     """All options of one call."""
 
     call: str
-    """As a script writes it: `transformers.TrainingArguments`."""
+    """The call as a script writes it: `transformers.TrainingArguments`."""
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
-def _table(call: str, exact: str = "", **others: Option) -> Table:
-    return Table(call, {**{name: Option("exact") for name in exact.split()}, **others})
+def _table(call: str, exact: str = "", **options: Option) -> Table:
+    return Table(call, {**{name: Option("exact") for name in exact.split()}, **options})
 
 
 def _condition(note: str) -> Option:
@@ -63,7 +63,7 @@ def _refused(note: str, *values: Any) -> Option:
     return Option("refused", note, values)
 
 
-WHOLE = "an adapter keeps a whole model on each process. Use a session with `fsdp` or `tensor_parallel`"
+REPLICATED_ONLY = "an adapter keeps a whole model on each process. Use a session with `fsdp` or `tensor_parallel`"
 SAVES = "Tandem saves in the place of the library: set `spec.checkpoint` of the job, or `checkpoint=` of the adapter"
 LAYERWISE = (
     "it steps inside the backward pass of each micro-batch, so the result would depend on the number of processes. "
@@ -125,15 +125,15 @@ TRAINING_ARGUMENTS = _table(
     accelerator_config=_refused(
         "per_device_train_batch_size would be that of all processes. Leave it out", "split_batches"
     ),
-    parallelism_config=_refused(WHOLE),
+    parallelism_config=_refused(REPLICATED_ONLY),
     dataloader_persistent_workers=_condition(EVALUATION),
     dataloader_prefetch_factor=_condition(EVALUATION),
     dataloader_multiprocessing_context=_condition(EVALUATION),
     dataloader_in_order=_condition(EVALUATION),
     train_sampling_strategy=_refused("the order must not depend on the number of processes. Leave it at `random`"),
-    fsdp=_refused(WHOLE),
+    fsdp=_refused(REPLICATED_ONLY),
     fsdp_config=_condition("counts with `fsdp` alone, which is refused"),
-    deepspeed=_refused(WHOLE),
+    deepspeed=_refused(REPLICATED_ONLY),
     resume_from_checkpoint=_refused(
         "training goes on from the newest checkpoint of the run directory. Leave it out; to begin with other weights, "
         "load them into the model. (A path in output_dir, as `get_last_checkpoint` finds it, is not refused and not "
@@ -206,12 +206,12 @@ ACCELERATOR = _table(
     step_scheduler_with_optimizer=_condition(
         "where it is off, the schedule steps when the script calls it: call it once for each optimizer step"
     ),
-    deepspeed_plugin=_refused(WHOLE),
-    deepspeed_plugins=_refused(WHOLE),
-    fsdp_plugin=_refused(WHOLE),
-    torch_tp_plugin=_refused(WHOLE),
-    megatron_lm_plugin=_refused(WHOLE),
-    parallelism_config=_refused(WHOLE),
+    deepspeed_plugin=_refused(REPLICATED_ONLY),
+    deepspeed_plugins=_refused(REPLICATED_ONLY),
+    fsdp_plugin=_refused(REPLICATED_ONLY),
+    torch_tp_plugin=_refused(REPLICATED_ONLY),
+    megatron_lm_plugin=_refused(REPLICATED_ONLY),
+    parallelism_config=_refused(REPLICATED_ONLY),
 )
 DATA_LOADER_CONFIGURATION = _table(
     "accelerate.utils.DataLoaderConfiguration",
@@ -309,38 +309,39 @@ TABLES = (
     LIGHTNING_FIT,
     LIGHTNING_CALLBACKS,
 )
-"""All of them, in the order of the page."""
+"""All tables, in the order of the page."""
 
 
-def check(table: Table, given: Mapping[str, Any], defaults: Mapping[str, Any], adapter: str) -> None:
-    """Refuse the options that a script has set and an adapter cannot keep, and warn of the others.
+def check(table: Table, values: Mapping[str, Any], defaults: Mapping[str, Any], adapter: str) -> None:
+    """Refuse options that a script has set and an adapter cannot support, and warn of the others.
 
     Args:
-        given: options and their values.
-        defaults: what a script that sets nothing has; an option without one counts as set.
-        adapter: what the script calls, for the sentence.
+        values: options and their values.
+        defaults: values of a script that sets nothing; an option without a default counts as set.
+        adapter: the call of the adapter, for messages.
 
     Raises:
-        ConfigurationError: names the first refused option, why it is refused, and what to use instead.
+        ConfigurationError: names the first refused option, the reason, and what to use instead.
     """
-    changed = {name: value for name, value in given.items() if not _same(value, defaults.get(name, UNKNOWN))}
+    changed = {name: value for name, value in values.items() if not _same(value, defaults.get(name, UNKNOWN))}
     for name, value in changed.items():
         option = table.options.get(name)
         if option is not None and option.treatment == "refused" and option.concerns(value):
-            raise ConfigurationError(f"{adapter}: {_said(name, value)} of {table.call}: {option.note}")
+            raise ConfigurationError(f"{adapter}: {_assignment(name, value)} of {table.call}: {option.note}")
     for name, value in changed.items():
         option = table.options.get(name)
         if option is None:
             _warn(
-                f"{adapter}: {_said(name, value)} of {table.call} is not known to this version of Tandem; whether "
-                "a run that is resumed ends as an undisturbed one is not tested"
+                f"{adapter}: {_assignment(name, value)} of {table.call} is not known to this version of Tandem; "
+                "whether a run that is resumed ends as an undisturbed one is not tested"
             )
         elif option.treatment == "warned" and option.concerns(value):
-            _warn(f"{adapter}: {_said(name, value)} of {table.call}: {option.note}")
+            _warn(f"{adapter}: {_assignment(name, value)} of {table.call}: {option.note}")
 
 
 def refuse(table: Table, names: Iterable[str], adapter: str) -> None:
-    """
+    """Refuse names that a table lists as refused.
+
     Raises:
         ConfigurationError: one of the names is refused.
     """
@@ -351,18 +352,18 @@ def refuse(table: Table, names: Iterable[str], adapter: str) -> None:
 
 
 def _warn(sentence: str) -> None:
-    # Each rank has the same options.
+    # Every rank has the same options; only one warns.
     if os.environ.get("RANK", "0") == "0":
         log.warning("%s", sentence)
 
 
-def _said(name: str, value: Any) -> str:
+def _assignment(name: str, value: Any) -> str:
     value = getattr(value, "value", value)
     return f"{name}={value!r}" if isinstance(value, bool | int | float | str) else name
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value is the default, also where the library has replaced one that means nothing by another."""
+    """Return whether a value is the default, also where the library has replaced an empty value by another one."""
     if default is UNKNOWN:
         return False
     value, default = getattr(value, "value", value), getattr(default, "value", default)

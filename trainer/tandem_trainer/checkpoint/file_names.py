@@ -1,24 +1,25 @@
-"""The names of a checkpoint's files, and of the keys in its manifest's `loop`."""
+"""Names of a checkpoint's files, and keys of the `loop` entry in its manifest."""
 
 OPTIMIZER = "state/optimizer.safetensors"
 FULL_WEIGHTS = "state/weights.safetensors"
-"""The weights as training had them."""
+"""Weights as training had them, unrounded and not averaged."""
 AVERAGE = "state/average.safetensors"
-"""Averaged weights in full precision, where those for evaluators have less."""
-OTHERS = "state/others.safetensors"
-"""Tensors of whatever else the run keeps."""
+"""Averaged weights in full precision, written where those for evaluators are rounded."""
+OBJECT_TENSORS = "state/others.safetensors"
+"""Tensors of all other objects of the train state, such as schedules."""
 
 TREES = "state/trees.json"
-"""What stands in the manifest's `loop` under NAMES_OF_TREES, where that is large."""
+"""JSON file with the `loop` entries under NAMES_OF_TREES, written where they are too large for the manifest."""
 
 AVERAGED = "averaged"
-"""In the manifest's `loop`: the weights for evaluators are an average over steps."""
-OTHER_STATES = "others"
-"""In the manifest's `loop`: the state of everything else, as JSON and names of tensors."""
+"""Key in the manifest's `loop`: whether the weights for evaluators are an average over steps."""
+OBJECT_STATES = "others"
+"""Key in the manifest's `loop`: the state of all other objects, as JSON and names of tensors."""
 OPTIMIZERS = "optimizers"
-"""In the manifest's `loop`: for each optimizer the parameters of its groups, and what of its state is no tensor."""
+"""Key in the manifest's `loop`: the parameters of each optimizer's groups, and the entries of its state that are not
+tensors."""
 EXTRA = "extra"
-"""In the manifest's `loop`: what modules keep beside tensors."""
+"""Key in the manifest's `loop`: the extra state of modules (`get_extra_state`)."""
 REQUIRES_GRAD = "requiresGrad"
 """Key in the manifest's `loop`: `requires_grad` of the parameters that the script has changed since its start."""
-NAMES_OF_TREES = (OTHER_STATES, OPTIMIZERS, EXTRA)
+NAMES_OF_TREES = (OBJECT_STATES, OPTIMIZERS, EXTRA)

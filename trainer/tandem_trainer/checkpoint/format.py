@@ -17,9 +17,9 @@ from torch import Tensor
 from tandem.rundir.checkpoint import Broken
 
 ALIGNMENT = 64
-"""Of the first tensor; wide types come first, so that each tensor is aligned to its own size."""
+"""Alignment of the first tensor, in bytes. Wide types come first, so each tensor is aligned to its own element size."""
 MAX_HEADER_BYTES = 100_000_000
-"""The library's own limit."""
+"""Limit of the safetensors library for the header, in bytes."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -50,7 +50,7 @@ def ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:
-    """What stands before the bytes of the tensors.
+    """Serialize the length and the JSON header that precede the tensors' bytes.
 
     Raises:
         TypeError: a tensor has a type that the format does not know.
@@ -73,10 +73,10 @@ def header(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def parse(content: memoryview) -> dict[str, Tensor]:
-    """The tensors of a file, as views of its content.
+    """Parse a file into tensors that are views of its content.
 
     Raises:
-        Broken: it is not such a file.
+        Broken: the content is not a safetensors file.
     """
     try:
         (length,) = _LENGTH.unpack_from(content)
@@ -100,6 +100,6 @@ def _tensor(data: memoryview, entry: dict[str, Any]) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     place = data[start:end]
     if start % dtype.itemsize:
-        # Other writers may align less than ours.
+        # Files of other writers may be aligned less strictly, and `frombuffer` needs aligned memory.
         place = memoryview(bytearray(place))
     return torch.frombuffer(place, dtype=dtype).reshape(shape)

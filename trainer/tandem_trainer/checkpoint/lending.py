@@ -1,16 +1,16 @@
-"""The weights of one checkpoint, read and verified once for all evaluators of a node, in shared memory.
+"""Weights of one checkpoint, read and verified once for all evaluators of a node, in shared memory.
 
-Evaluators start, stop and choose what to do each for itself, so they cannot divide the reading as the ranks of a group
-do (checkpoint.node_memory). But the shards of one checkpoint are evaluated at the same time. So the first
-that wants its weights becomes their *lender*: it takes a name in the abstract socket namespace that follows from the
-checkpoint, reads and checks, seals the memory against every change, and hands its descriptor to all who ask under that
-name. Who comes while it reads, waits. When the lender goes on to another checkpoint it gives the name up; the memory
-stays for those that have it.
+Evaluators start, stop and choose their work independently, so they cannot divide the reading as the ranks of a group do
+(checkpoint.node_memory). But the shards of one checkpoint are evaluated at the same time. So the first evaluator that
+needs its weights becomes their *lender*: it binds a name in the abstract socket namespace that is derived from the
+checkpoint, reads and checks the weights, seals the memory against every change, and sends its descriptor to every
+process that connects to this name. Processes that connect while it reads wait. When the lender moves on to another
+checkpoint it gives up the name; the memory stays with the processes that have it.
 
-What is borrowed is mapped privately: a model that changes its weights changes its own copy of these pages alone.
+Borrowed memory is mapped privately: a model that changes its weights changes only its own copy of these pages.
 
-Where there is no memfd, or the sockets of one container are not those of another, everybody reads for itself. Rejected:
-a process of the node that lends (one more thing to start, watch and end), mapping the file (docs/decisions/0018).
+Where there is no memfd, or containers do not share a socket namespace, every evaluator reads for itself. Rejected: a
+lending process for each node (one more process to start, watch and end), mapping the file (docs/decisions/0018).
 """
 
 import fcntl
@@ -25,35 +25,35 @@ from pathlib import Path
 from torch import Tensor
 
 from tandem.rundir.checkpoint import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
+from tandem_trainer.agent.warm.forkserver import user_of
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.node_memory import node_of_this_process
 from tandem_trainer.checkpoint.reader import read_weights
-from tandem_trainer.warm.forkserver import user_of
 
 PATIENCE_SECONDS = 300.0
-"""How long a borrower waits for a lender that reads, before it reads for itself."""
-TRIES = 3
-"""Lenders that end while they read, after which a borrower reads for itself."""
+"""Timeout of a borrower for a lender that reads, in seconds; then it reads for itself."""
+MAX_ATTEMPTS = 3
+"""Number of lenders that may end while they read before a borrower reads for itself."""
 BACKLOG = 256
 
 
 class Library:
-    """What one evaluator reads and lends. Not thread-safe."""
+    """Weights that one evaluator reads and lends. Not thread-safe."""
 
     def __init__(self) -> None:
         self._lender: _Lender | None = None
 
     def weights(self, folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-        """The weights of a checkpoint that are evaluated, on the CPU; those asked for before are not lent any more.
+        """Return the weights for evaluators of a checkpoint, on the CPU; those of the last call are not lent any more.
 
         Raises:
             FileNotFoundError: the checkpoint is gone.
             Broken: it is damaged.
         """
-        name = _name(folder, manifest)
+        name = _lending_name(folder, manifest)
         if self._lender is None or self._lender.name != name:
             self.close()
-            content = self._found(name, folder, manifest.entry(WEIGHTS)) if name else None
+            content = self._obtain(name, folder, manifest.entry(WEIGHTS)) if name else None
             if content is None:
                 return read_weights(folder, manifest)
         else:
@@ -64,25 +64,27 @@ class Library:
             raise Broken(f"{manifest.name}/{WEIGHTS}: {error}") from error
 
     def close(self) -> None:
-        """Lend nothing any more."""
+        """Stop lending."""
         if self._lender is not None:
             self._lender.close()
             self._lender = None
 
-    def _found(self, name: str, folder: Path, entry: FileEntry) -> memoryview | None:
-        """The verified content, our own or borrowed; None if neither came about."""
-        for _ in range(TRIES):
+    def _obtain(self, name: str, folder: Path, entry: FileEntry) -> memoryview | None:
+        """Return the verified content, read here or borrowed; None if neither succeeded."""
+        for _ in range(MAX_ATTEMPTS):
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
+                # Binding decides who lends: the kernel gives the name to one process only.
                 listener.bind("\0" + name)
             except OSError:
                 listener.close()
-                if (descriptor := _borrowed(name)) is not None:
-                    return _mapped(descriptor, entry.size)
+                if (descriptor := _borrow(name)) is not None:
+                    return _map(descriptor, entry.size)
                 continue
+            # Listen before the read: borrowers that connect meanwhile wait in the backlog.
             listener.listen(BACKLOG)
             try:
-                descriptor = _filled(folder, entry)
+                descriptor = _read_sealed(folder, entry)
             except BaseException:
                 listener.close()
                 raise
@@ -92,7 +94,7 @@ class Library:
 
 
 class _Lender:
-    """Hands a descriptor to everybody of the same user who asks under a name."""
+    """Sends a descriptor to every process of the same user that connects to a name."""
 
     def __init__(self, name: str, listener: socket.socket, descriptor: int, size: int) -> None:
         self.name, self._listener, self._descriptor, self._size = name, listener, descriptor, size
@@ -100,7 +102,7 @@ class _Lender:
         self._thread.start()
 
     def content(self) -> memoryview:
-        return _mapped(os.dup(self._descriptor), self._size)
+        return _map(os.dup(self._descriptor), self._size)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -116,12 +118,14 @@ class _Lender:
             except OSError:
                 return
             with borrower, suppress(OSError):
+                # The abstract namespace has no permissions, so the other side's user is checked.
                 if user_of(borrower) == os.getuid():
                     socket.send_fds(borrower, [b"!"], [self._descriptor])
 
 
-def _borrowed(name: str) -> int | None:
-    """A lender's descriptor, once it has read; None if it ended before, is no one of ours, or takes too long."""
+def _borrow(name: str) -> int | None:
+    """Return the lender's descriptor, once it has read; None if it ended, is another user's process, or takes too
+    long."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as lender:
         lender.settimeout(PATIENCE_SECONDS)
         try:
@@ -134,8 +138,8 @@ def _borrowed(name: str) -> int | None:
     return descriptors[0] if descriptors else None
 
 
-def _filled(folder: Path, entry: FileEntry) -> int:
-    """Memory with the verified content of a file, sealed.
+def _read_sealed(folder: Path, entry: FileEntry) -> int:
+    """Create sealed memory with the verified content of a file.
 
     Raises:
         FileNotFoundError, Broken, OSError: as verified_bytes.
@@ -153,18 +157,18 @@ def _filled(folder: Path, entry: FileEntry) -> int:
     return descriptor
 
 
-def _mapped(descriptor: int, size: int) -> memoryview:
-    """The memory behind a descriptor, which is closed; changes to it are this process's own."""
+def _map(descriptor: int, size: int) -> memoryview:
+    """Map the memory behind a descriptor, privately, and close the descriptor."""
     try:
         return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
     finally:
         os.close(descriptor)
 
 
-def _name(folder: Path, manifest: Manifest) -> str:
-    """What a checkpoint is lent under on this node; empty where nothing can be lent."""
+def _lending_name(folder: Path, manifest: Manifest) -> str:
+    """Return the name under which a checkpoint is lent on this node; empty where lending is not possible."""
     node = node_of_this_process()
     if not node or not hasattr(os, "memfd_create") or not hasattr(fcntl, "F_ADD_SEALS"):
         return ""
-    told = f"{node}\n{folder.resolve()}\n{manifest.digest}"
-    return f"tandem-weights-{hashlib.sha256(told.encode()).hexdigest()}"
+    identity = f"{node}\n{folder.resolve()}\n{manifest.digest}"
+    return f"tandem-weights-{hashlib.sha256(identity.encode()).hexdigest()}"

@@ -13,8 +13,8 @@ from tandem_trainer.checkpoint.file_names import (
     AVERAGED,
     FULL_WEIGHTS,
     NAMES_OF_TREES,
+    OBJECT_TENSORS,
     OPTIMIZER,
-    OTHERS,
     TREES,
 )
 from tandem_trainer.checkpoint.format import parse
@@ -22,11 +22,11 @@ from tandem_trainer.checkpoint.node_memory import FileMemory
 from tandem_trainer.checkpoint.train_state import Contents
 
 FileBytes = Callable[[str], memoryview]
-"""The content of a file of the checkpoint, verified."""
+"""Function that returns the verified content of a file of the checkpoint."""
 
 
 def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The weights that are evaluated and exported, a state_dict on the CPU.
+    """Read the weights that are evaluated and exported, as a state_dict on the CPU.
 
     Raises:
         FileNotFoundError: the checkpoint is gone.
@@ -36,29 +36,29 @@ def read_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def read_full_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The same weights in full precision. Raises as read_weights does."""
+    """Read the weights that are evaluated in full precision. Raises as read_weights does."""
     return _full_weights(manifest, _from_disk(folder, manifest))
 
 
 def read_contents(folder: Path, manifest: Manifest) -> Contents:
-    """Everything that a run resumes, in this process's own memory. Raises as read_weights does."""
+    """Read the complete train state into this process's own memory. Raises as read_weights does."""
     return _contents(manifest, _from_disk(folder, manifest))
 
 
 def contents_in(memory: FileMemory, manifest: Manifest) -> Contents:
-    """Everything that a run resumes, out of memory that holds the files.
+    """Build the complete train state from memory that holds the files.
 
     Raises:
-        Broken: they are no files of tensors.
+        Broken: a file is not a safetensors file, or its trees are not valid JSON.
     """
-    return _contents(manifest, memory.file, let_go=memory.let_go)
+    return _contents(manifest, memory.file, release=memory.release)
 
 
 def _contents(manifest: Manifest, file: FileBytes, **more: Any) -> Contents:
     return Contents(
         weights=_trained_weights(manifest, file),
         optimizer=_tensors(manifest, file, OPTIMIZER),
-        others=_tensors(manifest, file, OTHERS) if OTHERS in _listed(manifest) else {},
+        others=_tensors(manifest, file, OBJECT_TENSORS) if OBJECT_TENSORS in _file_paths(manifest) else {},
         average=_full_weights(manifest, file) if manifest.loop.get(AVERAGED) else None,
         loop=manifest.loop | _trees(manifest, file),
         **more,
@@ -67,20 +67,20 @@ def _contents(manifest: Manifest, file: FileBytes, **more: Any) -> Contents:
 
 def _full_weights(manifest: Manifest, file: FileBytes) -> dict[str, Tensor]:
     if manifest.loop.get(AVERAGED):
-        return _tensors(manifest, file, AVERAGE if AVERAGE in _listed(manifest) else WEIGHTS)
+        return _tensors(manifest, file, AVERAGE if AVERAGE in _file_paths(manifest) else WEIGHTS)
     return _trained_weights(manifest, file)
 
 
 def _trained_weights(manifest: Manifest, file: FileBytes) -> dict[str, Tensor]:
-    return _tensors(manifest, file, FULL_WEIGHTS if FULL_WEIGHTS in _listed(manifest) else WEIGHTS)
+    return _tensors(manifest, file, FULL_WEIGHTS if FULL_WEIGHTS in _file_paths(manifest) else WEIGHTS)
 
 
-def _listed(manifest: Manifest) -> set[str]:
+def _file_paths(manifest: Manifest) -> set[str]:
     return {entry.path for entry in manifest.files}
 
 
 def _trees(manifest: Manifest, file: FileBytes) -> dict[str, Any]:
-    if TREES not in _listed(manifest):
+    if TREES not in _file_paths(manifest):
         return {}
     try:
         trees = json.loads(bytes(file(TREES)))

@@ -1,21 +1,22 @@
 """Compares the weights and moments of replicas while they train.
 
 A start compares all of the state (tandem_trainer.checkpoint.restoring), which takes a pass over it. Before each save,
-and after the first step of a generation, the ranks compare a sample: of weights that learn, of moments, of frozen
-weights and of averages a window of up to MAX_TENSORS each, others each time. Gradients that are not averaged change all
-weights, so they show at once; one wrong weight shows when its turn comes.
+and after the first step of a generation, the ranks compare a sample: windows of up to MAX_TENSORS tensors of each kind
+(weights that learn, moments, frozen weights, averages), different ones each time. Gradients that are not averaged
+change all weights, so they show at once; a single wrong weight shows when its turn comes.
 
-What is whole is compared by all ranks, and what is split by those that hold the same part: under hybrid sharding and in
-several pipelines there are such ranks, and where every rank holds another part nothing is compared.
+Tensors that every rank holds in full are compared by all ranks, split tensors by the ranks that hold the same part:
+under hybrid sharding and in several pipelines there are such ranks, and where every rank holds another part nothing is
+compared.
 
-Each rank has running statistics of its own, and a script's buffers are its own business: a save gives all ranks those
-of rank 0.
+Each rank has running statistics of its own, and a script may use buffers as it likes: a save copies those of rank 0 to
+all ranks.
 
 Ranks on different hardware may round differently, and nothing brings their weights together again. So a difference
-within rounding is a warning.
+within rounding is only a warning.
 
-Rejected: norms of gradients (what is averaged has the same bits on all ranks, what is not shows in weights and moments
-after the step, and a norm costs a pass over all gradients in each step).
+Rejected: norms of gradients (averaged gradients are identical on all ranks to the bit, others show in weights and
+moments after the step, and a norm costs a pass over all gradients in each step).
 """
 
 import logging
@@ -29,18 +30,18 @@ import torch
 import xxhash
 from torch import Tensor
 
-from tandem_trainer.agreement import ranks_of, unusual
+from tandem_trainer.agreement import deviating_ranks, ranks_of
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
-from tandem_trainer.checkpoint.sharding import here, place_of
+from tandem_trainer.checkpoint.sharding import place_of, to_local
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 
 log = logging.getLogger(__name__)
 
 MAX_TENSORS = 64
-"""Tensors of a sample, of each kind: more cost more than they show."""
+"""Maximum number of tensors in a sample, for each kind; more would cost more than they show."""
 WINDOW = 2**14
-"""Elements of each."""
+"""Elements that are compared of each tensor."""
 ROUNDING = 1e-4
 """Relative difference of a window (its norm over that of rank 0) that counts as rounding. A hundred thousand steps that
 round differently come to 2e-5, and the first step of a fine-tuning with a learning rate of 1e-5 whose gradients are not
@@ -49,69 +50,70 @@ EPSILONS = 4
 """Rounding errors of the weights' dtype that are allowed, where that is more than ROUNDING."""
 
 
-WHOLE, PARTS = "whole", "parts"
-"""What every rank holds all of, and what only some ranks hold the same part of."""
+FULL, PARTS = "whole", "parts"
+"""Tensors that every rank holds in full, and tensors of which several ranks hold the same part."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Windows of tensors."""
+    """Windows of tensors that are compared together."""
 
     windows: Mapping[tuple[str, str], Tensor]
-    """By kind and name, [elements] each, on the device."""
+    """Windows by kind and name, [elements] each, on the device."""
 
     @cached_property
     def content(self) -> Tensor:
-        """All of them, [bytes], uint8, on the CPU."""
-        found = [one.view(torch.uint8).cpu() for one in self.windows.values()]
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.uint8)
+        """Content of all windows, [bytes], uint8, on the CPU."""
+        contents = [window.view(torch.uint8).cpu() for window in self.windows.values()]
+        return torch.cat(contents) if contents else torch.empty(0, dtype=torch.uint8)
 
     @cached_property
     def layout(self) -> str:
-        """A digest of what the windows are, without their values."""
-        return _digest_of([(*key, str(one.dtype), len(one)) for key, one in self.windows.items()])
+        """Digest of the windows' names, dtypes and lengths, without their values."""
+        return _digest_of([(*key, str(window.dtype), len(window)) for key, window in self.windows.items()])
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the values."""
+        """Digest of the values."""
         return xxhash.xxh3_64_hexdigest(self.content.numpy().data)
 
-    def apart_from(self, reference: Tensor) -> list[tuple[str, str]]:
-        """Windows that differ by more than rounding from others of the same layout.
+    def beyond_rounding(self, reference: Tensor) -> list[tuple[str, str]]:
+        """Return the windows that differ by more than rounding from others of the same layout.
 
         Args:
-            reference: their content.
+            reference: content of the other windows.
         """
-        found, start = [], 0
-        for key, one in self.windows.items():
-            end = start + one.nbytes
-            # Copies, for not every type may begin at any byte.
-            own, first = (part[start:end].clone().view(one.dtype) for part in (self.content, reference))
+        differing, start = [], 0
+        for key, window in self.windows.items():
+            end = start + window.nbytes
+            # Cloned, because not every dtype may be viewed at any byte offset.
+            own, first = (part[start:end].clone().view(window.dtype) for part in (self.content, reference))
             if _differ(own, first):
-                found.append(key)
+                differing.append(key)
             start = end
-        return found
+        return differing
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """Ranks that should hold the same, and do not."""
+    """Ranks that should hold the same values, and do not."""
 
-    what: str
-    """WHOLE or PARTS."""
+    split: str
+    """FULL or PARTS."""
     ranks: Sequence[int]
-    """All of them."""
+    """All ranks of the comparison."""
     strange: Sequence[int]
-    """Those that hold something else than most of them."""
+    """Ranks that differ from most of them."""
 
 
 class Replicas:
-    """The tensors of this rank, to be compared with those of the others.
+    """Compares the tensors of this rank with those of the others.
 
     Args:
-        tensors: those that are the same on all ranks that hold the same part of them, by kind and name. Kinds and names
-            of those that are whole are the same on every rank.
-        mistake: what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known.
+        tensors: returns the tensors that are equal on all ranks that hold the same part of them, by kind and name.
+            Kinds and names of full tensors are the same on every rank.
+        mistake: returns the mistake in the script that keeps gradients from being averaged, as a sentence; empty if
+            none is known.
     """
 
     def __init__(
@@ -119,110 +121,120 @@ class Replicas:
     ) -> None:
         self._group, self._tensors, self._mistake = group, tensors, mistake
         self._places: Counter[tuple[str, str]] = Counter()
-        """By what it is and kind the index of the next tensor to compare; it keeps counting after a pass over all."""
+        """Index of the next tensor to compare, by split and kind; it keeps counting after all tensors have had their
+        turn."""
         self._has_copies = True
-        """Whether any other rank holds the same parts as another one."""
+        """Whether any two ranks hold the same parts."""
         self._has_warned = False
 
     def compare(self, step: int) -> None:
-        """See that the ranks hold the same. Collective.
+        """Compare the next sample on all ranks. Collective.
 
         Args:
             step: steps completed.
 
         Raises:
-            ReplicasDiffer: they do not.
-            ConfigurationError: they do not, because of a mistake in the script.
+            ReplicasDiffer: the ranks differ.
+            ConfigurationError: they differ because of a mistake in the script.
         """
         if self._group.world_size == 1:
             return
+        # Only digests are gathered; values are sent only where they differ.
         samples, place = self._samples()
         views = self._group.gather(
-            {what: [one.layout, one.digest, len(one.content)] for what, one in samples.items()}
+            {split: [sample.layout, sample.digest, len(sample.content)] for split, sample in samples.items()}
             | {"place": place, "mistake": self._mistake()}
         )
         self._has_copies = len({view["place"] for view in views}) < len(views)
         differences = _differences(views)
         if not differences:
             return
-        who = ranks_of(sorted({rank for one in differences for rank in one.strange}))
-        for one in differences:
-            if len({views[rank][one.what][0] for rank in one.ranks}) > 1:
+        strange_ranks = ranks_of(sorted({rank for difference in differences for rank in difference.strange}))
+        for difference in differences:
+            if len({views[rank][difference.split][0] for rank in difference.ranks}) > 1:
                 raise ReplicasDiffer(
-                    f"after step {step:,} {ranks_of(one.strange)} held other tensors than the other ranks: of other "
-                    "names, types or shapes. All ranks must train the same model with the same optimizer"
+                    f"after step {step:,} {ranks_of(difference.strange)} held other tensors than the other ranks: of "
+                    "other names, types or shapes. All ranks must train the same model with the same optimizer"
                 )
-        if not (apart := self._apart(samples, differences, views)):
+        if not (differing := self._beyond_rounding(samples, differences, views)):
             if not self._has_warned and self._group.rank == 0:
-                log.warning("step=%d the weights of %s differ by rounding from those of the others", step, who)
+                log.warning(
+                    "step=%d the weights of %s differ by rounding from those of the others", step, strange_ranks
+                )
             self._has_warned = True
             return
-        kind, name = apart[0]
-        who = f"after step {step:,} {who} held other {kind} than the other ranks"
+        kind, name = differing[0]
+        finding = f"after step {step:,} {strange_ranks} held other {kind} than the other ranks"
         if mistake := next((view["mistake"] for view in views if view["mistake"]), ""):
-            raise ConfigurationError(f"{who}: {mistake}")
-        count = sum(len(one.windows) for one in samples.values())
+            raise ConfigurationError(f"{finding}: {mistake}")
+        count = sum(len(sample.windows) for sample in samples.values())
         raise ReplicasDiffer(
-            f"{who}: {len(apart)} of {count} tensors that were compared, the first {name}. Gradients of what learns "
-            "are averaged where the script calls what session.distribute has returned; nothing else may change "
+            f"{finding}: {len(differing)} of {count} tensors that were compared, the first {name}. Gradients of what "
+            "learns are averaged where the script calls what session.distribute has returned; nothing else may change "
             "weights, such as Embedding(max_norm=…), and weights that are averaged now and then (local SGD) are none "
             "that a checkpoint of all ranks can hold"
         )
 
     def _samples(self) -> tuple[dict[str, _Sample], str]:
-        """The next windows of what is whole and of what is split, and which parts this rank holds."""
-        found: dict[str, dict[tuple[str, str], Tensor]] = {WHOLE: {}, PARTS: {}}
+        """Take the next windows of full tensors and of split ones, and a digest of the parts that this rank holds."""
+        windows: dict[str, dict[tuple[str, str], Tensor]] = {FULL: {}, PARTS: {}}
         places = []
         for kind, tensors in self._tensors().items():
-            sides: dict[str, list[tuple[str, Tensor]]] = {WHOLE: [], PARTS: []}
-            for name, one in tensors.items():
-                place = place_of(one)
-                sides[PARTS if place else WHOLE].append((name, here(one)))
+            sides: dict[str, list[tuple[str, Tensor]]] = {FULL: [], PARTS: []}
+            for name, tensor in tensors.items():
+                place = place_of(tensor)
+                sides[PARTS if place else FULL].append((name, to_local(tensor)))
                 if place:
                     places.append((kind, name, place))
-            for what, some in sides.items():
-                if what == WHOLE or self._has_copies:
-                    found[what] |= self._windows(what, kind, [(name, one) for name, one in some if one.numel()])
-        return {what: _Sample(windows) for what, windows in found.items()}, _digest_of(places)
+            for split, named_tensors in sides.items():
+                if split == FULL or self._has_copies:
+                    windows[split] |= self._windows(
+                        split, kind, [(name, tensor) for name, tensor in named_tensors if tensor.numel()]
+                    )
+        return {split: _Sample(chosen) for split, chosen in windows.items()}, _digest_of(places)
 
-    def _windows(self, what: str, kind: str, some: Sequence[tuple[str, Tensor]]) -> dict[tuple[str, str], Tensor]:
-        first = self._places[what, kind]
-        self._places[what, kind] = end = first + min(MAX_TENSORS, len(some))
-        found = {}
+    def _windows(
+        self, split: str, kind: str, named_tensors: Sequence[tuple[str, Tensor]]
+    ) -> dict[tuple[str, str], Tensor]:
+        first = self._places[split, kind]
+        self._places[split, kind] = end = first + min(MAX_TENSORS, len(named_tensors))
+        windows = {}
         for place in range(first, end):
-            turn, number = divmod(place, len(some))
-            name, one = some[number]
-            windows = -(-one.numel() // WINDOW)
-            begin = turn % windows * WINDOW
-            found[kind, name] = one.contiguous().reshape(-1)[begin : begin + WINDOW]
-        return found
+            turn, number = divmod(place, len(named_tensors))
+            name, tensor = named_tensors[number]
+            positions = -(-tensor.numel() // WINDOW)
+            begin = turn % positions * WINDOW
+            windows[kind, name] = tensor.contiguous().reshape(-1)[begin : begin + WINDOW]
+        return windows
 
-    def _apart(
+    def _beyond_rounding(
         self, samples: Mapping[str, _Sample], differences: Sequence[_Difference], views: Sequence[Mapping[str, Any]]
     ) -> list[tuple[str, str]]:
-        """Kinds and names of the tensors that differ on any rank from those of the first rank that holds the same by
-        more than rounding. Collective."""
-        mine: list[tuple[str, str]] = []
-        for one in differences:
-            first, is_here = one.ranks[0], self._group.rank in one.ranks
-            content = samples[one.what].content
-            reference = content.clone() if is_here else torch.empty(views[first][one.what][2], dtype=torch.uint8)
+        """Return kinds and names of the tensors that differ by more than rounding on any rank from those of the first
+        rank that holds the same part. Collective."""
+        local: list[tuple[str, str]] = []
+        for difference in differences:
+            first, is_here = difference.ranks[0], self._group.rank in difference.ranks
+            content = samples[difference.split].content
+            reference = (
+                content.clone() if is_here else torch.empty(views[first][difference.split][2], dtype=torch.uint8)
+            )
             self._group.copy_from(first, [reference])
-            mine += samples[one.what].apart_from(reference) if is_here else []
+            local += samples[difference.split].beyond_rounding(reference) if is_here else []
         return list(
-            dict.fromkeys((kind, name) for view in self._group.gather({"apart": mine}) for kind, name in view["apart"])
+            dict.fromkeys((kind, name) for view in self._group.gather({"apart": local}) for kind, name in view["apart"])
         )
 
 
 def _differences(views: Sequence[Mapping[str, Any]]) -> list[_Difference]:
-    found = []
-    for what in (WHOLE, PARTS):
-        places = [view["place"] if what == PARTS else "" for view in views]
+    differences = []
+    for split in (FULL, PARTS):
+        places = [view["place"] if split == PARTS else "" for view in views]
         for place in dict.fromkeys(places):
             ranks = [rank for rank, its in enumerate(places) if its == place]
-            if strange := unusual([views[rank][what] for rank in ranks]):
-                found.append(_Difference(what, ranks, [ranks[number] for number in strange]))
-    return found
+            if strange := deviating_ranks([views[rank][split] for rank in ranks]):
+                differences.append(_Difference(split, ranks, [ranks[number] for number in strange]))
+    return differences
 
 
 def _digest_of(facts: list[Any]) -> str:
@@ -234,6 +246,6 @@ def _differ(own: Tensor, first: Tensor) -> bool:
         return not torch.equal(own, first)
     allowed = max(ROUNDING, EPSILONS * torch.finfo(own.dtype).eps)
     precise = torch.complex128 if own.is_complex() else torch.float64
-    distance, norm = (torch.linalg.vector_norm(one.to(precise)) for one in (own - first, first))
-    # What is not finite is not compared: the loss will tell.
+    distance, norm = (torch.linalg.vector_norm(values.to(precise)) for values in (own - first, first))
+    # Comparisons with NaN are false: values that are not finite show in the loss.
     return bool(distance > allowed * norm)

@@ -1,31 +1,31 @@
 """Restores a generation from the newest checkpoint that counts, or starts from the beginning if there never was one.
 
-Two phases, and an agreement between them. First rank 0 proposes, newest first; the ranks of each node read and check
-every byte together (checkpoint.node_memory), and each compares what it read with what is to take it. Nothing
-has been changed by then. Only when all have agreed is the state put in place; what fails there ends the process, so
-that nothing goes on half loaded. After it all ranks compare a digest of what they hold
-(tandem_trainer.checkpoint.restoring).
+Restoring has two phases, with an agreement in between. First rank 0 proposes checkpoints, newest first; the ranks of
+each node read and check every byte together (checkpoint.node_memory), and each rank compares what it read with its live
+objects. Nothing has been changed by then. Only when all ranks agree is the state loaded; an error in loading ends the
+process, so that nothing continues half loaded. Afterwards all ranks compare a digest of what they hold (`compare`).
 
-What is wrong decides what happens, because an older checkpoint cuts the newer ones off for good:
+The kind of problem decides what happens, because resuming from an older checkpoint discards the newer ones for good:
 
-- Damaged, and rank 0 finds it damaged as well: set aside as `.bad` with the reason, and the one before is proposed.
+- Damaged, and rank 0 finds it damaged as well: it is set aside as `.bad` with the reason, and the one before is
+  proposed.
 - Damaged for one rank alone: that machine is at fault. Its rank fails, and nothing is set aside.
-- Gone, because retention of an older generation deleted it: passed over.
-- Sound, and it does not fit the script: the job has failed, with a sentence that says in what they differ.
-- Not to be read now: the rank fails.
-- None is left of those there were: the job has failed. To begin anew is for the user to say.
+- Gone, because retention of an older generation deleted it: the one before is proposed.
+- Intact, but it does not match the script: the job fails, with a message that names the differences.
+- Unreadable at the moment: the rank fails.
+- None is left although there were some: the job fails. Only the user may decide to start over.
 
-Then rank 0 records where the generation starts, before its first step, which is what fences the generations before it
-(see tandem.rundir.lineage). Until then an older generation may still save, and let retention delete what was read here:
+Then rank 0 records where the generation starts, before its first step, which fences the generations before it (see
+tandem.rundir.lineage). Until then an older generation may still save, and its retention may delete what was read here;
 so rank 0 holds a lease.
 
-Nothing in torch compares replicas. One that differs, because its memory is at fault or because something was loaded in
-half, goes on with the others for ever, and what it saves is a part of every checkpoint. So the ranks compare a digest
+Nothing in torch compares replicas. A replica that differs, because its memory is faulty or because something was loaded
+only in part, continues with the others, and its state becomes part of every checkpoint. So the ranks compare a digest
 whenever a group starts, from a checkpoint or from the beginning. It costs a pass over the state (docs/checkpoints.md
 has the figures).
 
-On a CPU it is XXH3 of the bytes. On other devices it is computed there, as a sum of words with odd weights by place,
-modulo 2^64: every single word that differs changes it.
+On a CPU the digest is XXH3 of the bytes. On other devices it is computed there, as a sum of words with odd weights by
+position, modulo 2^64: any single word that differs changes it.
 """
 
 import ctypes
@@ -46,53 +46,54 @@ from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
-from tandem_trainer.checkpoint.sharding import here, is_shared, place_of
-from tandem_trainer.checkpoint.state import DoesNotFit
+from tandem_trainer.checkpoint.sharding import is_shared, place_of, to_local
+from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group, PeerFault
 
 LEASE_SECONDS = 3600.0
-"""A large checkpoint may take long to read; a start that dies keeps retention from one checkpoint for so long."""
+"""Lifetime of a lease, in seconds. A large checkpoint may take long to read; a start that dies protects its checkpoint
+from retention for this long."""
 
 Verdict = dict[str, Any]
-"""What a rank says of a checkpoint, as JSON: nothing, if it can be used."""
+"""A rank's verdict on a checkpoint, as JSON; empty if it can be used."""
 
 
-class NothingSound(ConfigurationError):  # noqa: N818 - it is what is the case
-    """There are checkpoints, and none of them can be used."""
+class NoUsableCheckpoint(ConfigurationError):  # noqa: N818 - it is what is the case
+    """There are checkpoints, but none of them can be used."""
 
     reason = "CheckpointsDamaged"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A whole checkpoint in memory."""
+    """A complete checkpoint in memory."""
 
     manifest: Manifest
-    """What it is."""
+    """Manifest of the checkpoint."""
     contents: Contents
-    """What a run resumes."""
+    """State that a run resumes from."""
 
 
 @dataclass
 class Restored:
-    """What was found."""
+    """Outcome of a restore."""
 
     loaded: Loaded | None = None
-    """The checkpoint taken; None: start from the beginning."""
+    """The checkpoint to resume from; None to start from the beginning."""
     passed_over: dict[str, str] = field(default_factory=dict)
-    """Checkpoints that could not be used, each with a sentence that says why."""
+    """Reason for each checkpoint that could not be used, by name."""
     lease: Lease | None = None
-    """Keeps the checkpoint taken from being deleted; to be released once the generation's record is written."""
+    """Lease that protects the checkpoint from deletion; release it once the generation's record is written."""
     memory: FileMemory | None = None
-    """Holds what was read."""
+    """Memory that holds what was read."""
 
     def release(self) -> None:
-        """Give lease and memory back; what was read is nobody's to use any more."""
+        """Release lease and memory; what was read must not be used afterwards."""
         if self.lease is not None:
-            with suppress(OSError):  # it runs out by itself
+            with suppress(OSError):  # the lease expires by itself
                 self.lease.release()
         if self.memory is not None:
             self.memory.close()
@@ -100,79 +101,86 @@ class Restored:
 
 
 def restore(rundir: RunDir, group: Group, check: Callable[[Loaded], None]) -> Restored:
-    """Find, read and check the checkpoint to start from; it is the caller's to put in place. Collective.
+    """Find, read and check the checkpoint to start from, without loading it. Collective.
 
     Args:
-        check: compares a checkpoint with what is to take it, and changes nothing; raises ConfigurationError if they do
-            not belong together, Broken if the checkpoint does not fit together in itself.
+        check: compares a checkpoint with the live objects, without changing them; raises ConfigurationError if they do
+            not match, Broken if the checkpoint is inconsistent.
 
     Raises:
-        ConfigurationError: it does not fit, or is of another version of Tandem.
-        NothingSound: there are checkpoints, and none can be used.
-        OSError: the disk, or this machine, does not give what the disk holds. Not taken for a broken checkpoint: to
-            start from an older one, or from the beginning, would cut the newer ones off for good.
-        PeerFault: that is so for another rank.
+        ConfigurationError: the checkpoint does not match, or is of another version of Tandem.
+        NoUsableCheckpoint: there are checkpoints, but none can be used.
+        OSError: the disk, or this machine, does not return what the disk holds. Not treated as a damaged checkpoint:
+            starting from an older one, or from the beginning, would discard the newer ones for good.
+        PeerFault: another rank has such an error.
     """
     result = Restored()
-    while told := group.tell(_proposal(rundir, group, result)):
-        if "problem" in told:
-            raise (ConfigurationError if "format" in told else NothingSound)(told["problem"])
-        manifest = Manifest.parse(told["manifest"])
+    while proposal := group.tell(_proposal(rundir, group, result)):
+        if "problem" in proposal:
+            raise (ConfigurationError if "format" in proposal else NoUsableCheckpoint)(proposal["problem"])
+        manifest = Manifest.parse(proposal["manifest"])
+        # Phase one: read and check. No live object is changed until all ranks agree.
         result.memory = shared_memory_of(group, manifest.files)
-        # Only when all have filled their parts of the memory is there anything to look at in it.
-        verdicts = group.gather(_filled(rundir, result.memory, manifest))
+        # The memory is complete only after this collective: each rank fills its part.
+        verdicts = group.gather(_fill(rundir, result.memory, manifest))
         loaded, fault = None, None
         if not any(verdicts):
-            loaded, fault = _checked(check, result.memory, manifest)
+            loaded, fault = _check(check, result.memory, manifest)
+            # A second collective, because a checkpoint can only be compared once it was read completely.
             verdicts = group.gather(_verdict(fault))
         if not any(verdicts):
             result.loaded = loaded
             return result
-        seen = group.tell(_seen_by_first(rundir, manifest, verdicts) if group.rank == 0 else {})
-        if not seen:
+        # Rank 0 alone decides whether the checkpoint is damaged or gone: an older one may only be taken if rank 0 sees
+        # the problem, too.
+        finding = group.tell(_recheck_on_first(rundir, manifest, verdicts) if group.rank == 0 else {})
+        if not finding:
+            # The script does not match, or single machines fail to read it: an older checkpoint would not help.
             raise _error(group, verdicts, fault)
         result.release()
-        result.passed_over[manifest.name] = why = str(seen.get("broken") or seen["vanished"])
-        if "broken" in seen and group.rank == 0:
-            rundir.set_aside(manifest.name, why=why)
+        result.passed_over[manifest.name] = reason = str(finding.get("broken") or finding["vanished"])
+        # A damaged checkpoint is set aside, so that later starts need not read it; a deleted one is just passed over.
+        if "broken" in finding and group.rank == 0:
+            rundir.set_aside(manifest.name, why=reason)
     return result
 
 
 def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
-    """The newest checkpoint that has not been passed over, as rank 0 sees it; nothing if there never was one."""
+    """Return the newest checkpoint that has not been passed over, as rank 0 sees it; empty if there never was one."""
     if group.rank != 0:
         return {}
-    found = rundir.manifests()
-    wrong = [one for one in found.values() if isinstance(one, Broken)]
-    if other := next((one for one in reversed(wrong) if isinstance(one, OtherFormat)), None):
-        return {"problem": f"{other}; go on with the version that wrote it", "format": True}
+    manifests = rundir.manifests()
+    wrong = [manifest for manifest in manifests.values() if isinstance(manifest, Broken)]
+    if other := next((error for error in reversed(wrong) if isinstance(error, OtherFormat)), None):
+        return {"problem": f"{other}; resume with the version that wrote it", "format": True}
     if wrong:
-        # Read once more before anything is done about it.
-        for name, why in rundir.damaged().items():
-            result.passed_over[name] = why
-            rundir.set_aside(name, why=why)
-    for manifest in rundir.counting(found):
+        # Read once more before anything is set aside: the first read may have failed for a passing reason.
+        for name, reason in rundir.damaged().items():
+            result.passed_over[name] = reason
+            rundir.set_aside(name, why=reason)
+    # Newest first. The lease comes before the read, so that retention of an older generation spares the checkpoint.
+    for manifest in rundir.counting(manifests):
         if manifest.name not in result.passed_over:
-            result.lease = _held(rundir, manifest.name)
+            result.lease = _acquire_lease(rundir, manifest.name)
             return {"manifest": manifest.sealed()}
     if bad := rundir.bad():
         return {
-            "problem": f"every checkpoint that is left is damaged ({len(bad)} in all), the newest for this reason: "
-            f"{next(iter(bad.values()))}. To begin anew, delete the run's folder {rundir.checkpoints.name}"
+            "problem": f"all remaining checkpoints are damaged ({len(bad)} in total), the newest for this reason: "
+            f"{next(iter(bad.values()))}. To start over, delete the run's folder {rundir.checkpoints.name}"
         }
     return {}
 
 
-def _held(rundir: RunDir, name: str) -> Lease | None:
-    # A disk that is full or read-only is no reason not to start from what it holds.
+def _acquire_lease(rundir: RunDir, name: str) -> Lease | None:
+    # A full or read-only disk cannot take a lease, but the run can start from what it holds.
     with suppress(OSError):
         holder = default_holder()
         return acquire(rundir.leases / f"read-{name}-{holder}.json", holder, LEASE_SECONDS)
     return None
 
 
-def _filled(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
-    """Read this rank's part of the files."""
+def _fill(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
+    """Read this rank's part of the files into the memory."""
     name = manifest.name
     try:
         damage = memory.fill(rundir.checkpoint(name))
@@ -185,10 +193,10 @@ def _filled(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
     return {"broken": f"{name}/{damage}", "path": damage.path, "chunk": damage.chunk} if damage else {}
 
 
-def _checked(
+def _check(
     check: Callable[[Loaded], None], memory: FileMemory, manifest: Manifest
 ) -> tuple[Loaded | None, Exception | None]:
-    """What all have read, or why it cannot be used."""
+    """Compare what all ranks have read with the live objects; returns the checkpoint, or the error."""
     try:
         loaded = Loaded(manifest, contents_in(memory, manifest))
     except Broken as error:
@@ -196,8 +204,8 @@ def _checked(
     try:
         check(loaded)
     except (ConfigurationError, Broken) as error:
-        return None, DoesNotFit(
-            f"{manifest.name} is sound, but {error}. Undo the change to go on, or begin a new run in another folder"
+        return None, CheckpointMismatch(
+            f"{manifest.name} is intact, but {error}. Undo the change to resume, or start a new run in another folder"
         )
     return loaded, None
 
@@ -206,13 +214,14 @@ def _verdict(fault: Exception | None) -> Verdict:
     return {} if fault is None else {"broken" if isinstance(fault, Broken) else "misfit": str(fault)}
 
 
-def _seen_by_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict]) -> Verdict:
-    """Rank 0's own view of what some ranks call broken or gone; nothing if it sees nothing of that."""
+def _recheck_on_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict]) -> Verdict:
+    """Return rank 0's own view of what some ranks call broken or gone; empty if rank 0 finds no such problem."""
     folder = rundir.checkpoint(manifest.name)
     for verdict in verdicts:
         if "broken" not in verdict and "vanished" not in verdict:
             continue
         try:
+            # A chunk with a wrong checksum: rank 0 reads this chunk from the disk. Otherwise it reads everything.
             if "path" in verdict:
                 damaged = is_damaged(folder, manifest.entry(verdict["path"]), verdict["chunk"])
             else:
@@ -227,19 +236,19 @@ def _seen_by_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict]) 
         except FileNotFoundError as error:
             return {"vanished": f"{manifest.name} was deleted while it was read: {error}"}
         except OSError:
-            continue  # then rank 0's own verdict is that it cannot be read
+            continue  # then rank 0's own verdict is "unreadable"
     return {}
 
 
 def _error(group: Group, verdicts: list[Verdict], fault: Exception | None) -> Exception:
-    """What to raise: its own fault by the rank that has one, a peer's by the others."""
+    """Return the error to raise: its own by each rank that has one, a PeerFault by the others."""
     if verdicts[group.rank]:
-        return fault if isinstance(fault, ConfigurationError) else OSError(_sentence(verdicts[group.rank]))
+        return fault if isinstance(fault, ConfigurationError) else OSError(_reason(verdicts[group.rank]))
     rank = next(rank for rank, verdict in enumerate(verdicts) if verdict)
-    return PeerFault(f"rank {rank}: {_sentence(verdicts[rank])}")
+    return PeerFault(f"rank {rank}: {_reason(verdicts[rank])}")
 
 
-def _sentence(verdict: Verdict) -> str:
+def _reason(verdict: Verdict) -> str:
     return str(next(verdict[kind] for kind in ("misfit", "broken", "vanished", "unreadable") if kind in verdict))
 
 
@@ -256,11 +265,11 @@ def record_start(
 
     Args:
         parent: the checkpoint that it resumes from.
-        origin: where the weights come from that it begins with.
-        datasets: those of a hub that this rank has read.
+        origin: source of the initial weights, if they come from elsewhere.
+        datasets: data sets of a hub that this rank has read.
 
     Raises:
-        ReplicasDiffer: ranks have read different commits, because one was pushed while they began.
+        ReplicasDiffer: ranks have read different commits, because one was pushed while they started.
         Superseded: another group has this number already, or a newer generation exists.
     """
     read = _same_commits(group, datasets)
@@ -275,6 +284,7 @@ def record_start(
             members=members,
             started_at=time.time(),
         )
+        # Recording is what fences: it fails if the number is in use, so at most one group has it.
         if rundir.newest_generation() > generation:
             problem = f"generation {rundir.newest_generation()} is already running"
         elif not rundir.record_generation(record):
@@ -284,83 +294,97 @@ def record_start(
         raise Superseded(problem)
 
 
-def _same_commits(group: Group, mine: Sequence[DatasetCommit]) -> list[DatasetCommit]:
-    """The data sets of a hub that any rank has read, each once. Collective."""
-    found: dict[tuple[str, str | None], DatasetCommit] = {}
-    for told in group.gather({"datasets": [one.dump() for one in mine]}):
-        for one in map(DatasetCommit.read, told["datasets"]):
-            first = found.setdefault((one.id, one.revision), one)
-            if one != first:
-                raise ReplicasDiffer(f"ranks have read {one.id} at commit {first.commit} and at commit {one.commit}")
-    return list(found.values())
+def _same_commits(group: Group, local: Sequence[DatasetCommit]) -> list[DatasetCommit]:
+    """Return the data sets of a hub that any rank has read, each once. Collective."""
+    commits: dict[tuple[str, str | None], DatasetCommit] = {}
+    for view in group.gather({"datasets": [commit.dump() for commit in local]}):
+        for commit in map(DatasetCommit.read, view["datasets"]):
+            first = commits.setdefault((commit.id, commit.revision), commit)
+            if commit != first:
+                raise ReplicasDiffer(
+                    f"ranks have read {commit.id} at commit {first.commit} and at commit {commit.commit}"
+                )
+    return list(commits.values())
 
 
-WORDS_AT_ONCE = 2**22
-"""Words of a tensor that are weighted at once: 32 MiB of memory on the device, and as much again."""
-_ODD = -7046029254386353131
-"""Of 64 bits, for weights that have nothing in common with what is weighted."""
+WORDS_PER_BATCH = 2**22
+"""Words of a tensor that are weighted at once: 32 MiB of memory on the device, and as much again for the weights."""
+_MULTIPLIER = -7046029254386353131
+"""Odd 64-bit multiplier that makes weights from positions; it is unrelated to typical values of tensors."""
 
 
 class ReplicasDiffer(Exception):  # noqa: N818 - it is what is the case
-    """Ranks that should hold the same do not; names the ranks, and a tensor."""
+    """Ranks that should hold the same state differ; the message names the ranks, and a tensor."""
 
 
 def digests(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """For each tensor a number of 64 bits that depends on all the bits that this rank holds of it."""
-    return {name: _digest(here(tensor)) for name, tensor in tensors.items() if not is_lazy(tensor)}
+    """Compute a 64-bit digest of this rank's part of each tensor."""
+    return {name: _digest(to_local(tensor)) for name, tensor in tensors.items() if not is_lazy(tensor)}
 
 
 def compare(group: Group, tensors: dict[str, Tensor]) -> None:
-    """See that all ranks hold the same tensors, and of those that are split the same where they hold the same part.
-    Weights that several stages of a pipeline share are the same on all ranks that hold them. Collective.
+    """Check that all ranks hold the same tensors, and, of tensors that are split, the same values where they hold the
+    same part. Weights that several stages of a pipeline share must be equal on all ranks that hold them. Collective.
 
     Raises:
-        ReplicasDiffer: they do not.
+        ReplicasDiffer: ranks differ.
     """
-    mine = digests(tensors)
-    places = {name: place_of(tensors[name]) for name in mine}
-    common = {name: number for name, number in mine.items() if not places[name]}
+    local = digests(tensors)
+    places = {name: place_of(tensors[name]) for name in local}
+    common = {name: number for name, number in local.items() if not places[name]}
     view = {
-        "common": _of_all(sorted(common.items())),
-        "place": _of_all(sorted((name, place) for name, place in places.items() if place)),
-        "parts": _of_all(sorted((name, number) for name, number in mine.items() if places[name])),
-        # By the part, too: the ranks of one stage hold several.
+        "common": _digest_of(sorted(common.items())),
+        "place": _digest_of(sorted((name, place) for name, place in places.items() if place)),
+        "parts": _digest_of(sorted((name, number) for name, number in local.items() if places[name])),
+        # Keyed by the part, too, because the ranks of one stage hold several parts.
         "shared": {
-            f"{name} {places[name][1:]}": f"{number:x}" for name, number in mine.items() if is_shared(tensors[name])
+            f"{name} {places[name][1:]}": f"{number:x}" for name, number in local.items() if is_shared(tensors[name])
         },
     }
-    told = group.gather(view)
-    same_parts = {one["place"]: one["parts"] for one in told}
-    same_shared = {name: number for one in told for name, number in one["shared"].items()}
+    # First only digests of everything, which are small; the digest of each tensor follows if they differ.
+    views = group.gather(view)
+    same_parts = {each_view["place"]: each_view["parts"] for each_view in views}
+    same_shared = {name: number for each_view in views for name, number in each_view["shared"].items()}
     if all(
-        one["common"] == view["common"]
-        and one["parts"] == same_parts[one["place"]]
-        and one["shared"].items() <= same_shared.items()
-        for one in told
+        each_view["common"] == view["common"]
+        and each_view["parts"] == same_parts[each_view["place"]]
+        and each_view["shared"].items() <= same_shared.items()
+        for each_view in views
     ):
         return
-    each = group.gather({f"{name} {places[name] or ''}".strip(): f"{number:x}" for name, number in mine.items()})
-    values = {name: {one[name] for one in each if name in one} for one in each for name in one}
-    scattered = [name for name, place in places.items() if not place and any(name not in one for one in each)]
-    differing = sorted({*scattered, *(name for name, found in values.items() if len(found) > 1)})
+    digests_by_rank = group.gather(
+        {f"{name} {places[name] or ''}".strip(): f"{number:x}" for name, number in local.items()}
+    )
+    values = {
+        name: {rank_digests[name] for rank_digests in digests_by_rank if name in rank_digests}
+        for rank_digests in digests_by_rank
+        for name in rank_digests
+    }
+    scattered = [
+        name
+        for name, place in places.items()
+        if not place and any(name not in rank_digests for rank_digests in digests_by_rank)
+    ]
+    differing = sorted({*scattered, *(name for name, distinct in values.items() if len(distinct) > 1)})
     names = f"{len(differing)} tensors, the first the {differing[0]}" if differing else "in the names of tensors"
-    strange = [rank for rank, one in enumerate(told) if not _is_usual(one, told)]
+    strange = [rank for rank, rank_view in enumerate(views) if not _is_usual(rank_view, views)]
     raise ReplicasDiffer(f"ranks {strange} hold another state than the others: {names}")
 
 
-def _of_all(facts: list[Any]) -> str:
+def _digest_of(facts: list[Any]) -> str:
     return xxhash.xxh3_128_hexdigest(repr(facts).encode())
 
 
-def _is_usual(view: dict[str, Any], told: list[dict[str, Any]]) -> bool:
-    """Whether a rank holds what most others hold: of what all have, of the part that it has, and of what it shares."""
-    common = [one["common"] for one in told]
-    parts = [one["parts"] for one in told if one["place"] == view["place"]]
+def _is_usual(view: dict[str, Any], views: list[dict[str, Any]]) -> bool:
+    """Return whether a rank holds what most others hold: of common tensors, of the part that it has, and of shared
+    weights."""
+    common = [other["common"] for other in views]
+    parts = [other["parts"] for other in views if other["place"] == view["place"]]
     usual = max(common, key=common.count), max(parts, key=parts.count)
     if (view["common"], view["parts"]) != usual:
         return False
     for name, number in view["shared"].items():
-        numbers = [one["shared"][name] for one in told if name in one["shared"]]
+        numbers = [other["shared"][name] for other in views if name in other["shared"]]
         if number != max(numbers, key=numbers.count):
             return False
     return True
@@ -377,17 +401,18 @@ def _digest(tensor: Tensor) -> int:
 
 
 def weighted_sum(content: Tensor) -> int:
-    """The digest of bytes, on whichever device they are.
+    """Compute the digest of bytes, on whichever device they are.
 
     Args:
         content: [bytes], uint8.
     """
+    # The widest words that divide the bytes: fewer operations for the same content.
     width = next(width for width in (8, 4, 2, 1) if len(content) % width == 0)
     kind = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
-    words = content.view(kind)
+    integers = content.view(kind)
     total = torch.zeros((), dtype=torch.int64, device=content.device)
-    for first in range(0, len(words), WORDS_AT_ONCE):
-        part = words[first : first + WORDS_AT_ONCE].to(torch.int64)
+    for first in range(0, len(integers), WORDS_PER_BATCH):
+        part = integers[first : first + WORDS_PER_BATCH].to(torch.int64)
         place = torch.arange(first, first + len(part), dtype=torch.int64, device=content.device)
-        total += (part * (place.mul_(_ODD).bitwise_or_(1))).sum()
+        total += (part * (place.mul_(_MULTIPLIER).bitwise_or_(1))).sum()
     return int(total.item()) % 2**64

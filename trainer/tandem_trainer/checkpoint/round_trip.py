@@ -1,16 +1,16 @@
-"""Tries at a save, and not weeks later at a restart, whether an object takes back the state that it gives.
+"""Tests at a save, and not weeks later at a restart, whether an object can load the state that it saves.
 
-A restart makes each object anew and has it load the saved state. So a copy of each object is made when the script has
-made it, and at the first save at which the object has changed, the copy loads what is saved. What the copy then gives
-as its own state has to be the same.
+A restart creates each object anew and has it load the saved state. So each object is copied when the script has created
+it, and at the first save at which the object has changed, the copy loads what is saved. The copy's own state must then
+equal the saved one.
 
-Only what is small and can be copied is tried (`MAX_BYTES`, `MAX_OBJECTS`). In a copy, weights and moments of the model,
-to which a schedule refers through its optimizer, are placeholders on the meta device: they take no memory, and what
-loads a state cannot change the run.
+Only small objects that can be copied are tested (`MAX_BYTES`, `MAX_OBJECTS`). In a copy, weights and moments of the
+model, to which a schedule refers through its optimizer, are placeholders on the meta device: they take no memory, and
+loading a state cannot change the run.
 
-Rejected: to have the object itself load (what it does beside could disturb the run, and a method that does nothing
-would pass), a copy made at the save (likewise: it has the values already), an error (a state may hold a time or a
-counter that is meant to be another one).
+Rejected: loading into the object itself (side effects could disturb the run, and a method that does nothing would
+pass), a copy made at the save (it would pass, too: it has the values already), an error instead of a warning (a state
+may hold a time or a counter that changes on purpose).
 """
 
 import contextlib
@@ -30,59 +30,65 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from tandem.architectures import plain
-from tandem.errors import enumerated
+from tandem.errors import join_names
+from tandem.job.architectures import unwrapped_name
 from tandem_trainer.checkpoint.sharding import is_sharded
 from tandem_trainer.checkpoint.state import custom_loaders, join, split
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 2**24
-"""Tensors and arrays of an object that is tried."""
+"""Maximum size of tensors and arrays in an object that is tested, in bytes."""
 MAX_OBJECTS = 2**14
-"""Python objects within it; a copy of so many takes 50 ms (measured on one core)."""
+"""Maximum number of Python objects within it; a copy of so many takes 50 ms (measured on one core)."""
 NOT_COPIED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, logging.Logger)
-"""A copy has the very same ones."""
-DOES_NOT_FIT = (KeyError, ValueError, TypeError, AttributeError)
-"""Errors of an object that does not take a state."""
+"""Types whose objects a copy shares with the original."""
+LOAD_ERRORS = (KeyError, ValueError, TypeError, AttributeError)
+"""Errors by which an object rejects a state."""
 
 
 class RoundTrip:
-    """One object as the script made it, to be compared at a save.
+    """One object as the script created it, for a comparison at a save.
 
     Args:
-        name: for messages: what it is kept as.
-        given: the object.
-        held: tensors of the run that it may refer to and that are no part of its state.
+        name: name under which the object is saved, for messages.
+        live: the object.
+        run_tensors: tensors of the run that it may refer to and that are not part of its state.
     """
 
-    def __init__(self, name: str, given: Any, held: Iterable[Tensor] = ()) -> None:
-        self._name, self._live = name, given
-        placeholders = {id(one): _placeholder(one) for one in held}
-        # What fails with such an error may have needed the values of a placeholder.
-        self._errors = DOES_NOT_FIT if placeholders else (*DOES_NOT_FIT, RuntimeError)
-        self._copy = _copied(given, placeholders)
+    def __init__(self, name: str, live: Any, run_tensors: Iterable[Tensor] = ()) -> None:
+        self._name, self._live = name, live
+        placeholders = {id(tensor): _placeholder(tensor) for tensor in run_tensors}
+        # With placeholders, a RuntimeError may only mean that their values were needed, so it is not taken for a
+        # rejection.
+        self._errors = LOAD_ERRORS if placeholders else (*LOAD_ERRORS, RuntimeError)
+        # Copied now, before training changes the object: a copy made at a save would have the right values already.
+        self._copy = _copy_of(live, placeholders)
 
     @property
-    def is_over(self) -> bool:
-        """Whether there is nothing more to be tried."""
+    def is_finished(self) -> bool:
+        """Whether the test is finished."""
         return self._copy is None
 
     def problem(self) -> str:
-        """What the object loses or changes, as a sentence; empty where nothing is known to be lost. Asks the object for
-        its state once, also where that is over: its `state_dict` may be a collective."""
-        with _undisturbed():
-            return self._tried()
+        """Return what the object loses or changes, as a sentence; empty if nothing is known to be lost.
 
-    def _tried(self) -> str:
+        Asks the object for its state once, also after the test has finished: its `state_dict` may be a collective.
+        """
+        with _random_state_restored():
+            return self._try()
+
+    def _try(self) -> str:
+        # Before the early return, on every rank alike: `state_dict` may be a collective.
         saved, copied = self._live.state_dict(), self._copy
         if copied is None:
             return ""
         kind = type(self._live).__name__
         try:
             has_changed = any(differences(saved, copied.state_dict()))
+            # Through JSON and tensors, exactly as a checkpoint does it.
             tree, tensors = split(self._name, saved)
-            device = next((one.device for one in tensors.values()), torch.device("cpu"))
+            device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
             if not (state := join(json.loads(json.dumps(tree)), tensors, device)):
                 return ""
             try:
@@ -90,135 +96,142 @@ class RoundTrip:
             except self._errors as error:
                 self._copy = None
                 return f"{kind}.load_state_dict does not take the state that its state_dict gives: {error!r}"
+            # The copy has loaded the state. Whatever its own state lacks now, a restart would lose.
             lost = sorted(differences(saved, copied.state_dict()))
         except Exception as error:
-            # Without the run's weights a copy may fail where the object would not.
-            log.debug("kept=%s cannot be tried: %r", self._name, error)
+            # Without the run's weights a copy may fail where the object itself would not.
+            log.debug("kept=%s cannot be tested: %r", self._name, error)
             self._copy = None
             return ""
+        # A state that equals the copy's proves nothing yet: an object that ignores its state would pass. Test again at
+        # the next save.
         if has_changed or lost:
             self._copy = None
-        return f"{kind} loses or changes {enumerated(lost)} of its state when it loads it" if lost else ""
+        return f"{kind} loses or changes {join_names(lost)} of its state when it loads it" if lost else ""
 
 
-def problems(tried: Mapping[str, RoundTrip]) -> dict[str, str]:
-    """What objects lose or change, as sentences, by name."""
-    found = {name: one.problem() for name, one in tried.items()}
-    return {name: why for name, why in found.items() if why}
+def problems(trips: Mapping[str, RoundTrip]) -> dict[str, str]:
+    """Return what objects lose or change, as sentences, by name."""
+    by_name = {name: trip.problem() for name, trip in trips.items()}
+    return {name: sentence for name, sentence in by_name.items() if sentence}
 
 
 def small_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost modules, of those that take their state back in a way of their own, as far as they are small
-    enough to be copied all together, by path; none of torch's own."""
+    """Return the outermost modules with a custom way to load their state, by path; only as many as are small enough to
+    be copied, and none of torch's own."""
     own_ways = custom_loaders(model) | {
-        plain(path): one
-        for path, one in model.named_modules()
-        if type(one).set_extra_state is not nn.Module.set_extra_state
+        unwrapped_name(path): module
+        for path, module in model.named_modules()
+        if type(module).set_extra_state is not nn.Module.set_extra_state
     }
-    found: dict[str, nn.Module] = {}
-    left = MAX_BYTES
+    selected: dict[str, nn.Module] = {}
+    remaining_bytes = MAX_BYTES
     for path in sorted(own_ways):
         module = own_ways[path]
         tensors = [*module.parameters(), *module.buffers()]
+        # torch's own modules are trusted, and a module inside a selected one is copied with it.
         is_torchs = type(module).__module__.startswith("torch.nn.")
-        is_inside = any(not outer or path.startswith(f"{outer}.") for outer in found)
+        is_inside = any(not outer or path.startswith(f"{outer}.") for outer in selected)
         # Placeholders have no values that could be copied.
-        is_elsewhere = any(is_sharded(one) or is_lazy(one) or one.is_meta for one in tensors)
-        size = sum(one.nbytes for one in tensors)
-        if not (is_torchs or is_inside or is_elsewhere) and size <= left:
-            found[path] = module
-            left -= size
-    return found
+        is_elsewhere = any(is_sharded(tensor) or is_lazy(tensor) or tensor.is_meta for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
+        if not (is_torchs or is_inside or is_elsewhere) and size <= remaining_bytes:
+            selected[path] = module
+            remaining_bytes -= size
+    return selected
 
 
-def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Where two states differ, as paths. What is on the meta device has no values, and is equal to everything."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in dict.fromkeys([*one, *other]):
-            where = f"{path}/{key}".removeprefix("/")
-            if key in one and key in other:
-                yield from differences(one[key], other[key], where)
+def differences(first: Any, second: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths at which two states differ. Tensors on the meta device have no values, and equal everything."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in dict.fromkeys([*first, *second]):
+            key_path = f"{path}/{key}".removeprefix("/")
+            if key in first and key in second:
+                yield from differences(first[key], second[key], key_path)
             else:
-                yield where
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for number, (part, its) in enumerate(zip(one, other, strict=True)):
+                yield key_path
+    elif isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        for number, (part, its) in enumerate(zip(first, second, strict=True)):
             yield from differences(part, its, f"{path}/{number}".removeprefix("/"))
-    elif not _same(one, other):
+    elif not _equal(first, second):
         yield path
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.is_meta or other.is_meta:
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if first.is_meta or second.is_meta:
             return True
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
-        flat = [part.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for part in (one, other)]
+        flat = [part.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for part in (first, second)]
         return torch.equal(*flat)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
-    if isinstance(one, Tensor | np.ndarray) or isinstance(other, Tensor | np.ndarray):
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return (first.dtype, first.shape) == (second.dtype, second.shape) and first.tobytes() == second.tobytes()
+    if isinstance(first, Tensor | np.ndarray) or isinstance(second, Tensor | np.ndarray):
         return False
-    return bool(one == other) or (one != one and other != other)
+    return bool(first == second) or (first != first and second != second)
 
 
-def _copied(given: Any, placeholders: Mapping[int, Tensor]) -> Any:
-    """A copy that has placeholders in the place of the run's tensors; None if it is large, or cannot be copied."""
+def _copy_of(live: Any, placeholders: Mapping[int, Tensor]) -> Any:
+    """Copy an object, with placeholders for the run's tensors; None if it is large, or cannot be copied."""
     try:
-        if (parts := _parts(given, placeholders.keys())) is None:
+        if (parts := _copied_objects(live, placeholders.keys())) is None:
             return None
         memo: dict[int, Any] = dict(placeholders)
-        # An optimizer's own way to be copied leaves out what a class around another one adds.
-        optimizers = [one for one in parts if isinstance(one, torch.optim.Optimizer)]
-        memo |= {id(one): object.__new__(type(one)) for one in optimizers}
-        for one in optimizers:
-            vars(memo[id(one)]).update(copy.deepcopy(vars(one), memo))
-        return copy.deepcopy(given, memo)
+        # `Optimizer.__getstate__` omits attributes that a wrapping class adds, so optimizers are copied by their
+        # `vars`.
+        optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+        memo |= {id(optimizer): object.__new__(type(optimizer)) for optimizer in optimizers}
+        for optimizer in optimizers:
+            vars(memo[id(optimizer)]).update(copy.deepcopy(vars(optimizer), memo))
+        return copy.deepcopy(live, memo)
     except Exception as error:
-        log.debug("a %s cannot be copied: %r", type(given).__name__, error)
+        log.debug("a %s cannot be copied: %r", type(live).__name__, error)
         return None
 
 
-def _placeholder(one: Tensor) -> Tensor:
-    empty = torch.empty(one.shape, dtype=one.dtype, device="meta")
-    return nn.Parameter(empty, one.requires_grad) if isinstance(one, nn.Parameter) else empty
+def _placeholder(tensor: Tensor) -> Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def _parts(given: Any, left_out: Set[int]) -> list[Any] | None:
-    """What a copy of an object would copy; None if that takes much time or memory, or would end or start something."""
-    found, waiting, seen, size = [], [given], {id(given)}, 0
+def _copied_objects(live: Any, excluded: Set[int]) -> list[Any] | None:
+    """Return the objects that a copy would copy; None if that takes much time or memory, or could start or end
+    something."""
+    objects, waiting, seen_ids, size = [], [live], {id(live)}, 0
     while waiting:
-        found.append(one := waiting.pop())
-        if isinstance(one, Tensor):
-            if is_lazy(one) or is_sharded(one):
+        objects.append(current := waiting.pop())
+        if isinstance(current, Tensor):
+            if is_lazy(current) or is_sharded(current):
                 return None
-            size += one.nbytes
-        elif isinstance(one, np.ndarray):
-            size += one.nbytes
-        elif isinstance(one, str | bytes | bytearray):
-            size += len(one)
-        elif isinstance(one, list | tuple | dict | set | frozenset) and len(one) > MAX_OBJECTS:
+            size += current.nbytes
+        elif isinstance(current, np.ndarray):
+            size += current.nbytes
+        elif isinstance(current, str | bytes | bytearray):
+            size += len(current)
+        elif isinstance(current, list | tuple | dict | set | frozenset) and len(current) > MAX_OBJECTS:
             return None
-        if hasattr(type(one), "__del__") or (isinstance(one, DataLoader) and one.num_workers):
+        if hasattr(type(current), "__del__") or (isinstance(current, DataLoader) and current.num_workers):
             # What has a finalizer may hold a file or a process; a loader with workers would start others.
             return None
-        if size > MAX_BYTES or len(seen) > MAX_OBJECTS:
+        if size > MAX_BYTES or len(seen_ids) > MAX_OBJECTS:
             return None
-        for part in gc.get_referents(one):
-            if id(part) not in seen and id(part) not in left_out and not isinstance(part, NOT_COPIED):
-                seen.add(id(part))
+        # The same references that `deepcopy` would follow, as far as the garbage collector knows them.
+        for part in gc.get_referents(current):
+            if id(part) not in seen_ids and id(part) not in excluded and not isinstance(part, NOT_COPIED):
+                seen_ids.add(id(part))
                 waiting.append(part)
-    return found
+    return objects
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What is drawn at random here does not change what is drawn afterwards, and no copy warns."""
-    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+def _random_state_restored() -> Iterator[None]:
+    """Restore the random state afterwards, and suppress warnings of copies."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            random.setstate(drawn)
-            np.random.set_state(drawn_by_numpy)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

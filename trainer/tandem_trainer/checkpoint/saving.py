@@ -1,8 +1,8 @@
 """The training side of a save: copies the state into shared memory, hands it to the writer process, and continues.
 
-One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; the last one
-is waited for. Every rank saves its part (tandem_trainer.checkpoint.staging); all call `save` after the same steps,
-which is all that they have to agree on.
+One save is in flight at a time. A save that falls due meanwhile is skipped and counted, never waited for; only the last
+one is waited for. Every rank saves its part (tandem_trainer.checkpoint.staging); the ranks only have to call `save`
+after the same steps.
 """
 
 import json
@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 import tandem
-from tandem.code import without_folder
-from tandem.launch import module_command
+from tandem.processes.launch import module_command
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
+from tandem.rundir.code import environment_without_code
 from tandem.rundir.layout import RunDir, checkpoint_name
-from tandem.status import CheckpointRef
+from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint.exchange import Exchange
-from tandem_trainer.checkpoint.staging import Layout, Staging, shared_memory, signature
+from tandem_trainer.checkpoint.staging import FileLayout, Staging, shared_memory, signature
 from tandem_trainer.checkpoint.train_state import Contents
-from tandem_trainer.checkpoint.writer import aside_folder, say_why_not
+from tandem_trainer.checkpoint.writer import leave_failure_note, temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -37,22 +37,22 @@ Outcome = dict[str, Any]
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes: goes into every manifest of this generation."""
+    """Facts about the writing rank and its generation, for every manifest of this generation."""
 
     generation: int
-    """Its number."""
+    """Number of the generation."""
     parent: str | None
-    """The checkpoint it resumed from."""
+    """Name of the checkpoint that it resumed from; None if it started from the beginning."""
     world_size: int
-    """Ranks."""
+    """Number of ranks."""
     rank: int = 0
-    """This one."""
+    """This rank."""
     rounds_weights: bool = False
-    """Weights for evaluators are rounded to bfloat16; those to resume from have a file of their own then."""
+    """Whether weights for evaluators are rounded to bfloat16; weights to resume from have a file of their own then."""
     mesh: Mapping[str, int] | None = None
-    """Ranks in each dimension of the mesh; None: all of them replicate."""
+    """Number of ranks in each dimension of the mesh; None if all ranks are replicas."""
     parts: int | None = None
-    """Most ranks that write a part of a checkpoint; None: all of them."""
+    """Maximum number of ranks that write a part of a checkpoint; None for all."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -60,20 +60,20 @@ class SaveFailed(Exception):  # noqa: N818 - it says what happened
 
 
 class Saver:
-    """Saves of one generation. Not thread-safe: the training thread alone calls it."""
+    """Saves the checkpoints of one generation. Not thread-safe: only the training thread may call it."""
 
     def __init__(
         self, rundir: RunDir, author: Author, before: Callable[[], None], report: Callable[[Outcome], None]
     ) -> None:
         """
         Args:
-            before: called from another thread before each commit, while training goes on; returns when what must not
-                be newer than the checkpoint is on the disk.
-            report: called from another thread with what became of each save.
+            before: called from another thread before each commit, while training continues; returns when everything
+                that must not be newer than the checkpoint is on disk.
+            report: called from another thread with the outcome of each save.
         """
-        self._rundir, self._author, self._before, self._report = rundir, author, before, report
+        self._rundir, self._author, self._before_commit, self._report = rundir, author, before, report
         self._descriptor = shared_memory()
-        self._layout: Layout | None = None
+        self._layout: FileLayout | None = None
         self._part: int | None = None
         self._staging: Staging | None = None
         self._exchange: Exchange | None = None
@@ -92,15 +92,16 @@ class Saver:
         return not self._idle.is_set()
 
     def prepare(self, contents: Contents) -> None:
-        """Lay out memory for such a state and start the writer, if that has not been done; saves do it by themselves,
-        but later."""
+        """Lay out memory for the contents and start the writer, unless done already. `save` does it, too, but during
+        the stall."""
         assert not self.busy
         files = contents.files(self._author.rounds_weights)
         if self._signature == signature(files):
             return
         self._signature = signature(files)
+        # The layout has the dtypes of the files; staging casts the live tensors to them.
         laid_out = files | {WEIGHTS: contents.rounded()} if self._author.rounds_weights else files
-        self._layout = Layout.of(laid_out, self._author.parts or self._author.world_size)
+        self._layout = FileLayout.from_files(laid_out, self._author.parts or self._author.world_size)
         self._part = self._layout.part_of(self._author.rank, self._author.world_size)
         self._exchange = Exchange(laid_out, self._layout, self._author.rank, self._author.world_size)
         if self._part is not None:
@@ -109,11 +110,11 @@ class Saver:
                 try:
                     self._start_writer()
                 except OSError as error:
-                    # There may be memory for it by the time of the save, which tries again.
+                    # The save tries again; there may be memory for the process by then.
                     log.warning("the writer of checkpoints cannot be started yet: %s", error)
 
     def save(self, step: int, position: DataPosition, contents: Contents) -> float:
-        """Stage our part of the state and have it committed. Returns the seconds that training stood still here.
+        """Stage this rank's part of the state and start its commit. Returns the seconds that training stalled here.
 
         The tensors may change as soon as this returns. Must not be called while a save is in flight.
         """
@@ -123,12 +124,12 @@ class Saver:
         files = contents.files(self._author.rounds_weights)
         assert self._exchange is not None
         if self._part is None:
-            for _ in self._exchange.bring(files):
-                pass  # the others need our share
+            for _ in self._exchange.receive(files):
+                pass  # the other ranks need this rank's elements
             return time.perf_counter() - started
         assert self._layout is not None
         assert self._staging is not None
-        self._staging.copy(files, self._exchange.bring(files))
+        self._staging.copy(files, self._exchange.receive(files))
         reference = CheckpointRef(name=checkpoint_name(step), step=step, generation=self._author.generation)
         request = {
             "name": reference.name,
@@ -146,7 +147,7 @@ class Saver:
         return time.perf_counter() - started
 
     def wait(self) -> Outcome:
-        """Wait for the save in flight, if any, and return what became of the last one."""
+        """Wait for the save in flight, if any, and return the outcome of the last one."""
         self._idle.wait()
         return self._outcome
 
@@ -157,16 +158,17 @@ class Saver:
         os.close(self._descriptor)
 
     def _start_writer(self) -> "subprocess.Popen[str]":
-        """
+        """Start the writer process.
+
         Raises:
-            OSError: the machine has no room for another process now.
+            OSError: the machine cannot start another process now.
         """
         self._stop_writer()
-        words = ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
-        command = module_command("tandem_trainer.checkpoint.writer", *words)
+        args = ["--run-dir", str(self._rundir.path), "--descriptor", str(self._descriptor)]
+        command = module_command("tandem_trainer.checkpoint.writer", *args)
         self._process = subprocess.Popen(
             command,
-            env=without_folder(os.environ),
+            env=environment_without_code(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -183,13 +185,13 @@ class Saver:
         try:
             self._process.stdin.close()
         except BrokenPipeError:
-            pass  # it died with a request half-written, which the failed save has reported
+            pass  # the writer died within a request; the failed save has reported it
         self._process.wait()
         self._process.stdout.close()
         self._process = None
 
     def _facts(self, reference: CheckpointRef, position: DataPosition, loop: dict[str, Any]) -> dict[str, Any]:
-        """The manifest without its files."""
+        """Return the manifest without its files."""
         return {
             "name": reference.name,
             "step": reference.step,
@@ -207,36 +209,36 @@ class Saver:
         try:
             outcome = self._written(request)
         except Exception as error:
-            # Whatever it was: the save has failed, and the next one may not.
+            # Any error fails this save only; the next one may succeed.
             log.exception("checkpoint=%s not written", request["name"])
             outcome = {"failed": repr(error)}
-            self._say_why_not(request, repr(error))
+            self._leave_failure_note(request, repr(error))
         self._finish(reference, {"stallSeconds": request["stallSeconds"]} | outcome)
 
     def _written(self, request: dict[str, Any]) -> Outcome:
-        """Have our part written, and wait for it."""
-        # Where the last one died and no other could be started, this is the time to try again.
+        """Send a request to the writer and wait for its answer."""
+        # No process: the last one died, and a new one could not be started then.
         process = self._process or self._start_writer()
         assert process.stdin is not None
         assert process.stdout is not None
-        self._before()
+        self._before_commit()
         line = ""
-        # A broken pipe: it had died before.
+        # A broken pipe: the writer died earlier.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         if not line:
-            self._say_why_not(request, "the writer process has died")
+            self._leave_failure_note(request, "the writer process has died")
             self._start_writer()
             return {"failed": "the writer process has died"}
         answer: Outcome = json.loads(line)
         return answer
 
-    def _say_why_not(self, request: dict[str, Any], why: str) -> None:
-        """Let the writer of part 0 not wait for ours."""
-        aside = aside_folder(self._rundir, request["name"], request["generation"], request["number"])
-        say_why_not(aside, request["part"], why)
+    def _leave_failure_note(self, request: dict[str, Any], reason: str) -> None:
+        """Tell the writer of part 0 not to wait for this rank's part."""
+        folder = temporary_folder(self._rundir, request["name"], request["generation"], request["number"])
+        leave_failure_note(folder, request["part"], reason)
 
     def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
         self._outcome = outcome | {"name": reference.name, "step": reference.step}

@@ -1,9 +1,9 @@
-"""The state of modules as named tensors. A state is checked against the module before it is loaded.
+"""State of modules and optimizers as named tensors, which is checked against its module before it is loaded.
 
 Names are those of the parameters and buffers as the user wrote the model, never positions in a list, so that a
 checkpoint does not depend on the wrapper around the model, on whether it is compiled, or on the number of ranks.
 
-Numbers, strings and lists stand in the JSON as they are. An object with one key says what else there is:
+Numbers, strings and lists are stored in the JSON unchanged. Other types are an object with one key:
 
     {"dict": {…}}  {"pairs": [[key, value], …]}  {"tuple": […]}  {"array": name}  {"number": "nan"}
     {"tensor": name}  {"on device": [type, name]}
@@ -11,19 +11,18 @@ Numbers, strings and lists stand in the JSON as they are. An object with one key
 Rejected: pickle (it runs what it reads), torch.save with weights_only (one file that cannot be verified and written in
 parts), JSON alone (an average of the weights is as large as the weights).
 
-An optimizer numbers its parameters by its own groups, a model by its definition, and the two numbers agree only while
-there is one group with everything in it: with a group for weight decay, a frozen backbone or a reversed list the
-moments of one parameter would be another's, without an error where shapes agree. So nothing here is told by a number. A
-parameter is known by its name in the model, a group by the parameters in it.
+An optimizer numbers its parameters by its own groups, a model by its definition, and the two numberings agree only
+while one group holds all parameters. With a group for weight decay, a frozen backbone or a reversed list, the moments
+of one parameter would be loaded for another, without an error where shapes agree. So nothing here is identified by a
+number: a parameter is identified by its name in the model, a group by the parameters in it.
 
-Tensors that stand directly under a parameter go to a file of their own as `<parameter>/<key>`; with several optimizers
-as `<optimizer>/<parameter>/<key>`. Whatever else a state holds (numbers, lists of tensors as LBFGS has them, entries
-that belong to no parameter) goes into a tree of JSON and tensors (tandem_trainer.checkpoint.state), exact to the bit.
+Tensors directly under a parameter go to a file of their own as `<parameter>/<key>`; with several optimizers as
+`<optimizer>/<parameter>/<key>`. All other entries (numbers, lists of tensors as in LBFGS) go into a tree (`split`).
 
-What an optimizer's `state_dict` gives is its state, and not its attribute `state`: optimizers around others (Lookahead)
-forward the one and leave the other empty. Entries that are neither `state` nor `param_groups`, and a state_dict of
-another form than torch's, go into the tree as they are. They may tell parameters by number, so they are taken back by
-an optimizer with the same groups in the same order.
+The state of an optimizer is what its `state_dict` returns, not its attribute `state`: optimizers around others
+(Lookahead) forward the method and leave the attribute empty. Entries other than `state` and `param_groups`, and a
+state_dict of another form than torch's, go into the tree unchanged. They may identify parameters by number, so only an
+optimizer with the same groups in the same order loads them.
 """
 
 import copy
@@ -39,8 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from tandem.architectures import plain
-from tandem.errors import enumerated
+from tandem.errors import join_names
+from tandem.job.architectures import unwrapped_name
 from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
@@ -48,25 +47,25 @@ from tandem_trainer.failure import ConfigurationError
 log = logging.getLogger(__name__)
 
 MAX_DIFFERENCES = 6
-"""In a sentence for people."""
+"""Differences that one error message lists."""
 
 
-class DoesNotFit(ConfigurationError):  # noqa: N818 - it is what is the case
-    """A sound checkpoint and the script that is to go on from it do not belong together; says in what they differ."""
+class CheckpointMismatch(ConfigurationError):  # noqa: N818 - it is what is the case
+    """The checkpoint is intact but does not match the script that resumes from it; the message says in what."""
 
     reason = "CheckpointDoesNotFit"
 
 
 @runtime_checkable
 class Selective(Protocol):
-    """A module that refuses weights whose names and shapes fit."""
+    """A module that may refuse weights although their names and shapes match."""
 
     def refusal(self, state: Mapping[str, Tensor]) -> str:
-        """Why it does not take its part of a state; empty if it does."""
+        """Return the reason why the module rejects its part of a state; empty if it accepts it."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that the user wrote, out of what parallelism and the compiler have put around it."""
+    """Return the module that the user wrote, without the wrappers of parallelism and the compiler."""
     while True:
         if isinstance(module, DistributedDataParallel | DataParallel):
             module = module.module
@@ -77,90 +76,91 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and buffers by name; they alias the live tensors."""
-    return {plain(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    """Return the model's parameters and buffers by name; they alias the live tensors."""
+    return {unwrapped_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def extra_state(model: nn.Module) -> dict[str, Any]:
-    """What modules keep beside tensors (`get_extra_state`), by name."""
-    return {plain(name): value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
+    """Return the extra state of modules (`get_extra_state`) by name."""
+    return {unwrapped_name(name): value for name, value in model.state_dict().items() if not isinstance(value, Tensor)}
 
 
 def buffers(model: nn.Module) -> frozenset[str]:
-    """Names of the tensors that are not learned, whether or not they belong to the state."""
-    return frozenset(plain(name) for name, _ in model.named_buffers(remove_duplicate=False))
+    """Return the names of all buffers, persistent or not."""
+    return frozenset(unwrapped_name(name) for name, _ in model.named_buffers(remove_duplicate=False))
 
 
 def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
-    """See whether weights belong to a model; nothing is changed.
+    """Check that weights match a model, without changing it.
 
     Raises:
-        DoesNotFit: a tensor is missing, of a shape that its module does not take, or there is one too many.
+        DoesNotFit: a tensor is missing or unexpected, or has a shape that its module does not accept.
     """
-    here = weights(model)
-    there = {plain(name): tensor for name, tensor in state.items()}
-    differing = [name for name, tensor in here.items() if name in there and there[name].shape != tensor.shape]
+    live = weights(model)
+    saved = {unwrapped_name(name): tensor for name, tensor in state.items()}
+    differing = [name for name, tensor in live.items() if name in saved and saved[name].shape != tensor.shape]
     loaders = custom_loaders(model) if differing else {}
     shapes = [
-        f"{name} is {list(there[name].shape)} there and {list(here[name].shape)} here"
+        f"{name} is {list(saved[name].shape)} there and {list(live[name].shape)} here"
         for name in differing
-        if not _accepts_shape(name, here[name], loaders, {**there, **extra})
+        if not _accepts_shape(name, live[name], loaders, {**saved, **extra})
     ]
-    known = here.keys() | extra_state(model).keys()
-    refuse("the weights do not fit the model", there.keys() | set(extra), known, shapes)
+    names = live.keys() | extra_state(model).keys()
+    refuse("the weights do not fit the model", saved.keys() | set(extra), names, shapes)
     for path, module in model.named_modules():
         if isinstance(module, Selective):
-            prefix = f"{plain(path)}."
-            own_state = {name.removeprefix(prefix): one for name, one in there.items() if name.startswith(prefix)}
-            if why := module.refusal(own_state):
-                raise DoesNotFit(why)
+            prefix = f"{unwrapped_name(path)}."
+            own_state = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
+            if reason := module.refusal(own_state):
+                raise CheckpointMismatch(reason)
 
 
 def load_weights(
     model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[str, Any] | None = None, is_borrowed: bool = False
 ) -> None:
-    """Put weights, and what modules keep beside them, into a model.
+    """Load weights and the extra state of modules into a model.
 
     Args:
-        is_borrowed: the tensors lie in memory that is given back. torch's own way to load copies their values; modules
-            that load in another way may keep them, and get copies.
+        is_borrowed: the tensors lie in memory that is released afterwards. torch's own loading copies their values;
+            modules with a custom loader may keep the tensors themselves, and get copies.
 
     Raises:
-        DoesNotFit: they belong to another one; the model is as it was.
+        DoesNotFit: the weights belong to another model; the model is unchanged.
     """
     check_weights(model, state, extra or {})
-    there = {plain(name): value for name, value in [*state.items(), *(extra or {}).items()]}
+    saved = {unwrapped_name(name): value for name, value in [*state.items(), *(extra or {}).items()]}
     live = model.state_dict()
     if is_borrowed:
         loaders = custom_loaders(model)
-        for name, one in live.items():
-            # What is split is copied anyway, and less of it.
-            is_given = isinstance(there[plain(name)], Tensor) and not is_sharded(one)
-            if is_given and (is_extra(name) or _custom_loader(plain(name), loaders) is not None):
-                there[plain(name)] = own(there[plain(name)], one.device if isinstance(one, Tensor) else CPU)
+        for name, current in live.items():
+            # Sharded tensors are copied by split_all_like below, and only this rank's shard of them.
+            is_plain_tensor = isinstance(saved[unwrapped_name(name)], Tensor) and not is_sharded(current)
+            if is_plain_tensor and (is_extra(name) or _custom_loader(unwrapped_name(name), loaders) is not None):
+                saved[unwrapped_name(name)] = own(
+                    saved[unwrapped_name(name)], current.device if isinstance(current, Tensor) else CPU
+                )
     try:
-        model.load_state_dict(split_all_like(live, {name: there[plain(name)] for name in live}), strict=True)
+        model.load_state_dict(split_all_like(live, {name: saved[unwrapped_name(name)] for name in live}), strict=True)
     except (KeyError, ValueError, TypeError) as error:
-        # A module's own way to load; torch's says what does not fit with a RuntimeError, as a device does that fails.
-        raise DoesNotFit(f"the weights do not fit the model: {error!r}") from error
+        # Raised by custom loaders. torch itself reports a mismatch as a RuntimeError, and so does a failing device.
+        raise CheckpointMismatch(f"the weights do not fit the model: {error!r}") from error
     except RuntimeError as error:
         if SIZE_MISMATCH in str(error):
-            raise DoesNotFit(f"the weights do not fit the model: {error}") from error
+            raise CheckpointMismatch(f"the weights do not fit the model: {error}") from error
         raise
 
 
 SIZE_MISMATCH = "size mismatch for "
-"""Part of torch's message for a tensor of another shape (torch 2.15)."""
+"""Part of torch's error message for a tensor of another shape (torch 2.15)."""
 EXTRA_STATE = "_extra_state"
-"""Ends the name under which a module's `get_extra_state` stands in a state_dict; what it gives may be a tensor."""
+"""Suffix of the name of a module's extra state in a state_dict; the state itself may be a tensor."""
 
 
 def custom_loaders(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that do not load tensors as torch does, by path. They may keep the very tensors that they are given,
-    as torchmetrics do, and take shapes other than theirs, as observers of quantization-aware training do.
-    """
+    """Return the modules that do not load tensors as torch does, by path. They may keep the very tensors that they are
+    passed, as torchmetrics do, and accept other shapes, as observers of quantization-aware training do."""
     return {
-        plain(path): module
+        unwrapped_name(path): module
         for path, module in model.named_modules(remove_duplicate=False)
         if module._load_state_dict_pre_hooks
         or getattr(module._load_from_state_dict, "__func__", None) is not nn.Module._load_from_state_dict
@@ -168,12 +168,12 @@ def custom_loaders(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_extra(name: str) -> bool:
-    """Whether a name in a state_dict is that of what a module's `get_extra_state` gives."""
+    """Return whether a name in a state_dict is that of a module's extra state."""
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
 def _custom_loader(name: str, loaders: Mapping[str, nn.Module]) -> str | None:
-    """The path of the innermost module that loads a tensor in its own way; None if torch loads it."""
+    """Return the path of the innermost module with a custom loader that loads a tensor; None if torch loads it."""
     path = name
     while path:
         path = path.rpartition(".")[0]
@@ -183,56 +183,58 @@ def _custom_loader(name: str, loaders: Mapping[str, nn.Module]) -> str | None:
 
 
 def _accepts_shape(name: str, live: Tensor, loaders: Mapping[str, nn.Module], state: Mapping[str, Any]) -> bool:
-    """Whether a module takes a tensor of another shape than its own. A copy of the module is asked."""
+    """Return whether a module accepts a tensor of another shape than its own; tried on a copy of the module."""
     if is_extra(name):
         return True
     path = _custom_loader(name, loaders)
     if path is None or is_sharded(live):
         return False
-    names = {one: plain(f"{path}.{one}" if path else one) for one in loaders[path].state_dict()}
+    names = {key: unwrapped_name(f"{path}.{key}" if path else key) for key in loaders[path].state_dict()}
     try:
         module = copy.deepcopy(loaders[path])
     except (RuntimeError, TypeError):
-        return True  # It cannot be copied, and is asked when it loads.
+        return True  # It cannot be copied; the real load will show it.
     try:
-        module.load_state_dict(copy.deepcopy({one: state[full] for one, full in names.items() if full in state}))
+        module.load_state_dict(copy.deepcopy({key: state[full] for key, full in names.items() if full in state}))
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError):
         return False
     return True
 
 
-def refuse(what: str, there: Iterable[str], here: Iterable[str], more: Iterable[str] = ()) -> None:
-    """
+def refuse(subject: str, saved: Iterable[str], live: Iterable[str], more: Iterable[str] = ()) -> None:
+    """Compare the names that a checkpoint has with those that the script has.
+
     Args:
-        there: names that the checkpoint has.
-        here: names that the script has.
+        subject: how the error message begins.
+        saved: names that the checkpoint has.
+        live: names that the script has.
         more: other differences, as sentences.
 
     Raises:
         DoesNotFit: there is a difference.
     """
-    there, here = set(there), set(here)
+    saved, live = set(saved), set(live)
     differences = list(more)
-    if missing := sorted(here - there):
-        differences.append(f"the checkpoint lacks {enumerated(missing)}")
-    if surplus := sorted(there - here):
-        differences.append(f"the script lacks {enumerated(surplus)}")
+    if missing := sorted(live - saved):
+        differences.append(f"the checkpoint lacks {join_names(missing)}")
+    if surplus := sorted(saved - live):
+        differences.append(f"the script lacks {join_names(surplus)}")
     if differences:
-        raise DoesNotFit(f"{what}: {'; '.join(differences[:MAX_DIFFERENCES])}")
+        raise CheckpointMismatch(f"{subject}: {'; '.join(differences[:MAX_DIFFERENCES])}")
 
 
 def own(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same values in memory of their own, on a device."""
+    """Return a copy of a tensor on a device, in memory of its own."""
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
 
 
 def moment(tensor: Tensor, parameter: Tensor | None, is_by_row: bool = False) -> Tensor:
-    """A tensor of an optimizer's state in memory of its own, where its parameter is, and split as that is.
+    """Return a copy of an optimizer's tensor on its parameter's device, sharded as the parameter is.
 
     Args:
-        is_by_row: whether it has a row for each row of the parameter, of another length.
+        is_by_row: the tensor has a row for each row of the parameter, of another length.
     """
-    # A count of steps stays on the CPU: torch itself knows which optimizers want it elsewhere.
+    # Step counts stay on the CPU: `Optimizer.load_state_dict` moves them for the optimizers that need it.
     if parameter is None or tensor.ndim == 0:
         return own(tensor, CPU)
     if is_sharded(parameter) and (is_by_row or parameter.shape == tensor.shape):
@@ -242,37 +244,40 @@ def moment(tensor: Tensor, parameter: Tensor | None, is_by_row: bool = False) ->
 
 CPU = torch.device("cpu")
 MAX_DEPTH = 64
-"""State that is nested more deeply is taken for one that holds itself."""
+"""Depth of nesting above which a state is assumed to contain itself."""
 
 
 def split(name: str, state: object) -> tuple[Any, dict[str, Tensor]]:
-    """State as JSON, and the tensors in it, which alias the live ones, under names that begin with `name`.
+    """Split a state into JSON and tensors, which alias the live ones, under names that begin with `name`.
 
     Raises:
-        TypeError: it holds something that is no number, text, tensor, array, or list, tuple or dict of such.
+        TypeError: the state holds something other than numbers, text, tensors, arrays, and lists, tuples and dicts of
+            these.
     """
     tensors: dict[str, Tensor] = {}
     return _split(name, state, tensors, 0), tensors
 
 
 def join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device = CPU) -> Any:
-    """The state that `split` took apart; its tensors are copies.
+    """Join a state that `split` took apart; its tensors are copies.
 
     Args:
-        device: for the tensors that were on a device of its type; all others come to the CPU.
+        device: device of the tensors that were on a device of its type; all others stay on the CPU.
 
     Raises:
-        Broken: the tree is not one, or a tensor is missing.
+        Broken: the tree is malformed, or a tensor is missing.
     """
     try:
         return _join(tree, tensors, device)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Broken(f"the state that is kept beside the model does not fit together: {error!r}") from error
+        raise Broken(f"the saved state of the optimizer or another object is inconsistent: {error!r}") from error
 
 
 def put_back(into: MutableMapping[Any, Any], state: Mapping[Any, Any]) -> None:
-    """Have a dictionary hold a state. What it holds already stays the same object wherever it can: a script may know
-    its tensors, arrays, lists and dictionaries by other names, too.
+    """Replace the entries of a dictionary by those of a state, in place.
+
+    Values that exist already are updated in place where possible: a script may hold references to the tensors, arrays,
+    lists and dictionaries.
     """
     values = {key: _put_back(into.get(key), value) for key, value in state.items()}
     into.clear()
@@ -282,7 +287,7 @@ def put_back(into: MutableMapping[Any, Any], state: Mapping[Any, Any]) -> None:
 def _put_back(old: Any, new: Any) -> Any:
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         like = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-        # A tensor that is expanded has one value in several places, and cannot be written.
+        # An expanded tensor has one value in several places, and cannot be written.
         if not like or 0 in old.stride():
             return new
         with torch.no_grad():
@@ -297,10 +302,10 @@ def _put_back(old: Any, new: Any) -> Any:
         return old
     if isinstance(old, list) and isinstance(new, list):
         before = [*old, *[None] * len(new)]
-        old[:] = [_put_back(one, value) for one, value in zip(before, new, strict=False)]
+        old[:] = [_put_back(element, value) for element, value in zip(before, new, strict=False)]
         return old
     if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
-        parts = [_put_back(one, value) for one, value in zip(old, new, strict=True)]
+        parts = [_put_back(element, value) for element, value in zip(old, new, strict=True)]
         return type(old)(*parts) if hasattr(old, "_fields") else tuple(parts)
     return new
 
@@ -309,11 +314,11 @@ def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> 
     if depth > MAX_DEPTH:
         raise TypeError(f"{path} is nested more than {MAX_DEPTH} levels deep; does it hold itself?")
     if isinstance(value, Tensor):
-        name = _named(path, value, tensors)
+        name = _add_tensor(path, value, tensors)
         return {"tensor": name} if value.device.type == "cpu" else {"on device": [value.device.type, name]}
     if isinstance(value, np.ndarray):
-        # Not ascontiguousarray, which gives an array without dimensions one.
-        return {"array": _named(path, torch.from_numpy(np.asarray(value, order="C")), tensors)}
+        # Not ascontiguousarray, which adds a dimension to arrays without any.
+        return {"array": _add_tensor(path, torch.from_numpy(np.asarray(value, order="C")), tensors)}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -334,8 +339,8 @@ def _split(path: str, value: object, tensors: dict[str, Tensor], depth: int) -> 
     )
 
 
-def _named(path: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-    while path in tensors:  # {"a/b": …, "a": {"b": …}}
+def _add_tensor(path: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    while path in tensors:  # the keys of {"a/b": …, "a": {"b": …}} collide
         path += "'"
     tensors[path] = tensor
     return path
@@ -363,45 +368,46 @@ def _join(tree: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any
             return tensors[content].clone().numpy()
         case "number":
             return float(content)
-    raise ValueError(f"nothing is called {kind!r}")
+    raise ValueError(f"unknown kind {kind!r}")
 
 
 STATE, GROUPS, PARAMETERS = "state", "param_groups", "params"
-"""Keys in the state_dict of torch's optimizers: state by parameter, groups, and in a group its parameters."""
-NOBODY = ""
-"""Stands for a parameter's name in entries of an optimizer's state that belong to no parameter."""
-OWN = "(state_dict)"
-"""Stands for a parameter's name: what else an optimizer's own `state_dict` gives, under BESIDE, or all of that,
-under WHOLE. A version that does not know it lacks such a parameter, and refuses the checkpoint."""
-BESIDE, WHOLE = "beside", "whole"
+"""Keys in the state_dict of torch's optimizers: state by parameter, groups, and the parameters of a group."""
+NO_PARAMETER = ""
+"""Placeholder for a parameter's name: entries of an optimizer's state that belong to no parameter."""
+CUSTOM_STATE = "(state_dict)"
+"""Placeholder for a parameter's name: what an optimizer's `state_dict` returns besides torch's keys, under
+EXTRA_ENTRIES, or all of it, under FULL_STATE_DICT. A version of Tandem that does not know it misses such a parameter,
+and refuses the checkpoint."""
+EXTRA_ENTRIES, FULL_STATE_DICT = "beside", "whole"
 
 BY_ROW = ".scale"
-"""Ends the names of tensors that have a row for each row of their parameter."""
+"""Suffix of the names of tensors that have a row for each row of their parameter."""
 
 LOCAL_SGD = (
     "with local SGD each rank trains weights of its own between two averages, and a checkpoint has one set of weights. "
     "Average the gradients of every step; gradient accumulation (batch.parts) or compression sends less, too"
 )
-"""Why weights that are averaged now and then are refused."""
+"""Error message for optimizers that average the weights only every few steps."""
 
-Rest = dict[str, dict[str, Any]]
-"""By parameter and key what is no plain tensor."""
+OtherEntries = dict[str, dict[str, Any]]
+"""Entries that are not plain tensors, by parameter and key."""
 
 
 @dataclass
 class OptimizerState:
-    """An optimizer's state as a checkpoint holds it."""
+    """State of an optimizer as a checkpoint holds it."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """By `<parameter>/<key>`; those of a running job alias the live ones."""
-    rest: Rest = field(default_factory=dict)
-    """Everything else."""
+    """Tensors by `<parameter>/<key>`; those of a running job alias the live ones."""
+    other_entries: OtherEntries = field(default_factory=dict)
+    """Entries that are not plain tensors."""
     groups: list[list[str]] | None = None
-    """Names of the parameters of each group; None where the checkpoint does not say."""
+    """Names of the parameters of each group; None if the checkpoint does not record them."""
     hyperparameters: list[dict[str, Any]] | None = None
-    """What each group holds beside its parameters; None where that is not kept."""
+    """Each group's entries other than its parameters; None if they are not part of the state."""
     added: int = 0
-    """How many of the groups, the last ones, were added while it trained."""
+    """Number of groups, the last ones, that were added during training."""
 
 
 class NamedOptimizer:
@@ -409,7 +415,7 @@ class NamedOptimizer:
 
     Args:
         model: has all of the optimizer's parameters.
-        name: tells several optimizers of a run apart; empty where there is one.
+        name: distinguishes several optimizers of a run; empty if there is only one.
 
     Raises:
         ConfigurationError: no rank has all of the optimizer's state.
@@ -424,241 +430,247 @@ class NamedOptimizer:
         if "ZeroRedundancyOptimizer" in kinds:
             raise ConfigurationError(
                 f"{type(optimizer).__name__} splits its state over the ranks, and none has what a checkpoint would "
-                'hold; take the optimizer inside it alone, with distribute(model, strategy="fsdp"), which splits '
+                'hold; use the optimizer inside it alone, with distribute(model, strategy="fsdp"), which splits '
                 "the state, too"
             )
         self.optimizer, self.name, self._model = optimizer, name, model
         self._has_warned = False
         self._prefix = f"{name}/" if name else ""
         self.mark_start()
-        strange = sum(id(one) not in self._names for group in optimizer.param_groups for one in group[PARAMETERS])
+        strange = sum(
+            id(parameter) not in self._names for group in optimizer.param_groups for parameter in group[PARAMETERS]
+        )
         if strange:
             raise ValueError(
-                f"the optimizer has {strange} parameters that are not the model's, and their state would be lost; "
-                "keep all modules that hold them"
+                f"the optimizer has {strange} parameters that are not the model's, so their state would be lost; pass "
+                "all modules that hold them, too"
             )
 
     def mark_start(self) -> None:
-        """Note the groups that the script begins with; later ones are added."""
+        """Record the groups that exist when the script starts; later ones count as added."""
         self._name_parameters()
         self._first_groups = len(self.optimizer.param_groups)
 
     def owns(self, path: str) -> bool:
-        """Whether a tensor's name in the file is one of this optimizer's."""
+        """Return whether a tensor's name in the file belongs to this optimizer."""
         return path.startswith(self._prefix)
 
     def groups(self) -> list[list[str]]:
-        """Names of the parameters of each group."""
-        return [[self._name(one) for one in group[PARAMETERS]] for group in self.optimizer.param_groups]
+        """Return the names of the parameters of each group."""
+        return [[self._name(parameter) for parameter in group[PARAMETERS]] for group in self.optimizer.param_groups]
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters, by what the names of their tensors in the file begin with."""
-        parameters = (one for group in self.optimizer.param_groups for one in group[PARAMETERS])
-        return {self._prefix + self._name(one): one for one in parameters}
+        """Return the parameters, by the prefix of their tensors' names in the file."""
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group[PARAMETERS])
+        return {self._prefix + self._name(parameter): parameter for parameter in parameters}
 
     def state(self) -> OptimizerState:
-        """The state as it is now, as the optimizer's `state_dict` gives it.
+        """Return the current state, as the optimizer's `state_dict` reports it.
 
         Raises:
             ConfigurationError: a parameter that was added is not the model's.
         """
-        given, groups = self.optimizer.state_dict(), self.groups()
-        parameters = self._numbered(given, groups)
-        holders = self.optimizer.param_groups if parameters is None else given[GROUPS]
-        hyperparameters = [{key: value for key, value in one.items() if key != PARAMETERS} for one in holders]
+        state_dict, groups = self.optimizer.state_dict(), self.groups()
+        parameters = self._numbered(state_dict, groups)
+        holders = self.optimizer.param_groups if parameters is None else state_dict[GROUPS]
+        hyperparameters = [{key: value for key, value in group.items() if key != PARAMETERS} for group in holders]
         added = max(0, len(groups) - self._first_groups)
-        found = OptimizerState(groups=groups, hyperparameters=hyperparameters, added=added)
+        state = OptimizerState(groups=groups, hyperparameters=hyperparameters, added=added)
         if parameters is None:
-            found.rest[OWN] = {WHOLE: dict(given)}
-            return found
-        for number, entries in given[STATE].items():
+            state.other_entries[CUSTOM_STATE] = {FULL_STATE_DICT: dict(state_dict)}
+            return state
+        for number, entries in state_dict[STATE].items():
             if number not in parameters:
-                found.rest.setdefault(NOBODY, {})[number] = entries
+                state.other_entries.setdefault(NO_PARAMETER, {})[number] = entries
                 continue
             name = parameters[number]
             for key, value in entries.items():
                 if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
-                    found.tensors[f"{self._prefix}{name}/{key}"] = value
+                    state.tensors[f"{self._prefix}{name}/{key}"] = value
                 else:
-                    found.rest.setdefault(name, {})[key] = value
-        if beside := {key: value for key, value in given.items() if key not in (STATE, GROUPS)}:
-            found.rest[OWN] = {BESIDE: beside}
+                    state.other_entries.setdefault(name, {})[key] = value
+        if extra_entries := {key: value for key, value in state_dict.items() if key not in (STATE, GROUPS)}:
+            state.other_entries[CUSTOM_STATE] = {EXTRA_ENTRIES: extra_entries}
         else:
-            self._warn_of_what_is_lost(given[STATE], parameters)
-        return found
+            self._warn_of_inner_state(state_dict[STATE], parameters)
+        return state
 
-    def _warn_of_what_is_lost(self, given: Mapping[Any, Mapping[Any, Any]], parameters: Mapping[Any, str]) -> None:
-        """An optimizer around another one, such as SAM as it is often written, may give its own state alone."""
-        inside = [one for one in vars(self.optimizer).values() if isinstance(one, torch.optim.Optimizer)]
+    def _warn_of_inner_state(self, state: Mapping[Any, Mapping[Any, Any]], parameters: Mapping[Any, str]) -> None:
+        """Warn of state of an inner optimizer that the outer one's `state_dict` omits, as SAM is often written."""
+        inside = [inner for inner in vars(self.optimizer).values() if isinstance(inner, torch.optim.Optimizer)]
         if self._has_warned or not inside:
             return
-        named = {name: given.get(number, {}) for number, name in parameters.items()}
+        saved_entries = {name: state.get(number, {}) for number, name in parameters.items()}
         lost = {
-            (type(one).__name__, str(key))
-            for one in inside
-            for owner, entries in one.state.items()
+            (type(inner).__name__, str(key))
+            for inner in inside
+            for owner, entries in inner.state.items()
             for key in entries
-            if isinstance(owner, Tensor) and key not in named.get(self._names.get(id(owner), ""), {})
+            if isinstance(owner, Tensor) and key not in saved_entries.get(self._names.get(id(owner), ""), {})
         }
         if lost:
             self._has_warned = True
             log.warning(
-                "optimizer=%s holds the optimizer %s, and its state_dict does not give that one's %s, which no "
-                "checkpoint has then; have it give them, and load_state_dict take them back",
-                *(type(self.optimizer).__name__, min(lost)[0], enumerated(sorted(key for _, key in lost))),
+                "optimizer=%s holds the optimizer %s, and its state_dict does not include that one's %s, so "
+                "checkpoints lack them; include them in state_dict and restore them in load_state_dict",
+                *(type(self.optimizer).__name__, min(lost)[0], join_names(sorted(key for _, key in lost))),
             )
 
     def check(self, state: OptimizerState) -> None:
-        """See whether a state belongs to this optimizer; nothing is changed.
+        """Check that a state matches this optimizer, without changing it.
 
         Raises:
-            DoesNotFit: it belongs to another one.
+            DoesNotFit: the state belongs to another optimizer.
         """
         groups, added = self.groups(), self._added_groups(state)
-        here = {name for group in groups for name in group} | {name for names, _ in added for name in names}
-        what = f"the state of the optimizer {self.name!r}" if self.name else "the optimizer's state"
+        live_names = {name for group in groups for name in group} | {name for names, _ in added for name in names}
+        subject = f"the state of the optimizer {self.name!r}" if self.name else "the optimizer's state"
         tensors, shapes = self._by_parameter(state.tensors), []
         if state.groups is not None:
-            refuse(f"{what} is of other parameters", (name for group in state.groups for name in group), here)
+            refuse(f"{subject} is of other parameters", (name for group in state.groups for name in group), live_names)
         if any(path.endswith(BY_ROW) for path in state.tensors) and not getattr(self.optimizer, "has_scales", False):
-            raise DoesNotFit(f"{what} has moments of 8 bits, as adamw8bit keeps them, and the script's is another one")
-        if surplus := sorted((tensors.keys() | state.rest.keys()) - here - {NOBODY, OWN}):
-            raise DoesNotFit(f"{what} is of other parameters: the script lacks {enumerated(surplus)}")
-        if OWN in state.rest:
+            raise CheckpointMismatch(f"{subject} has 8-bit moments of adamw8bit, but the script uses another optimizer")
+        if surplus := sorted((tensors.keys() | state.other_entries.keys()) - live_names - {NO_PARAMETER, CUSTOM_STATE}):
+            raise CheckpointMismatch(f"{subject} is of other parameters: the script lacks {join_names(surplus)}")
+        if CUSTOM_STATE in state.other_entries:
             if not self.has_custom_load:
-                raise DoesNotFit(
-                    f"{what} has {enumerated(sorted(map(str, *state.rest[OWN].values())))} beside that by parameter, "
-                    f"which {type(self.optimizer).__name__} does not take back"
+                entries = sorted(map(str, *state.other_entries[CUSTOM_STATE].values()))
+                raise CheckpointMismatch(
+                    f"{subject} has {join_names(entries)} beside that by parameter, which"
+                    f" {type(self.optimizer).__name__} does not load"
                 )
             if state.groups != [*groups, *(names for names, _ in added)]:
-                raise DoesNotFit(f"{what} is by the order of its parameters, and that is another one here")
+                raise CheckpointMismatch(f"{subject} depends on the order of its parameters, which has changed")
         live = self._entries()
         for group in groups:
             for name in group:
                 for key, tensor in tensors.get(name, {}).items():
-                    one = live.get(name, {}).get(key)
-                    if isinstance(one, Tensor) and one.shape != tensor.shape:
-                        shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(one.shape)} here")
+                    current = live.get(name, {}).get(key)
+                    if isinstance(current, Tensor) and current.shape != tensor.shape:
+                        shapes.append(f"{name}/{key} is {list(tensor.shape)} there and {list(current.shape)} here")
         if shapes:
-            raise DoesNotFit(f"{what} does not fit: {enumerated(shapes)}")
-        self._matched(state)
+            raise CheckpointMismatch(f"{subject} does not fit: {join_names(shapes)}")
+        self._matched_hyperparameters(state)
 
     def load(self, state: OptimizerState) -> None:
-        """Put a state back, in the types in which it was.
+        """Load a state, with the dtypes that it was saved with.
 
         Args:
-            state: its tensors become the optimizer's own, so nobody else may change them.
+            state: its tensors become the optimizer's own, so the caller must not change them.
 
         Raises:
-            DoesNotFit: it belongs to another optimizer; this one is as it was.
+            DoesNotFit: the state belongs to another optimizer; this one is unchanged.
         """
         self.check(state)
         self.add_groups(state)
         tensors = self._by_parameter(state.tensors)
-        states: dict[Any, Any] = dict(state.rest.get(NOBODY, {}))
+        states: dict[Any, Any] = dict(state.other_entries.get(NO_PARAMETER, {}))
         exact: list[tuple[str, str, Tensor]] = []
         packed, number = [], 0
-        for group, kept in zip(self.optimizer.param_groups, self._matched(state), strict=True):
-            options = {key: value for key, value in group.items() if key != PARAMETERS} | (kept or {})
+        for group, hyperparameters in zip(
+            self.optimizer.param_groups, self._matched_hyperparameters(state), strict=True
+        ):
+            options = {key: value for key, value in group.items() if key != PARAMETERS} | (hyperparameters or {})
             packed.append({**options, PARAMETERS: list(range(number, number + len(group[PARAMETERS])))})
             for parameter in group[PARAMETERS]:
                 name = self._name(parameter)
-                entries: dict[str, Any] = dict(state.rest.get(name, {}))
+                entries: dict[str, Any] = dict(state.other_entries.get(name, {}))
                 for key, tensor in tensors.get(name, {}).items():
                     entries[key] = tensor
                     exact.append((name, key, tensor))
                 if entries:
                     states[number] = entries
                 number += 1
-        own_state = state.rest.get(OWN, {})
-        given = own_state.get(WHOLE) or {STATE: states, GROUPS: packed, **own_state.get(BESIDE, {})}
+        custom = state.other_entries.get(CUSTOM_STATE, {})
+        state_dict = custom.get(FULL_STATE_DICT) or {STATE: states, GROUPS: packed, **custom.get(EXTRA_ENTRIES, {})}
         try:
-            self.optimizer.load_state_dict(given)
+            self.optimizer.load_state_dict(state_dict)
         except (KeyError, ValueError, TypeError) as error:
-            raise DoesNotFit(f"the optimizer's state does not fit it: {error!r}") from error
+            raise CheckpointMismatch(f"the optimizer's state does not fit it: {error!r}") from error
         live = self._entries()
         for name, key, tensor in exact:
-            # torch gives moments the type of their parameter, whatever the optimizer had.
-            one = live.get(name, {}).get(key)
-            if isinstance(one, Tensor) and one.dtype != tensor.dtype and one.shape == tensor.shape:
-                live[name][key] = own(tensor, one.device)
+            # torch casts moments to their parameter's dtype when it loads them; restore the saved dtype.
+            current = live.get(name, {}).get(key)
+            if isinstance(current, Tensor) and current.dtype != tensor.dtype and current.shape == tensor.shape:
+                live[name][key] = own(tensor, current.device)
 
     def add_groups(self, state: OptimizerState) -> None:
-        """Add the groups that were added while a state came about, after `check`."""
+        """Add the parameter groups that a state has and the optimizer lacks, after `check`."""
         for names, options in self._added_groups(state):
             self.optimizer.add_param_group({**options, PARAMETERS: [self._parameters[name] for name in names]})
 
     def _added_groups(self, state: OptimizerState) -> list[tuple[list[str], dict[str, Any]]]:
-        """The groups of a state that were added and are not there yet: names of parameters of the model, and what else
-        they hold."""
+        """Return the groups of a state that were added during training and do not exist yet: names of the model's
+        parameters, and the group's other entries."""
         if not state.added or state.groups is None or state.hyperparameters is None:
             return []
-        here = {name for group in self.groups() for name in group}
+        live_names = {name for group in self.groups() for name in group}
         added = list(zip(state.groups, state.hyperparameters, strict=True))[-state.added :]
         return [
             (names, options)
             for names, options in added
-            if names and here.isdisjoint(names) and self._parameters.keys() >= set(names)
+            if names and live_names.isdisjoint(names) and self._parameters.keys() >= set(names)
         ]
 
     @property
     def has_added_groups(self) -> bool:
-        """Whether groups were added since the script began."""
+        """Whether groups were added since the script started."""
         return len(self.optimizer.param_groups) > self._first_groups
 
     @property
     def has_custom_load(self) -> bool:
-        """Whether it takes back more than torch's optimizers do."""
-        one = self.optimizer
-        method = getattr(one.load_state_dict, "__func__", None)
-        hooks = getattr(one, "_optimizer_load_state_dict_pre_hooks", {})
+        """Whether the optimizer loads more than torch's optimizers do."""
+        optimizer = self.optimizer
+        method = getattr(optimizer.load_state_dict, "__func__", None)
+        hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", {})
         return bool(hooks) or method is not torch.optim.Optimizer.load_state_dict
 
-    def _numbered(self, given: Mapping[str, Any], live: list[list[str]]) -> dict[Any, str] | None:
-        """The names of the parameters by their numbers in a state_dict; None if that is not of torch's form.
+    def _numbered(self, state_dict: Mapping[str, Any], live: list[list[str]]) -> dict[Any, str] | None:
+        """Return the names of the parameters by their numbers in a state_dict; None if it does not have torch's form.
 
         Args:
             live: names of the parameters of each group.
         """
-        groups = given.get(GROUPS)
-        if not isinstance(given.get(STATE), Mapping) or not isinstance(groups, list):
+        groups = state_dict.get(GROUPS)
+        if not isinstance(state_dict.get(STATE), Mapping) or not isinstance(groups, list):
             return None
         numbers = [list(group.get(PARAMETERS, [])) for group in groups if isinstance(group, Mapping)]
-        if [len(one) for one in numbers] != [len(names) for names in live]:
+        if [len(group) for group in numbers] != [len(names) for names in live]:
             return None
-        found = dict(zip(chain.from_iterable(numbers), chain.from_iterable(live), strict=True))
-        is_torchs = all(isinstance(given[STATE].get(number, {}), MutableMapping) for number in found)
-        return found if is_torchs else None
+        names = dict(zip(chain.from_iterable(numbers), chain.from_iterable(live), strict=True))
+        is_torchs = all(isinstance(state_dict[STATE].get(number, {}), MutableMapping) for number in names)
+        return names if is_torchs else None
 
     def _entries(self) -> dict[str, MutableMapping[Any, Any]]:
-        """State that the optimizer holds now, by parameter; torch's optimizers return the dictionaries in use."""
-        given = self.optimizer.state_dict()
-        numbered = self._numbered(given, self.groups()) or {}
-        return {name: given[STATE][number] for number, name in numbered.items() if number in given[STATE]}
+        """Return the optimizer's current state by parameter; torch's optimizers return the dictionaries in use."""
+        state_dict = self.optimizer.state_dict()
+        numbered = self._numbered(state_dict, self.groups()) or {}
+        return {name: state_dict[STATE][number] for number, name in numbered.items() if number in state_dict[STATE]}
 
     def _name_parameters(self) -> None:
-        self._parameters = {plain(path): one for path, one in self._model.named_parameters()}
+        self._parameters = {unwrapped_name(path): parameter for path, parameter in self._model.named_parameters()}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
 
     def _name(self, parameter: Tensor) -> str:
         if id(parameter) not in self._names:
-            self._name_parameters()  # The model may have grown.
+            self._name_parameters()  # the model may have new parameters
         if id(parameter) not in self._names:
             raise ConfigurationError(
-                "the optimizer has got a parameter that is not the model's, and its state would be lost; keep all "
+                "a parameter was added to the optimizer that is not the model's, so its state would be lost; pass all "
                 "modules that hold parameters"
             )
         return self._names[id(parameter)]
 
     def _by_parameter(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        found: dict[str, dict[str, Tensor]] = {}
+        by_name: dict[str, dict[str, Tensor]] = {}
         for path, tensor in tensors.items():
             name, _, key = path.removeprefix(self._prefix).rpartition("/")
-            found.setdefault(plain(name), {})[key] = tensor
-        return found
+            by_name.setdefault(unwrapped_name(name), {})[key] = tensor
+        return by_name
 
-    def _matched(self, state: OptimizerState) -> list[dict[str, Any] | None]:
-        """For each group of the optimizer what the checkpoint's group of the same parameters holds beside them.
+    def _matched_hyperparameters(self, state: OptimizerState) -> list[dict[str, Any] | None]:
+        """Return, for each group of the optimizer, the hyperparameters of the checkpoint's group of the same
+        parameters.
 
         Raises:
             DoesNotFit: the parameters are in other groups.
@@ -667,19 +679,22 @@ class NamedOptimizer:
         if state.hyperparameters is None:
             return [None] * len(live)
         if state.groups is None:
-            # The checkpoint says in which order its groups were, and no more.
+            # The checkpoint records the order of its groups, not their parameters.
             if len(state.hyperparameters) != len(live):
-                raise DoesNotFit(f"the optimizer had {len(state.hyperparameters)} groups and has {len(live)} here")
+                raise CheckpointMismatch(
+                    f"the optimizer had {len(state.hyperparameters)} groups and has {len(live)} here"
+                )
             return list(state.hyperparameters)
-        # Lists, because groups without parameters, which Hugging Face's Trainer makes, are told apart by their order.
-        known: dict[frozenset[str], list[dict[str, Any]]] = {}
-        for names, kept in zip(state.groups, state.hyperparameters, strict=True):
-            known.setdefault(frozenset(names), []).append(kept)
-        here = [frozenset(names) for names in self.groups()]
-        strange = [sorted(names) for names in here if names and names not in known]
+        # Lists, because several groups may have no parameters, as in Hugging Face's Trainer; they match by order.
+        saved_groups: dict[frozenset[str], list[dict[str, Any]]] = {}
+        for names, hyperparameters in zip(state.groups, state.hyperparameters, strict=True):
+            saved_groups.setdefault(frozenset(names), []).append(hyperparameters)
+        live_groups = [frozenset(names) for names in self.groups()]
+        strange = [sorted(names) for names in live_groups if names and names not in saved_groups]
         if strange:
-            raise DoesNotFit(
-                f"the optimizer's parameters are in other groups: in none of the checkpoint's is what is in one here, "
-                f"{enumerated(strange[0])}"
+            raise CheckpointMismatch(
+                "the optimizer's parameters are grouped differently: no group of the checkpoint has exactly the "
+                "parameters "
+                f"{join_names(strange[0])}"
             )
-        return [left.pop(0) if (left := known.get(names)) else None for names in here]
+        return [candidates.pop(0) if (candidates := saved_groups.get(names)) else None for names in live_groups]

@@ -1,22 +1,24 @@
 """Batches from any torch data set, with each sample exactly once in an epoch, whatever the number of ranks, loader
 workers and restarts.
 
-What a step sees is a function of the step (tandem_trainer.data.order), never of who has read how far ahead: loader
-workers get the steps' own lists of ids, in order, and a start in the middle of an epoch begins with the list that is
-next. Whatever is drawn at random while a sample is read (an augmentation) follows from seed, epoch and sample.
+The samples of a step are a function of the step (tandem_trainer.data.order), never of how far a process has read ahead:
+loader workers get the steps' own lists of ids, in order, and a start in the middle of an epoch begins with the next
+list. Random numbers that are drawn while a sample is read (an augmentation) follow from seed, epoch and sample.
 
-A number stands for the same sample on every rank only if all have listed the samples alike, and a folder is listed in
-another order on another node. So of the first batch of a start every rank reads COMMON samples, in its own share or
-not, and a digest of them is compared with that of the others: of texts and whole numbers, where two readings agree.
+An id refers to the same sample on every rank only if all ranks have listed the samples in the same order, and a folder
+may be listed in another order on another node. So at a start every rank reads COMMON samples of the first batch,
+whether or not they are in its share, and the ranks compare a digest of them: of texts and integers, in which two reads
+agree.
 
-A *stream*, a data set without indices, is read by every rank from where the checkpoint stands; each takes its share of
-each global batch and passes over the rest, so a stream must give the same samples to every rank. A digest of the first
-sample of each batch shows whether it does: of its texts and whole numbers, such as labels and tokens, for a stream may
-augment pictures at random. One that has a method
-`start_at(epoch, cursor)` is asked to begin there; any other is read from the beginning of the epoch up to there.
+A *stream*, a data set without indices, is read by every rank from the position in the checkpoint; each rank takes its
+share of each global batch and skips the rest, so a stream must yield the same samples on every rank. A digest of the
+first sample of each batch shows whether it does: of its texts and integers, such as labels and tokens, for a stream may
+augment pictures at random. A stream with a method `start_at(epoch, cursor)` is asked to begin there; any other is read
+from the beginning of the epoch up to there.
 
 Rejected: DistributedSampler and a stream's own division by rank (both depend on the number of ranks, and a resumed
-epoch would repeat and lose samples), the state of a loader in the checkpoint (of one world and one number of workers).
+epoch would repeat and lose samples), the state of a loader in the checkpoint (valid for one world size and one number
+of workers).
 """
 
 import itertools
@@ -41,37 +43,38 @@ from tandem_trainer.pulse import die_with_parent
 Collate = Callable[[list[Any]], Any]
 CPU = torch.device("cpu")
 CONTAINERS = (Tensor, np.ndarray, Mapping, list, tuple)
-WHOLE = {torch.int64, torch.int32, torch.int16}
+INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16}
 """Types of labels and tokens. Bytes are pixels."""
 COMMON = 2
-"""Samples that every rank reads at a start."""
+"""Number of samples that every rank reads at a start."""
 
 
 @dataclass(frozen=True)
-class Fed:
-    """One rank's share of a global batch."""
+class RankBatch:
+    """One rank's share of a global batch, read and collated."""
 
     position: DataPosition
-    """Where the data stands before this batch."""
+    """Data position before this batch."""
     ids: Tensor
-    """[global batch], int64, sample ids of all ranks together; in a stream a sample's id is its place in the epoch."""
+    """Sample ids of all ranks together, [global batch], int64; the id of a stream's sample is its position in the
+    epoch."""
     mine: Tensor
-    """[at least 1], int64, those of this rank, or what stands in their place where ids repeat (`Planned.keys`). A rank
-    without a share gets the first one, to be weighed with 0."""
+    """Ids of this rank, [at least 1], int64, or their keys where ids repeat (`Planned.keys`). A rank without a share
+    gets the first sample, with the weight 0."""
     data: Any
-    """What the collate function made of them."""
+    """Result of the collate function."""
     weight: float
-    """1; 0 where a rank has no share of so small a batch, and its one sample stands in for it."""
+    """Weight of the data: 1, or 0 where the rank has no share of so small a batch and one sample stands in."""
     content: int = 0
-    """A digest of what the ids stand for, where they do not say it themselves; the same on every rank."""
+    """Digest of what the ids refer to, where they do not determine it; the same on every rank."""
     common: int = 0
-    """A digest of samples that every rank has read; 0 but for the first batch of a start."""
+    """Digest of samples that every rank has read; 0 except in the first batch after a start."""
     of_fields: bool = False
-    """Lists in the data hold fields and not samples: torch's own `default_collate` made them."""
+    """Whether lists in the data hold fields and not samples, because torch's own `default_collate` made them."""
 
 
 class Indexed(Protocol):
-    """A data set with a length whose samples are asked for by number."""
+    """A data set with a length whose samples are read by index."""
 
     def __len__(self) -> int: ...
 
@@ -80,50 +83,52 @@ class Indexed(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """How samples are read."""
+    """Settings for reading samples."""
 
     rank: int
     """This rank."""
     world_size: int
-    """Ranks in all."""
+    """Number of ranks."""
     seed: int
-    """Of what is drawn while a sample is read."""
+    """Seed of random numbers that are drawn while a sample is read."""
     workers: int = 0
-    """Processes that read ahead; 0: read when it is asked for."""
+    """Number of processes that read ahead; 0 to read on demand."""
     collate: Collate = default_collate
-    """Makes a batch of a list of samples."""
+    """Function that makes a batch of a list of samples."""
     transform: Callable[[Any], Any] | None = None
-    """Applied to each of this rank's samples."""
+    """Function that is applied to each of this rank's samples."""
     pin: bool = False
-    """Into memory from which a GPU copies by itself."""
+    """Whether batches are put into pinned memory, from which a GPU copies asynchronously."""
 
     def own(self, ids: Tensor) -> Tensor:
-        """This rank's share of a global batch, or, if that is empty, its first sample."""
-        mine = share(ids, self.rank, self.world_size)
-        return mine if len(mine) else ids[:1]
+        """Return this rank's share of a global batch, or, if that is empty, its first sample."""
+        own_ids = share(ids, self.rank, self.world_size)
+        return own_ids if len(own_ids) else ids[:1]
 
-    def fed(self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int, common: int = 0) -> Fed:
-        """A batch that has been read."""
+    def as_batch(
+        self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int, common: int = 0
+    ) -> RankBatch:
+        """Build this rank's batch after its samples were read."""
         weight = 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0
-        return Fed(position, ids, self.own(keys), data, weight, content, common, self.collate is default_collate)
+        return RankBatch(position, ids, self.own(keys), data, weight, content, common, self.collate is default_collate)
 
     def sample(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
-        """Read a sample with random numbers that follow from its key."""
-        found = self.untransformed(epoch, key, read)
-        return found if self.transform is None else self.transform(found)
+        """Read a sample with random numbers that follow from its key, and transform it."""
+        sample = self.untransformed(epoch, key, read)
+        return sample if self.transform is None else self.transform(sample)
 
     def untransformed(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
-        """The same without its transform."""
+        """Read a sample with random numbers that follow from its key, without the transform."""
         seed_everything(mixed(self.seed, epoch, key), CPU)
         return read()
 
     def loader(self, source: Any, **options: Any) -> DataLoader[Any]:
-        """A loader over a source, with torch's own options for what a batch is."""
+        """Create a loader over a source, with torch's own options for what a batch is."""
         return DataLoader(source, num_workers=self.workers, worker_init_fn=_is_worker, pin_memory=self.pin, **options)
 
 
-def feed(dataset: Indexed, order: Order, steps: Iterable[int], reading: Reading) -> Iterator[Fed]:
-    """The batches of these data steps, of a data set whose samples have numbers."""
+def feed(dataset: Indexed, order: Order, steps: Iterable[int], reading: Reading) -> Iterator[RankBatch]:
+    """Yield this rank's batches of data steps, from a data set with indices."""
     batches = Batches(order)
     planned = ((order.position(step), batches.ids(step)) for step in steps)
     return read(dataset, (Planned(position, ids, ids) for position, ids in planned), reading)
@@ -134,53 +139,55 @@ class Planned:
     """A global batch that is to be read."""
 
     position: DataPosition
-    """Where the data stands before it."""
+    """Data position before the batch."""
     ids: Tensor
-    """[global batch], int64, its sample ids."""
+    """Sample ids, [global batch], int64."""
     keys: Tensor
-    """[global batch], int64, what is drawn at random for each follows from this: the ids, where none repeats."""
+    """Keys of the random numbers for each sample, [global batch], int64; equal to the ids where none repeats."""
     content: int = 0
-    """A digest of the epoch, where a function of the script's own gives it."""
+    """Digest of the epoch, where a user's function determines it."""
 
 
-def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iterator[Fed]:
-    """This rank's shares of global batches."""
-    asked: deque[Planned] = deque()
+def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iterator[RankBatch]:
+    """Yield this rank's shares of planned global batches."""
+    in_flight: deque[Planned] = deque()
 
-    def lists() -> Iterator[list[_Asked]]:
-        """What loader workers read next, some steps ahead of what is fed."""
+    def lists() -> Iterator[list[_SampleRequest]]:
+        """Yield the samples that loader workers read next, some steps ahead of the loop."""
         for place, plan in enumerate(planned):
-            asked.append(plan)
-            mine = _asked(plan.position.epoch, reading.own(plan.ids), reading.own(plan.keys))
+            in_flight.append(plan)
+            requests = _requests(plan.position.epoch, reading.own(plan.ids), reading.own(plan.keys))
             if place:
-                yield mine
+                yield requests
                 continue
+            # The first batch of a start also has samples that every rank reads, spread over the global batch.
             spread = slice(None, None, -(-len(plan.ids) // COMMON))
-            yield [*_asked(plan.position.epoch, plan.ids[spread], plan.keys[spread], of_all=True), *mine]
+            yield [*_requests(plan.position.epoch, plan.ids[spread], plan.keys[spread], of_all=True), *requests]
 
     rows = _Rows(dataset, reading)
+    # Loaders yield batches in the order of the lists, so the oldest plan in flight belongs to the next batch.
     for data, common in reading.loader(rows, batch_sampler=lists(), collate_fn=_Collate(reading.collate)):
-        plan = asked.popleft()
-        yield reading.fed(plan.position, plan.ids, plan.keys, data, plan.content, common)
+        plan = in_flight.popleft()
+        yield reading.as_batch(plan.position, plan.ids, plan.keys, data, plan.content, common)
 
 
-class _Asked(NamedTuple):
-    """A sample that is to be read."""
+class _SampleRequest(NamedTuple):
+    """A request to read a sample."""
 
     epoch: int
     number: int
     key: int
     of_all: bool
-    """Whether every rank reads it, and a digest of it is wanted alone."""
+    """Whether every rank reads it, for a digest only."""
 
 
-def _asked(epoch: int, ids: Tensor, keys: Tensor, of_all: bool = False) -> list[_Asked]:
-    return [_Asked(epoch, *one, of_all) for one in zip(ids.tolist(), keys.tolist(), strict=True)]
+def _requests(epoch: int, ids: Tensor, keys: Tensor, of_all: bool = False) -> list[_SampleRequest]:
+    return [_SampleRequest(epoch, *pair, of_all) for pair in zip(ids.tolist(), keys.tolist(), strict=True)]
 
 
 READINGS = 8
-"""Of a sample that every rank reads: one that has something of its own drawn at random, such as one of two captions, is
-the same each time on one rank alone by a chance of 1 in 100."""
+"""Number of times that a sample is read which every rank reads. A sample with a random choice, such as one of two
+captions, comes out the same each time on one rank alone by a chance of 1 in 100."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +195,17 @@ class _Common:
     """A sample that every rank reads."""
 
     content: int
-    """Its digest; 0 where it is another one each time that it is read."""
+    """Digest of the sample; 0 if it differs from one read to the next."""
 
 
 @dataclass(frozen=True)
 class _Collate:
-    """Makes a batch of the samples of this rank, and a digest of those that every rank reads and that come first."""
+    """Collates this rank's samples, and computes a digest of those that every rank reads, which come first."""
 
     collate: Collate
 
     def __call__(self, samples: list[Any]) -> tuple[Any, int]:
-        common = [one.content for one in samples if isinstance(one, _Common)]
+        common = [sample.content for sample in samples if isinstance(sample, _Common)]
         digest = xxhash.xxh3_64_intdigest(repr(common).encode()) if common else 0
         return self.collate(samples[len(common) :]), digest
 
@@ -217,7 +224,7 @@ class Stream:
     ) -> None:
         """
         Args:
-            drop_last: leave out the last batch of an epoch where it is a partial one.
+            drop_last: whether a partial last batch of an epoch is dropped.
 
         Raises:
             ConfigurationError: more than one loader worker.
@@ -234,91 +241,96 @@ class Stream:
         self._next = self._end = DataPosition(seed=reading.seed, epoch=epochs, cursor=0)
 
     def position(self, step: int) -> DataPosition:
-        """Where the data stands before the batch that comes next."""
+        """Return the data position before the next batch."""
         return self._next
 
     def feed(self, start: DataPosition | None, passed: int, skipped: Callable[[int], bool]) -> "Lookahead":
-        """The batches from a position on.
+        """Return the batches from a position on.
 
         Args:
-            start: None: from the beginning.
-            passed: data steps before it.
-            skipped: whether a data step is left out.
+            start: the position; None for the beginning.
+            passed: number of data steps before it.
+            skipped: returns whether a data step is left out.
         """
         self._next = start = start or DataPosition(seed=self._reading.seed, epoch=0, cursor=0)
-        least = self._batch if self._drop_last else 1
+        min_batch = self._batch if self._drop_last else 1
         pages = _Pages(
-            self._dataset, self._batch, least, self._epochs, start, passed, self.data_steps, skipped, self._reading
+            self._dataset, self._batch, min_batch, self._epochs, start, passed, self.data_steps, skipped, self._reading
         )
-        fed = iter(self._reading.loader(pages, batch_size=None, collate_fn=_as_it_is))
-        return Lookahead(fed, self._found, self._used)
+        batches = iter(self._reading.loader(pages, batch_size=None, collate_fn=_as_it_is))
+        return Lookahead(batches, self._set_next, self._advance)
 
-    def _found(self, fed: Fed | None) -> None:
-        self._next = self._end if fed is None else fed.position
+    def _set_next(self, batch: RankBatch | None) -> None:
+        self._next = self._end if batch is None else batch.position
 
-    def _used(self, fed: Fed) -> None:
-        # Whether there is another batch is not asked after the last of `data_steps`.
-        self._next = fed.position.model_copy(update={"cursor": fed.position.cursor + len(fed.ids)})
+    def _advance(self, batch: RankBatch) -> None:
+        # After the last of `data_steps` no further batch is read, so the position is computed from this one.
+        self._next = batch.position.model_copy(update={"cursor": batch.position.cursor + len(batch.ids)})
 
 
 class Lookahead:
-    """Batches of which the next one is known before it is asked for: whether there is one, and where it begins."""
+    """Iterator over batches that can tell, before the next one is used, whether there is one and where it begins."""
 
-    def __init__(self, fed: Iterator[Fed], found: Callable[[Fed | None], None], used: Callable[[Fed], None]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[RankBatch],
+        on_next: Callable[[RankBatch | None], None],
+        on_used: Callable[[RankBatch], None],
+    ) -> None:
         """
         Args:
-            found: called with the batch that comes next, None at the end.
-            used: called with a batch that is given out.
+            on_next: called with the next batch once it is read; None at the end.
+            on_used: called with a batch when the iterator yields it.
         """
-        self._fed, self._found, self._used = fed, found, used
-        self._ahead: Fed | None = None
+        self._batches, self._on_next, self._on_used = batches, on_next, on_used
+        self._ahead: RankBatch | None = None
         self._is_used = True
 
     def more(self) -> bool:
-        """Whether there is another batch."""
+        """Read the next batch, if that has not been done, and return whether there is one."""
         if self._is_used:
-            self._ahead = next(self._fed, None)
-            self._found(self._ahead)
+            self._ahead = next(self._batches, None)
+            self._on_next(self._ahead)
             self._is_used = False
         return self._ahead is not None
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Fed:
+    def __next__(self) -> RankBatch:
         if not self.more():
             raise StopIteration
         self._is_used = True
         assert self._ahead is not None
-        self._used(self._ahead)
+        self._on_used(self._ahead)
         return self._ahead
 
 
 class _Rows(Dataset[Any]):
-    """What loader workers ask: samples by epoch, number and what is drawn by."""
+    """Data set that loader workers index with requests."""
 
     def __init__(self, dataset: Indexed, reading: Reading) -> None:
         self._dataset, self._reading = dataset, reading
 
-    def __getitem__(self, asked: _Asked) -> Any:
+    def __getitem__(self, request: _SampleRequest) -> Any:
         def read() -> Any:
-            return self._dataset[asked.number]
+            return self._dataset[request.number]
 
-        if not asked.of_all:
-            return self._reading.sample(asked.epoch, asked.key, read)
-        readings = (content_of(self._reading.untransformed(asked.epoch, asked.key, read)) for _ in range(READINGS))
+        if not request.of_all:
+            return self._reading.sample(request.epoch, request.key, read)
+        readings = (content_of(self._reading.untransformed(request.epoch, request.key, read)) for _ in range(READINGS))
         first = next(readings)
-        return _Common(first if all(one == first for one in readings) else 0)
+        return _Common(first if all(content == first for content in readings) else 0)
 
 
 class _Pages(IterableDataset[Any]):
-    """Reads a stream and puts this rank's batches together."""
+    """Reads a stream and collates this rank's batches."""
 
     def __init__(
         self,
         dataset: Iterable[Any],
         batch: int,
-        least: int,
+        min_batch: int,
         epochs: int,
         start: DataPosition,
         passed: int,
@@ -327,16 +339,16 @@ class _Pages(IterableDataset[Any]):
         reading: Reading,
     ) -> None:
         self._dataset, self._batch, self._epochs, self._reading = dataset, batch, epochs, reading
-        self._least = least
+        self._min_batch = min_batch
         self._start = start
         self._passed, self._data_steps, self._skipped = passed, data_steps, skipped
 
-    def __iter__(self) -> Iterator[Fed]:
+    def __iter__(self) -> Iterator[RankBatch]:
         step = self._passed
         for epoch in range(self._start.epoch, self._epochs):
             cursor = self._start.cursor if epoch == self._start.epoch else 0
             samples = _from(self._dataset, epoch, cursor)
-            while len(records := list(itertools.islice(samples, self._batch))) >= self._least:
+            while len(records := list(itertools.islice(samples, self._batch))) >= self._min_batch:
                 if self._data_steps is not None and step >= self._data_steps:
                     return
                 if not self._skipped(step):
@@ -344,24 +356,24 @@ class _Pages(IterableDataset[Any]):
                 step += 1
                 cursor += len(records)
 
-    def _page(self, epoch: int, cursor: int, records: list[Any]) -> Fed:
+    def _page(self, epoch: int, cursor: int, records: list[Any]) -> RankBatch:
         ids = torch.arange(cursor, cursor + len(records))
-        mine = self._reading.own(ids)
+        own_ids = self._reading.own(ids)
         samples = [
             self._reading.sample(epoch, number, lambda record=records[number - cursor]: record)  # type: ignore[misc]
-            for number in mine.tolist()
+            for number in own_ids.tolist()
         ]
         position = DataPosition(seed=self._reading.seed, epoch=epoch, cursor=cursor)
-        return self._reading.fed(position, ids, ids, self._reading.collate(samples), content_of(records[0]))
+        return self._reading.as_batch(position, ids, ids, self._reading.collate(samples), content_of(records[0]))
 
 
 def content_of(sample: Any) -> int:
-    """A digest of the texts and whole numbers in a sample of any shape; not of pixels and of floats, which a stream may
-    draw at random."""
-    found = xxhash.xxh3_64()
+    """Compute a digest of the texts and integers in a sample of any shape, not of pixels and floats, which may be
+    random."""
+    digest = xxhash.xxh3_64()
     for part in _leaves(sample):
-        found.update(part)
-    return found.intdigest()
+        digest.update(part)
+    return digest.intdigest()
 
 
 def _leaves(sample: Any) -> Iterator[bytes]:
@@ -373,7 +385,7 @@ def _leaves(sample: Any) -> Iterator[bytes]:
         for part in sample:
             yield from _leaves(part)
     elif isinstance(sample, Tensor):
-        if sample.dtype in WHOLE:
+        if sample.dtype in INTEGER_DTYPES:
             yield sample.numpy(force=True).tobytes()
     elif isinstance(sample, np.ndarray):
         if sample.dtype.kind in "iuSU" and sample.dtype != np.uint8:
@@ -385,7 +397,7 @@ def _leaves(sample: Any) -> Iterator[bytes]:
 
 
 def _from(dataset: Iterable[Any], epoch: int, cursor: int) -> Iterator[Any]:
-    """The samples of an epoch from a place on."""
+    """Return the samples of an epoch from a position on."""
     if start_at := getattr(dataset, "start_at", None):
         return iter(start_at(epoch, cursor))
     if set_epoch := getattr(dataset, "set_epoch", None):
@@ -394,51 +406,53 @@ def _from(dataset: Iterable[Any], epoch: int, cursor: int) -> Iterator[Any]:
 
 
 def _is_worker(number: int) -> None:
-    """A loader worker begins: it ends with its rank, and the rank's way to take signals is not its own."""
+    """Set up a loader worker: it ends with its rank, and has the default handler of SIGTERM instead of the rank's."""
     die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _as_it_is(fed: Fed) -> Fed:
-    return fed
+def _as_it_is(batch: RankBatch) -> RankBatch:
+    return batch
 
 
-def moved(data: Any, device: torch.device) -> Any:
-    """Data of any shape with its tensors on a device."""
+def to_device(data: Any, device: torch.device) -> Any:
+    """Move the tensors in data of any shape to a device."""
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True)
-    return _mapped(data, lambda part: moved(part, device))
+    return _mapped(data, lambda part: to_device(part, device))
 
 
 def cut(data: Any, count: int, start: int, end: int, of_fields: bool = False) -> Any:
-    """Some of the `count` samples of a batch. A batch is a field, or a dictionary, tuple or list of fields. A field is
-    a tensor, an array, a list or a tuple. Its first dimension is that of the samples; a field of another length is left
-    whole. Within a field nothing is cut: its items are samples, whatever their sizes are.
+    """Cut some of the `count` samples out of a batch.
+
+    A batch is a field, or a dictionary, tuple or list of fields. A field is a tensor, an array, a list or a tuple. Its
+    first dimension is that of the samples; a field of another length stays whole. Within a field nothing is cut: its
+    items are samples, whatever their sizes are.
 
     Args:
-        of_fields: lists and tuples hold fields at any depth, as in what `default_collate` makes.
+        of_fields: whether lists and tuples hold fields at any depth, as in the result of `default_collate`.
 
     Raises:
         ValueError: no field has as many items as there are samples.
     """
-    found = []
+    cut_fields = []
 
     def walk(part: Any, is_field: bool) -> Any:
         if isinstance(part, Tensor | np.ndarray):
             is_cut = bool(part.ndim) and len(part) == count
         elif isinstance(part, list | tuple) and not hasattr(part, "_fields") and len(part) == count:
-            is_cut = (is_field and not of_fields) or not any(isinstance(one, CONTAINERS) for one in part)
+            is_cut = (is_field and not of_fields) or not any(isinstance(item, CONTAINERS) for item in part)
         else:
             is_cut = False
         if is_cut:
-            found.append(part)
+            cut_fields.append(part)
             return part[start:end]
-        return _mapped(part, lambda one: walk(one, is_field=True))
+        return _mapped(part, lambda item: walk(item, is_field=True))
 
     if (start, end) == (0, count):
         return data
     result = walk(data, is_field=False)
-    if not found:
+    if not cut_fields:
         raise ValueError(
             f"batch.parts cannot cut the {type(data).__name__} that collate made: nothing in it has one item for each "
             f"of the {count} samples. Let collate return a dictionary or a tuple of fields, each a tensor or a list of "
@@ -458,7 +472,7 @@ def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def padded(data: Any, count: int, size: int) -> Any:
-    """The `count` samples of a batch of any shape, and the last one again until there are `size`."""
+    """Pad a batch of `count` samples of any shape to `size` by repeating the last one."""
     if isinstance(data, Tensor):
         is_batch = data.ndim and len(data) == count < size
         return torch.cat([data, data[-1:].expand(size - count, *data.shape[1:])]) if is_batch else data

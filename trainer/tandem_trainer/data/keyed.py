@@ -2,13 +2,14 @@
 give the same numbers on any rank and after any restart. The data order and the dropout of every run depend on these
 values, so they must never change.
 
-`permuted` is a Feistel network of six rounds that permutes the numbers below 4^h; numbers that fall outside of the set
-are sent through it again until they fall inside (cycle walking), which keeps it a permutation, and takes four times as
-long at worst ("Ciphers with arbitrary finite domains", CT-RSA 2002, section 4). So any part of the order of a trillion
-samples costs as much as of a thousand: microseconds and no memory, where a list would take eight bytes for each.
+`Permutation` is a Feistel network of six rounds that permutes the numbers below 4^h; numbers that fall outside of the
+set are sent through it again until they fall inside (cycle walking), which keeps it a permutation, and takes four times
+as long at worst ("Ciphers with arbitrary finite domains", CT-RSA 2002, section 4). So any part of the order of a
+trillion samples costs as much as of a thousand: microseconds and no memory, where a list would take eight bytes for
+each.
 
 The hash of a number is multiply, xor-shift, multiply, with constants that were found by search
-(https://nullprogram.com/blog/2018/07/31/). There are two forms of it, because two things are wanted. The order of the
+(https://nullprogram.com/blog/2018/07/31/). There are two forms of it, for two purposes. The order of the
 samples needs any of the 32 bits, of a few numbers at a time: `hashed` mixes the lower ones as well. Dropout compares
 the upper bits alone and draws for every unit of every sample: `hash_in_place` leaves two of the three shifts out, needs
 numbers of half the width and less memory.
@@ -23,13 +24,13 @@ from torch import Tensor
 
 
 def mixed(*parts: int) -> int:
-    """A 63-bit seed from several numbers, so that neighbouring numbers give unrelated streams."""
+    """Derive a 63-bit seed from several numbers, so that neighbouring numbers give unrelated streams."""
     data = b"".join(part.to_bytes(8, "little") for part in parts)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed what operations on the CPU and on a device draw from.
+    """Seed the random generators of torch for the CPU and a device.
 
     torch.manual_seed seeds every kind of device there could be, and takes a hundred times as long.
     """
@@ -39,41 +40,41 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Seed what code of the user's may draw from: Python, numpy, and torch. Takes six microseconds on a CPU."""
+    """Seed everything that user code may draw from: Python, numpy, and torch. Takes six microseconds on a CPU."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     seed_torch(seed, device)
 
 
 LOWER = 0xFFFF_FFFF
-"""The lower 32 bits of a number."""
+"""Mask of the lower 32 bits."""
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B
-"""Odd factors; each spreads what it multiplies over the bits above."""
+"""Odd factors; each spreads a number over the bits above."""
 
 
 def hashed(numbers: Tensor) -> Tensor:
-    """A well mixed 32-bit number for each number below 2^32. Both int64."""
+    """Compute a well mixed 32-bit number for each number below 2^32. Both int64."""
     numbers = (numbers ^ numbers >> 16) * FIRST & LOWER
     numbers = (numbers ^ numbers >> 15) * SECOND & LOWER
     return numbers ^ numbers >> 16
 
 
 def hash_in_place(numbers: Tensor) -> Tensor:
-    """A number for each, int32, whose upper bits are well mixed; changes what it is given and returns it."""
+    """Hash int32 numbers in place, and return them. Only the upper bits are well mixed."""
     numbers *= signed(FIRST)
-    # A signed shift copies the sign; what is wanted are zeros.
+    # A signed shift copies the sign bit; mask it to shift in zeros.
     numbers ^= (numbers >> 15).bitwise_and_(0x1_FFFF)
     numbers *= signed(SECOND)
     return numbers
 
 
 def wrapped(numbers: Tensor) -> Tensor:
-    """The lower 32 bits of each number, less 2^31: int64 to int32."""
+    """Compute the lower 32 bits of each number, minus 2^31: int64 to int32."""
     return (numbers & LOWER).sub_(2**31).to(torch.int32)
 
 
 def signed(number: int) -> int:
-    """The signed number of 32 bits that has the bits of an unsigned one."""
+    """Reinterpret an unsigned 32-bit number as a signed one."""
     return number - 2**32 if number >= 2**31 else number
 
 
@@ -81,11 +82,11 @@ ROUNDS = 6
 
 
 class Permutation:
-    """One random order of the numbers from 0 to size - 1.
+    """A random order of the numbers from 0 to size - 1.
 
     Args:
-        size: how many there are; at most 2^62.
-        seed: which order.
+        size: number of elements; at most 2^62.
+        seed: selects the order.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -93,8 +94,8 @@ class Permutation:
         self._half = max(1, -(-max(size - 1, 1).bit_length() // 2))
         self._keys = [mixed(seed, number) & LOWER for number in range(ROUNDS)]
 
-    def at(self, start: int, end: int) -> Tensor:
-        """What stands at the places from `start` to `end` (exclusive). [end - start], int64."""
+    def values(self, start: int, end: int) -> Tensor:
+        """Compute the elements at the positions from `start` to `end` (exclusive). [end - start], int64."""
         numbers = self._shuffled(torch.arange(start, end, dtype=torch.int64))
         while (outside := numbers >= self._size).any():
             numbers[outside] = self._shuffled(numbers[outside])
@@ -102,7 +103,7 @@ class Permutation:
 
     def _shuffled(self, numbers: Tensor) -> Tensor:
         low = (1 << self._half) - 1
-        left, right = numbers >> self._half, numbers & low
+        high, low_bits = numbers >> self._half, numbers & low
         for key in self._keys:
-            left, right = right, left ^ (hashed(right ^ key) & low)
-        return left << self._half | right
+            high, low_bits = low_bits, high ^ (hashed(low_bits ^ key) & low)
+        return high << self._half | low_bits

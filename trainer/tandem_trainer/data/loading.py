@@ -16,11 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.datasets import FILES, FOLDERS, NotIdx, data_folder, find, opened, raw_folder, shape
-from tandem.datasets import Split as Stored
+from tandem.job.datasets import (
+    FILES,
+    FOLDERS,
+    NotIdx,
+    data_folder,
+    find_idx_files,
+    open_maybe_gzip,
+    raw_folder,
+    read_idx_shape,
+)
+from tandem.job.datasets import Split as Stored
+from tandem.job.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
 from tandem.rundir import lease
-from tandem.rundir.durable import TEMPORARY, may_pass
-from tandem.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Data
+from tandem.rundir.durable import TEMPORARY, is_transient
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 
 
@@ -31,27 +40,27 @@ def read_idx(path: Path) -> Tensor:
         uint8 tensor with the file's shape.
 
     Raises:
-        UnusableInput: it is not there, is not one, or is cut short.
+        UnusableInput: the file does not exist, has another format, or is truncated.
         OSError: the disk fails.
     """
     try:
-        with opened(path) as file:
-            sizes = shape(file, path)
+        with open_maybe_gzip(path) as file:
+            sizes = read_idx_shape(file, path)
             size = math.prod(sizes)
             data = file.read(size)
     except NotIdx as error:
         raise UnusableInput(str(error)) from error
     except (OSError, EOFError, zlib.error) as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise UnusableInput(f"{path} cannot be read as an IDX file: {error}") from error
     if len(data) != size:
-        raise UnusableInput(f"{path} is cut short: {len(data)} of {size} bytes")
+        raise UnusableInput(f"{path} is truncated: {len(data)} of {size} bytes")
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(sizes).copy())
 
 
 Split = Literal["train", "validation", "test"]
-"""`validation`: what the job holds out of the training data."""
+"""Split of a data set; `validation` is the part of the training data that the job holds out."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +89,24 @@ class Samples:
 
 
 DOWNLOAD_SECONDS = 600.0
-"""How long one process may download before others think it dead."""
+"""Time after which other processes take a downloading one for dead, in seconds."""
 
 DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 MEAN_AND_DEVIATION = {"digits": (0.3053, 0.3759), "mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
-"""Of the training images scaled to 0…1."""
+"""Mean and standard deviation of the training images scaled to 0…1."""
 
 
 def load(config: Data, split: Split) -> Samples:
     """Load one split of a data set.
 
     Raises:
-        UnusableInput: the data is not there and cannot be had; says how to provide it.
+        UnusableInput: the data does not exist and cannot be downloaded; the message says how to provide it.
         ConfigurationError: nothing is left to train or to validate with.
         OSError: the disk fails.
     """
     if split == "test":
-        return _whole(config, split)
-    samples = _whole(config, "train")
+        return _full_split(config, split)
+    samples = _full_split(config, "train")
     held_out = _held_out(len(samples), config.held_out(len(samples)))
     if config.validation and (held_out.all() or not held_out.any()):
         purpose = "train" if held_out.all() else "validate"
@@ -109,12 +118,12 @@ def load(config: Data, split: Split) -> Samples:
 
 
 def _held_out(samples: int, count: int) -> Tensor:
-    """Whether each training sample belongs to the validation data: the same ones for every job on the data set."""
+    """Return which training samples belong to the validation data: the same ones for every job on the data set."""
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
     return order < count
 
 
-def _whole(config: Data, split: Stored) -> Samples:
+def _full_split(config: Data, split: Stored) -> Samples:
     if config.name == "digits":
         return _digits(split)
     if config.name == "synthetic":
@@ -123,7 +132,7 @@ def _whole(config: Data, split: Stored) -> Samples:
 
 
 def _digits(split: Stored) -> Samples:
-    """1,797 real handwritten digits of 8×8 pixels (UCI, inside scikit-learn), a fifth of each class to test with.
+    """Load 1,797 real handwritten digits of 8×8 pixels (UCI, inside scikit-learn), a fifth of each class for testing.
 
     The file is read without importing scikit-learn, which takes 1.8 s that every recovery would pay for.
     """
@@ -141,7 +150,7 @@ def _digits(split: Stored) -> Samples:
 
 
 def _synthetic(split: Stored, samples: int, size: int) -> Samples:
-    """Ten smooth random patterns under noise: learnable, never trivial, the same on every machine."""
+    """Generate ten smooth random patterns under noise: learnable, never trivial, the same on every machine."""
     generator = torch.Generator().manual_seed(20_240_601)
     coarse = torch.randn(10, 1, 4, 4, generator=generator)
     patterns = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear", align_corners=True)
@@ -156,29 +165,29 @@ def _mnist(config: Data, split: Stored) -> Samples:
     root = Path(config.path).expanduser() if config.path else data_folder()
     if config.path and not config.download and not _is_folder(root):
         raise UnusableInput(f"data.path: {config.path} is not a folder. {_how_to_provide(config, root)}")
-    found = _read(root, config.name, split, config.download)
-    if found is None and config.download:
+    pair = _read(root, config.name, split, config.download)
+    if pair is None and config.download:
         _download(config, root)
-        found = _read(root, config.name, split, can_be_had_again=False)
-    if found is None:
+        pair = _read(root, config.name, split, is_downloadable=False)
+    if pair is None:
         raise UnusableInput(f"{config.name} is not in {root}. {_how_to_provide(config, root)}")
-    images, labels = found
+    images, labels = pair
     mean, deviation = MEAN_AND_DEVIATION[config.name]
     scaled = images.to(torch.float32).div_(255).sub_(mean).div_(deviation)
     return Samples(scaled.unsqueeze(1), labels.to(torch.int64), classes=CLASSES)
 
 
-def _read(root: Path, name: str, split: Stored, can_be_had_again: bool) -> tuple[Tensor, Tensor] | None:
-    """Images and labels; None if they are not there, or not whole and of a download that can be made again.
+def _read(root: Path, name: str, split: Stored, is_downloadable: bool) -> tuple[Tensor, Tensor] | None:
+    """Read images and labels; None if they do not exist, or are incomplete and of a download that can be repeated.
 
     Raises:
-        UnusableInput: they are no images and labels, or may not be read.
+        UnusableInput: they are not images and labels, or may not be read.
         OSError: the disk fails.
     """
     try:
-        pair = find(root, name, split)
+        pair = find_idx_files(root, name, split)
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         raise UnusableInput(f"{root} cannot be read: {error.strerror}") from error
     if pair is None:
@@ -186,8 +195,8 @@ def _read(root: Path, name: str, split: Stored, can_be_had_again: bool) -> tuple
     try:
         images, labels = read_idx(pair[0]), read_idx(pair[1])
     except UnusableInput:
-        # What is not where torchvision puts it is the user's own.
-        if can_be_had_again and pair[0].parent == raw_folder(root, name):
+        # Files outside of torchvision's folder are the user's own, and are not replaced.
+        if is_downloadable and pair[0].parent == raw_folder(root, name):
             return None
         raise
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
@@ -196,20 +205,20 @@ def _read(root: Path, name: str, split: Stored, can_be_had_again: bool) -> tuple
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is a folder. Raises OSError: the disk fails."""
+    """Return whether a path is a folder. Raises OSError: the disk fails."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except OSError as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
         return False
 
 
 def _download(config: Data, root: Path) -> None:
-    """Let torchvision download; one process does, the others wait for it.
+    """Download with torchvision; one process does, the others wait for it.
 
-    Into a folder of its own, of which each file is moved whole: torchvision writes into the names that others look for,
-    and takes what a killed download has left for the data.
+    The download goes into a temporary folder, from which each file is moved as a whole: torchvision writes under the
+    final names, and takes the remains of a killed download for the data.
     """
     import torchvision.datasets
 
@@ -218,22 +227,22 @@ def _download(config: Data, root: Path) -> None:
         name = FOLDERS[config.name]
         lock = root / f".{name}.lease"
         deadline = time.monotonic() + DOWNLOAD_SECONDS
-        while (held := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
+        while (lock_lease := lease.acquire(lock, seconds=DOWNLOAD_SECONDS)) is None:
             if time.monotonic() > deadline:
                 raise UnusableInput(f"another process has been downloading {config.name} to {root} for too long")
             time.sleep(0.5)
-        with held, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=root) as aside:
-            if all(_read(root, config.name, split, can_be_had_again=True) is not None for split in FILES):
+        with lock_lease, tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=root) as temporary:
+            if all(_read(root, config.name, split, is_downloadable=True) is not None for split in FILES):
                 return
-            getattr(torchvision.datasets, name)(aside, download=True)
+            getattr(torchvision.datasets, name)(temporary, download=True)
             raw = raw_folder(root, config.name)
             raw.mkdir(parents=True, exist_ok=True)
-            for path in sorted(raw_folder(Path(aside), config.name).iterdir()):
+            for path in sorted(raw_folder(Path(temporary), config.name).iterdir()):
                 path.replace(raw / path.name)
     except (OSError, RuntimeError) as error:
-        # No network, or nothing may be written there: the user's to put right.
+        # No network, or a read-only folder: the user has to fix that.
         is_users = isinstance(error, URLError) or getattr(error, "errno", None) == errno.EROFS
-        if may_pass(error) and not is_users:
+        if is_transient(error) and not is_users:
             raise
         raise UnusableInput(
             f"{config.name} could not be downloaded to {root} ({error}). {_how_to_provide(config, root)}"
@@ -244,5 +253,5 @@ def _how_to_provide(config: Data, root: Path) -> str:
     names = ", ".join(f"{stem}[.gz]" for pair in FILES.values() for stem in pair)
     return (
         f"Without a network, put its four IDX files ({names}) into a folder and set data.path to it, "
-        f"or take a data set that needs no download: digits or synthetic."
+        f"or use a data set that needs no download: digits or synthetic."
     )

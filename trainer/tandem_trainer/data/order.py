@@ -1,22 +1,22 @@
 """The data order: the samples of a step depend only on seed and step, whatever the number of ranks.
 
-An epoch is one permutation of the training samples; a step takes the next `global_batch_size` of it (the last step of
-an epoch takes what is left, or is left out with it); the ranks that are there split that. So a run that shrinks and
-grows sees every sample exactly once in each epoch, and after a restart goes on with the very batch that an undisturbed
-run would have seen.
-Rejected: DistributedSampler, whose split depends on the world size and which pads or drops the remainder.
+An epoch is one permutation of the training samples. A step takes the next `global_batch_size` of it (the last step of
+an epoch takes the remainder, or is dropped), and the current ranks divide these among themselves. So a run that shrinks
+and grows sees every sample exactly once in each epoch, and after a restart continues with the very batch that an
+undisturbed run would have seen. Rejected: DistributedSampler, whose split depends on the world size and which pads or
+drops the remainder.
 
-A run may take a slice of the data set. Ids are those of the whole set all the same, so that a log, a digest and a
-dropout mask speak of the same samples whatever the slice.
+A run may use a slice of the data set. Ids are still those of the whole set, so that a log, a digest and a dropout mask
+refer to the same samples whatever the slice.
 
-A step says which samples it takes only together with the number of samples, the batch size and the seed. With others,
-the steps that are left would leave samples out or take them twice, and nothing would show it. So a run that has others
-is refused. Rejected: to convert the position (the permutation of other samples is another one, so what was seen of this
-epoch cannot be told from what was not).
+The samples of a step follow from the step only together with the number of samples, the batch size and the seed. If one
+of them changed, the remaining steps would leave samples out or take them twice, and nothing would show it. So such a
+run is refused. Rejected: to convert the position (the permutation of other samples is another one, so the samples of
+this epoch that were seen cannot be told from the others).
 
-The permutation of up to MAX_LISTED samples is torch's, and another version of torch may have another one. So a
-position within an epoch has a digest of its order, and a run that would go on in another order is refused. Rejected: a
-permutation of our own for all sizes (runs that have begun would change their order).
+The permutation of up to MAX_PERMUTED samples is torch's, and another version of torch may have another one. So a
+position within an epoch has a digest of its order, and a run that would continue in another order is refused. Rejected:
+a permutation of our own for all sizes (the order of running jobs would change).
 
 A stream is read in its own order, and its position counts samples, so its batch size may change.
 """
@@ -34,36 +34,38 @@ from tandem_trainer.data.keyed import Permutation, mixed
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.failure import ConfigurationError
 
-MAX_LISTED = 2**22
-"""Of more samples the order of an epoch is computed step by step, and not listed: 32 MB are enough."""
+MAX_PERMUTED = 2**22
+"""Number of samples up to which an epoch's order is one permutation in memory (32 MB); the order of more samples is
+computed step by step."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of one run."""
+    """The data order of one run."""
 
     samples: int
-    """Training samples in the slice that is used."""
+    """Number of training samples in the slice."""
     global_batch_size: int
-    """Samples in one optimizer step."""
+    """Number of samples in one optimizer step."""
     seed: int
     """Seed of the permutations."""
     first: int = 0
     """Id of the first sample of the slice."""
     drop_last: bool = False
-    """Whether the last batch of an epoch is left out where it is a partial one."""
+    """Whether a partial last batch of an epoch is dropped."""
     mixture: Mixture | None = None
-    """What an epoch takes of several sources; None: each sample once."""
+    """Shares of several sources in an epoch; None to take each sample once."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass, the last of which may be smaller."""
+        """Number of optimizer steps in one epoch, the last of which may be smaller."""
         if self.drop_last:
             return self.samples // self.global_batch_size
         return -(-self.samples // self.global_batch_size)
 
     def position(self, step: int) -> DataPosition:
-        """Where the data stands after `step` steps."""
+        """Compute the data position after `step` steps."""
+        # A step determines its position without any state: this is what makes a resumed run exact.
         epoch, within = divmod(step, self.steps_per_epoch)
         return DataPosition(
             seed=self.seed,
@@ -76,20 +78,20 @@ class Order:
         )
 
     def digest(self, position: DataPosition) -> str | None:
-        """A digest of the order of a position's epoch; None where nothing of it is used yet, or torch has no part in
-        it. The sources of a mixture go on from one epoch to the next."""
-        is_begun = position.cursor > 0 or (self.mixture is not None and position.epoch > 0)
-        if not is_begun or (self.samples > MAX_LISTED and self.mixture is None):
+        """Compute a digest of the order of a position's epoch; None where the order is not in use yet, or does not
+        depend on torch. The sources of a mixture continue from one epoch to the next."""
+        is_in_use = position.cursor > 0 or (self.mixture is not None and position.epoch > 0)
+        if not is_in_use or (self.samples > MAX_PERMUTED and self.mixture is None):
             return None
         return _digest_of_epoch(self, position.epoch)
 
     def seed_of(self, epoch: int) -> int:
-        """Seed of the order of one epoch."""
+        """Compute the seed of one epoch's order."""
         return mixed(self.seed, epoch)
 
 
 class Passes:
-    """The steps of a run over an order of samples."""
+    """The data steps of a run over an order of samples."""
 
     def __init__(self, order: Order, epochs: int, max_steps: int | None = None) -> None:
         self.order = order
@@ -98,30 +100,31 @@ class Passes:
         self.steps_per_epoch = order.steps_per_epoch
 
     def position(self, step: int) -> DataPosition:
-        """Where the data stands before a step."""
-        found = self.order.position(step)
-        return found.model_copy(update={"order": self.order.digest(found)})
+        """Compute the data position before a step, with a digest of the order."""
+        position = self.order.position(step)
+        return position.model_copy(update={"order": self.order.digest(position)})
 
 
 class Batches:
-    """Walks an order step by step, keeping the current epoch's permutation where that is small."""
+    """Looks up the samples of a step; keeps the current epoch's permutation where it is small enough."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
 
     def ids(self, step: int) -> Tensor:
-        """Sample ids of the global batch of a step (counted from 0). [at most global_batch_size], int64."""
+        """Compute the sample ids of a step's global batch (steps count from 0). [at most global_batch_size], int64."""
         order, position = self._order, self._order.position(step)
         end = min(position.cursor + order.global_batch_size, order.samples)
-        if order.samples > MAX_LISTED and order.mixture is None:
-            return Permutation(order.samples, order.seed_of(position.epoch)).at(position.cursor, end) + order.first
+        # Large data sets: compute only this batch's part of the permutation, without a list of the epoch.
+        if order.samples > MAX_PERMUTED and order.mixture is None:
+            return Permutation(order.samples, order.seed_of(position.epoch)).values(position.cursor, end) + order.first
         return _epoch(order, position.epoch)[position.cursor : end]
 
 
 @lru_cache(maxsize=2)
 def _epoch(order: Order, epoch: int) -> Tensor:
-    """Sample ids of an epoch, in order. [samples], int64; nobody changes it. Two, for a save may still be in the epoch
-    before that which is read."""
+    """Compute the sample ids of an epoch, in order. [samples], int64; not to be changed. The cache holds two epochs,
+    because a save may still be in the epoch before the one that is read."""
     if order.mixture is not None:
         return order.mixture.ids(order.seed, epoch)
     generator = torch.Generator().manual_seed(order.seed_of(epoch))
@@ -134,90 +137,96 @@ def _digest_of_epoch(order: Order, epoch: int) -> str:
 
 
 def share(ids: Tensor, rank: int, world_size: int) -> Tensor:
-    """One rank's part of a global batch; sizes differ by one at most, and may be 0."""
+    """Return one rank's part of a global batch; sizes differ by at most one, and may be 0."""
     count = len(ids)
     return ids[rank * count // world_size : (rank + 1) * count // world_size]
 
 
-def pieces(count: int, samples: int, world_size: int, most: int) -> list[tuple[int, int]]:
-    """Where to cut one rank's share of a global batch for gradient accumulation: start and end of each piece.
+def pieces(count: int, samples: int, world_size: int, max_size: int) -> list[tuple[int, int]]:
+    """Compute where to cut one rank's share of a global batch for gradient accumulation: start and end of each piece.
 
-    Every rank gets as many pieces as the one with the largest share needs, because a forward pass may be a collective
-    (synchronised batch normalisation); so a piece may be empty. Their sizes differ by one at most: a rest of one sample
-    is what batch normalisation cannot take.
+    Every rank gets as many pieces as the rank with the largest share needs, because a forward pass may be a collective
+    (synchronised batch normalisation); so a piece may be empty. Sizes differ by at most one: batch normalisation cannot
+    take a remainder of one sample.
 
     Args:
         count: samples in the share.
-        samples: in the global batch.
-        most: in one piece; the same on every rank.
+        samples: samples in the global batch.
+        max_size: maximum samples in one piece; equal on every rank.
     """
+    # Computed from the largest share, not from `count`: every rank must come to the same number of pieces.
     largest = -(-samples // world_size)
-    number = -(-largest // most)
+    number = -(-largest // max_size)
     return [(piece * count // number, (piece + 1) * count // number) for piece in range(number)]
 
 
 def digest(ids: Tensor) -> str:
-    """Sixteen hex digits that tell whether two steps saw the same samples in the same order."""
+    """Compute sixteen hex digits that are equal if two steps saw the same samples in the same order."""
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 class Positions(Protocol):
-    """The data of a run, counted in data steps."""
+    """Positions in the data of a run, counted in data steps."""
 
     def position(self, step: int) -> DataPosition:
-        """Where the data stands before a data step."""
+        """Return the data position before a data step."""
 
 
-def check_position(found: DataPosition | None, data: Positions, step: int) -> None:
-    """Make sure that the data of this run is that of a checkpoint.
+def check_position(saved: DataPosition | None, data: Positions, step: int) -> None:
+    """Check that the data of this run is that of a checkpoint.
 
     Args:
-        found: where the checkpoint stands; None where its writer had no data.
-        step: the data step that this is.
+        saved: position in the checkpoint; None if its writer had no data.
+        data: the data of this run.
+        step: the current data step.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it is other data.
     """
-    if found is None:
+    if saved is None:
         return
     now = data.position(step)
-    changes = [f"the seed {found.seed}, now {now.seed}"] if found.seed != now.seed else []
-    if found.samples is None and now.samples is not None and not changes and found != _bare(now):
-        changes = [f"{_place(found)}, where this run would have {_place(now)}"]
+    # Each difference is reported once: a later one is only named where no earlier one explains it.
+    changes = [f"the seed {saved.seed}, now {now.seed}"] if saved.seed != now.seed else []
+    # Old checkpoints record neither samples nor batch size; for them the position itself must match.
+    if saved.samples is None and now.samples is not None and not changes and saved != _without_data_facts(now):
+        changes = [f"{_describe_position(saved)}, where this run would have {_describe_position(now)}"]
     changes += [
-        words.format(before, after)
-        for words, before, after in (
-            ("{:,} training samples, now {:,}", found.samples, now.samples),
-            ("a global batch size of {:,}, now {:,}", found.batch, now.batch),
-            ("drop_last {}, now {}", found.drop_last, now.drop_last),
+        template.format(before, after)
+        for template, before, after in (
+            ("{:,} training samples, now {:,}", saved.samples, now.samples),
+            ("a global batch size of {:,}, now {:,}", saved.batch, now.batch),
+            ("drop_last {}, now {}", saved.drop_last, now.drop_last),
         )
         if before is not None and after is not None and before != after
     ]
-    if found.taken != now.taken and not changes:
-        changes = [f"{_shares(found)}, now {_shares(now)}"]
-    if None not in (found.order, now.order) and found.order != now.order and not changes:
+    # Fields that either side lacks are not compared: old checkpoints do not record them.
+    if saved.taken != now.taken and not changes:
+        changes = [f"{_describe_mixture(saved)}, now {_describe_mixture(now)}"]
+    # Last: an order differs in consequence of every difference above.
+    if None not in (saved.order, now.order) and saved.order != now.order and not changes:
         changes = [
-            f"another order of the samples in epoch {found.epoch}, as another version of torch may shuffle them (the "
+            f"another order of the samples in epoch {saved.epoch}, as another version of torch may shuffle them (the "
             "manifest of the checkpoint names its version)"
         ]
     if changes:
         raise ConfigurationError(
-            f"the checkpoint was written with {'; '.join(changes)}: going on would leave samples out or take them "
-            "twice. Set it back, or begin a new run from the checkpoint's weights, in a folder of its own "
+            f"the checkpoint was written with {'; '.join(changes)}: resuming would skip samples or use them twice. "
+            "Undo the change, or start a new run from the checkpoint's weights, in a folder of its own "
             "(tandem checkpoints export)"
         )
 
 
-def _shares(position: DataPosition) -> str:
+def _describe_mixture(position: DataPosition) -> str:
     if position.taken is None:
         return "no mixture of sources"
     return f"a mixture that takes {' and '.join(f'{count:,}' for count in position.taken)} samples of its sources"
 
 
-def _bare(position: DataPosition) -> DataPosition:
-    """As a checkpoint has it that does not say of what data it is."""
+def _without_data_facts(position: DataPosition) -> DataPosition:
+    """Reduce a position to the fields of old checkpoints, which do not record facts about the data."""
     return DataPosition(seed=position.seed, epoch=position.epoch, cursor=position.cursor)
 
 
-def _place(position: DataPosition) -> str:
+def _describe_position(position: DataPosition) -> str:
     return f"its data at epoch {position.epoch}, sample {position.cursor:,}"

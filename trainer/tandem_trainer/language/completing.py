@@ -1,7 +1,7 @@
 """Completions of prompts by a language model, for people who compare checkpoints (`evaluators.generate`).
 
 Prompts are completed one at a time: padding them to one length would change the numbers, and with them now and then a
-token, by how many evaluators there are. So the same weights write the same text, and a drawn one too.
+token, with the number of evaluators. So the same weights write the same text, also if it is drawn.
 """
 
 import json
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from tandem.evaluation import MAX_COMPLETIONS, MAX_PROMPT
-from tandem.evaluation import cut as shortened
-from tandem.language_evaluation import Generate
-from tandem.rundir.durable import may_pass
+from tandem.evaluation import truncate_text as shortened
+from tandem.job.language_evaluation import Generate
+from tandem.rundir.durable import is_transient
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 
 if TYPE_CHECKING:
@@ -26,14 +26,16 @@ FIELD = "spec.evaluators.generate"
 
 @runtime_checkable
 class Completer(Protocol):
-    """A task whose model completes prompts."""
+    """Protocol of a task whose model completes prompts."""
 
     def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
-        """What the model writes for a prompt, without the prompt.
+        """Complete a prompt; returns the completion without the prompt.
 
         Args:
-            model: in evaluation mode, with the weights of a checkpoint, on the CPU.
-            number: of the prompt, from 0.
+            model: model in evaluation mode, with the weights of a checkpoint, on the CPU.
+            prompt: text to continue.
+            number: number of the prompt, from 0.
+            options: settings of `evaluators.generate`.
 
         Raises:
             ConfigurationError: the prompt does not suit the model.
@@ -41,10 +43,10 @@ class Completer(Protocol):
 
 
 def prompts_of(options: Generate) -> list[str]:
-    """The prompts that a job gives.
+    """Return the prompts of a job.
 
     Raises:
-        UnusableInput: the file cannot be read, or has none.
+        UnusableInput: the file of prompts cannot be read, or is empty.
     """
     if options.prompts is not None:
         return options.prompts
@@ -52,19 +54,19 @@ def prompts_of(options: Generate) -> list[str]:
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        if may_pass(error):
+        if is_transient(error):
             raise
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise UnusableInput(f"{FIELD}.promptsFile: {path} cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UnusableInput(f"{FIELD}.promptsFile: {path} cannot be read: {reason}") from error
     if not lines:
         raise UnusableInput(f"{FIELD}.promptsFile: {path} has no prompts")
-    found = lines[:MAX_COMPLETIONS]
+    prompts = lines[:MAX_COMPLETIONS]
     if path.suffix.lower() == ".jsonl":
-        found = [_of_row(path, number, line) for number, line in enumerate(found, start=1)]
-    return [shortened(one, MAX_PROMPT) for one in found]
+        prompts = [_prompt_of_row(path, number, line) for number, line in enumerate(prompts, start=1)]
+    return [shortened(prompt, MAX_PROMPT) for prompt in prompts]
 
 
-def _of_row(path: Path, number: int, line: str) -> str:
+def _prompt_of_row(path: Path, number: int, line: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
     except (ValueError, KeyError, TypeError):
@@ -75,36 +77,40 @@ def _of_row(path: Path, number: int, line: str) -> str:
 
 
 def tokens_of(tokenizer: "PreTrainedTokenizerBase", prompt: str, options: Generate) -> list[int]:
-    """A prompt as the model sees it.
+    """Encode a prompt as the model gets it.
 
     Raises:
         ConfigurationError: the tokenizer has no chat template, or refuses the prompt.
     """
     if not options.chat:
-        found: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
-        # Some tokenizers end each text.
-        return found[:-1] if found[1:] and found[-1] == tokenizer.eos_token_id else found
+        tokens: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+        # Some tokenizers add an end to each text; the model must go on instead.
+        return tokens[:-1] if tokens[1:] and tokens[-1] == tokenizer.eos_token_id else tokens
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
-        raise ConfigurationError(f"{FIELD}.chat: the tokenizer of the model has no chat template; say chat: false")
-    asked = [{"role": "user", "content": prompt}]
+        raise ConfigurationError(f"{FIELD}.chat: the tokenizer of the model has no chat template; set chat: false")
+    messages = [{"role": "user", "content": prompt}]
     try:
-        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         raise ConfigurationError(f"{FIELD}.chat: the chat template refuses a prompt: {error}") from error
-    written: list[int] = tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"]
-    return written
+    chat_tokens: list[int] = tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"]
+    return chat_tokens
 
 
 def complete(
     model: Any, tokenizer: "PreTrainedTokenizerBase", ends: Sequence[int], prompt: str, number: int, options: Generate
 ) -> str:
-    """What a model of transformers writes for a prompt. A prompt that is too long for it loses its beginning.
+    """Complete a prompt with a model of transformers. A prompt that is too long for it loses its beginning.
 
     Args:
-        ends: tokens after which it has nothing more to say.
-        number: of the prompt, from 0: of it the seed is made.
+        model: model in evaluation mode.
+        tokenizer: tokenizer of the model.
+        ends: tokens that end a completion.
+        prompt: text to continue.
+        number: number of the prompt, from 0; part of the seed.
+        options: settings of `evaluators.generate`.
 
     Raises:
         ConfigurationError: the prompt does not suit the model.
@@ -122,19 +128,19 @@ def complete(
                 "the model"
             )
         tokens = tokens[-(positions - options.max_tokens) :]
-    draws = options.temperature > 0
-    # All of it is said here: what the model's own file says of sampling or penalties must not change what is compared.
-    how = GenerationConfig(  # type: ignore[no-untyped-call]
+    is_sampled = options.temperature > 0
+    # All settings are given here: those in the model's own file must not change what is compared.
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=options.max_tokens,
-        do_sample=draws,
+        do_sample=is_sampled,
         eos_token_id=list(ends) or None,
         pad_token_id=(list(ends) or [0])[0],
         num_beams=1,
         repetition_penalty=1.0,
-        **({"temperature": options.temperature, "top_k": 0, "top_p": 1.0} if draws else {}),
+        **({"temperature": options.temperature, "top_k": 0, "top_p": 1.0} if is_sampled else {}),
     )
-    seen = torch.tensor([tokens])
+    inputs = torch.tensor([tokens])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed + number)
-        written = model.generate(seen, attention_mask=torch.ones_like(seen), generation_config=how)
-    return str(tokenizer.decode(written[0, len(tokens) :], skip_special_tokens=True))
+        output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
+    return str(tokenizer.decode(output[0, len(tokens) :], skip_special_tokens=True))

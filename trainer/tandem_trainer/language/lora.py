@@ -1,9 +1,9 @@
-"""LoRA: the weights of a pretrained model stay as they are, and beside its matrices narrow ones learn
+"""LoRA: the weights of a pretrained model are frozen, and narrow matrices beside them are trained
 (https://arxiv.org/abs/2106.09685). The layers are peft's.
 
-A checkpoint holds what learns, and a digest of the base: of the names, types and values of the pretrained weights, in
-whichever files they are. Whoever resumes a checkpoint or evaluates it reads the base anew, and a checkpoint that
-belongs to another base is refused before anything of it is used (docs/decisions/0044-lora.md).
+A checkpoint holds the trained matrices, and a digest of the base: of the names, dtypes and values of the pretrained
+weights, in whichever files they are. A process that resumes or evaluates a checkpoint reads the base again, and refuses
+a checkpoint that belongs to another base before it uses any of it (docs/decisions/0044-lora.md).
 """
 
 import math
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.hooks import RemovableHandle
 
-from tandem.causal_lm import Lora
 from tandem.formatting import one_line
-from tandem_trainer.checkpoint.sharding import here, is_sharded, split_like
+from tandem.job.causal_lm import Lora
+from tandem_trainer.checkpoint.sharding import is_sharded, split_like, to_local
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.language.nf4 import Nf4Linear, block_of, quantized
+from tandem_trainer.language.nf4 import Nf4Linear, block_of, quantize
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 
 FIELD = "spec.trainer.parameters.lora"
 NAME = "default"
-"""Of the adapter, for peft, which can hold several."""
-PARTS = ("lora_A", "lora_B")
-"""What peft calls the matrices that learn: from a layer's inputs to its rank, and from there to its outputs."""
-INSIDE = ".base_layer."
-"""What peft puts into the names of the layers that have adapters."""
+"""Name of the adapter in peft, which can hold several."""
+MATRICES = ("lora_A", "lora_B")
+"""Names of the trained matrices in peft: from a layer's inputs to the rank, and from the rank to its outputs."""
+BASE_LAYER = ".base_layer."
+"""Part that peft adds to the names of layers with adapters."""
 BASE = "lora_base"
-"""Name of the module that knows the base."""
-WIDTH = 16
-"""Bytes of a digest: XXH3 with 128 bits."""
+"""Name of the module with the digest of the base."""
+DIGEST_BYTES = 16
+"""Size of a digest, in bytes: XXH3 with 128 bits."""
 
 
 def peft_config(lora: Lora, base: str | None = None) -> "LoraConfig":
-    """The same for peft.
+    """Convert the settings to peft's.
 
     Args:
+        lora: settings of the job.
         base: name of the model.
     """
     from peft import LoraConfig, TaskType
@@ -60,10 +61,10 @@ def peft_config(lora: Lora, base: str | None = None) -> "LoraConfig":
 
 
 class Base(nn.Module):
-    """Knows which weights lie under the adapters.
+    """Module that identifies the weights under the adapters.
 
     Args:
-        advice: what a user does who has others, without a full stop.
+        advice: advice for a user with other weights, without a full stop.
     """
 
     digest: Tensor
@@ -71,10 +72,10 @@ class Base(nn.Module):
     def __init__(self, advice: str) -> None:
         super().__init__()
         self._advice = advice
-        self.register_buffer("digest", torch.zeros(WIDTH, dtype=torch.uint8))
+        self.register_buffer("digest", torch.zeros(DIGEST_BYTES, dtype=torch.uint8))
 
     def learn(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the digest of the weights."""
+        """Record the digest of the weights."""
         self.digest.copy_(torch.frombuffer(bytearray(digest(weights)), dtype=torch.uint8))
 
     @property
@@ -83,33 +84,34 @@ class Base(nn.Module):
         return bool(self.digest.any())
 
     def refusal(self, state: Mapping[str, Tensor]) -> str:
-        """Why adapters are not for this base; empty if they are.
+        """Return the reason why adapters do not fit this base; empty if they do.
 
         Args:
-            state: this module's part of theirs.
+            state: this module's part of the adapters' state.
         """
-        theirs, ours = (bytes(one.cpu().tolist()).hex() for one in (state["digest"], self.digest))
-        if theirs == ours:
+        adapters_digest, base_digest = (bytes(digest.cpu().tolist()).hex() for digest in (state["digest"], self.digest))
+        if adapters_digest == base_digest:
             return ""
         return (
-            f"its adapters belong to other pretrained weights (digest {theirs}) than those that are here now (digest "
-            f"{ours}); {self._advice}"
+            f"its adapters belong to other pretrained weights (digest {adapters_digest}) than those that are here now "
+            f"(digest {base_digest}); {self._advice}"
         )
 
 
 def adapt(model: "PreTrainedModel", lora: Lora) -> None:
-    """Give a model adapters, which alone learn, and are all of its state.
+    """Add adapters to a model. Only they are trained, and only they are in its state.
 
     Raises:
-        ConfigurationError: it has no such layers, or they cannot have adapters.
+        ConfigurationError: the model has no such layers, or they cannot have adapters.
     """
     from peft import inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     try:
-        # A step may be traced without values, and peft moves what it does not find on the meta device.
+        # Fake tensors are off: a step may be traced without values, and peft moves tensors that are not on the meta
+        # device.
         with unset_fake_temporarily(), warnings.catch_warnings():
-            # Of layers that are refused below.
+            # Warnings about layers that are refused below.
             warnings.simplefilter("ignore")
             inject_adapter_in_model(peft_config(lora), model, adapter_name=NAME, low_cpu_mem_usage=True)
     except ValueError as error:
@@ -119,58 +121,61 @@ def adapt(model: "PreTrainedModel", lora: Lora) -> None:
         if not isinstance(layer.get_base_layer(), nn.Linear | Conv1D) or layer is head:
             name = next(name for name, module in model.named_modules() if module is layer)
             raise ConfigurationError(
-                f"{FIELD}.targets: {name} is no linear layer inside of the model; only those can have adapters"
+                f"{FIELD}.targets: {name} is not a linear layer inside of the model; only those can have adapters"
             )
-        _begin(*(getattr(layer, part)[NAME] for part in PARTS))
+        _init_adapter(*(getattr(layer, part)[NAME] for part in MATRICES))
     if lora.quantize_base is not None:
         _quantize(model, head)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(_learns(name))
+        parameter.requires_grad_(_is_adapter(name))
     field = f"{FIELD.rpartition('.')[0]}.pretrained"
     model.add_module(BASE, Base(f"give {field} the model with which the run began"))
     # Tied weights have several names.
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    leave_out(model, [name for name, _ in named if not (_learns(name) or name.startswith(f"{BASE}."))])
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    exclude_from_state(model, [name for name, _ in tensors if not (_is_adapter(name) or name.startswith(f"{BASE}."))])
 
 
 def _quantize(model: nn.Module, head: nn.Module | None) -> None:
-    """Put layers with weights of four bits in the place of linear ones; they have no values yet.
+    """Replace linear layers by layers with weights of four bits, which have no values yet.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: the model has none.
     """
-    found = [
+    layers = [
         (path, module)
         for path, module in model.named_modules()
-        if type(module) is nn.Linear and module is not head and not _learns(f"{path}.") and block_of(module.in_features)
+        if type(module) is nn.Linear
+        and module is not head
+        and not _is_adapter(f"{path}.")
+        and block_of(module.in_features)
     ]
-    if not found:
+    if not layers:
         raise ConfigurationError(
             f"{FIELD}.quantizeBase is for linear layers, and {type(model).__name__} has none inside"
         )
-    for path, module in found:
+    for path, module in layers:
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, Nf4Linear(module))
 
 
-def _begin(first: nn.Linear, second: nn.Linear) -> None:
-    """Give an adapter weights to begin with, as peft does, that add nothing yet. In float32, whatever the base has:
-    small steps are lost in other types."""
+def _init_adapter(first: nn.Linear, second: nn.Linear) -> None:
+    """Initialize an adapter as peft does: it adds nothing yet. In float32, whatever dtype the base has: small steps are
+    lost in others."""
     first.weight = nn.Parameter(torch.empty(first.weight.shape, dtype=torch.float32))
     second.weight = nn.Parameter(torch.zeros(second.weight.shape, dtype=torch.float32))
     nn.init.kaiming_uniform_(first.weight, a=math.sqrt(5))
 
 
-def leave_out(model: nn.Module, names: Iterable[str]) -> list[RemovableHandle]:
-    """Have the state of a model be without these tensors, until the hooks that are returned are removed."""
-    left_out = frozenset(names)
+def exclude_from_state(model: nn.Module, names: Iterable[str]) -> list[RemovableHandle]:
+    """Exclude tensors from the state of a model, until the hooks that are returned are removed."""
+    excluded = frozenset(names)
 
     def drop(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        for name in left_out:
+        for name in excluded:
             state.pop(prefix + name, None)
 
     def forgive(module: nn.Module, incompatible: Any) -> None:
-        incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in left_out]
+        incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in excluded]
 
     return [
         model.register_state_dict_post_hook(drop),  # type: ignore[no-untyped-call]
@@ -179,20 +184,20 @@ def leave_out(model: nn.Module, names: Iterable[str]) -> list[RemovableHandle]:
 
 
 def load_base(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Put the pretrained weights under the adapters of a model.
+    """Load the pretrained weights under the adapters of a model.
 
     Args:
-        model: one that is `adapt`ed, and may be split over ranks.
-        weights: by the names that they have without adapters, as they were stored.
+        model: model with adapters, which may be split over ranks.
+        weights: stored weights, by their names without adapters.
     """
-    live = {_plain(name): one for name, one in [*model.named_parameters(), *model.named_buffers()]}
-    rounded = {_plain(f"{path}.weight"): layer for path, layer in _of_four_bits(model)}
+    live = {_base_name(name): tensor for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    rounded = {_base_name(f"{path}.weight"): layer for path, layer in _quantized_layers(model)}
     with torch.no_grad():
-        for name, given in weights.items():
+        for name, stored in weights.items():
             if (rounded[name].packed if name in rounded else live[name]).is_meta:
                 continue  # of another stage of a pipeline
-            mine, tensor = (rounded[name].packed, quantized(given)) if name in rounded else (live[name], given)
-            here(mine).copy_(here(split_like(mine, tensor)) if is_sharded(mine) else tensor)
+            target, tensor = (rounded[name].packed, quantize(stored)) if name in rounded else (live[name], stored)
+            to_local(target).copy_(to_local(split_like(target, tensor)) if is_sharded(target) else tensor)
         base = model.get_submodule(BASE)
         assert isinstance(base, Base)
         base.learn(weights)
@@ -206,27 +211,31 @@ def has_base(model: nn.Module) -> bool:
 
 
 def digest(weights: Mapping[str, Tensor]) -> bytes:
-    """Of names, types, shapes and values of tensors, whatever their order."""
-    found = xxhash.xxh3_128()
+    """Compute the digest of names, dtypes, shapes and values of tensors, whatever their order."""
+    hasher = xxhash.xxh3_128()
     for name, tensor in sorted(weights.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()
+        hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.digest()
 
 
 def merged(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model into which its adapters are added, by the names that they have without them.
+    """Merge the adapters of a model into its weights; returns these by their names without adapters.
 
     Args:
-        model: with base and adapters; it is changed.
+        model: model with base and adapters; changed in place.
     """
-    for path, rounded in list(_of_four_bits(model)):
+    for path, rounded in list(_quantized_layers(model)):
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, rounded.plain())
+        setattr(model.get_submodule(parent), name, rounded.to_linear())
     for layer in _layers(model):
         layer.merge()
     with_buffers = [*model.named_parameters(), *_persistent(model)]
-    return {_plain(name): one.detach() for name, one in with_buffers if not (_learns(name) or name == f"{BASE}.digest")}
+    return {
+        _base_name(name): tensor.detach()
+        for name, tensor in with_buffers
+        if not (_is_adapter(name) or name == f"{BASE}.digest")
+    }
 
 
 def _persistent(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -237,65 +246,69 @@ def _persistent(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def as_peft(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapters among the weights of a checkpoint, by the names that peft gives them in a file."""
-    return {f"base_model.model.{name.replace(f'.{NAME}.', '.')}": one for name, one in weights.items() if _learns(name)}
+    """Select the adapters among the weights of a checkpoint, by their names in peft's files."""
+    return {
+        f"base_model.model.{name.replace(f'.{NAME}.', '.')}": tensor
+        for name, tensor in weights.items()
+        if _is_adapter(name)
+    }
 
 
 def tensor_plan(model: nn.Module, lora: Lora, plan: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """A plan for tensor parallelism of a model without adapters, for the layers in them.
+    """Extend a plan for tensor parallelism of a model without adapters to the layers of the adapters.
 
-    Where outputs are split, those of the second matrix are; where inputs are, those of the first one, and what is
-    dropped of them. Beside a layer that is whole all of the adapter is.
+    If outputs of a layer are split, those of the second matrix are; if inputs are, those of the first one, and their
+    dropout. Beside a layer that is not split, the adapter is not split either.
 
     Raises:
-        ConfigurationError: inputs that are dropped cannot be split evenly, or weights have four bits.
+        ConfigurationError: inputs with dropout cannot be split evenly, or weights have four bits.
     """
     if lora.quantize_base is not None:
         raise ConfigurationError(
             f"{FIELD}.quantizeBase does not go together with tensorParallel; fsdp alone splits such weights, by rows"
         )
-    # Imported by those alone that split matrices.
+    # Imported only where matrices are split.
     from tandem_trainer.strategies.tensor import COLWISE, REPLICATED, split_modules
 
     names = {module: name for name, module in model.named_modules()}
-    found = {}
+    full_plan = {}
     for _, module, style in split_modules(plan, model):
         name = names[module]
         if not hasattr(module, "base_layer"):
-            found[name] = style
+            full_plan[name] = style
             continue
         if style == REPLICATED:
-            found |= {f"{name}.base_layer": style, **{f"{name}.{part}.{NAME}": style for part in PARTS}}
+            full_plan |= {f"{name}.base_layer": style, **{f"{name}.{part}.{NAME}": style for part in MATRICES}}
             continue
         if style != COLWISE and lora.dropout:
             inputs: Any = module.in_features
             if inputs % ranks:
                 raise ConfigurationError(
                     f"{FIELD}.dropout: tensorParallel: {ranks} does not divide the {inputs} inputs of "
-                    f"{name}; say dropout: 0"
+                    f"{name}; set dropout: 0"
                 )
-            found[f"{name}.lora_dropout.{NAME}"] = style
-        split = PARTS[1] if style == COLWISE else PARTS[0]
-        found |= {f"{name}.base_layer": style, f"{name}.{split}.{NAME}": style}
-    return found
+            full_plan[f"{name}.lora_dropout.{NAME}"] = style
+        split = MATRICES[1] if style == COLWISE else MATRICES[0]
+        full_plan |= {f"{name}.base_layer": style, f"{name}.{split}.{NAME}": style}
+    return full_plan
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    """The layers with adapters."""
+    """Return the layers with adapters."""
     from peft.tuners.lora import LoraLayer
 
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
-def _of_four_bits(model: nn.Module) -> Iterable[tuple[str, Nf4Linear]]:
+def _quantized_layers(model: nn.Module) -> Iterable[tuple[str, Nf4Linear]]:
     return ((path, module) for path, module in model.named_modules() if isinstance(module, Nf4Linear))
 
 
-def _learns(name: str) -> bool:
-    """Whether a tensor of this name is one of an adapter's."""
-    return any(f".{part}." in name for part in PARTS)
+def _is_adapter(name: str) -> bool:
+    """Whether a tensor of this name belongs to an adapter."""
+    return any(f".{part}." in name for part in MATRICES)
 
 
-def _plain(name: str) -> str:
-    """The name of a weight as it is without adapters."""
-    return name.replace(INSIDE, ".")
+def _base_name(name: str) -> str:
+    """Return the name of a weight without adapters."""
+    return name.replace(BASE_LAYER, ".")

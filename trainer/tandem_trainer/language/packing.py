@@ -1,10 +1,10 @@
-"""Packing: documents of different lengths in rows of one length, without any of them seeing another.
+"""Packing: documents of different lengths in rows of one length, without attention between them.
 
-Documents are put into rows by best fit, the longest first: each goes into the row whose free space it fills best. The
-result depends on their lengths alone, so it is the same in every process, and is made once for a data set. A row is
-then one sample for the exact order of data (docs/decisions/0041-packing.md).
+Documents are packed into rows by best fit, the longest first: each goes into the row whose free space it fills best.
+The result depends on the lengths only, so it is the same in every process, and is computed once for a data set. A row
+is then one sample for the exact order of data (docs/decisions/0041-packing.md).
 
-Within a row positions begin anew with each document, and attention is causal and stays within a document. So the logits
+Within a row positions restart with each document, and attention is causal and stays within a document. So the logits
 are those of the documents alone.
 """
 
@@ -18,42 +18,42 @@ import torch
 from torch import Tensor
 
 
-def packed(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Put documents into rows by best-fit decreasing.
+def pack_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Pack documents into rows by best-fit decreasing.
 
     Args:
-        lengths: of the documents, in tokens, each from 1 to `most`.
-        most: tokens of a row.
+        lengths: lengths of the documents, in tokens, each from 1 to `row_length`.
+        row_length: tokens of a row.
 
     Returns:
-        For each row the numbers of its documents.
+        The numbers of the documents of each row.
     """
     rows: list[list[int]] = []
     with_space: dict[int, deque[int]] = {}
     spaces: list[int] = []  # those of `with_space`, sorted
-    for number in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
+    for number in sorted(range(len(lengths)), key=lambda document: (-lengths[document], document)):
         need = lengths[number]
-        place = bisect_left(spaces, need)
-        if place == len(spaces):
-            row, space = len(rows), most
+        index = bisect_left(spaces, need)
+        if index == len(spaces):
+            row, space = len(rows), row_length
             rows.append([])
         else:
-            space = spaces[place]
+            space = spaces[index]
             row = with_space[space].popleft()
             if not with_space[space]:
-                del with_space[space], spaces[place]
+                del with_space[space], spaces[index]
         rows[row].append(number)
-        left = space - need
-        if left:
-            if left not in with_space:
-                with_space[left] = deque()
-                insort(spaces, left)
-            with_space[left].append(row)
+        remaining = space - need
+        if remaining:
+            if remaining not in with_space:
+                with_space[remaining] = deque()
+                insort(spaces, remaining)
+            with_space[remaining].append(row)
     return rows
 
 
 def positions(documents: Tensor) -> Tensor:
-    """Place of each token in its document, from 0.
+    """Compute the position of each token in its document, from 0.
 
     Args:
         documents: [rows, tokens], the number of each token's document; those of a document stand together.
@@ -61,17 +61,17 @@ def positions(documents: Tensor) -> Tensor:
     Returns:
         [rows, tokens], int64.
     """
-    places = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(begins, places, 0).cummax(dim=1).values
+    indices = torch.arange(documents.shape[1], device=documents.device).expand(documents.shape)
+    is_start = torch.ones_like(documents, dtype=torch.bool)
+    is_start[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return indices - torch.where(is_start, indices, 0).cummax(dim=1).values
 
 
 def mask(documents: Tensor) -> Tensor:
-    """Which tokens each token sees: itself, and those before it of its document.
+    """Compute the attention mask: each token attends to itself, and to those before it in its document.
 
     Args:
-        documents: [rows, tokens], as of `positions`.
+        documents: [rows, tokens], as in `positions`.
 
     Returns:
         [rows, 1, tokens, tokens], bool.
@@ -81,87 +81,87 @@ def mask(documents: Tensor) -> Tensor:
     return ((documents[:, :, None] == documents[:, None, :]) & before)[:, None]
 
 
-def mask_at(places: Tensor) -> Tensor:
-    """The same of the places of tokens in their documents, as `positions` returns them."""
-    return mask((places == 0).cumsum(dim=1))
+def mask_from_positions(token_positions: Tensor) -> Tensor:
+    """Compute the attention mask from the positions of tokens in their documents, as `positions` returns them."""
+    return mask((token_positions == 0).cumsum(dim=1))
 
 
-class Layout(Protocol):
-    """How the tokens of a batch are given to a model."""
+class BatchLayout(Protocol):
+    """Layout of a batch's tokens as the model gets them."""
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
-        """What the model is called with.
+        """Return the arguments of the model.
 
         Args:
             tokens: [rows, tokens], int64.
         """
         ...
 
-    def laid(self, values: Tensor) -> Tensor:
-        """Values of the tokens, [rows, tokens], as the model is given these."""
+    def arrange(self, values: Tensor) -> Tensor:
+        """Arrange values of the tokens, [rows, tokens], in the layout."""
         ...
 
-    def rows(self, values: Tensor) -> Tensor:
-        """The reverse: [rows, tokens], 0 in place of what was not given."""
+    def restore(self, values: Tensor) -> Tensor:
+        """Restore values from the layout: [rows, tokens], 0 for tokens that are not in it."""
         ...
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Rows as they are."""
+    """Layout of unchanged rows."""
 
     documents: Tensor | None = None
-    """As of `positions`; None: a row is one document, and what follows it is padding."""
+    """Documents as in `positions`; None: a row is one document, followed by padding."""
     with_mask: bool = True
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
-        """As Layout."""
-        # Padding follows the text, and a token sees only those before it: a single document needs no mask.
-        found = {"input_ids": tokens, "use_cache": False}
+        """See BatchLayout."""
+        # Padding follows the text, and a token attends only to those before it: a single document needs no mask.
+        arguments = {"input_ids": tokens, "use_cache": False}
         if self.documents is not None:
-            found["position_ids"] = positions(self.documents)
+            arguments["position_ids"] = positions(self.documents)
             if self.with_mask:
-                found["attention_mask"] = mask(self.documents)
-        return found
+                arguments["attention_mask"] = mask(self.documents)
+        return arguments
 
-    def laid(self, values: Tensor) -> Tensor:
-        """As Layout."""
+    def arrange(self, values: Tensor) -> Tensor:
+        """See BatchLayout."""
         return values
 
-    def rows(self, values: Tensor) -> Tensor:
-        """As Layout."""
+    def restore(self, values: Tensor) -> Tensor:
+        """See BatchLayout."""
         return values
 
 
 class Unpadded:
-    """The documents of all rows in one row, without padding, for a model that stays within them
+    """Layout of the documents of all rows in one row, without padding, for a model that stays within them
     (tandem_trainer.language.attention)."""
 
     def __init__(self, documents: Tensor) -> None:
         """
         Args:
-            documents: as of `positions`; 0 is padding.
+            documents: as in `positions`; 0 is padding.
         """
         self._shape = documents.shape
-        self._there = documents.flatten().nonzero().squeeze(1)
-        self._places = self.laid(positions(documents))
+        self._token_indices = documents.flatten().nonzero().squeeze(1)
+        self._positions = self.arrange(positions(documents))
 
     def inputs(self, tokens: Tensor) -> dict[str, Any]:
-        """As Layout, with the lengths of the documents in the place of a mask."""
-        begins = (self._places[0] == 0).nonzero().squeeze(1)
-        lengths = torch.cat([begins, begins.new_tensor([len(self._there)])]).diff()
+        """See BatchLayout. The lengths of the documents replace the mask."""
+        starts = (self._positions[0] == 0).nonzero().squeeze(1)
+        lengths = torch.cat([starts, starts.new_tensor([len(self._token_indices)])]).diff()
         return {
-            "input_ids": self.laid(tokens),
-            "position_ids": self._places,
+            "input_ids": self.arrange(tokens),
+            "position_ids": self._positions,
             "attention_mask": lengths[None, None, None],
             "use_cache": False,
         }
 
-    def laid(self, values: Tensor) -> Tensor:
-        """As Layout: [1, tokens]."""
-        return values.flatten().index_select(0, self._there)[None]
+    def arrange(self, values: Tensor) -> Tensor:
+        """See BatchLayout. [1, tokens]."""
+        return values.flatten().index_select(0, self._token_indices)[None]
 
-    def rows(self, values: Tensor) -> Tensor:
-        """As Layout."""
-        found = values.new_zeros(self._shape.numel())
-        return found.index_copy(0, self._there, values[0]).view(self._shape)
+    def restore(self, values: Tensor) -> Tensor:
+        """See BatchLayout."""
+        restored = values.new_zeros(self._shape.numel())
+        return restored.index_copy(0, self._token_indices, values[0]).view(self._shape)

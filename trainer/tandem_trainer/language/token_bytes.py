@@ -1,6 +1,7 @@
-"""How many bytes of text each token of a model's tokenizer stands for, for scores that compare models of other tokens.
+"""Bytes of text that each token of a model's tokenizer stands for, for scores that compare models with different
+tokens.
 
-Two kinds of tokenizers say it of each token alone: byte-level ones, whose tokens are written with one letter for each
+Two kinds of tokenizers tell it for each token: byte-level ones, whose tokens are written with one letter for each
 byte, and those of SentencePiece, which write a space as ▁ and a byte that is no text as <0x0A>.
 """
 
@@ -17,13 +18,14 @@ SPACE = "▁"
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> Tensor | None:
-    """Bytes of each token; special ones have none.
+    """Return the bytes of each token; special tokens have none.
 
     Args:
-        vocabulary: tokens that the model knows, which may be more than the tokenizer has.
+        tokenizer: tokenizer of the model.
+        vocabulary: tokens of the model, which may be more than the tokenizer has.
 
     Returns:
-        [vocabulary], int64; None: this kind of tokenizer does not say it.
+        [vocabulary], int64; None: this kind of tokenizer does not tell.
     """
     kinds = _decoders(tokenizer)
     if "ByteLevel" in kinds:
@@ -32,18 +34,18 @@ def token_bytes(tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> Tensor
         is_byte_level = False
     else:
         return None
-    found = torch.zeros(vocabulary, dtype=torch.int64)
+    sizes = torch.zeros(vocabulary, dtype=torch.int64)
     special, added = set(tokenizer.all_special_ids), tokenizer.added_tokens_decoder
     for text, number in tokenizer.get_vocab().items():
         if number in special or number >= vocabulary or (number in added and added[number].special):
             continue
         if number in added:
-            found[number] = len(text.encode())
+            sizes[number] = len(text.encode())
         elif is_byte_level:
-            found[number] = len(text)
+            sizes[number] = len(text)
         else:
-            found[number] = 1 if _is_a_byte(text) else len(text.replace(SPACE, " ").encode())
-    return found
+            sizes[number] = 1 if _is_a_byte(text) else len(text.replace(SPACE, " ").encode())
+    return sizes
 
 
 def _is_a_byte(text: str) -> bool:
@@ -51,7 +53,7 @@ def _is_a_byte(text: str) -> bool:
 
 
 def _decoders(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
-    """Kinds of the steps that make a text of tokens again."""
+    """Return the kinds of the decoder's steps, which turn tokens into text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = getattr(backend, "decoder", None)
     if decoder is None:

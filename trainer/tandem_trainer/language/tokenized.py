@@ -1,13 +1,13 @@
-"""Samples as tokens, each with whether it is learned.
+"""Samples as tokens, each with a flag whether it is a training target.
 
-Whole texts are learned token by token, and one that is longer than a row is cut into pieces, each of which begins with
-the last token of the one before: so every token is predicted once. Of a prompt and its completion the completion is
-learned, of a conversation what the assistant says, with the token that ends it; such a sample is cut off where the row
-ends.
+In a whole text, every token is a target; a text that is longer than a row is cut into pieces, each of which begins with
+the last token of the one before: so every token is predicted once. In a prompt with a completion, the completion is
+learned; in a conversation, the messages of the assistant, with the token that ends each. Such a sample is truncated at
+the end of the row.
 
-What is learned and what is not are tokenized apart. So no token lies on both sides of a boundary, and the model sees
-what it will see when it is asked: a prompt that was tokenized alone. Where the answers of a conversation begin and end
-follows from the chat template itself, which is asked for the conversation up to there.
+Learned and other segments are tokenized separately. So no token lies on both sides of a boundary, and the model gets
+what it will get when it is used: a prompt that was tokenized alone. The chat template itself tells where the answers of
+a conversation begin and end: it is applied to the conversation up to each of them.
 """
 
 import logging
@@ -21,20 +21,20 @@ import numpy.typing as npt
 
 from tandem.formatting import number
 from tandem_trainer.failure import ConfigurationError, UnusableInput
-from tandem_trainer.language.reading import ASSISTANT, FIELD, Row
+from tandem_trainer.language.reading import ASSISTANT, FIELD, SampleRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 512
-"""Samples that the library is given at a time, which cuts them in all threads."""
+BATCH_SAMPLES = 512
+"""Samples that the library tokenizes at a time, in all threads."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a row are what. Either `text`, or `prompt` and `completion`, or `messages`."""
+    """Roles of a row's columns. Either `text`, or `prompt` and `completion`, or `messages`."""
 
     text: str | None = None
     prompt: str | None = None
@@ -42,11 +42,13 @@ class Columns:
     messages: str | None = None
 
 
-def columns_of(row: Row, text: str | None, prompt: str | None, completion: str | None, messages: str | None) -> Columns:
-    """The columns that the job names, or else those that the first row has.
+def columns_of(
+    row: SampleRow, text: str | None, prompt: str | None, completion: str | None, messages: str | None
+) -> Columns:
+    """Return the columns that the job names, or else known columns of the first row.
 
     Raises:
-        UnusableInput: it has none that are known.
+        UnusableInput: the row has no known columns.
     """
     if text or prompt or messages:
         return Columns(text, prompt, completion, messages)
@@ -57,52 +59,52 @@ def columns_of(row: Row, text: str | None, prompt: str | None, completion: str |
     if "text" in row.columns:
         return Columns(text="text")
     if {"chosen", "rejected"} <= row.columns.keys():
-        raise row.wrong(
+        raise row.error(
             "chosen and rejected are preferences, which this task does not learn from; TRL's DPOTrainer does, and "
             "elastic(trainer) of tandem_trainer.adapters.transformers runs it under Tandem"
         )
-    raise row.wrong(
+    raise row.error(
         f"there is no column messages, prompt and completion, or text, only {', '.join(row.columns) or 'none'}; "
         "name the columns in data"
     )
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stretch of a sample."""
+class Segment:
+    """A segment of a sample."""
 
     text: str
-    """As it is tokenized."""
+    """Text of the segment."""
     is_learned: bool
-    """Whether its tokens are."""
-    begins: bool = False
-    """Whether the tokenizer's mark of a beginning stands before it."""
-    ends: bool = False
-    """Whether the token that ends a text follows it."""
+    """Whether its tokens are training targets."""
+    has_start: bool = False
+    """Whether the tokenizer's start token precedes it."""
+    has_end: bool = False
+    """Whether the end-of-text token follows it."""
 
 
-def parts_of(row: Row, columns: Columns, tokenizer: "PreTrainedTokenizerBase") -> list[Part]:
-    """A sample, cut at the boundaries of what is learned.
+def segments_of(row: SampleRow, columns: Columns, tokenizer: "PreTrainedTokenizerBase") -> list[Segment]:
+    """Split a sample into segments that are learned or not.
 
     Raises:
         UnusableInput: a column holds something else.
         ConfigurationError: the chat template is missing, or does not tell where answers end.
     """
     if columns.messages is not None:
-        return _of_conversation(row, row.messages(columns.messages), tokenizer)
+        return _conversation_segments(row, row.messages(columns.messages), tokenizer)
     if columns.prompt is not None:
         assert columns.completion is not None
         prompt, completion = row.text(columns.prompt), row.text(columns.completion)
-        return [Part(prompt, False, begins=True), Part(completion, True, ends=True)]
+        return [Segment(prompt, False, has_start=True), Segment(completion, True, has_end=True)]
     assert columns.text is not None
-    return [Part(row.text(columns.text), True, begins=True, ends=True)]
+    return [Segment(row.text(columns.text), True, has_start=True, has_end=True)]
 
 
-def check(row: Row, columns: Columns) -> None:
-    """See whether a sample holds what its columns promise.
+def check(row: SampleRow, columns: Columns) -> None:
+    """Check that a sample has the values that its columns promise.
 
     Raises:
-        UnusableInput: it does not.
+        UnusableInput: it has not.
     """
     if columns.messages is not None:
         row.messages(columns.messages)
@@ -111,197 +113,210 @@ def check(row: Row, columns: Columns) -> None:
             row.text(column)
 
 
-def _of_conversation(row: Row, messages: list[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase") -> list[Part]:
+def _conversation_segments(
+    row: SampleRow, messages: list[dict[str, Any]], tokenizer: "PreTrainedTokenizerBase"
+) -> list[Segment]:
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
         raise ConfigurationError(
-            f"{FIELD}: {row.place} is a conversation, and the tokenizer of the model has no chat template; take an "
+            f"{FIELD}: {row.location} is a conversation, and the tokenizer of the model has no chat template; take an "
             "instruct model, or texts"
         )
 
-    def written(count: int, asks: bool = False) -> str:
-        """The first messages; `asks`: up to where the assistant begins to speak."""
+    def rendered(count: int, with_prompt: bool = False) -> str:
+        """Render the first messages; `with_prompt`: up to where the assistant begins to speak."""
         try:
-            return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=asks))
+            return str(
+                tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=with_prompt)
+            )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise row.wrong(f"the chat template refuses this conversation: {error}") from error
+            raise row.error(f"the chat template refuses this conversation: {error}") from error
 
-    whole, at = written(len(messages)), 0
-    found: list[Part] = []
-    for place, message in enumerate(messages):
+    full_text, position = rendered(len(messages)), 0
+    segments: list[Segment] = []
+    for index, message in enumerate(messages):
         if message["role"] != ASSISTANT:
             continue
-        before, after = written(place, asks=True), written(place + 1)
-        if not (after.startswith(before) and whole.startswith(after)):
-            raise row.wrong(
+        before, after = rendered(index, with_prompt=True), rendered(index + 1)
+        if not (after.startswith(before) and full_text.startswith(after)):
+            raise row.error(
                 "the chat template writes an answer otherwise once more follows, or not after the words that ask for "
                 "one, so it does not tell where answers begin and end; take a template that does, or prompts and "
                 "completions"
             )
-        found += [Part(whole[at : len(before)], False), Part(whole[len(before) : len(after)], True)]
-        at = len(after)
-    return [part for part in (*found, Part(whole[at:], False)) if part.text]
+        segments += [
+            Segment(full_text[position : len(before)], False),
+            Segment(full_text[len(before) : len(after)], True),
+        ]
+        position = len(after)
+    return [segment for segment in (*segments, Segment(full_text[position:], False)) if segment.text]
 
 
 class Documents:
-    """Tokens of many samples, one after the other.
+    """Tokens of many samples, concatenated.
 
     Args:
         tokens: [all tokens], int32.
-        learned: [all tokens], bool.
-        begins: [documents + 1], int64: where each begins, and the end of the last.
+        is_learned: [all tokens], bool.
+        starts: [documents + 1], int64: start of each document, and the end of the last.
     """
 
-    def __init__(self, tokens: npt.NDArray[Any], learned: npt.NDArray[Any], begins: npt.NDArray[Any]) -> None:
-        self.tokens, self.learned, self.begins = tokens, learned, begins
+    def __init__(self, tokens: npt.NDArray[Any], is_learned: npt.NDArray[Any], starts: npt.NDArray[Any]) -> None:
+        self.tokens, self.is_learned, self.starts = tokens, is_learned, starts
 
     def __len__(self) -> int:
-        return len(self.begins) - 1
+        return len(self.starts) - 1
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each."""
-        found: list[int] = np.diff(self.begins).tolist()
-        return found
+        """Number of tokens of each document."""
+        counts: list[int] = np.diff(self.starts).tolist()
+        return counts
 
     def __getitem__(self, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Tokens of one, and which of them are learned."""
-        part = slice(self.begins[number], self.begins[number + 1])
-        return self.tokens[part], self.learned[part]
+        """Return the tokens of a document, and which of them are learned."""
+        part = slice(self.starts[number], self.starts[number + 1])
+        return self.tokens[part], self.is_learned[part]
 
     @property
     def targets(self) -> int:
-        """Tokens that are predicted and learned: the first one of a document is not predicted."""
-        return int(np.count_nonzero(self.learned)) - int(np.count_nonzero(self.learned[self.begins[:-1]]))
+        """Number of tokens that are predicted and learned: the first token of a document is not predicted."""
+        return int(np.count_nonzero(self.is_learned)) - int(np.count_nonzero(self.is_learned[self.starts[:-1]]))
 
-    def taken(self, start: int, end: int) -> "Documents":
-        """Some of them."""
-        first, last = self.begins[start], self.begins[end]
-        return Documents(self.tokens[first:last], self.learned[first:last], self.begins[start : end + 1] - first)
+    def select(self, start: int, end: int) -> "Documents":
+        """Return a range of the documents."""
+        first, last = self.starts[start], self.starts[end]
+        return Documents(self.tokens[first:last], self.is_learned[first:last], self.starts[start : end + 1] - first)
 
 
-def joined(parts: Sequence[Documents]) -> Documents:
-    """Documents of several sources, one source after the other."""
+def concatenate(parts: Sequence[Documents]) -> Documents:
+    """Concatenate the documents of several sources."""
     if len(parts) == 1:
         return parts[0]
-    starts = np.cumsum([0, *(len(one.tokens) for one in parts)], dtype=np.int64)
-    begins = [one.begins[:-1] + start for one, start in zip(parts, starts[:-1], strict=True)]
+    offsets = np.cumsum([0, *(len(part.tokens) for part in parts)], dtype=np.int64)
+    starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
     return Documents(
-        np.concatenate([one.tokens for one in parts]),
-        np.concatenate([one.learned for one in parts]),
-        np.concatenate([*begins, starts[-1:]]),
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.is_learned for part in parts]),
+        np.concatenate([*starts, offsets[-1:]]),
     )
 
 
 @dataclass
-class Losses:
-    """What of the samples is not trained on."""
+class EncodingStats:
+    """Counts of samples and tokens that are not trained on."""
 
     samples: int = 0
-    """Samples seen."""
+    """Samples encoded."""
     truncated: int = 0
     """Samples that were longer than a row."""
     tokens: int = 0
-    """Their tokens that were cut off."""
+    """Tokens cut off from these samples."""
     empty: int = 0
     """Samples without a token to learn."""
     cut_before: int = 0
-    """Those among them that have some behind the place where they were cut off."""
+    """Samples among these that have such tokens after the cut."""
 
 
 class Encoder:
-    """Makes documents of samples.
+    """Encodes samples as documents.
 
     Args:
-        length: tokens of the longest.
+        tokenizer: tokenizer of the model.
+        length: maximum tokens of a document.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", length: int) -> None:
         self._tokenizer, self._length = tokenizer, length
-        self.lost = Losses()
+        self.stats = EncodingStats()
 
-    def documents(self, samples: Iterable[tuple[Sequence[Part], bool]]) -> Documents:
-        """
+    def documents(self, samples: Iterable[tuple[Sequence[Segment], bool]]) -> Documents:
+        """Encode samples.
+
         Args:
-            samples: the parts of each, and whether it is cut into pieces where it is too long.
+            samples: segments of each sample, and whether a long sample is cut into pieces instead of truncated.
         """
         tokens: list[npt.NDArray[Any]] = []
-        learned: list[npt.NDArray[Any]] = []
+        is_learned: list[npt.NDArray[Any]] = []
         remaining = iter(samples)
-        while some := list(islice(remaining, AT_ONCE)):
-            for (numbers, marks), (_, in_pieces) in zip(self._encoded([parts for parts, _ in some]), some, strict=True):
-                self.lost.samples += 1
-                pieces = list(self._pieces(numbers, marks, in_pieces))
-                self.lost.empty += not pieces
-                self.lost.cut_before += not pieces and bool(marks[1:].any())
+        while batch := list(islice(remaining, BATCH_SAMPLES)):
+            for (sample_tokens, sample_flags), (_, in_pieces) in zip(
+                self._encoded([parts for parts, _ in batch]), batch, strict=True
+            ):
+                self.stats.samples += 1
+                pieces = list(self._pieces(sample_tokens, sample_flags, in_pieces))
+                self.stats.empty += not pieces
+                self.stats.cut_before += not pieces and bool(sample_flags[1:].any())
                 tokens += [piece for piece, _ in pieces]
-                learned += [mark for _, mark in pieces]
-        begins = np.cumsum([0, *(len(one) for one in tokens)], dtype=np.int64)
+                is_learned += [piece_flags for _, piece_flags in pieces]
+        starts = np.cumsum([0, *(len(piece) for piece in tokens)], dtype=np.int64)
         if not tokens:
-            return Documents(np.empty(0, np.int32), np.empty(0, bool), begins)
-        return Documents(np.concatenate(tokens), np.concatenate(learned), begins)
+            return Documents(np.empty(0, np.int32), np.empty(0, bool), starts)
+        return Documents(np.concatenate(tokens), np.concatenate(is_learned), starts)
 
-    def _encoded(self, samples: list[Sequence[Part]]) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Tokens of samples, and which are learned."""
-        numbers = {True: self._cut(samples, True), False: self._cut(samples, False)}
+    def _encoded(self, samples: list[Sequence[Segment]]) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Encode samples: the tokens of each, and which of them are learned."""
+        encoded = {True: self._tokenize(samples, True), False: self._tokenize(samples, False)}
         end = self._tokenizer.eos_token_id
-        for parts in samples:
+        for segments in samples:
             tokens: list[int] = []
-            learned: list[bool] = []
-            for part in parts:
-                found = next(numbers[part.begins])
-                if end is not None and part.begins and not part.ends and found[-1:] == [end]:
-                    found = found[:-1]
-                if end is not None and part.ends and found[-1:] != [end]:
-                    found = [*found, end]
-                marks = [part.is_learned] * len(found)
-                if part.is_learned and end in found:
-                    # Nobody reads on where a turn has ended.
-                    last = len(found) - found[::-1].index(end)
-                    marks[last:] = [False] * (len(found) - last)
-                tokens += found
-                learned += marks
-            yield np.array(tokens, dtype=np.int32), np.array(learned, dtype=bool)
+            is_learned: list[bool] = []
+            for segment in segments:
+                segment_tokens = next(encoded[segment.has_start])
+                if end is not None and segment.has_start and not segment.has_end and segment_tokens[-1:] == [end]:
+                    segment_tokens = segment_tokens[:-1]
+                if end is not None and segment.has_end and segment_tokens[-1:] != [end]:
+                    segment_tokens = [*segment_tokens, end]
+                flags = [segment.is_learned] * len(segment_tokens)
+                if segment.is_learned and end in segment_tokens:
+                    # What follows the end of a turn is never generated.
+                    last = len(segment_tokens) - segment_tokens[::-1].index(end)
+                    flags[last:] = [False] * (len(segment_tokens) - last)
+                tokens += segment_tokens
+                is_learned += flags
+            yield np.array(tokens, dtype=np.int32), np.array(is_learned, dtype=bool)
 
-    def _cut(self, samples: list[Sequence[Part]], begins: bool) -> Iterator[list[int]]:
-        texts = [part.text for parts in samples for part in parts if part.begins == begins]
+    def _tokenize(self, samples: list[Sequence[Segment]], has_start: bool) -> Iterator[list[int]]:
+        texts = [part.text for parts in samples for part in parts if part.has_start == has_start]
         if not texts:
             return iter(())
-        return iter(self._tokenizer(texts, add_special_tokens=begins, verbose=False)["input_ids"])
+        return iter(self._tokenizer(texts, add_special_tokens=has_start, verbose=False)["input_ids"])
 
     def _pieces(
-        self, tokens: npt.NDArray[Any], learned: npt.NDArray[Any], in_pieces: bool
+        self, tokens: npt.NDArray[Any], is_learned: npt.NDArray[Any], in_pieces: bool
     ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         if not in_pieces and len(tokens) > self._length:
-            self.lost.truncated += 1
-            self.lost.tokens += len(tokens) - self._length
-            tokens, learned = tokens[: self._length], learned[: self._length]
-        for begin in range(0, max(1, len(tokens) - 1), self._length - 1):
-            part = slice(begin, begin + self._length)
-            if learned[part][1:].any():
-                yield tokens[part], learned[part]
+            self.stats.truncated += 1
+            self.stats.tokens += len(tokens) - self._length
+            tokens, is_learned = tokens[: self._length], is_learned[: self._length]
+        for first in range(0, max(1, len(tokens) - 1), self._length - 1):
+            piece = slice(first, first + self._length)
+            if is_learned[piece][1:].any():
+                yield tokens[piece], is_learned[piece]
 
 
-def refuse_none(documents: Documents, lost: Losses, what: str, source: str = "") -> None:
-    """
+def refuse_empty(documents: Documents, stats: EncodingStats, purpose: str, source: str = "") -> None:
+    """Refuse a source without documents.
+
     Args:
-        lost: what was not made a document.
-        what: they are for, in words.
-        source: which they are of, where there are several.
+        documents: documents of the source.
+        stats: counts of its samples.
+        purpose: use of the documents, as a verb.
+        source: name of the source, if there are several.
 
     Raises:
-        UnusableInput: there are none.
+        UnusableInput: there are no documents.
     """
     if len(documents):
         return
-    of = f" of {source}" if source else ""
-    message = f"{FIELD}: no sample{of} is left to {what} with, of which a token could be learned"
-    if lost.samples:
-        unanswered = lost.empty - lost.cut_before
+    of_source = f" of {source}" if source else ""
+    message = f"{FIELD}: no sample{of_source} is left to {purpose} with, of which a token could be learned"
+    if stats.samples:
+        unanswered = stats.empty - stats.cut_before
         reasons = {
-            f"{number(lost.cut_before)} were cut off at length before what is learned": lost.cut_before,
+            f"{number(stats.cut_before)} were cut off at length before what is learned": stats.cut_before,
             f"{number(unanswered)} have nothing that is learned, such as words of the role {ASSISTANT}": unanswered,
         }
-        message += f": of {number(lost.samples)}, {' and '.join(why for why, count in reasons.items() if count)}"
+        message += f": of {number(stats.samples)}, {' and '.join(reason for reason, count in reasons.items() if count)}"
     raise UnusableInput(message)

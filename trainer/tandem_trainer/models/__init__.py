@@ -1,4 +1,4 @@
-"""The built-in models, each sized to the data it is given.
+"""The built-in models, each sized to its data.
 
 All take images of shape [N, channels, size, size], float32, and return logits of shape [N, classes].
 """
@@ -18,7 +18,7 @@ BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 def build(name: str, channels: int, image_size: int, classes: int) -> nn.Module:
-    """A model with fresh weights, on the CPU.
+    """Build a model with fresh weights, on the CPU.
 
     Args:
         name: a key of BUILDERS.

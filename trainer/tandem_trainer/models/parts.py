@@ -18,17 +18,17 @@ class Part(nn.Module):
     ) -> None:
         """
         Args:
-            run: what the part does.
+            run: function of the part.
             modules: all modules of the model that it calls or takes weights from.
-            shared: makes further arguments of `run` by name, of what the part is called with. Parts with the same
-                `shared` that are in one stage are given what the first of them made.
-            then: of the last part, what the loss does with that which the part returns, if it costs much: its
-                operations count as the part's where the model is cut.
+            shared: makes further keyword arguments of `run` from the part's inputs. Parts with the same `shared` in one
+                stage get the result for the first of them.
+            then: computation of the loss on the last part's output, if it is expensive: its operations count as the
+                part's where the model is cut.
         """
         super().__init__()
         self._run, self.shared, self.then = run, shared, then
         self.modules_used = nn.ModuleList(modules)
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the function returns."""
-        return self._run(*inputs, **named)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._run(*inputs, **kwargs)

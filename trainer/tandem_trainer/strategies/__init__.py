@@ -1,14 +1,14 @@
-"""Strategies of parallelism: how the state of training lies on the ranks (docs/decisions/0036-strategies.md).
+"""Strategies of parallelism: how the train state is distributed over the ranks (docs/decisions/0036-strategies.md).
 
-Each is a small module behind one interface, `strategy.Strategy`, which is also what one rank alone needs. The loop asks
-it four times: to split the model, before there is an optimizer; for the module that is called, once the state is
-restored; whether a backward pass communicates; and to clip. One that runs many micro-batches at once takes a whole
-share from it (`runner`).
+Each is a small module behind one interface, `strategy.Strategy`, which also serves one rank alone. The loop calls it at
+four points: to split the model, before there is an optimizer; for the module to call, once the state is restored;
+around each backward pass, which may communicate; and to clip gradients. A strategy that runs many micro-batches at once
+takes a whole share from the loop (`runner`).
 """
 
 import logging
 
-from tandem.tasks import Loop, TaskLoop
+from tandem.job.tasks import Loop, TaskLoop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
@@ -17,20 +17,20 @@ log = logging.getLogger(__name__)
 
 
 def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
-    """The strategy that a job asks for. Collective.
+    """Create the strategy that a job asks for. Collective.
 
     Args:
-        per_worker: ranks of each worker.
+        per_worker: number of ranks of each worker.
 
     Raises:
         ConfigurationError: the ranks of a worker cannot be divided as the job says, or the strategy is for one process.
     """
     degree = loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
-    # What stands in the way of a start that is needed quickly is imported by those alone that need it.
+    # Each strategy is imported only where it is used: their imports would delay every start.
     if loop.strategy == "dp" or loop.strategy == "model":
         if group.world_size > 1:
             raise ConfigurationError(
-                f"strategy: {loop.strategy} is for one process, and there are {group.world_size} ranks; take ddp"
+                f"strategy: {loop.strategy} is for one process, and there are {group.world_size} ranks; use ddp"
             )
         if loop.strategy == "dp":
             from tandem_trainer.strategies.dp import Dp
@@ -39,9 +39,10 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
         from tandem_trainer.strategies.model import LayerSplit
 
         return LayerSplit(loop, group)
+    # One rank has nothing to distribute: every strategy for several ranks is the plain one then.
     if group.world_size == 1:
         if loop.fsdp is not None and loop.fsdp.cpu_offload:
-            log.warning("setting=fsdp.cpuOffload ignored: one rank splits nothing")
+            log.warning("setting=fsdp.cpuOffload ignored: there is only one rank")
         return Strategy(loop, group)
     if loop.strategy == "hogwild":
         from tandem_trainer.strategies.hogwild import Hogwild

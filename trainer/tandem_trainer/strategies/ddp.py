@@ -10,15 +10,15 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem import tasks
-from tandem.tasks import Loop
+from tandem.job import tasks
+from tandem.job.tasks import Loop
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
 
 POWER_SGD_RANK = 2
-"""Columns of the two matrices that stand for a gradient (https://arxiv.org/abs/1905.13727 finds 2 to lose nothing)."""
+"""Rank of the two matrices that approximate a gradient (https://arxiv.org/abs/1905.13727 finds 2 to lose nothing)."""
 POWER_SGD_FIRST_STEPS = 2
-"""Steps that are averaged as they are: DistributedDataParallel plans its buckets in the first."""
+"""Number of first steps whose gradients are not compressed: DistributedDataParallel plans its buckets in the first."""
 
 
 class Ddp(Strategy):
@@ -26,7 +26,7 @@ class Ddp(Strategy):
 
     def __init__(self, loop: Loop, group: Group) -> None:
         super().__init__(loop, group)
-        self._options = loop.ddp or tasks.Ddp()
+        self._options = loop.ddp or tasks.DdpSettings()
         self._is_recorded = not self._options.static_graph
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -58,6 +58,6 @@ class Ddp(Strategy):
         if last:
             self._is_recorded = True
             return contextlib.nullcontext()
-        # A static graph is recorded in the first step, with its collectives (torch 2.15). What is averaged again with
-        # the next part stays the same average.
+        # DistributedDataParallel records a static graph with its collectives in the first step (torch 2.15), so they
+        # must run then. Gradients that are averaged again with the next part keep the same average.
         return forward.no_sync() if self._is_recorded else contextlib.nullcontext()

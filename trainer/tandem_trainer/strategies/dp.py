@@ -2,8 +2,8 @@
 
 https://pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 
-The copies are made of the module's own attributes. So each gets what dropout draws from for its part of the samples,
-and the units that are dropped are those of one rank alone.
+The copies have the attributes of the module. So each is given the random numbers of dropout for its part of the
+samples, and the units that are dropped are the same as on one rank alone.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from tandem.tasks import Loop
+from tandem.job.tasks import Loop
 from tandem_trainer.models.dropout import Draws, SampleDropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy, devices_of
@@ -30,26 +30,27 @@ class Dp(Strategy):
 
 
 class Copies(nn.DataParallel[nn.Module]):
-    """DataParallel whose copies of a model draw for the samples that they have."""
+    """DataParallel whose copies of a model draw dropout's random numbers for their own samples."""
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         divide_draws(replicas, len(self.device_ids))
-        found: list[Any] = super().parallel_apply(replicas, inputs, kwargs)
-        return found
+        outputs: list[Any] = super().parallel_apply(replicas, inputs, kwargs)
+        return outputs
 
 
 def divide_draws(replicas: Sequence[nn.Module], count: int) -> None:
-    """Give each copy what the dropout of its samples draws from.
+    """Give each copy the random numbers of dropout for its samples.
 
     Args:
         replicas: the copies that have samples.
-        count: parts into which the batch was to be divided; of a small one there are fewer.
+        count: number of parts into which the batch was to be divided; a small batch makes fewer.
     """
     parts: dict[int, list[Draws]] = {}
     for number, replica in enumerate(replicas):
         for module in replica.modules():
             if isinstance(module, SampleDropout):
-                whole = module.draws
-                if id(whole) not in parts:
-                    parts[id(whole)] = whole.divided(count)
-                module.draws = parts[id(whole)][number]
+                draws = module.draws
+                # Layers that share a source must share its parts: their calls are counted together.
+                if id(draws) not in parts:
+                    parts[id(draws)] = draws.chunked(count)
+                module.draws = parts[id(draws)][number]

@@ -1,4 +1,4 @@
-"""The models of a script with a session: each whole on every rank, or split over the ranks.
+"""The models of a script with a session: each replicated on every rank, or sharded over the ranks.
 
 A script distributes them one by one, by `ddp` or by `fsdp`. With tensor parallelism neighbouring ranks work on the same
 samples, so all ranks form one mesh, which the script may also use to split a model itself (`Session.mesh`).
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tandem_trainer.checkpoint.sharding import copies_of, here, is_sharded, placed_like
+from tandem_trainer.checkpoint.sharding import copies_of, is_sharded, placed_like, to_local
 from tandem_trainer.checkpoint.state import LOCAL_SGD
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.meter import Busy
+from tandem_trainer.meter import Stopwatch
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Plan, blocks_of, clip_parts
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
-    from tandem_trainer.strategies.replicated import Comparison
+    from tandem_trainer.strategies.replicated import GradientComparison
 
 log = logging.getLogger(__name__)
 
 _OPTIONS = {*inspect.signature(DistributedDataParallel).parameters} - {"module", "device_ids", "output_device"}
 _SHARDING_OPTIONS = {"mesh", "reshard_after_forward", "mp_policy", "offload_policy"}
-"""Of fully_shard. The others are for single modules, and this is for a whole model."""
+"""Options of fully_shard that apply to a whole model; the others are for single modules."""
 
 SessionStrategy = Literal["ddp", "fsdp"]
-"""How a session distributes a model: `ddp` keeps it whole on each rank, `fsdp` splits each tensor."""
+"""Strategy of a model in a session: `ddp` replicates it on each rank, `fsdp` shards each tensor."""
 
 
 class Models:
     """All models of a session."""
 
-    def __init__(self, group: Group, seed: int, busy: Busy, tensor_parallel: int = 1, per_worker: int = 0) -> None:
+    def __init__(self, group: Group, seed: int, busy: Stopwatch, tensor_parallel: int = 1, per_worker: int = 0) -> None:
         """
         Args:
-            busy: times the forward passes of all of them.
-            tensor_parallel: how many neighbouring ranks work on the same samples; one rank alone splits nothing.
-            per_worker: ranks of each worker; 0: there is one worker.
+            busy: measures the forward passes of all of them.
+            tensor_parallel: number of neighbouring ranks that work on the same samples; a single rank splits nothing.
+            per_worker: number of ranks of each worker; 0 if there is one worker.
 
         Raises:
-            ConfigurationError: the ranks of a worker cannot be divided like that.
+            ConfigurationError: the ranks of a worker cannot be divided in this way.
         """
         per_worker = min(per_worker or group.world_size, group.world_size)
         if tensor_parallel < 1 or (group.world_size > 1 and per_worker % tensor_parallel):
@@ -63,31 +63,31 @@ class Models:
         self._group, self._seed, self._busy = group, seed, busy
         self._degree = tensor_parallel if group.world_size > 1 else 1
         self.dp_rank, self.dp_size = group.rank // self._degree, group.world_size // self._degree
-        """Data-parallel rank and world size: ranks with one number work on the same samples."""
+        """Data-parallel rank and world size; ranks with equal `dp_rank` work on the same samples."""
         self._draws: list[Draws] = []
         self._averaging: list[DistributedDataParallel] = []
-        self._called: set[int] = set()
-        """Places in the list before of those whose forward pass has run."""
+        self._called_indices: set[int] = set()
+        """Indices into `_averaging` of the models whose forward pass has run."""
         self._recording: list[DistributedDataParallel] = []
-        self._made: DeviceMesh | None = None
-        self._whole: list[tuple[str, nn.Parameter]] = []
-        """Weights of models that a plan for tensor parallelism splits which it leaves whole."""
-        self._comparison: Comparison | None = None
-        """Of their gradients, while it is due."""
+        self._mesh: DeviceMesh | None = None
+        self._replicated: list[tuple[str, nn.Parameter]] = []
+        """Weights that the tensor-parallel plans of the models leave in full on each rank."""
+        self._comparison: GradientComparison | None = None
+        """Comparison of their gradients, while it is due."""
         self._before_steps: RemovableHandle | None = None
 
     @property
     def mesh(self) -> "DeviceMesh":
-        """All ranks: [shard, tensor]. Collective when it is asked for first.
+        """Mesh of all ranks: [shard, tensor]. The first access is a collective.
 
         Raises:
-            ConfigurationError: there is one rank.
+            ConfigurationError: there is only one rank.
         """
         if self._group.world_size == 1:
             raise ConfigurationError("session.mesh: one process alone has no mesh; split nothing if world_size is 1")
-        if self._made is None:
-            self._made = self._group.mesh({"shard": self.dp_size, "tensor": self._degree})
-        return self._made
+        if self._mesh is None:
+            self._mesh = self._group.mesh({"shard": self.dp_size, "tensor": self._degree})
+        return self._mesh
 
     def distribute(
         self,
@@ -99,16 +99,21 @@ class Models:
         comm_state: Any,
         options: Mapping[str, Any],
     ) -> nn.Module:
-        """As `Session.distribute`, with its errors."""
+        """Distribute a model as `Session.distribute` does, with its errors."""
         if strategy not in ("ddp", "fsdp"):
-            raise ValueError(f"distribute(…, strategy={strategy!r}): a session has ddp and fsdp; others need a task")
-        known, by = (_OPTIONS, "DistributedDataParallel") if strategy == "ddp" else (_SHARDING_OPTIONS, "fully_shard")
+            raise ValueError(
+                f"distribute(…, strategy={strategy!r}): a session supports ddp and fsdp; other strategies need a task"
+            )
+        allowed, function = (
+            (_OPTIONS, "DistributedDataParallel") if strategy == "ddp" else (_SHARDING_OPTIONS, "fully_shard")
+        )
         for name in options:
-            if name not in known:
-                raise TypeError(f"distribute(…, {name}=…): {by} has no such option to choose")
-        learns = any(one.requires_grad for one in model.parameters())
+            if name not in allowed:
+                raise TypeError(f"distribute(…, {name}=…): {function} has no such option to choose")
+        learns = any(parameter.requires_grad for parameter in model.parameters())
         is_split = any(map(is_sharded, model.parameters()))
         if is_split:
+            # The script has sharded the model itself: only check that gradients will be averaged.
             self._check_split(model)
             if options or comm_hook is not None or tensor_plan is not None:
                 raise TypeError("distribute: the model is split already, so there is nothing to choose")
@@ -118,10 +123,11 @@ class Models:
         if type(comm_state).__name__ == "PostLocalSGDState":
             raise ConfigurationError(f"distribute(…, comm_state=PostLocalSGDState(…)): {LOCAL_SGD}")
         if strategy == "fsdp" and comm_hook is not None:
-            raise TypeError("distribute(…, comm_hook=…): gradients that fully_shard reduces take no hook")
+            raise TypeError("distribute(…, comm_hook=…): fully_shard does not support communication hooks")
         if tensor_plan is not None:
             check(tensor_plan, model, self._degree)
         if sample_dropout:
+            # Layers are numbered through all models of the session, so that no two draw the same numbers.
             self._draws.append(key_dropout(model, first=sum(draws.layers for draws in self._draws)))
         forward = model
         if is_split:
@@ -132,7 +138,7 @@ class Models:
         elif strategy == "fsdp" and self._group.world_size > 1:
             self._split(model, tensor_plan, options)
             if self._degree > 1 and tensor_plan is not None:
-                self._follow(model)
+                self._register_comparison(model)
         else:
             model.to(self._group.device)
             if self._group.world_size > 1 and learns:
@@ -152,8 +158,8 @@ class Models:
         self._averaging.append(averaging)
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def called(module: nn.Module, given: Any) -> None:
-            self._called.add(place)
+        def called(module: nn.Module, args: Any) -> None:
+            self._called_indices.add(place)
             first_call.remove()
 
         first_call = averaging.register_forward_pre_hook(called)
@@ -162,14 +168,15 @@ class Models:
         return averaging
 
     def _check_split(self, model: nn.Module) -> None:
-        """
+        """Check a model that the script has split.
+
         Raises:
-            ConfigurationError: gradients of something that learns would not be averaged over the ranks.
+            ConfigurationError: gradients of a weight that learns would not be averaged over the ranks.
         """
-        for name, one in model.named_parameters():
-            if not one.requires_grad or self.dp_size == 1:
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad or self.dp_size == 1:
                 continue
-            mesh = getattr(one, "device_mesh", None)
+            mesh = getattr(parameter, "device_mesh", None)
             ranks = [] if mesh is None else mesh.mesh.flatten().tolist()
             if len({rank // self._degree for rank in ranks}) < self.dp_size:
                 raise ConfigurationError(
@@ -178,15 +185,16 @@ class Models:
                 )
 
     def _split(self, model: nn.Module, tensor_plan: Plan | None, options: Mapping[str, Any]) -> None:
-        # Their imports take half a second, for those alone that need it.
+        # Imported here because it takes half a second, which other scripts should not pay.
         from torch.distributed.fsdp import CPUOffloadPolicy
 
         from tandem_trainer.strategies.fsdp import shard_blocks, split_matrices
 
-        if any(one.is_meta for one in model.parameters()):
+        if any(parameter.is_meta for parameter in model.parameters()):
             raise ConfigurationError(
-                "distribute: the model is on the meta device; make it on the CPU, with its weights"
+                "distribute: the model is on the meta device; create it on the CPU, with its weights"
             )
+        # Rank 0's weights first: afterwards no rank has a full tensor to copy.
         self.share(model)
         if self._degree > 1 and tensor_plan is not None:
             split_matrices(model, tensor_plan, self.mesh["tensor"])
@@ -201,34 +209,40 @@ class Models:
             del settings["offload_policy"]
         shard_blocks(model, blocks_of(model), settings)
         if not isinstance(settings.get("offload_policy"), CPUOffloadPolicy):
-            # Otherwise parameters stay where they are.
+            # With offloading parameters stay on the CPU.
             model.to(self._group.device)
 
-    def _follow(self, model: nn.Module) -> None:
-        """Have the gradients be compared of what a plan leaves whole."""
-        from tandem_trainer.strategies.replicated import Comparison, is_whole
+    def _register_comparison(self, model: nn.Module) -> None:
+        """Register the comparison of the gradients of weights that a plan leaves in full."""
+        from tandem_trainer.strategies.replicated import GradientComparison, is_replicated
 
-        # Now: while a block computes it has other parameters, with the same names and without gradients.
-        self._whole += [(name, one) for name, one in model.named_parameters() if is_whole(one)]
+        # Collect the parameters now: while a block computes it has others, with the same names and without gradients.
+        self._replicated += [
+            (name, parameter) for name, parameter in model.named_parameters() if is_replicated(parameter)
+        ]
         if self._comparison is None:
-            self._comparison = Comparison(self.mesh["tensor"].get_group(), self._group.device)
+            self._comparison = GradientComparison(self.mesh["tensor"].get_group(), self._group.device)
             # A script may have several optimizers, and wrap them.
-            self._before_steps = register_optimizer_step_pre_hook(self._note)
+            self._before_steps = register_optimizer_step_pre_hook(self._record_gradients)
 
     def share(self, model: nn.Module) -> None:
-        """As `Session.share`."""
+        """Copy the tensors of a model from rank 0 to all ranks, as `Session.share` does."""
         if self._group.world_size == 1:
             return
         for tensor in (*model.parameters(), *model.buffers()):
-            # Not through the ranks' own group, which would go by the CPU; one at a time, for the model may be too large
-            # for the device.
-            whole = tensor.data.to(self._group.device).contiguous()
-            dist.broadcast(whole, 0)
-            tensor.data.copy_(whole)
+            # Not through Tandem's own group, which communicates on the CPU; one tensor at a time, because the model may
+            # be too large for the device.
+            buffer = tensor.data.to(self._group.device).contiguous()
+            dist.broadcast(buffer, 0)
+            tensor.data.copy_(buffer)
 
     def mistake(self) -> str:
-        """How the script keeps gradients from being averaged, as a sentence; empty if it is not known to."""
-        names = [type(one.module).__name__ for place, one in enumerate(self._averaging) if place not in self._called]
+        """Return how the script keeps gradients from being averaged, as a sentence; empty if no mistake is known."""
+        names = [
+            type(averaging.module).__name__
+            for place, averaging in enumerate(self._averaging)
+            if place not in self._called_indices
+        ]
         if not names:
             return ""
         return (
@@ -236,68 +250,70 @@ class Models:
             "gradients. Write model = session.distribute(network) and call model(…), not network(…)"
         )
 
-    def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
-        """As `Session.clip_grad_norm_`."""
-        learned = [one for one in parameters if one.grad is not None]
-        if not any(is_sharded(one) for one in learned):
-            return nn.utils.clip_grad_norm_(learned, most)
-        for one in learned:
-            assert one.grad is not None
-            one.grad = placed_like(one, one.grad)
-        gradients = [here(one.grad) for one in learned if one.grad is not None]
-        copies = [copies_of(one, self._group.world_size) for one in learned]
-        return clip_parts(gradients, copies, most, self._group.device)
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Clip gradients as `Session.clip_grad_norm_` does."""
+        with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
+        if not any(is_sharded(parameter) for parameter in with_gradients):
+            return nn.utils.clip_grad_norm_(with_gradients, max_norm)
+        for parameter in with_gradients:
+            # Gradients that are still partial sums are reduced first: the norm of a part is not a part of the norm.
+            assert parameter.grad is not None
+            parameter.grad = placed_like(parameter, parameter.grad)
+        gradients = [to_local(parameter.grad) for parameter in with_gradients if parameter.grad is not None]
+        copies = [copies_of(parameter, self._group.world_size) for parameter in with_gradients]
+        return clip_parts(gradients, copies, max_norm, self._group.device)
 
     def time(self, forward: nn.Module) -> None:
-        """The forward passes of a module are this rank's own work."""
-        forward.register_forward_pre_hook(lambda module, given: self._busy.__enter__())
-        forward.register_forward_hook(lambda module, given, out: self._busy.__exit__(None, None, None))
+        """Count the forward passes of a module as this rank's own work."""
+        forward.register_forward_pre_hook(lambda module, args: self._busy.__enter__())
+        forward.register_forward_hook(lambda module, args, out: self._busy.__exit__(None, None, None))
 
-    def draw(self, step: int, mine: Tensor, part: int = 0) -> None:
-        """Random numbers from here on follow from the step and its part, and dropout's from the samples."""
+    def draw(self, step: int, sample_ids: Tensor, part: int = 0) -> None:
+        """Seed random numbers by the step and its part, and dropout by the samples."""
         parts = (part,) if part else ()
         seed_everything(mixed(self._seed, step, self.dp_rank, *parts), self._group.device)
         for draws in self._draws:
-            draws.set(self._seed, step, mine.to(self._group.device))
+            draws.set(self._seed, step, sample_ids.to(self._group.device))
 
     def told(self, part: Tensor) -> Tensor:
-        """This rank's part of the global mean: ranks that work on the same samples share what they say of them."""
+        """Return this rank's part of the global mean; ranks that work on the same samples divide it among
+        themselves."""
         return part.detach() / self._degree
 
     @contextlib.contextmanager
     def synchronised(self, last: bool) -> Iterator[None]:
-        """Gradients are averaged over ranks in the backward passes of the last part of a batch, and in no other. Those
-        of a model that is split are after each part: whole ones would cost the memory that was saved."""
+        """Average gradients over the ranks only in the backward passes of the last part of a batch. Gradients of a
+        sharded model are averaged after each part: full ones would cost the memory that sharding saves."""
         with contextlib.ExitStack() as waiting:
             for averaging in self._averaging:
-                # One with a static graph records it in its first step, and cannot go without its collectives there
-                # (torch 2.15). What is averaged again with the next part stays the same average.
+                # DistributedDataParallel records a static graph with its collectives in the first step (torch 2.15), so
+                # they must run then. Gradients that are averaged again with the next part keep the same average.
                 if not last and averaging not in self._recording:
                     waiting.enter_context(averaging.no_sync())
             yield
 
     def end_step(self) -> None:
-        """A step is complete. Collective.
+        """Finish a step. Collective.
 
         Raises:
-            ConfigurationError: the plan of a model for tensor parallelism is not complete.
+            ConfigurationError: the plan of a model for tensor parallelism is incomplete.
         """
         self._recording = []
         if self._comparison is None:
             return
-        self._comparison.compare(self._whole)
+        self._comparison.compare(self._replicated)
         if not self._comparison.is_due:
             self.close()
 
     def close(self) -> None:
-        """No step will follow."""
+        """Remove the hooks; no further step follows."""
         if self._before_steps is not None:
             self._before_steps.remove()
         self._comparison = self._before_steps = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Before a step of an optimizer, for afterwards scripts clear gradients."""
+    def _record_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Record gradients before an optimizer's step, because scripts clear them afterwards."""
         if self._comparison is not None:
-            learns = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            self._comparison.note(one for _, one in self._whole if id(one) in learns)
+            learns = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            self._comparison.record(parameter for _, parameter in self._replicated if id(parameter) in learns)

@@ -1,4 +1,4 @@
-"""What a strategy is asked by the loop. As it stands here it is that of one rank alone."""
+"""The interface between the training loop and a strategy. The base class is the strategy of one rank alone."""
 
 import contextlib
 import logging
@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tandem.tasks import Loop, StrategyName
-from tandem_trainer.checkpoint.sharding import Stages
+from tandem.job.tasks import Loop, StrategyName
+from tandem_trainer.checkpoint.sharding import StagePlacement
 from tandem_trainer.data.supply import Share
-from tandem_trainer.meter import Busy
+from tandem_trainer.meter import Stopwatch
 from tandem_trainer.models.dropout import Draws
 from tandem_trainer.process_group import Group
 from tandem_trainer.task import Task
@@ -22,133 +22,138 @@ from tandem_trainer.task import Task
 log = logging.getLogger(__name__)
 
 Plan = Mapping[str, str]
-"""How tensor parallelism splits the modules of a model: a pattern of names, with * for any part, to one of the words of
+"""Plan of tensor parallelism: from a pattern of module names, in which * matches any part, to a style of
 tandem_trainer.strategies.tensor."""
 Runner = Callable[[int, Share], Tensor]
-"""Runs forward and backward pass of this rank's share in a step. Returns its part of the mean loss, a scalar."""
+"""Function that runs forward and backward pass of this rank's share in a step, and returns its part of the mean loss, a
+scalar."""
 Examples = Callable[[int], Any]
-"""Makes a batch of a given number of samples."""
+"""Function that makes a batch of a given number of samples."""
 
 
 class Strategy:
     """One rank with the whole model."""
 
     is_shared = False
-    """Whether all ranks write into one copy of the weights; then rank 0 alone averages and saves them."""
+    """Whether all ranks write into one copy of the weights; then only rank 0 averages and saves them."""
 
     def __init__(self, loop: Loop, group: Group) -> None:
         self.loop, self.group = loop, group
         self.devices: tuple[torch.device, ...] = (group.device,)
-        """Where this rank computes; batches are on the first."""
+        """Devices on which this rank computes; batches are on the first."""
         self.dp_rank, self.dp_size = group.rank, group.world_size
-        """Data-parallel rank and world size: ranks with one number work on the same samples."""
+        """Data-parallel rank and world size; ranks with equal `dp_rank` work on the same samples."""
         self.mesh: dict[str, int] = {"data": group.world_size}
-        """Ranks in each dimension, for the manifests of checkpoints."""
+        """Number of ranks in each dimension, for the manifests of checkpoints."""
 
-    stages: Stages | None = None
-    """Where tensors lie, of a model that is cut into stages."""
+    stages: StagePlacement | None = None
+    """Placement of the tensors, if the model is cut into pipeline stages."""
 
     def shard(self, model: nn.Module, task: Task[Any], examples: Examples) -> None:
-        """Put a model, which is on the CPU and the same on every rank, on the device, split as it will be trained.
-        Names stay as they are. Collective, before its optimizer is made.
+        """Move a model, which is on the CPU and the same on every rank, to the device, split as it will be trained.
+
+        Names of parameters do not change. Collective; must be called before the optimizer is created.
 
         Args:
-            task: says how its model can be split.
-            examples: batches to try the model with.
+            task: defines how its model can be split.
+            examples: makes batches to trace the model with.
 
         Raises:
-            ConfigurationError: the model cannot be split like that.
+            ConfigurationError: the model cannot be split in this way.
         """
         model.to(self.group.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module to call, once all ranks have the same state."""
+        """Return the module to call, once all ranks have the same state."""
         if self.loop.compile:
-            # The model and not what is wrapped around it: in DistributedDataParallel's own forward the compiler gives
+            # Compile the model and not the wrapper: in DistributedDataParallel's own forward the compiler gives
             # up (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
             model.compile()
         return model
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Scales the loss; enabled for float16 alone."""
+        """Create the scaler of the loss; it is only enabled for float16."""
         return torch.amp.GradScaler(self.group.device.type, enabled=self.loop.precision == "float16")
 
-    def runner(self, task: Task[Any], draws: Draws, busy: Busy, scaler: torch.amp.GradScaler) -> Runner | None:
-        """What runs whole shares in the place of the loop; None: the loop runs them, part by part.
+    def runner(self, task: Task[Any], draws: Draws, busy: Stopwatch, scaler: torch.amp.GradScaler) -> Runner | None:
+        """Return a function that runs whole shares instead of the loop; None if the loop runs them, part by part.
 
         Args:
-            draws: what the model's dropout draws from.
-            busy: times this rank's own work.
+            draws: source of the random numbers for the model's dropout.
+            busy: measures this rank's own work.
             scaler: scales losses before their backward pass.
         """
         return None
 
     def synchronised(self, forward: nn.Module, last: bool) -> contextlib.AbstractContextManager[object]:
-        """Encloses the forward and backward pass of a part of a batch.
+        """Return a context for the forward and backward pass of a part of a batch.
 
         Args:
-            last: whether it is the last one, after which the gradients have to be those of the global batch.
+            last: whether it is the last part, after which the gradients must be those of the global batch.
         """
         return contextlib.nullcontext()
 
-    def clip(self, parameters: Sequence[Tensor], most: float) -> Tensor:
-        """Scale gradients down to a norm of at most so much. Collective.
+    def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Clip the norm of gradients. Collective.
 
         Returns:
-            The norm that they had, a scalar.
+            The norm before clipping, a scalar.
         """
-        return nn.utils.clip_grad_norm_(parameters, most)
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def mixed_precision(loop: Loop, device: torch.device) -> torch.autocast:
-    """In which forward passes on a device are run."""
+    """Return the autocast context for forward passes on a device."""
     return torch.autocast(device.type, dtype=DTYPES[loop.precision], enabled=loop.precision != "float32")
 
 
-EPSILON = 1e-6
-"""As torch's own clip_grad_norm_ has it."""
+CLIP_EPSILON = 1e-6
+"""Value that torch's clip_grad_norm_ adds to the norm."""
 
 
-def clip_parts(gradients: Sequence[Tensor], copies: Sequence[int], most: float, device: torch.device) -> Tensor:
-    """Scale gradients, of which each rank holds a part, down to a norm of at most so much. Collective.
+def clip_parts(gradients: Sequence[Tensor], copies: Sequence[int], max_norm: float, device: torch.device) -> Tensor:
+    """Clip the norm of gradients of which each rank holds a part. Collective.
 
     Args:
-        gradients: what this rank holds of them.
-        copies: how many ranks hold the same, of each.
+        gradients: this rank's parts.
+        copies: number of ranks that hold the same part, for each gradient.
 
     Returns:
-        The norm that they had, a scalar.
+        The norm before clipping, a scalar.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
     if gradients:
-        # Where they are: with cpuOffload that is not the device on which ranks add up.
+        # On the gradients' device: with cpuOffload that is not the device on which ranks sum.
         norms = torch.stack(torch._foreach_norm(list(gradients), dtype=torch.float32)).square()
+        # A part that several ranks hold would be counted once by each of them.
         total = (norms / torch.tensor(copies, dtype=torch.float32).to(norms.device)).sum().to(device)
     dist.all_reduce(total)
     norm = total.sqrt()
     if gradients:
-        torch._foreach_mul_(list(gradients), (most / (norm + EPSILON)).clamp(max=1.0).to(gradients[0].device))
+        torch._foreach_mul_(list(gradients), (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0).to(gradients[0].device))
     return norm
 
 
 def devices_of(group: Group, strategy: StrategyName) -> tuple[torch.device, ...]:
-    """All GPUs of this process, its own one first; the processor where there are none. Says so where there is one."""
+    """Return all GPUs of this process, its own one first; the CPU if there is none. Warns if there is one device
+    only."""
     own = group.device
     if own.type == "cuda":
-        others = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-        found = (own, *(other for other in others if other != own))
+        peers = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+        devices = (own, *(other for other in peers if other != own))
     else:
-        found = (own,)
-    if len(found) == 1:
+        devices = (own,)
+    if len(devices) == 1:
         log.warning("strategy=%s has one device, %s: it trains as one rank with the whole model", strategy, own)
-    return found
+    return devices
 
 
 def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:
-    """Do to a model what the configuration asks for, whatever the strategy; names of parameters stay as they are."""
+    """Apply the options of the job that are independent of the strategy to a model; names of parameters do not
+    change."""
     if loop.sync_batch_norm:
         if group.device.type == "cuda" and group.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -161,49 +166,50 @@ def prepare(model: nn.Module, loop: Loop, group: Group) -> nn.Module:
     return model
 
 
-def blocks_of(model: nn.Module, least: int | None = None) -> list[nn.Module]:
-    """The blocks that a model is made of: the members of its outermost `ModuleList`s and of `Sequential`s with
+def blocks_of(model: nn.Module, min_parameters: int | None = None) -> list[nn.Module]:
+    """Return the blocks that a model is made of: the members of its outermost `ModuleList`s, and of `Sequential`s with
     parameters in more than one member, in order.
 
     Args:
-        least: instead, each module that has at least this many parameters outside of the blocks within it, innermost
-            first.
+        min_parameters: minimum number of parameters; if set, return instead each module with at least as many outside
+        of the
+            blocks within it, innermost first.
     """
-    return list(_members(model)) if least is None else _of_size(model, least)
+    return list(_members(model)) if min_parameters is None else _of_size(model, min_parameters)
 
 
 def _members(module: nn.Module) -> Iterator[nn.Module]:
-    members = [one for one in module.children() if any(True for _ in one.parameters())]
+    members = [child for child in module.children() if any(True for _ in child.parameters())]
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and len(members) > 1):
         for member in members:
-            # One that only holds others is no block: it has no forward pass.
-            yield from _held(member)
+            # A pure container is not a block: it has no forward pass.
+            yield from _callable_modules(member)
     else:
         for child in module.children():
             yield from _members(child)
 
 
-def _held(module: nn.Module) -> Iterator[nn.Module]:
+def _callable_modules(module: nn.Module) -> Iterator[nn.Module]:
     if not isinstance(module, nn.ModuleList | nn.ModuleDict):
         yield module
         return
     for child in module.children():
         if any(True for _ in child.parameters()):
-            yield from _held(child)
+            yield from _callable_modules(child)
 
 
-def _of_size(model: nn.Module, least: int) -> list[nn.Module]:
-    found: list[nn.Module] = []
+def _of_size(model: nn.Module, min_parameters: int) -> list[nn.Module]:
+    blocks: list[nn.Module] = []
 
-    def left(module: nn.Module) -> int:
-        """Parameters of a module that are in no block."""
+    def count_outside(module: nn.Module) -> int:
+        """Count the parameters of a module that are in no block."""
         count = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        count += sum(left(child) for child in module.children())
-        # A ModuleList has no forward pass before which anything could be put together.
-        if module is model or count < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        count += sum(count_outside(child) for child in module.children())
+        # A ModuleList has no forward pass, before which its weights could be gathered.
+        if module is model or count < min_parameters or isinstance(module, nn.ModuleList | nn.ModuleDict):
             return count
-        found.append(module)
+        blocks.append(module)
         return 0
 
-    left(model)
-    return found
+    count_outside(model)
+    return blocks

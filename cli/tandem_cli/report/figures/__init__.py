@@ -1,47 +1,47 @@
-"""The pictures of a report, in the order in which they tell the story."""
+"""The pictures of a report, in the order of the page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.formatting import cores, duration, metric_name, number, reason, score, several, share
-from tandem.measures import outages
+from tandem.formatting import cores, count_noun, duration, metric_name, number, reason, score, share
+from tandem.wire.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors
-from tandem_cli.report.run import Floats, Run, with_histograms
+from tandem_cli.report.run import Floats, RunData, with_histograms
 from tandem_cli.report.summary import Summary, time_by_phase
 from tandem_coordinator.charts import bars, drawing
-from tandem_coordinator.charts.chart import Chart, Look
+from tandem_coordinator.charts.chart import Chart, Viewport
 from tandem_coordinator.charts.stories import GRADIENT_NORM, LEARNING_RATE
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture and what it shows."""
+    """Picture of a report with its finding."""
 
     name: str
-    """A word: its file's name and the prefix of its SVG's ids."""
+    """Word that names its file and prefixes the ids of its SVG."""
     title: str
     """The heading above it."""
     finding: str
-    """What this run's picture shows, in a sentence or two."""
-    svg: Callable[[str, str, str, Look], str | None]
-    """Draws it for a place, by the name of the drawing, the title and a description; None when the run has nothing for
-    it."""
+    """Finding of this run's picture, in a sentence or two."""
+    svg: Callable[[str, str, str, Viewport], str | None]
+    """Draws it, from the name of the drawing, the title, a description and the style; None if the run has no data
+    for it."""
 
-    def draw(self, place: str, look: Look) -> str | None:
-        """An svg element for a place.
+    def draw(self, place: str, style: Viewport) -> str | None:
+        """Draw an svg element for a place.
 
         Args:
-            place: a word; with the picture's name it is the prefix of the ids in the drawing.
+            place: a word; with the picture's name it prefixes the ids in the drawing.
         """
-        return self.svg(f"{self.name}-{place}", self.title, self.finding, look)
+        return self.svg(f"{self.name}-{place}", self.title, self.finding, style)
 
 
-def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
-    """All pictures that a run may have."""
-    found = [
+def pictures(run: RunData, clock: Clock, summary: Summary) -> list[Picture]:
+    """List all pictures that a run may have."""
+    listed_pictures = [
         _charted(
             "training", "Training loss and evaluation score", _training(run, summary), curves.training(run, clock)
         ),
@@ -51,7 +51,7 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "processors",
             "Training and evaluation, side by side",
             _processors(run, summary),
-            lambda name, title, finding, look: processors.draw(name, title, finding, run, clock, look),
+            lambda name, title, finding, style: processors.draw(name, title, finding, run, clock, style),
         ),
         _charted("world", "Throughput and world size", _world(run, summary), curves.world(run, clock)),
         _charted("ranks", "Throughput and work, rank by rank", _ranks(run), curves.ranks(run, clock)),
@@ -59,19 +59,19 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "phases",
             "Where training's time went",
             _phases(run, clock),
-            lambda name, title, finding, look: phases.draw(name, title, finding, run, clock, look),
+            lambda name, title, finding, style: phases.draw(name, title, finding, run, clock, style),
         ),
         Picture(
             "confusion",
             "The best checkpoint",
             _confusion(run),
-            lambda name, title, finding, look: confusion.draw(name, title, finding, run, look),
+            lambda name, title, finding, style: confusion.draw(name, title, finding, run, style),
         ),
         Picture(
             "histograms",
             "Histograms",
             _histograms(run),
-            lambda name, title, finding, look: _drawn_histograms(name, title, finding, run, look),
+            lambda name, title, finding, style: _drawn_histograms(name, title, finding, run, style),
         ),
     ]
     window = processors.close_window(run)
@@ -80,114 +80,122 @@ def pictures(run: Run, clock: Clock, summary: Summary) -> list[Picture]:
             "close",
             "A closer look",
             "The same for a few checkpoints in the middle of the run.",
-            lambda name, title, finding, look: processors.draw(name, title, finding, run, clock, look, window),
+            lambda name, title, finding, style: processors.draw(name, title, finding, run, clock, style, window),
         )
-        found.insert(4, close)
-    return found
+        listed_pictures.insert(4, close)
+    return listed_pictures
 
 
 def _charted(name: str, title: str, finding: str, charts: tuple[Chart, ...]) -> Picture:
-    def svg(name: str, title: str, finding: str, look: Look) -> str | None:
-        return drawing.draw(name, title, finding, charts, look) if charts else None
+    def svg(name: str, title: str, finding: str, style: Viewport) -> str | None:
+        return drawing.draw(name, title, finding, charts, style) if charts else None
 
     return Picture(name, title, finding, svg)
 
 
-def _training(run: Run, summary: Summary) -> str:
-    said = []
-    finite = run.counted.loss[np.isfinite(run.counted.loss)]
-    first, last = next(iter(finite), None), run.counted.last_loss
+def _training(run: RunData, summary: Summary) -> str:
+    sentences = []
+    finite = run.model_steps.loss[np.isfinite(run.model_steps.loss)]
+    first, last = next(iter(finite), None), run.model_steps.last_loss
     if first is not None and last is not None:
         went = "fell" if last < first else "went"
-        steps = several(summary.steps, "step")
-        said.append(f"The training loss {went} from {number(float(first))} to {number(last)} in {steps}.")
-    if broken := int(run.counted.broken.sum()):
-        said.append(f"It was not finite in {several(broken, 'step')}.")
+        steps = count_noun(summary.steps, "step")
+        sentences.append(f"The training loss {went} from {number(float(first))} to {number(last)} in {steps}.")
+    if broken := int(run.model_steps.broken.sum()):
+        sentences.append(f"It was not finite in {count_noun(broken, 'step')}.")
     if run.best and run.best.evaluation:
         value = score(run.metric, run.best.evaluation.metrics[run.metric])
-        said.append(f"The best test {metric_name(run.metric)} is {value}, at step {run.best.step:,}.")
+        sentences.append(f"The best test {metric_name(run.metric)} is {value}, at step {run.best.step:,}.")
     if summary.redone:
-        said.append(f"{several(summary.redone, 'step')} after the last checkpoint before a restart were done again.")
-    return " ".join(said)
+        sentences.append(
+            f"{count_noun(summary.redone, 'step')} after the last checkpoint before a restart were done again."
+        )
+    return " ".join(sentences)
 
 
-def _processors(run: Run, summary: Summary) -> str:
-    said = []
+def _processors(run: RunData, summary: Summary) -> str:
+    sentences = []
     if summary.trainer_busy is not None:
-        said.append(f"Each training process kept {cores(summary.trainer_busy)} busy on average.")
+        sentences.append(f"Each training process kept {cores(summary.trainer_busy)} busy on average.")
     if summary.stall_median is not None:
         part = f", {share(summary.stall_share)} of the run in all" if summary.stall_share is not None else ""
-        said.append(
-            f"A checkpoint held it up for {duration(summary.stall_median)} (median; at most "
-            f"{duration(summary.stall_most)}){part}."
+        sentences.append(
+            f"A checkpoint stalled it for {duration(summary.stall_median)} (median; at most "
+            f"{duration(summary.stall_longest)}){part}."
         )
     evaluators = len({work.evaluator for work in run.works})
     if evaluators:
         lag = f", each {duration(summary.lag_seconds)} after it was written (median)" if summary.lag_seconds else ""
-        said.append(
-            f"Meanwhile {several(evaluators, 'evaluator')} scored {summary.evaluated:,} of "
-            f"{several(summary.checkpoints, 'checkpoint')}{lag}."
+        sentences.append(
+            f"Meanwhile {count_noun(evaluators, 'evaluator')} scored {summary.evaluated:,} of "
+            f"{count_noun(summary.checkpoints, 'checkpoint')}{lag}."
         )
-        said.append("Outlined blocks are evaluations; a curve leads to each from its checkpoint.")
-    return " ".join(said)
+        sentences.append("Outlined blocks are evaluations; a curve leads to each from its checkpoint.")
+    return " ".join(sentences)
 
 
-def _world(run: Run, summary: Summary) -> str:
-    said = [f"The median is {number(summary.throughput)} samples a second."] if summary.throughput is not None else []
+def _world(run: RunData, summary: Summary) -> str:
+    sentences = (
+        [f"The median is {number(summary.throughput)} samples a second."] if summary.throughput is not None else []
+    )
     changes = run.generations[1:]
     if changes:
-        why = ", ".join(dict.fromkeys(reason(one.reason) for one in changes if one.reason))
+        reasons = ", ".join(dict.fromkeys(reason(change.reason) for change in changes if change.reason))
         changed = f"The group changed {'once' if len(changes) == 1 else f'{len(changes):,} times'}"
         missing = next((outage.without for outage in outages(run.generations)), "step")
-        said.append(changed + (f": {why}." if why else ".") + f" Shaded: time without a {missing}.")
+        sentences.append(changed + (f": {reasons}." if reasons else ".") + f" Shaded: time without a {missing}.")
     elif run.generations:
-        said.append("The group never changed.")
-    return " ".join(said)
+        sentences.append("The group never changed.")
+    return " ".join(sentences)
 
 
-def _optimization(run: Run) -> str:
-    said = []
-    for name, what in ((LEARNING_RATE, "The learning rate"), (GRADIENT_NORM, "The gradient norm")):
-        values = run.counted.measures.get(name, np.empty(0))
-        if len(known := values[np.isfinite(values)]):
-            said.append(f"{what} {_way(known)}.")
-    return " ".join(said)
+def _optimization(run: RunData) -> str:
+    sentences = []
+    for name, subject in ((LEARNING_RATE, "The learning rate"), (GRADIENT_NORM, "The gradient norm")):
+        values = run.model_steps.measures.get(name, np.empty(0))
+        if len(finite := values[np.isfinite(values)]):
+            sentences.append(f"{subject} {_course(finite)}.")
+    return " ".join(sentences)
 
 
-def _values(run: Run) -> str:
-    said = []
-    for name, values in run.counted.measures.items():
-        known = values[np.isfinite(values)]
-        if name not in (LEARNING_RATE, GRADIENT_NORM) and len(known):
-            said.append(f"{name} {_way(known)}.")
-    return " ".join(said)
+def _values(run: RunData) -> str:
+    sentences = []
+    for name, values in run.model_steps.measures.items():
+        finite = values[np.isfinite(values)]
+        if name not in (LEARNING_RATE, GRADIENT_NORM) and len(finite):
+            sentences.append(f"{name} {_course(finite)}.")
+    return " ".join(sentences)
 
 
-def _way(values: Floats) -> str:
-    first, last, least, most = (number(float(one)) for one in (values[0], values[-1], values.min(), values.max()))
-    if least == most:
+def _course(values: Floats) -> str:
+    first, last, lowest, highest = (
+        number(float(value)) for value in (values[0], values[-1], values.min(), values.max())
+    )
+    if lowest == highest:
         return f"stayed at {first}"
     return (
-        f"went from {first} to {last}" if first != last else f"began and ended at {first}, between {least} and {most}"
+        f"went from {first} to {last}"
+        if first != last
+        else f"began and ended at {first}, between {lowest} and {highest}"
     )
 
 
-def _ranks(run: Run) -> str:
+def _ranks(run: RunData) -> str:
     if run.busy:
         return "Own work is what a rank does without waiting for others: a rank far above the rest holds all up."
     return "The throughput of all ranks, by their number."
 
 
-def _phases(run: Run, clock: Clock) -> str:
+def _phases(run: RunData, clock: Clock) -> str:
     total = time_by_phase(run, clock)
-    whole = sum(total.values())
-    if not whole or "compute" not in total:
+    total_seconds = sum(total.values())
+    if not total_seconds or "compute" not in total:
         return ""
-    part = share(total["compute"] / whole)
+    part = share(total["compute"] / total_seconds)
     return f"{part} of the training time went into steps: computing, and waiting for other ranks."
 
 
-def _confusion(run: Run) -> str:
+def _confusion(run: RunData) -> str:
     if run.best is None or run.best.evaluation is None:
         return ""
     evaluation = run.best.evaluation
@@ -196,19 +204,19 @@ def _confusion(run: Run) -> str:
     return f"Step {run.best.step:,}: {scores}{samples}."
 
 
-def _histograms(run: Run) -> str:
-    shown = with_histograms(run)
-    if shown is None or shown.evaluation is None:
+def _histograms(run: RunData) -> str:
+    checkpoint = with_histograms(run)
+    if checkpoint is None or checkpoint.evaluation is None:
         return ""
-    left_out = len(shown.evaluation.histograms) - bars.MAX_COUNT
-    which = "the best checkpoint" if shown is run.best else "the newest checkpoint"
-    return f"Of {which}, at step {shown.step:,}." + (f" {left_out} more are left out." if left_out > 0 else "")
+    omitted = len(checkpoint.evaluation.histograms) - bars.MAX_COUNT
+    which = "the best checkpoint" if checkpoint is run.best else "the newest checkpoint"
+    return f"Of {which}, at step {checkpoint.step:,}." + (f" {omitted} more are left out." if omitted > 0 else "")
 
 
-def _drawn_histograms(name: str, title: str, finding: str, run: Run, look: Look) -> str | None:
-    shown = with_histograms(run)
-    if shown is None or shown.evaluation is None:
+def _drawn_histograms(name: str, title: str, finding: str, run: RunData, style: Viewport) -> str | None:
+    checkpoint = with_histograms(run)
+    if checkpoint is None or checkpoint.evaluation is None:
         return None
-    found = shown.evaluation.histograms
-    described = " ".join([finding, *(f"{name}: {bars.told(one)}." for name, one in found.items())])
-    return bars.draw(name, title, described, found, look)
+    histograms = checkpoint.evaluation.histograms
+    described = " ".join([finding, *(f"{name}: {bars.describe(histogram)}." for name, histogram in histograms.items())])
+    return bars.draw(name, title, described, histograms, style)

@@ -1,47 +1,54 @@
-"""The curves of several runs in one picture: training loss and the score that decides, over steps and over time."""
+"""The curves of several runs in one picture: training loss and the score that ranks checkpoints, over steps and over
+time."""
 
 from collections.abc import Sequence
 
-from tandem.formatting import SHARES, end_of, metric_name, printable
+from tandem.formatting import SHARES, metric_name, printable, truncate_start
 from tandem_cli.report import clock
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures.curves import counted, scores
-from tandem_cli.report.run import Run
+from tandem_cli.report.figures.curves import loss_series, scores
+from tandem_cli.report.run import RunData
 from tandem_coordinator.charts.chart import Axis, Chart, Curve, Panel, Point, Role, Unit
 from tandem_coordinator.charts.stories import MAX_DOTS
 
 COLORS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint", "alert", "other")
-"""More cannot be told apart under the common kinds of colour blindness: from the seventh run on they are dashed."""
-MAX_COUNT = 2 * len(COLORS)
+"""Colours that can be distinguished under the common kinds of colour blindness: from the seventh run on, lines are
+dashed."""
+MAX_RUNS = 2 * len(COLORS)
 """Runs in one picture."""
-MAX_LENGTH = 28
-"""Characters of a run's name in the legend."""
+MAX_LABEL_LENGTH = 28
+"""Length of a run's name in the legend, in characters."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """What the legend calls each run: short, and no two alike."""
-    short = [end_of(printable(name), MAX_LENGTH) or "run" for name in names]
+    """Make labels for the legend: short, and each unique."""
+    short = [truncate_start(printable(name), MAX_LABEL_LENGTH) or "run" for name in names]
     return [name if short.count(name) == 1 else f"{name} #{index}" for index, name in enumerate(short, 1)]
 
 
-def compared(runs: Sequence[Run], names: Sequence[str]) -> tuple[Chart, ...]:
-    """Over steps, and over time; empty where no run has logged a step or a score.
+def compared(runs: Sequence[RunData], names: Sequence[str]) -> tuple[Chart, ...]:
+    """Chart the runs over steps and over time; empty if no run has logged a step or a score.
 
     Args:
         runs: at most MAX_COUNT.
-        names: what to call each, as `labels` makes them.
+        names: labels, as `labels` makes them.
     """
     clocks = _clocks(runs)
-    found = []
-    for over in ("steps", "time"):
-        losses = [_loss(run, own, over) for run, own in zip(runs, clocks, strict=True)]
+    charts = []
+    for axis in ("steps", "time"):
+        losses = [_loss(run, own, axis) for run, own in zip(runs, clocks, strict=True)]
         panels = []
         if any(losses):
             curves = _curves(losses, names, is_score=False)
             panels.append(Panel(title="Training loss", curves=curves, may_be_logarithmic=True))
         for metric in dict.fromkeys(run.metric for run in runs):
             scored = [
-                scores([one for one in run.checkpoints if one.counts and one.evaluation], metric, own, over)
+                scores(
+                    [checkpoint for checkpoint in run.checkpoints if checkpoint.counts and checkpoint.evaluation],
+                    metric,
+                    own,
+                    axis,
+                )
                 if run.metric == metric
                 else []
                 for run, own in zip(runs, clocks, strict=True)
@@ -52,14 +59,14 @@ def compared(runs: Sequence[Run], names: Sequence[str]) -> tuple[Chart, ...]:
                 panels.append(Panel(title=f"Test {metric_name(printable(metric))}", curves=curves, unit=unit))
         if not panels:
             return ()
-        found.append(Chart(axis=_steps(runs) if over == "steps" else _time(clocks), panels=tuple(panels)))
-    return tuple(found)
+        charts.append(Chart(axis=_steps(runs) if axis == "steps" else _time(clocks), panels=tuple(panels)))
+    return tuple(charts)
 
 
-def _loss(run: Run, own: Clock, over: str) -> list[Point]:
-    """The running mean of the training loss; of a few steps, each."""
-    each, mean, _, _ = counted(run, own, over)
-    points = mean or each
+def _loss(run: RunData, own: Clock, axis: str) -> list[Point]:
+    """The running mean of the training loss; each loss if there are few steps."""
+    raw, mean, _, _ = loss_series(run, own, axis)
+    points = mean or raw
     return points if any(y is not None for _, y in points) else []
 
 
@@ -79,18 +86,21 @@ def _curves(points: Sequence[list[Point]], names: Sequence[str], is_score: bool)
     )
 
 
-def _clocks(runs: Sequence[Run]) -> list[Clock]:
-    """The clock of each run from its own beginning, all in one unit."""
-    own = [clock.of(run.marks) for run in runs]
-    longest = max(one.seconds for one in own)
-    return [one.seen_from(float(one.real[0]), longest) for one in own]
+def _clocks(runs: Sequence[RunData]) -> list[Clock]:
+    """Clock of each run from its own start, all in one unit."""
+    own = [clock.make_clock(run.marks) for run in runs]
+    longest = max(own_clock.seconds for own_clock in own)
+    return [own_clock.seen_from(float(own_clock.real[0]), longest) for own_clock in own]
 
 
 def _time(clocks: Sequence[Clock]) -> Axis:
-    length = max(one.length for one in clocks)
+    length = max(own_clock.length for own_clock in clocks)
     return Axis(low=0.0, high=length or 1.0, label=f"time since the beginning of each run ({clocks[0].unit})")
 
 
-def _steps(runs: Sequence[Run]) -> Axis:
-    last = max(max([*run.counted.step[-1:].tolist(), *(one.step for one in run.checkpoints), 1]) for run in runs)
+def _steps(runs: Sequence[RunData]) -> Axis:
+    last = max(
+        max([*run.model_steps.step[-1:].tolist(), *(checkpoint.step for checkpoint in run.checkpoints), 1])
+        for run in runs
+    )
     return Axis(low=0.0, high=float(last), label="step", whole=True)

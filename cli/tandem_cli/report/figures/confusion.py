@@ -2,83 +2,85 @@
 
 import numpy as np
 
-from tandem.formatting import shortened
-from tandem.tasks import class_names
-from tandem_cli.report.run import Floats, Ints, Run
-from tandem_coordinator.charts.chart import Look
+from tandem.formatting import truncate_end
+from tandem.job.tasks import class_names
+from tandem_cli.report.run import Floats, Ints, RunData
+from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, ticks
 
 MAX_LABELLED = 20
-"""Classes that have room for a number in each cell."""
+"""Classes up to which each cell has room for a number."""
 
 MAX_CELLS = 64
-"""Classes whose cells are drawn one by one; of more, neighbours share one."""
+"""Classes up to which each cell is drawn; of more, neighbours share one."""
 
 MAX_BARS = 20
-"""Classes there is room for; of more classes the worst are shown."""
+"""Classes with a bar; of more classes the worst are shown."""
 
 TITLE, GAP, FOOT = 24.0, 36.0, 24.0
-MAX_LENGTH = 14
-"""Characters of a class's name beside an axis."""
+MAX_NAME_LENGTH = 14
+"""Length of a class's name beside an axis, in characters."""
 
 
-def draw(name: str, title: str, description: str, run: Run, look: Look) -> str | None:
-    """Matrix beside scores (narrow: above them), as an SVG element. None without an evaluation that has either.
+def draw(name: str, title: str, description: str, run: RunData, style: Viewport) -> str | None:
+    """Draw the matrix beside the scores (narrow: above them), as an SVG element. None without an evaluation that has
+    either.
 
     Args:
         name: prefix of the ids in it.
-        title: what it is.
-        description: what it shows, for those who do not see it.
+        title: title of the drawing.
+        description: description for readers who cannot see it.
     """
     evaluation = run.best.evaluation if run.best else None
     if evaluation is None or not (len(evaluation.confusion) or len(evaluation.per_class_f1)):
         return None
-    count = sum(bool(len(part)) for part in (evaluation.confusion, evaluation.per_class_f1))
-    across = 1 if look.narrow else count
-    width = (look.width - GAP * (across - 1)) / across
+    count = sum(bool(len(scores)) for scores in (evaluation.confusion, evaluation.per_class_f1))
+    across = 1 if style.narrow else count
+    width = (style.width - GAP * (across - 1)) / across
     names = _names(run, max(len(evaluation.confusion), len(evaluation.per_class_f1)))
     parts: list[str] = []
-    left = top = bottom = 0.0
+    x0 = top = bottom = 0.0
     if len(evaluation.confusion):
-        drawn, bottom = _matrix(evaluation.confusion, names, left, top, width)
-        parts += drawn
-        left, top = (0.0, bottom + GAP / 2) if look.narrow else (width + GAP, 0.0)
+        elements, bottom = _matrix(evaluation.confusion, names, x0, top, width)
+        parts += elements
+        x0, top = (0.0, bottom + GAP / 2) if style.narrow else (width + GAP, 0.0)
     if len(evaluation.per_class_f1):
-        drawn, foot = _f1(evaluation.per_class_f1, names, left, top, width)
-        parts += drawn
+        elements, foot = _f1(evaluation.per_class_f1, names, x0, top, width)
+        parts += elements
         bottom = max(bottom, foot)
-    return framed(name, title, description, parts, look.width, bottom)
+    return framed(name, title, description, parts, style.width, bottom)
 
 
-def _names(run: Run, classes: int) -> list[str]:
+def _names(run: RunData, classes: int) -> list[str]:
     data = run.job.spec.trainer.settings.data.name if run.job and run.job.spec.trainer.is_built_in else ""
     names = class_names(data)
     return list(names) if classes == len(names) else [str(index) for index in range(classes)]
 
 
-def _beside(names: list[str]) -> float:
-    """Pixels that the names take beside an axis."""
-    return LETTER * min(MAX_LENGTH, max(len(name) for name in names)) + 14
+def _label_width(names: list[str]) -> float:
+    """Pixels that the names need beside an axis."""
+    return LETTER * min(MAX_NAME_LENGTH, max(len(name) for name in names)) + 14
 
 
 def _short(name: str) -> str:
-    return shortened(name, MAX_LENGTH)
+    return truncate_end(name, MAX_NAME_LENGTH)
 
 
-def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
-    """A square for each cell: strong on the diagonal, and wrong answers lifted so that one in a hundred still shows."""
+def _matrix(confusion: Ints, names: list[str], outer_left: float, top: float, width: float) -> tuple[list[str], float]:
+    """Draw a square for each cell: strong on the diagonal, and wrong predictions emphasized so that one in a hundred
+    is visible."""
     classes = len(confusion)
-    beside = _beside(names) if classes <= MAX_LABELLED else 40.0
-    side = min(width - beside, 330.0)
-    x0, y0 = left + beside, top + TITLE
-    parts = [text(left, top + 13, "Confusion (rows: truth, columns: answer)", "ink", bold=True)]
+    label_width = _label_width(names) if classes <= MAX_LABELLED else 40.0
+    side = min(width - label_width, 330.0)
+    x0, y0 = outer_left + label_width, top + TITLE
+    parts = [text(outer_left, top + 13, "Confusion (rows: truth, columns: answer)", "ink", bold=True)]
     share = confusion / np.maximum(1, confusion.sum(axis=1, keepdims=True))
-    shown = share if classes <= MAX_CELLS else _coarse(share)
-    cell = side / len(shown)
+    cells = share if classes <= MAX_CELLS else _coarse(share)
+    cell = side / len(cells)
     room = min(1.0, 0.06 * cell)
-    for row in range(len(shown)):
-        for column in range(len(shown)):
-            value = float(shown[row, column])
+    for row in range(len(cells)):
+        for column in range(len(cells)):
+            value = float(cells[row, column])
             color = "grid" if not value else "trainer" if row == column else "alert"
             strength = round(max(0.15, value**0.5), 2) if value else 1.0
             if value or classes <= MAX_CELLS:
@@ -89,13 +91,13 @@ def _matrix(confusion: Ints, names: list[str], left: float, top: float, width: f
         for truth, answer in np.argwhere(confusion > 0).tolist():
             color = "paper" if share[truth, answer] > 0.5 else "ink"
             x, y = x0 + (answer + 0.5) * cell, y0 + (truth + 0.5) * cell + 4
-            words = f"{confusion[truth, answer]:,}"
-            parts.append(text(x, y, words, color, "middle", bold=truth != answer, size=size))  # type: ignore[arg-type]
+            count = f"{confusion[truth, answer]:,}"
+            parts.append(text(x, y, count, color, "middle", bold=truth != answer, size=size))  # type: ignore[arg-type]
     return [*parts, *(_ticks(names, x0, y0, side))], y0 + side + _foot(names)
 
 
 def _coarse(share: Floats) -> Floats:
-    """The most of neighbouring cells, as many as there is room for."""
+    """Reduce the matrix to as many cells as have room, each the maximum of its neighbours."""
     size = -(-len(share) // MAX_CELLS)
     count = -(-len(share) // size)
     padded = np.zeros((count * size, count * size))
@@ -106,7 +108,7 @@ def _coarse(share: Floats) -> Floats:
 
 def _foot(names: list[str]) -> float:
     long = len(names) <= MAX_LABELLED and max(len(name) for name in names) > 3
-    return _beside(names) * 0.75 + 8 if long else FOOT
+    return _label_width(names) * 0.75 + 8 if long else FOOT
 
 
 def _ticks(names: list[str], x0: float, y0: float, side: float) -> list[str]:
@@ -121,16 +123,16 @@ def _ticks(names: list[str], x0: float, y0: float, side: float) -> list[str]:
         middle = (place + 0.5) * side / classes
         parts.append(text(x0 - 7, y0 + middle + 4, _short(name), "muted", "end"))
         if long:
-            at = f"{x0 + middle + 4:.1f} {y0 + side + 12:.1f}"
+            position = f"{x0 + middle + 4:.1f} {y0 + side + 12:.1f}"
             word = text(0, 0, _short(name), "muted", "end")
-            parts.append(f'<g transform="translate({at}) rotate(-45)">{word}</g>')
+            parts.append(f'<g transform="translate({position}) rotate(-45)">{word}</g>')
         else:
             parts.append(text(x0 + middle, y0 + side + 16, name, "muted", "middle"))
     return parts
 
 
-def _f1(f1: Floats, names: list[str], left: float, top: float, width: float) -> tuple[list[str], float]:
-    """A line with a dot for each class."""
+def _f1(f1: Floats, names: list[str], outer_left: float, top: float, width: float) -> tuple[list[str], float]:
+    """Draw a line with a dot for each class."""
     order = np.arange(len(f1))
     title = "F1 of each class"
     if len(f1) > MAX_BARS:
@@ -138,10 +140,10 @@ def _f1(f1: Floats, names: list[str], left: float, top: float, width: float) -> 
         title = f"F1, the {MAX_BARS} worst of {len(f1)} classes"
     values = np.nan_to_num(f1[order])
     low = 0.0 if values.min() < 0.6 else float(np.floor(values.min() * 20 - 0.5) / 20)
-    beside, row = _beside([names[index] for index in order]), 330.0 / max(10, len(order))
-    x0, y0, length = left + beside, top + TITLE, width - beside - 52
+    label_width, row = _label_width([names[index] for index in order]), 330.0 / max(10, len(order))
+    x0, y0, length = outer_left + label_width, top + TITLE, width - label_width - 52
     bottom = y0 + row * len(order)
-    parts = [text(left, top + 13, title, "ink", bold=True)]
+    parts = [text(outer_left, top + 13, title, "ink", bold=True)]
     for value in ticks(low, 1.0, 5):
         x = x0 + (value - low) / (1 - low) * length
         parts += [line(x, y0, x, bottom, "grid"), text(x, bottom + 17, f"{100 * value:g} %", "muted", "middle")]

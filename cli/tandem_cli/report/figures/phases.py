@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tandem.formatting import duration, plain, share
+from tandem.formatting import ascii_name, duration, share
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.axes import Plot, pauses, restarts, time_of
-from tandem_cli.report.run import Floats, Run
+from tandem_cli.report.run import Floats, RunData
 from tandem_cli.report.summary import time_by_phase
-from tandem_coordinator.charts.chart import Look, Role
+from tandem_coordinator.charts.chart import Role, Viewport
 from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, time_axis
 
 COLORS: dict[str, Role] = {
@@ -19,34 +19,34 @@ COLORS: dict[str, Role] = {
     "other": "line",
 }
 SPARE: tuple[Role, ...] = ("muted", "other")
-"""For phases that are not known by name here."""
+"""Colours of phases that have none in COLORS."""
 
-WORDS = {"compute": "in steps", "data": "waiting for data", "checkpoint": "saving"}
-"""What a phase is called; others by their own name."""
+LABELS = {"compute": "in steps", "data": "waiting for data", "checkpoint": "saving"}
+"""Labels of phases; others have their own name."""
 ORDER = ("compute", "data", "checkpoint")
 
-LEFT, RIGHT = 50.0, 12.0
+LEFT_MARGIN, RIGHT_MARGIN = 50.0, 12.0
 BAR, HEIGHT, HEIGHT_NARROW = 26.0, 170.0, 150.0
-"""Pixels of the bar of the whole run, and of the plot over time."""
+"""Pixels: height of the bar of the whole run, and of the plot over time."""
 ENTRY = 18.0
-"""Pixels of a line of the legend."""
+"""Height of a line of the legend, in pixels."""
 STRENGTH = 0.85
 
 
-def draw(name: str, title: str, description: str, run: Run, clock: Clock, look: Look) -> str | None:
-    """One bar for the whole run above shares over time, as an SVG element. None when no phases were logged.
+def draw(name: str, title: str, description: str, run: RunData, clock: Clock, style: Viewport) -> str | None:
+    """Draw one bar for the whole run above shares over time, as an SVG element. None if no phases were logged.
 
     Args:
         name: prefix of the ids in it.
-        title: what it is.
-        description: what it shows, for those who do not see it.
+        title: title of the drawing.
+        description: description for readers who cannot see it.
     """
     total = time_by_phase(run, clock)
     if not run.rates.phases or not total:
         return None
-    parts, y = _bar(total, look)
-    shares, y = _shares(run, clock, look, y + 40)
-    return framed(name, title, description, [*parts, *shares], look.width, y)
+    parts, y = _bar(total, style)
+    shares, y = _shares(run, clock, style, y + 40)
+    return framed(name, title, description, [*parts, *shares], style.width, y)
 
 
 def _colors(names: list[str]) -> dict[str, Role]:
@@ -54,30 +54,30 @@ def _colors(names: list[str]) -> dict[str, Role]:
     return {name: COLORS[name] if name in COLORS else next(spare) for name in names}
 
 
-def _bar(total: dict[str, float], look: Look) -> tuple[list[str], float]:
-    colors, whole = _colors(list(total)), sum(total.values())
+def _bar(total: dict[str, float], style: Viewport) -> tuple[list[str], float]:
+    colors, total_seconds = _colors(list(total)), sum(total.values())
     parts: list[str] = []
     x, y = 0.0, ENTRY - 5
     for name, seconds in total.items():
-        words = f"{WORDS.get(name, plain(name))} {duration(seconds)} · {share(seconds / whole)}"
-        length = 16 + LETTER * len(words) + 18
-        if x and x + length > look.width:
+        label = f"{LABELS.get(name, ascii_name(name))} {duration(seconds)} · {share(seconds / total_seconds)}"
+        length = 16 + LETTER * len(label) + 18
+        if x and x + length > style.width:
             x, y = 0.0, y + ENTRY
-        parts += [rectangle(x, y - 10, 10, 10, colors[name]), text(x + 16, y, words, "ink")]
+        parts += [rectangle(x, y - 10, 10, 10, colors[name]), text(x + 16, y, label, "ink")]
         x += length
     y += 10
     x = 0.0
     for name, seconds in total.items():
-        width = look.width * seconds / whole
+        width = style.width * seconds / total_seconds
         parts.append(rectangle(x, y, max(0.0, width - 1), BAR, colors[name]))
         x += width
     return parts, y + BAR
 
 
-def _shares(run: Run, clock: Clock, look: Look, top: float) -> tuple[list[str], float]:
+def _shares(run: RunData, clock: Clock, style: Viewport, top: float) -> tuple[list[str], float]:
     names = sorted(run.rates.phases, key=lambda name: (ORDER.index(name) if name in ORDER else 9, name))
     colors = _colors(names)
-    edges = np.linspace(0, clock.length or 1.0, (90 if look.narrow else 160) + 1)
+    edges = np.linspace(0, clock.length or 1.0, (90 if style.narrow else 160) + 1)
     begin, end = clock.axis(run.rates.time - run.rates.seconds), clock.axis(run.rates.time)
     length = _laid(begin, end, run.rates.seconds, edges)
     layers, floor = [], np.zeros(len(edges) - 1)
@@ -87,8 +87,15 @@ def _shares(run: Run, clock: Clock, look: Look, top: float) -> tuple[list[str], 
         layers.append((colors[name], floor, floor + part))
         floor = floor + part
     axis = time_of(clock)
-    height = HEIGHT_NARROW if look.narrow else HEIGHT
-    plot = Plot(axis, LEFT, look.width - LEFT - RIGHT, top, height, most=max(1.0, min(1.2, float(floor.max()))))
+    height = HEIGHT_NARROW if style.narrow else HEIGHT
+    plot = Plot(
+        axis,
+        LEFT_MARGIN,
+        style.width - LEFT_MARGIN - RIGHT_MARGIN,
+        top,
+        height,
+        top_value=max(1.0, min(1.2, float(floor.max()))),
+    )
     parts = [text(0, top - 14, "Share of each second", "ink", bold=True)]
     parts += [
         f'<path d="{_stairs(plot, edges, low, high)}" fill="var(--{color})" fill-opacity="{STRENGTH:g}"/>'
@@ -96,22 +103,25 @@ def _shares(run: Run, clock: Clock, look: Look, top: float) -> tuple[list[str], 
     ]
     for percent in (0, 25, 50, 75, 100):
         y = plot.y(percent / 100)
-        parts += [line(LEFT - 4, y, LEFT, y, "line"), text(LEFT - 7, y + 4, f"{percent} %", "muted", "end")]
+        parts += [
+            line(LEFT_MARGIN - 4, y, LEFT_MARGIN, y, "line"),
+            text(LEFT_MARGIN - 7, y + 4, f"{percent} %", "muted", "end"),
+        ]
     parts += restarts(run, clock, plot)
-    parts += [line(LEFT, plot.bottom, plot.right, plot.bottom, "line"), *pauses(axis, plot)]
-    parts += time_axis(axis, LEFT, plot.width, plot.bottom)
+    parts += [line(LEFT_MARGIN, plot.bottom, plot.right, plot.bottom, "line"), *pauses(axis, plot)]
+    parts += time_axis(axis, LEFT_MARGIN, plot.width, plot.bottom)
     return parts, plot.bottom + 42
 
 
 def _stairs(plot: Plot, edges: Floats, low: Floats, high: Floats) -> str:
-    """The outline of a layer: along its top to the right, along its floor back."""
-    there = [(edges[i + side], high[i]) for i in range(len(high)) for side in (0, 1)]
+    """Outline of a layer: along its top to the right, back along its bottom."""
+    top = [(edges[i + side], high[i]) for i in range(len(high)) for side in (0, 1)]
     back = [(edges[i + side], low[i]) for i in reversed(range(len(low))) for side in (1, 0)]
-    return "M" + "L".join(f"{plot.x(x):.1f} {plot.y(y):.1f}" for x, y in (*there, *back)) + "Z"
+    return "M" + "L".join(f"{plot.x(x):.1f} {plot.y(y):.1f}" for x, y in (*top, *back)) + "Z"
 
 
 def _laid(begin: Floats, end: Floats, amount: Floats, edges: Floats) -> Floats:
-    """Amounts, each spread evenly over its stretch, summed up in the columns between the edges."""
+    """Distribute amounts evenly over their intervals, and sum them in the columns between the edges."""
     result = np.zeros(len(edges) - 1)
     for low, high, value in zip(begin, end, amount, strict=True):
         if not (high > low and np.isfinite(value)):
