@@ -115,7 +115,7 @@ picture: $(STAMP) ## Take the pictures of README and the live page anew, and of 
 	@$(BIN)/python -m tests.support.page_pictures
 
 index: $(STAMP) ## Ask the package index whether the distribution's name is free or ours (a person reads the answer)
-	@$(BIN)/pip index versions $$($(BIN)/python -c 'from tandem.distribution import NAME; print(NAME)') || true
+	@$(BIN)/pip index versions $$($(BIN)/python -c 'from tandem.processes.distribution import NAME; print(NAME)') || true
 
 generate: $(STAMP) ## Write the CRD, the JSON schema and the reference pages from the models, and the chart's pages
 	@$(BIN)/python -m tools

@@ -86,7 +86,7 @@ class LaunchLine:
         lines += [f"    args: [{_yaml_list(self.args)}]"] if self.args else []
         lines += ["    env:"] if self.variables else []
         for variable, value in self.variables.items():
-            lines += [f"      - name: {variable}", f"        value: {in_yaml(value)}"]
+            lines += [f"      - name: {in_yaml(variable)}", f"        value: {in_yaml(value)}"]
         if max_workers > 1 or self.processes > 1:
             lines += ["  workers:", f"    replicas: {max_workers}"]
             lines += [f"    minReplicas: {min_workers}"] if min_workers > 1 or min_workers < max_workers else []

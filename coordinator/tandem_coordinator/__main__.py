@@ -294,7 +294,7 @@ def _inspect(rundir: RunDir, job: DistributedTrainingJob, on_existing: OnExistin
         if len(occupied.differs) > MAX_DIFFERENCES:
             differs += f"; and {len(occupied.differs) - MAX_DIFFERENCES} more"
         raise CannotStart(
-            f"{rundir.path} holds {occupied.saved}, which this job cannot go on with ({differs}); "
+            f"{rundir.path} holds {occupied.saved}, which this job cannot continue ({differs}); "
             f"undo that, or {fresh_advice}, or give the job another name"
         ) from None
 

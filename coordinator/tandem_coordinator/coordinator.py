@@ -31,10 +31,10 @@ from tandem_coordinator.group_state import (
     FailJob,
     FailureReport,
     Hung,
-    JobEnded,
     Open,
     Retarget,
     Rules,
+    RunEnded,
     State,
 )
 from tandem_coordinator.hang import HangWatch
@@ -553,7 +553,7 @@ class Coordinator:
                 self._history.report(f"the end of the job cannot be recorded: {error}", "error")
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._apply(JobEnded(cause))
+                self._apply(RunEnded(cause))
                 return
 
     def _observe(self, observed: Observed) -> None:
@@ -564,7 +564,7 @@ class Coordinator:
         self._polled = asyncio.Event()
         if observed.ending is not None and self.state.end is None:
             self._history.report(observed.ending.message, "error" if observed.ending.failed else "info")
-            self._apply(JobEnded(Cause(observed.ending.reason, observed.ending.message)))
+            self._apply(RunEnded(Cause(observed.ending.reason, observed.ending.message)))
 
     def _recordable_state(self) -> CoordinatorState:
         return CoordinatorState(

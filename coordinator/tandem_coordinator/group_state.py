@@ -41,9 +41,9 @@ class Rules:
     multiple: int = 1
     """The size of a group is a multiple of this, because the ranks of a pipeline are spread over that many replicas."""
 
-    def largest_usable(self, replicas_text: int) -> int:
+    def largest_usable(self, replicas: int) -> int:
         """The largest number of these replicas that can train together."""
-        return replicas_text - replicas_text % self.multiple
+        return replicas - replicas % self.multiple
 
     @classmethod
     def from_spec(cls, spec: Spec) -> "Rules":
@@ -275,10 +275,10 @@ class State:
     checkpoint_every: float | None = None
     """Seconds between the newest checkpoint and the one before, if both are of the open generation."""
     completing: Cause | None = None
-    """The reason why the job is complete. No generation is formed any more, and `JobEnded` follows once the run
+    """The reason why the job is complete. No generation is formed any more, and `RunEnded` follows once the run
     directory records it."""
     failing: Cause | None = None
-    """The reason why the job has failed. No generation is formed any more, and `JobEnded` follows once the run
+    """The reason why the job has failed. No generation is formed any more, and `RunEnded` follows once the run
     directory records it."""
     end: Cause | None = None
     """The reason why the job has ended; None while it has not."""
@@ -305,7 +305,7 @@ class Disconnected:
 class Retarget:
     """A request for another target number of replicas."""
 
-    replicas_text: int
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,13 +352,13 @@ class Hung:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class RunEnded:
     """The end of the job, as recorded in the run directory."""
 
     cause: Cause
 
 
-Event = Synced | Disconnected | Retarget | Tick | Hung | JobEnded
+Event = Synced | Disconnected | Retarget | Tick | Hung | RunEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +388,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """The job has failed for good. Record it in the run directory, where agents find it, and then send `JobEnded`."""
+    """The job has failed for good. Record it in the run directory, where agents find it, and then send `RunEnded`."""
 
     cause: Cause
     replica: str = ""
@@ -399,7 +399,7 @@ class FailJob:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every rank of a generation has exited with code 0. Record it in the run directory, and then send `JobEnded`."""
+    """Every rank of a generation has exited with code 0. Record it in the run directory, and then send `RunEnded`."""
 
     cause: Cause
 

@@ -53,10 +53,10 @@ from tandem_coordinator.group_state import (
     Event,
     Exclusion,
     Hung,
-    JobEnded,
     Open,
     Retarget,
     Rules,
+    RunEnded,
     State,
     Synced,
     Tick,
@@ -127,7 +127,7 @@ def step(state: State, event: Event, now: float) -> Transition:
             return _tick(state, event, now)
         case Hung():
             return _close_hung(state, event, now)
-        case JobEnded(cause):
+        case RunEnded(cause):
             return _end(state, cause)
 
 

@@ -54,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.checkpoints:
             try:
                 answer = evaluate(run_dir, job, scoring, name, options.shards)
-            except (FileNotFoundError, Broken, OSError, UnusableCheckpoint, ProgramFailed) as error:
-                answer, code = {"checkpoint": name, "failed": _reason(error)}, ExitCode.FAILED
+            except (Broken, OSError, UnusableCheckpoint, ProgramFailed) as error:
+                answer, code = {"checkpoint": name, "failed": str(error)}, ExitCode.FAILED
             print(json.dumps(answer), file=results, flush=True)
     finally:
         scoring.close()
@@ -97,13 +97,17 @@ def evaluate(
     """
     survey = survey_of(run_dir, job.spec.evaluation)
     references = {state.reference.name: state.reference for state in survey.scan().states}
-    reference = references.get(name) or run_dir.manifest(name).reference
+    try:
+        reference = references.get(name) or run_dir.manifest(name).reference
+        folder, manifest = survey.open(reference)
+    except FileNotFoundError as error:
+        raise FileNotFoundError("there is no such checkpoint") from error
     started = time.time()
     with ExitStack() as stack:
         holder = lease.default_holder()
         if (checkpoint_claim := claim(run_dir.leases / f"evaluate-{name}-once-{holder}.json", holder)) is not None:
             stack.enter_context(checkpoint_claim)
-        read = scoring.read(*survey.open(reference))
+        read = scoring.read(folder, manifest)
         results = []
         for shard in range(shards):
             work = Work(reference, shard, shards, holder, time.time())
@@ -118,10 +122,6 @@ def evaluate(
         "metrics": merged.scores,
     }
     return answer | ({"note": merged.note} if merged.note else {})
-
-
-def _reason(error: Exception) -> str:
-    return "there is no such checkpoint" if isinstance(error, FileNotFoundError) else str(error)
 
 
 if __name__ == "__main__":

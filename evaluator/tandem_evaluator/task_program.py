@@ -82,7 +82,7 @@ class TaskEvaluation:
 
         Raises:
             UnusableTask: a metric is invalid.
-            DoesNotFit: the weights are those of another model.
+            CheckpointMismatch: the weights are those of another model.
         """
         load_weights(self._model, load_file(checkpoint.weights))
         totals: dict[str, Value] = {}

@@ -315,7 +315,7 @@ def test_monitors_take_our_numbers_alone_and_name_the_job_by_its_pod(helm: Helm)
     assert (jobs["spec"]["sampleLimit"], jobs["spec"]["labelLimit"]) == (65000, 32)
     assert jobs["spec"]["selector"] == {"matchLabels": {"tandem.dev/role": "coordinator"}}
     assert jobs["spec"]["namespaceSelector"] == {"any": True}
-    template = coordinator(job(), IMAGES, token_digest="", follows=False)
+    template = coordinator(job(), IMAGES, token_digest="", colocated=False)
     assert jobs["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert "metrics" in [one["name"] for one in template["spec"]["containers"][0]["ports"]]
     service = of(objects, "Service")

@@ -297,7 +297,7 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
     (rundir.checkpoints / "step-000000500").mkdir()
     other = Coordinator(tmp_path / "other", trainer={"task": "image-classification", "config": {"seed": 7}})
     complaint = refusal(rundir, "--job", str(other.rundir.job_file))
-    assert f"{rundir.path} holds step-000000500, which this job cannot go on with" in complaint
+    assert f"{rundir.path} holds step-000000500, which this job cannot continue" in complaint
     assert "(spec.trainer.config.seed: there 0, now 7)" in complaint
     assert "set spec.checkpoint.onExisting to Fresh" in complaint
     assert "(tandem submit FILE --set spec.checkpoint.onExisting=Fresh; " in complaint

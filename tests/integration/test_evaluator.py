@@ -264,7 +264,7 @@ def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Pat
                                                                           "download": False}}}}, "nowhere"),
         ({"trainer": {"command": ["python", "train.py"]}, "evaluators": {"replicas": 0}}, "trains by a command"),
         ({"evaluators": {"replicas": 0}}, "evaluation is turned off"),
-        ({"trainer": {"tusk": 1}}, "no job that we can read"),
+        ({"trainer": {"tusk": 1}}, "is not a valid job"),
     ],
     ids=["no data", "a command", "no evaluators", "not a job"],
 )  # fmt: skip

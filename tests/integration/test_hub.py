@@ -90,12 +90,13 @@ def test_a_run_reads_both_though_the_hub_is_busy_and_keeps_to_the_commit_it_has_
 
 
 READ = """
+from tandem.job.causal_lm import TextSource
 from tandem_trainer.failure import UnusableInput
 from tandem_trainer.language.pretrained import Pretrained
-from tandem_trainer.language.reading import TextData, read_rows
+from tandem_trainer.language.reading import read_rows
 try:
     Pretrained("org/small").pinned().config()
-    list(read_rows(TextData.model_validate({"dataset": {"id": "org/nothing"}}), None))
+    list(read_rows(TextSource.model_validate({"dataset": {"id": "org/nothing"}}), None))
 except UnusableInput as error:
     print(error)
 """

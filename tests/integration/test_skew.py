@@ -166,7 +166,13 @@ def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_pat
             connection.close()
             assert answer.getheader(HEADER) == known
             # What is answered to somebody who does not ask, the previous version reads.
-            code = "import sys; from tandem.wire.status import Snapshot; Snapshot.model_validate_json(sys.stdin.read())"
+            # Its module was `tandem.status` until 29 November 2026.
+            code = (
+                "import sys\n"
+                "try: from tandem.wire.status import Snapshot\n"
+                "except ImportError: from tandem.status import Snapshot\n"
+                "Snapshot.model_validate_json(sys.stdin.read())"
+            )
             subprocess.run([sys.executable, "-c", code], input=told, env=previous.environment, check=True, timeout=60)
 
 

@@ -127,7 +127,7 @@ class DataSteps(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class RunDescription:
     """Facts about a run that its log and its manifests record, or that explain a difference between its ranks."""
 
     cost: Cost = NO_COST
@@ -142,7 +142,7 @@ class RunFacts:
     """Returns what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known."""
 
 
-NO_FACTS = RunFacts()
+NO_DESCRIPTION = RunDescription()
 """Facts of a run with a loop of the user's own, on replicas."""
 
 
@@ -213,7 +213,7 @@ class ElasticRun:
         train_state: TrainState,
         data: DataSteps,
         fresh: Callable[[], Origin | None] = lambda: None,
-        facts: RunFacts = NO_FACTS,
+        facts: RunDescription = NO_DESCRIPTION,
     ) -> Manifest | None:
         """Restore the state of the newest valid checkpoint, or start fresh, and record the start. Collective.
 

@@ -57,7 +57,7 @@ from tandem_trainer.data.feeding import Collate, RankBatch, Reading, Stream, fee
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
-from tandem_trainer.elastic_run import ElasticRun, RunFacts, StopRequest, rank_context
+from tandem_trainer.elastic_run import ElasticRun, RunDescription, StopRequest, rank_context
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Stopwatch
@@ -407,7 +407,7 @@ class Session:
         elastic = ElasticRun(
             rank_context(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on
         )
-        facts = RunFacts(mesh=self._mesh_sizes(), mistake=self._models.mistake)
+        facts = RunDescription(mesh=self._mesh_sizes(), mistake=self._models.mistake)
         batches: Iterator[RankBatch]
         # Each kind of data restores its own position: of an order and of a stream from the checkpoint, of a shuffled
         # data set from the step alone. All ranks compare their terms before the restore, which is collective.

@@ -39,7 +39,7 @@ from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.data.supply import LoaderSupply, Resident, Share, Supply, whole_and_slice
-from tandem_trainer.elastic_run import ElasticRun, RankContext, RunFacts, StopRequest
+from tandem_trainer.elastic_run import ElasticRun, RankContext, RunDescription, StopRequest
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.initial_weights import load_initial
 from tandem_trainer.meter import GradientNorm, Stopwatch, cost_of
@@ -244,7 +244,7 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         other_state[SCHEDULE] = schedule
     train_state = TrainState(model, optimizer, average, other_state, stages=strategy.stages)
     fresh = FreshStart(task, loop, group, model, average, train_state, schedule)
-    facts = RunFacts(cost=cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits())
+    facts = RunDescription(cost=cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits())
     elastic.begin(train_state, passes, fresh.load, facts)
     # Wrap after loading: DistributedDataParallel copies the weights of rank 0 to all ranks.
     forward = strategy.wrap(model)

@@ -183,7 +183,7 @@ def describe_wait(children: Iterable[Child], snapshot: Snapshot | None, done: bo
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class ProgressAtStop:
     """Progress of a run at the user's first request to stop."""
 
     saved: int | None
@@ -193,7 +193,7 @@ class StopRequest:
 
 
 def describe_stop(
-    children: Iterable[Child], request: StopRequest, saved: int | None, requests: int, silent: bool = False
+    children: Iterable[Child], request: ProgressAtStop, saved: int | None, requests: int, silent: bool = False
 ) -> str:
     """Describe what a stopping run waits for, and what another Ctrl-C does.
 
@@ -323,7 +323,7 @@ class LocalRun:
         self._watch: Watch | None = None
         self._started = time.monotonic()
         self._done_since: float | None = None
-        self._stop_request: StopRequest | None = None
+        self._stop_request: ProgressAtStop | None = None
         self._last_output, self._output_at = "", 0.0
         self._is_training_prioritized = False
         self._guardian_pipe: int | None = None
@@ -535,7 +535,7 @@ class LocalRun:
         """Describe what the run waits for since the user asked to stop."""
         saved = next((manifest.step for manifest in self._factory.run_dir.committed()), None)
         if self._stop_request is None:
-            self._stop_request = StopRequest(
+            self._stop_request = ProgressAtStop(
                 saved, snapshot.status.progress.step if snapshot and snapshot.status.progress else None
             )
         silent = self._own_command and saved is None and self._stop_request.step is None

@@ -57,10 +57,12 @@ def inspect(path: Path, rank: int | None) -> Inspection:
     if errors and not inspections:
         raise errors[0]
     # A rank may be in several answers; the one with the most threads is of its own node.
-    stacks = sorted(
-        (rank for inspection in inspections for rank in inspection.ranks), key=lambda rank: len(rank.threads)
-    )
-    ranks = {rank.rank: rank for rank in stacks}
+    # A node may list a rank twice, once without stacks: the one with the most threads counts.
+    ranks = {
+        rank.rank: rank
+        for inspection in inspections
+        for rank in sorted(inspection.ranks, key=lambda rank: len(rank.threads))
+    }
     return Inspection(ranks=[ranks[number] for number in sorted(ranks)])
 
 

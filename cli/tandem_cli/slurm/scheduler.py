@@ -50,8 +50,7 @@ class QueuedJob:
 
 _UNAVAILABLE = (
     "SLURM does not answer: its controller is down, or this machine is not a login node of the cluster. Try again "
-    "later; "
-    "`scontrol ping` shows whether it is up"
+    "later; `scontrol ping` shows whether it is up"
 )
 _ADVICE = tuple(
     (re.compile(pattern, re.IGNORECASE), advice)

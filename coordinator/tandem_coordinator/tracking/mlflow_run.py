@@ -130,7 +130,7 @@ class MlflowRun:
             self._client.create_registered_model(model)
         metric = self._job.spec.evaluation.metric
         tags = {
-            "tandem.job.resource": self._job.metadata.name,
+            "tandem.job": self._job.metadata.name,
             "tandem.checkpoint": manifest.name,
             "tandem.step": manifest.step,
             "tandem.generation": manifest.generation,
@@ -177,7 +177,7 @@ class MlflowRun:
         metadata = self._job.metadata
         tags = {
             ID_TAG: identity,
-            "tandem.job.resource": metadata.name,
+            "tandem.job": metadata.name,
             "tandem.runDir": str(self._rundir.path),
             "mlflow.source.name": "tandem",
         }

@@ -202,7 +202,7 @@ class PretrainedModel(Model):
         if misplaced:
             raise ValueError(
                 f"{misplaced[0]} belongs to the small model that is trained from scratch; with pretrained, shape and "
-                "tokenizer are those of the model, and data is the text"
+                "tokenizer are those of the model, and data gives the text"
             )
         return parameters
 

@@ -57,7 +57,7 @@ def prepare_code(run_dir: RunDir, digest: str, log_event: LogEvent) -> Code:
     """Wait for the job's code, unpack it and install its packages: the code that a worker or an evaluator runs.
 
     Raises:
-        CodeError, Over, OSError: as `unpacked` and `with_packages`.
+        CodeError, JobEnded, OSError: as `unpacked` and `with_packages`.
     """
     pack = wait_for_pack(run_dir, digest, log_event)
     started = time.monotonic()
@@ -74,7 +74,7 @@ def with_packages(run_dir: RunDir, folder: Path, digest: str, log_event: LogEven
 
     Raises:
         CodeError: they cannot be installed.
-        Over: the job has ended meanwhile.
+        JobEnded: the job has ended meanwhile.
         OSError: the run directory cannot be written.
     """
     file = folder / REQUIREMENTS

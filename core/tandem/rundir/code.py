@@ -126,7 +126,7 @@ def wait_for_pack(run_dir: RunDir, digest: str, log_event: LogEvent) -> Path:
     """Wait for the pack.
 
     Raises:
-        Over: the job has ended meanwhile.
+        JobEnded: the job has ended meanwhile.
     """
     pack, started = run_dir.pack(digest), time.monotonic()
     due = started + FIRST_MESSAGE_SECONDS

@@ -141,7 +141,7 @@ def decide_ownership(run_dir: RunDir, job: DistributedTrainingJob, on_existing: 
     """Decide what happens to the content of a run directory. Changes nothing.
 
     Raises:
-        Occupied, Unreadable: see there.
+        RunDirOccupied, JobFileUnreadable: see there.
         OSError: the directory cannot be read.
     """
     # job.json is written first and moved last: without it, the directory belongs to nobody.

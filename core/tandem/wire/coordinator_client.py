@@ -115,7 +115,7 @@ class CoordinatorClient:
         """Send an agent's heartbeat, and return the coordinator's order.
 
         Raises:
-            Unreachable, Refused, GivenUp: see there.
+            Unreachable, CoordinatorRefused, RequestCancelled: see there.
         """
         return _read(
             Answer,
@@ -128,7 +128,7 @@ class CoordinatorClient:
         """Fetch the complete state of the job.
 
         Raises:
-            Unreachable, Refused: see there.
+            Unreachable, CoordinatorRefused: see there.
         """
         return _read(Snapshot, self._request("GET", "/status", MAX_STATUS_BYTES))
 
@@ -137,7 +137,7 @@ class CoordinatorClient:
 
         Raises:
             Unreachable: see there.
-            Refused: see there; also if the job does not allow this number.
+            CoordinatorRefused: see there; also if the job does not allow this number.
         """
         self._request("POST", "/v1/target", MAX_WORD_BYTES, Target(replicas=replicas).dump())
 
@@ -145,7 +145,7 @@ class CoordinatorClient:
         """A one-time word that opens the job's live page in a browser.
 
         Raises:
-            Unreachable, Refused: see there.
+            Unreachable, CoordinatorRefused: see there.
         """
         answer = self._request("POST", "/v1/invitation", MAX_WORD_BYTES)
         if not isinstance(answer, dict) or not isinstance(answer.get("word"), str):
@@ -157,7 +157,7 @@ class CoordinatorClient:
 
         Raises:
             Unreachable: see there.
-            Refused: see there; also if the job has no such code.
+            CoordinatorRefused: see there; also if the job has no such code.
         """
         return _is_present(self._request("GET", f"{CODE_PATH}/{digest}", MAX_WORD_BYTES))
 
@@ -169,7 +169,7 @@ class CoordinatorClient:
             sent: callback with the number of bytes sent so far.
 
         Raises:
-            Unreachable, Refused: see `has_code`.
+            Unreachable, CoordinatorRefused: see `has_code`.
         """
 
         def pieces() -> Iterator[bytes]:

@@ -10,9 +10,9 @@ from tandem_coordinator.group_state import (
     Complete,
     Event,
     FailJob,
-    JobEnded,
     Open,
     Rules,
+    RunEnded,
     Synced,
     Tick,
 )
@@ -71,7 +71,7 @@ class Job:
         self.actions += actions
         for action in actions:
             if isinstance(action, FailJob | Complete):
-                self.tell(JobEnded(action.cause))
+                self.tell(RunEnded(action.cause))
 
     def say(self, replica: str, state: str, **more: Any) -> Answer:
         sync = self.message(replica, state, **more)

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -110,6 +110,7 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 
 @pytest.mark.property
+@example([], {"N": "", "ON": "y"})
 @given(st.lists(TEXTS, max_size=4), st.dictionaries(st.from_regex(r"\A[A-Z_]{1,5}\Z"), TEXTS, max_size=2))
 def test_arguments_and_variables_are_the_same_in_the_job(args: list[str], variables: dict[str, str]) -> None:
     line = LaunchLine(("python", "train.py"), args, variables)

@@ -11,7 +11,7 @@ import pytest
 from tandem.processes.supervision import Child
 from tandem.wire.status import MemberView, Snapshot, Status
 from tandem_cli.local import display
-from tandem_cli.local.local_run import Requests, StopRequest, describe_stop, describe_wait
+from tandem_cli.local.local_run import ProgressAtStop, Requests, describe_stop, describe_wait
 from tests.support.waiting import until
 
 WORKER = Child(name="worker-0", role="agent").started(0.0)
@@ -30,15 +30,15 @@ MEMBER = MemberView(replica="worker-0", address="127.0.0.1", state="running", si
     ],
 )
 def test_after_ctrl_c_it_says_what_it_waits_for(children: list[Child], saved: int, words: str) -> None:
-    assert describe_stop(children, StopRequest(saved=200, step=250), saved, requests=1) == words
+    assert describe_stop(children, ProgressAtStop(saved=200, step=250), saved, requests=1) == words
 
 
 def test_after_another_it_waits_for_nothing() -> None:
-    assert describe_stop([WORKER], StopRequest(saved=None, step=None), None, requests=2) == "leaving at once"
+    assert describe_stop([WORKER], ProgressAtStop(saved=None, step=None), None, requests=2) == "leaving at once"
 
 
 def test_before_anything_is_known_it_just_saves() -> None:
-    assert describe_stop([WORKER], StopRequest(saved=None, step=None), None, requests=1) == (
+    assert describe_stop([WORKER], ProgressAtStop(saved=None, step=None), None, requests=1) == (
         "saving; Ctrl-C again leaves at once"
     )
 
@@ -59,7 +59,7 @@ def test_what_a_script_begins_with_is_its_own_business() -> None:
 
 
 def test_a_script_that_is_stopped_saves_on_its_own() -> None:
-    asked = StopRequest(saved=None, step=None)
+    asked = ProgressAtStop(saved=None, step=None)
     assert describe_stop([WORKER], asked, None, requests=1, silent=True) == (
         "ending the script: 1 worker leaving; Ctrl-C again leaves at once"
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tandem_coordinator.group_state import Announce, Cause, Disconnected, JobEnded, Open, Retarget, Synced, Tick
+from tandem_coordinator.group_state import Announce, Cause, Disconnected, Open, Retarget, RunEnded, Synced, Tick
 from tandem_coordinator.membership import answer, is_redundant, quiet_seconds
 from tests.support.worlds.membership_job import RULES, Job, message
 
@@ -391,7 +391,7 @@ def test_a_job_that_is_started_again_does_not_wait_for_a_group_that_is_gone() ->
 def test_the_end_is_told_to_everybody() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
-    job.tell(JobEnded(Cause("Done", "training is complete")))
+    job.tell(RunEnded(Cause("Done", "training is complete")))
     assert job.runs("worker-0", first).order == "end"
     assert job.joins("worker-1", generation=first).order == "end"
 
@@ -399,7 +399,7 @@ def test_the_end_is_told_to_everybody() -> None:
 def test_what_agents_say_after_the_end_is_no_trouble_any_more() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
-    job.tell(JobEnded(Cause("Done", "training is complete")))
+    job.tell(RunEnded(Cause("Done", "training is complete")))
     assert job.closings() == ["Done"]
     job.runs("worker-0", first, reason="WorkerFailed")
     job.say("worker-1", "leaving", generation=first)
@@ -416,7 +416,7 @@ def test_a_failure_that_is_told_after_the_end_is_not_counted() -> None:
     first = job.forms("worker-0", "worker-1")
     job.tell(Synced(message("worker-0", "running", generation=first, reason="MembershipChanged")))
     assert job.closings() == ["PeerLost"]
-    job.tell(JobEnded(Cause("Done", "training is complete")))
+    job.tell(RunEnded(Cause("Done", "training is complete")))
     job.tell(Synced(message("worker-1", "running", generation=first, reason="WorkerFailed")))
     assert job.state.failures == 0
 

@@ -8,7 +8,7 @@ from itertools import permutations, product
 import pytest
 
 from tandem.wire.protocol import Sync
-from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, JobEnded, State, Synced, Tick
+from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, RunEnded, State, Synced, Tick
 from tandem_coordinator.membership import answer, initial_state, step
 from tandem_coordinator.snapshots import _are_all_running
 from tandem_coordinator.state_store import RecordedState
@@ -43,7 +43,7 @@ class End:
                 self.closed.append(action.cause.reason)
             elif isinstance(action, Complete):
                 self.completed += 1
-                self.tell(JobEnded(action.cause))
+                self.tell(RunEnded(action.cause))
 
     def says(self, replica: str, state: str = "running") -> str:
         """What it is told."""

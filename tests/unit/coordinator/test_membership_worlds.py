@@ -22,10 +22,10 @@ from tandem_coordinator.group_state import (
     Event,
     FailJob,
     Hung,
-    JobEnded,
     Open,
     Retarget,
     Rules,
+    RunEnded,
     State,
     Synced,
     Tick,
@@ -134,7 +134,7 @@ class World(RuleBasedStateMachine):
             elif isinstance(action, FailJob):
                 assert self.state.failures > RULES.max_restarts
                 self.over = True
-                self.state, _ = step(self.state, JobEnded(action.cause), self.now)
+                self.state, _ = step(self.state, RunEnded(action.cause), self.now)
 
     def talk(self, agent: Agent, heard: bool = True) -> None:
         """The agent speaks; `heard` says whether the answer reaches it."""

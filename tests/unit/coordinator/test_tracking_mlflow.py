@@ -252,6 +252,7 @@ def test_the_best_checkpoint_is_registered_once_with_where_it_comes_from(
     assert version.run_id == found.info.run_id
     assert (version.tags["tandem.step"], version.tags["tandem.digest"]) == ("100", manifest.digest)
     assert version.tags["tandem.accuracy"] == "0.9"
+    assert version.tags["tandem.job"] == found.data.tags["tandem.job"] == run.job.metadata.name
     weights = store.client.download_artifacts(found.info.run_id, f"checkpoints/{best.name}/weights.safetensors")
     assert Path(weights).read_bytes() == b"weights"
     assert version.source.endswith(f"checkpoints/{best.name}")

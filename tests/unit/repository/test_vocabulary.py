@@ -1,6 +1,7 @@
 """The words of the code: names that the field knows, and docstrings and documents that name only what exists."""
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, vocabulary
+from tests.support.reach import PACKAGES
 
 ALLOWED = {
     "core": 35,
@@ -22,14 +24,6 @@ ALLOWED = {
 }
 """How many names of a room may still be in the old dialect, most because they are written to disk. These numbers only
 become smaller."""
-PACKAGES = {
-    "tandem": "core",
-    "tandem_cli": "cli",
-    "tandem_coordinator": "coordinator",
-    "tandem_trainer": "trainer",
-    "tandem_evaluator": "evaluator",
-    "tandem_operator": "operator",
-}
 DOTTED = re.compile(r"(?<![\w./@:-])(tandem(?:_[a-z]+)?(?:\.\w+)+)(?![\w/-]|\.\w)")
 """A module of Tandem, or what stands in it, as texts name it."""
 NOT_MODULES = re.compile(
@@ -85,6 +79,18 @@ def test_docstrings_explain_arguments_that_exist() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         for name in explained(ast.get_docstring(node) or "")
         if name not in arguments(node)
+    ]
+    assert not lost, "\n".join(lost)
+
+
+def test_docstrings_name_exceptions_that_exist() -> None:
+    lost = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources()
+        for text in texts_of(path)
+        for line in raised(text)
+        for name in line
+        if name not in identifiers() and not hasattr(builtins, name)
     ]
     assert not lost, "\n".join(lost)
 
@@ -164,6 +170,15 @@ def explained(docstring: str) -> list[str]:
     return [match[1] for line in lines if (match := re.match(r" {4}\*{0,2}(\w+):", line))]
 
 
+def raised(docstring: str) -> list[list[str]]:
+    """The names under `Raises:`, by line."""
+    _, colon, section = docstring.partition("Raises:\n")
+    lines = section.split("\n\n")[0].splitlines() if colon else []
+    return [
+        re.findall(r"\w+", match[1]) for line in lines if (match := re.match(r" +((?:[A-Z]\w+, )*[A-Z]\w+):", line))
+    ]
+
+
 def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> set[str]:
     """The parameters of a function; of a class those of its constructor, and its fields."""
     if isinstance(node, ast.ClassDef):
@@ -182,3 +197,14 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> se
 def explained_elsewhere(node: ast.ClassDef) -> set[str]:
     """A class that takes its constructor from another one explains that one's arguments."""
     return set(explained(ast.get_docstring(node) or "")) if not node.body[1:] else set()
+
+
+def test_a_public_class_name_stands_once_in_the_product() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        if path.is_relative_to(ROOT / "benchmarks") or path.is_relative_to(ROOT / "tools"):
+            continue
+        for node in vocabulary.nodes(path):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

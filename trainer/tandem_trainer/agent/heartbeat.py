@@ -168,7 +168,7 @@ class Heartbeat(threading.Thread):
 
         Raises:
             SystemExit: the job is over; carries the exit code.
-            Refused: the coordinator will never let this agent in.
+            CoordinatorRefused: the coordinator will never let this agent in.
         """
         with self._changed:
             # torchrun has ended the ranks of the last generation before it asks for a new one.

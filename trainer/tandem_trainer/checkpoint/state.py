@@ -94,7 +94,7 @@ def check_weights(model: nn.Module, state: Mapping[str, Tensor], extra: Mapping[
     """Check that weights match a model, without changing it.
 
     Raises:
-        DoesNotFit: a tensor is missing or unexpected, or has a shape that its module does not accept.
+        CheckpointMismatch: a tensor is missing or unexpected, or has a shape that its module does not accept.
     """
     live = weights(model)
     saved = {unwrapped_name(name): tensor for name, tensor in state.items()}
@@ -125,7 +125,7 @@ def load_weights(
             modules with a custom loader may keep the tensors themselves, and get copies.
 
     Raises:
-        DoesNotFit: the weights belong to another model; the model is unchanged.
+        CheckpointMismatch: the weights belong to another model; the model is unchanged.
     """
     check_weights(model, state, extra or {})
     saved = {unwrapped_name(name): value for name, value in [*state.items(), *(extra or {}).items()]}
@@ -211,7 +211,7 @@ def refuse(subject: str, saved: Iterable[str], live: Iterable[str], more: Iterab
         more: other differences, as sentences.
 
     Raises:
-        DoesNotFit: there is a difference.
+        CheckpointMismatch: there is a difference.
     """
     saved, live = set(saved), set(live)
     differences = list(more)
@@ -520,7 +520,7 @@ class NamedOptimizer:
         """Check that a state matches this optimizer, without changing it.
 
         Raises:
-            DoesNotFit: the state belongs to another optimizer.
+            CheckpointMismatch: the state belongs to another optimizer.
         """
         groups, added = self.groups(), self._added_groups(state)
         live_names = {name for group in groups for name in group} | {name for names, _ in added for name in names}
@@ -559,7 +559,7 @@ class NamedOptimizer:
             state: its tensors become the optimizer's own, so the caller must not change them.
 
         Raises:
-            DoesNotFit: the state belongs to another optimizer; this one is unchanged.
+            CheckpointMismatch: the state belongs to another optimizer; this one is unchanged.
         """
         self.check(state)
         self.add_groups(state)
@@ -673,7 +673,7 @@ class NamedOptimizer:
         parameters.
 
         Raises:
-            DoesNotFit: the parameters are in other groups.
+            CheckpointMismatch: the parameters are in other groups.
         """
         live = self.optimizer.param_groups
         if state.hyperparameters is None:

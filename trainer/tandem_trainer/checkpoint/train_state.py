@@ -459,7 +459,7 @@ class TrainState:
         """Check that contents match the live objects, without changing them.
 
         Raises:
-            DoesNotFit: the contents belong to other objects.
+            CheckpointMismatch: the contents belong to other objects.
             Broken: the contents are inconsistent.
         """
         check_weights(self._model, contents.weights, self._extra(contents))
@@ -475,7 +475,7 @@ class TrainState:
         """Load contents. Call `check` first; an error here leaves the objects unusable.
 
         Raises:
-            DoesNotFit: an object does not accept its state.
+            CheckpointMismatch: an object does not accept its state.
         """
         extra = self._extra(contents)
         load_weights(self._model, contents.weights, extra, is_borrowed=True)
@@ -505,7 +505,7 @@ class TrainState:
         """Load the state of the optimizer alone, from another run's contents.
 
         Raises:
-            DoesNotFit: the state is of other parameters.
+            CheckpointMismatch: the state is of other parameters.
         """
         for optimizer, state in self._optimizer_states(contents):
             optimizer.check(state)
@@ -536,7 +536,7 @@ class TrainState:
         """Return each optimizer with its state in the checkpoint.
 
         Raises:
-            DoesNotFit: the checkpoint is of other optimizers.
+            CheckpointMismatch: the checkpoint is of other optimizers.
         """
         records = contents.loop.get(OPTIMIZERS)
         if records is None:

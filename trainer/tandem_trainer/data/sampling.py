@@ -129,7 +129,7 @@ class Bucketed:
             raise ValueError("lengths are one number of at least 1 for each sample")
         if (self.samples is None) == (self.tokens is None):
             raise ValueError(
-                "set either samples=, the size of a global batch, or tokens=, its maximum number of tokens"
+                "Bucketed: set either samples=, the size of a global batch, or tokens=, its maximum number of tokens"
             )
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples={self.samples}: a global batch has at least one")

@@ -26,7 +26,7 @@ from tandem_trainer.task import Task
 log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
+class PlacedModule(NamedTuple):
     """A part of a model that is on one device."""
 
     module: nn.Module
@@ -67,7 +67,7 @@ def split(model: nn.Module, devices: Sequence[torch.device]) -> None:
     log.info("strategy=model blocks=%s", ",".join(f"{device}:{count}" for device, count in counts.items()))
 
 
-def placement(model: nn.Module, devices: Sequence[torch.device]) -> list[Part]:
+def placement(model: nn.Module, devices: Sequence[torch.device]) -> list[PlacedModule]:
     """Compute the device of each part of a model, in the order of the model; together the parts have all its tensors.
 
     Raises:
@@ -96,9 +96,9 @@ def placement(model: nn.Module, devices: Sequence[torch.device]) -> list[Part]:
     # Blocks first, balanced by bytes; what is before and after them is fixed to the first and last device.
     runs = [devices[run] for run in spread(before, sizes, after, len(devices))]
     devices_by_parameter: dict[nn.Parameter, torch.device] = {}
-    parts: dict[nn.Module, Part] = {}
+    parts: dict[nn.Module, PlacedModule] = {}
     for block, device in zip(blocks, runs, strict=True):
-        parts[block] = Part(
+        parts[block] = PlacedModule(
             block, _device_with(devices_by_parameter, block.parameters(), device, block), is_block=True, is_around=False
         )
         if parts[block].device != device:
@@ -108,7 +108,7 @@ def placement(model: nn.Module, devices: Sequence[torch.device]) -> list[Part]:
         place = devices[0] if count == 0 else devices[-1] if count == len(blocks) else runs[count - 1]
         is_around = any(inner in blocks for inner in module.modules())
         own = module.parameters(recurse=False)
-        parts[module] = Part(
+        parts[module] = PlacedModule(
             module, _device_with(devices_by_parameter, own, place, module), is_block=False, is_around=is_around
         )
     return [parts[module] for module in model.modules() if module in parts]
@@ -135,7 +135,7 @@ def spread(before: int, sizes: Sequence[int], after: int, devices: int) -> list[
     return indices
 
 
-def connect(parts: Iterable[Part]) -> None:
+def connect(parts: Iterable[PlacedModule]) -> None:
     """Register hooks that move the inputs of each part to its device."""
     for part in parts:
         if not part.is_around:
@@ -157,7 +157,7 @@ _SHARED_PARAMETER_ERROR = (
 )
 
 
-def _move(part: Part) -> None:
+def _move(part: PlacedModule) -> None:
     if part.is_block:
         part.module.to(part.device)
     else:
