@@ -147,7 +147,7 @@ def _max_excluded(state: State) -> int:
 
 
 def _strike_window(suspects: int) -> int:
-    """Number of the most recent strikes to consider: if so many suspects share them, one has STRIKES_TO_EXCLUDE."""
+    """Number of the most recent strikes to consider: the smallest that gives one of the suspects STRIKES_TO_EXCLUDE."""
     return suspects * (STRIKES_TO_EXCLUDE - 1) + 1
 
 
@@ -157,7 +157,7 @@ def _find_suspect(state: State, now: float) -> Exclusion | None:
     on_nodes = Counter(agent.node for agent in state.agents.values())
     # From one suspect upwards: strikes in a row first, then those that a few suspects share in turn.
     for suspects in range(1, room + 1):
-        # So many strikes that, if only these suspects share them, one must have enough.
+        # With this number of strikes on these suspects alone, one of them must have enough.
         last = state.strikes[-_strike_window(suspects) :]
         by_replica = Counter(strike.replica for strike in last)
         by_node = Counter(strike.node for strike in last)

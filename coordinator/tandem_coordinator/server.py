@@ -212,7 +212,7 @@ async def _add_protocol_headers(_: web.Request, response: web.StreamResponse) ->
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send every error as JSON with one sentence, whoever raised it."""
+    """Send every error as JSON with one sentence, also those that aiohttp raises."""
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
 from tandem.errors import UserError
-from tandem.formatting import duration, metric_name, one_line, score
-from tandem.job.resource import DistributedTrainingJob
+from tandem.formatting import duration, metric_name, score
 from tandem.processes.launch import evaluator_environment, module_command, program_command, with_run_dir
-from tandem.rundir.layout import RunDir
 from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
 from tandem_cli.checkpoints.selector import ALIASES, choose, counting
 from tandem_cli.output import Output, OutputOption, echo, emit
@@ -53,8 +50,9 @@ def evaluate(
     are, with what `tandem.evaluation` offers. Ends with 1 if a checkpoint could not be evaluated.
     """
     run_dir = open_run(run)
-    job = _job(run_dir)
     inventory = take_inventory(run_dir)
+    if (job := inventory.job) is None:
+        raise UserError(f"{run_dir.path}: {'; '.join(inventory.faults)}")
     names, program = split_args(args or [], inventory)
     chosen = _chosen(names, inventory)
     command = module_command("tandem_evaluator.once", *(entry.name for entry in chosen), f"--shards={shards}")
@@ -93,15 +91,6 @@ def split_args(args: Sequence[str], inventory: Inventory) -> tuple[list[str], li
         if word not in names and not word.isdecimal() and not word.startswith("step-"):
             return list(args[:index]), list(args[index:])
     return list(args), []
-
-
-def _job(run_dir: RunDir) -> DistributedTrainingJob:
-    try:
-        return run_dir.read_job()
-    except ValidationError as error:
-        raise UserError(f"{run_dir.job_file} is not a job that this version of Tandem knows") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{run_dir.job_file} cannot be read: {one_line(str(error))}") from error
 
 
 def _chosen(names: Sequence[str], inventory: Inventory) -> list[Entry]:

@@ -41,7 +41,7 @@ class Tracker:
         self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Have the process send what is final, and wait for its exit; whoever ends this process ends the wait."""
+        """Have the process send the final values, and wait for its exit, without a time limit."""
         self._closing = True
         if self._process is None or self._process.returncode is not None:
             self._running.cancel()
