@@ -389,6 +389,7 @@ class TandemTrainer(Coordinated):
         super().__init__(folder, network)
         self._offsets: dict[Path, int] = {}
         self._worlds: dict[str, int] = {}
+        self._started_at: dict[str, float] = {}
         self._lines: list[Line] = []
 
     def lines(self) -> list[Line]:
@@ -402,7 +403,10 @@ class TandemTrainer(Coordinated):
 
     def _translated(self, group: str, record: dict[str, Any]) -> list[Line]:
         if record["kind"] == "start":
-            self._worlds[group] = record["worldSize"]
+            self._worlds[group], self._started_at[group] = record["worldSize"], record["time"]
+        # Survivors log again what the lost rank may not have written.
+        if record["time"] < self._started_at.get(group, 0.0):
+            return []
         event = {"start": "restored", "step": "step", "checkpoint": "saved"}.get(record["kind"])
         if event is None:
             return []
@@ -428,9 +432,21 @@ class BestTandemTrainer(TandemTrainer):
     hang_seconds = BEST["hangSeconds"]
 
 
+class RegroupingTrainer(BestTandemTrainer):
+    """The built-in trainer, whose ranks keep their process and their step."""
+
+    name = "tandem-regroup-best"
+    summary = "the same with onMembershipChange: Regroup"
+    elasticity = BEST | {"onMembershipChange": "Regroup"}
+
+
 SIDES: dict[str, type[Side]] = {
     side.name: side
-    for side in (Tandem, BestTandem, BestColdTandem, TandemTrainer, BestTandemTrainer, Torchrun, BestTorchrun)
+    for side in (
+        *(Tandem, BestTandem, BestColdTandem),
+        *(TandemTrainer, BestTandemTrainer, RegroupingTrainer),
+        *(Torchrun, BestTorchrun),
+    )
 }
 """Sides in the order of their turns and of the table. Names of those with the best settings found end in `-best`;
 the others have the defaults."""

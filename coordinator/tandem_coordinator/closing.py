@@ -13,6 +13,9 @@ closes a generation at once still does so meanwhile (a failure, a loss, a hang),
 group resumes from the newest checkpoint as after any loss. A save that comes too late is fenced by its number as
 always.
 
+Ranks that keep their state when the group changes (tandem_trainer.regroup) need not save as long as one member stays.
+Their generation is closed at once.
+
 **Growth loses nothing, or less than waiting.** Ranks that are known to save when asked make a checkpoint for it, so a
 group grows as soon as its cool-down is over. A script that is not known to do so is ended at once, which costs the
 steps since its last checkpoint. Shortly after a change or a checkpoint that is next to nothing, and it only grows: so
@@ -105,8 +108,9 @@ def close(state: State, cause: Cause, now: float) -> Transition:
 
 
 def close_after_save(state: State, cause: Cause, now: float) -> Transition:
-    """Close the open generation after it has saved, or now if it is not known to save when asked."""
-    if not state.can_save:
+    """Close the open generation after it has saved, or now if it is not known to save when asked, or keeps its
+    state."""
+    if not state.can_save or state.survive:
         return close(state, cause, now)
     return _request_save(state, Saving(cause, now))
 
@@ -127,7 +131,9 @@ def preempt(state: State, now: float) -> Transition:
         return state, ()
     verb = "has" if len(all_leaving) == 1 else "have"
     cause = Cause("Preempted", f"{join_names(all_leaving)} {verb} to leave")
-    if state.scripted or not (state.training or state.can_save):
+    # Members that stay keep the state. If all go, they have to save it.
+    stays = state.survive and len(all_leaving) < len(state.members)
+    if stays or state.scripted or not (state.training or state.can_save):
         return close(state, cause, now)
     # Ranks that report steps are asked even before all of them are known to obey: they go on training meanwhile.
     return _request_save(state, replace(saving, cause=cause, leaving=all_leaving))
@@ -143,7 +149,8 @@ def resize(state: State, now: float) -> Transition:
         return state, ()
     # Ranks that cannot save when asked have settings of their own.
     if state.settings_changed and state.training and state.can_save:
-        return close_after_save(state, Cause("SettingsChanged", state.settings_changed), now)
+        # Ranks that keep their process would keep their settings, too.
+        return _request_save(state, Saving(Cause("SettingsChanged", state.settings_changed), now))
     size = len(state.latest.members)
     if size > state.target:
         detail = f"the target is {replicas_text(state.target)}, and the group has {size}"

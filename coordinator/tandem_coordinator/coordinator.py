@@ -368,6 +368,7 @@ class Coordinator:
                     script_checkpoint_polled=self._observed.foreign_polled_at,
                     training=self._reports.stepped,
                     can_save=self.job.spec.trainer.task is not None or self._reports.saves,
+                    survive=self._reports.survive(len(self.state.members)),
                     scripted=self._reports.scripted,
                     step_seconds=self._observed.training.step_seconds or 0.0,
                     saving=self._reports.saving,

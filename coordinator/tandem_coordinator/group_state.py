@@ -257,6 +257,8 @@ class State:
     """Whether the ranks of the open generation report steps, and so have work to lose."""
     can_save: bool = False
     """Whether the ranks are known to save and leave when asked."""
+    survive: bool = False
+    """Whether the ranks keep their state when the group changes, so that those that stay need no checkpoint."""
     scripted: bool = False
     """Whether the ranks are known not to save when asked, because a user's own script runs without a session."""
     step_seconds: float = 0.0
@@ -326,6 +328,8 @@ class Tick:
     """Whether the ranks of the open generation report steps."""
     can_save: bool = False
     """Whether the ranks are known to save and leave when asked."""
+    survive: bool = False
+    """Whether the ranks keep their state when the group changes, so that those that stay need no checkpoint."""
     scripted: bool = False
     """Whether the ranks are known not to save when asked, because a user's own script runs without a session."""
     step_seconds: float = 0.0

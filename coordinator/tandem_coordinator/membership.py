@@ -340,6 +340,7 @@ def _tick(state: State, tick: Tick, now: float) -> Transition:
         script_checkpoint_polled=tick.script_checkpoint_polled,
         training=training,
         can_save=tick.can_save,
+        survive=tick.survive,
         scripted=tick.scripted,
         step_seconds=tick.step_seconds,
         saving=saving,

@@ -99,6 +99,14 @@ class Reports:
         """Whether ranks report, and all that do obey `save-and-leave`."""
         return bool(self._ranks) and not self._without_save_order
 
+    def survive(self, replicas: int) -> bool:
+        """Return whether all ranks report that they go on in the next generation.
+
+        Args:
+            replicas: number of replicas in the group.
+        """
+        return 0 < replicas == len(self._ranks) and all(report.survives for _, report in self.all_reports())
+
     @property
     def scripted(self) -> bool:
         """Whether ranks run a user's own script that obeys no orders, whether or not it reports its steps."""

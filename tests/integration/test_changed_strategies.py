@@ -14,6 +14,8 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.full("core", "cli", "coordinator", "trainer"), pytest.mark.timeout(900)]
 
+ENDS_SECONDS = 600.0
+"""For a run of a hundred steps, each second of which is saved, beside other tests."""
 MAX_PARTS = 30
 """Of batches, that a life of a rank learns before it waits: 5 to 15 steps, each of which has its parts."""
 STEPS = 100
@@ -92,7 +94,7 @@ def test_it_learns_what_one_rank_alone_learns(
     (tmp_path / "alone").mkdir()
     alone = LocalRun(tmp_path / "alone", manifest=manifest(tmp_path, text, (DDP, 1, 1)), variables=variables)
     runs.append(alone)
-    assert alone.ends() == 0, alone.output
+    assert alone.ends(ENDS_SECONDS) == 0, alone.output
 
     for part in parts:
         go_on.unlink()
@@ -107,7 +109,7 @@ def test_it_learns_what_one_rank_alone_learns(
             run.interrupt()
             until(lambda: "saving" in run.output, "Ctrl-C is heard", otherwise=lambda: run.output)  # noqa: B023
         go_on.touch()
-        assert run.ends() == (0 if part is parts[-1] else 130), run.output
+        assert run.ends(ENDS_SECONDS) == (0 if part is parts[-1] else 130), run.output
 
     starts = [(record["worldSize"], record["step"]) for record in records(run.run_dir, "start")]
     sizes = [replicas * processes for _, replicas, processes in parts for _ in ("before the kill", "after it")]

@@ -55,6 +55,9 @@ class ThreadGroup(Group):
             mine.copy_(first)
         self.gather({})
 
+    def hand_over(self, rank: int, tensors: Sequence[Tensor], keeps: bool) -> None:
+        self.copy_from(rank, [tensor.clone() for tensor in tensors] if keeps else tensors)
+
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's value, the very objects, in rank order."""
         self._meeting.objects[self.rank] = value

@@ -20,11 +20,11 @@ from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR
 from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
-from tandem_trainer.elastic_run import rank_context
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse, Watchdog
+from tandem_trainer.rank_context import rank_context
 from tandem_trainer.train import train
 
 log = logging.getLogger("tandem_trainer")

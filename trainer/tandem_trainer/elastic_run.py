@@ -2,18 +2,17 @@
 
 Everything that makes training elastic is here, and nothing of what is trained: the built-in loop (tandem_trainer.train)
 and a script of the user's own (tandem_trainer.session) both hand their steps to it. It starts from the newest valid
-checkpoint. After a step the ranks vote: they save, they leave, or training goes back because the loss has become
-useless. In the end it records the final checkpoint.
+checkpoint, or from the state that ranks of the generation before still hold (tandem_trainer.continuation). After a step
+the ranks vote: they save, they leave, or training goes back because the loss has become useless. In the end it records
+the final checkpoint.
 """
 
 import logging
 import math
-import os
-import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Protocol
 
 from torch import Tensor
@@ -22,7 +21,6 @@ from tandem.formatting import count_noun, number
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
-from tandem.processes.launch import GENERATION, REPLICA
 from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.durable import unsupported_operation
@@ -30,19 +28,20 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
 from tandem.wire.protocol import SAVING
-from tandem.wire.status import STOPPED_EARLY
+from tandem.wire.status import STOPPED_EARLY, CheckpointRef
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
+from tandem_trainer.continuation import MAX_REMEMBERED, LiveState, StateSource, TakenStep, find_source, hand_over
 from tandem_trainer.data.order import check_position
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
-from tandem_trainer.process_group import Group
-from tandem_trainer.pulse import Pulse
+from tandem_trainer.process_group import Group, PeerFault
+from tandem_trainer.rank_context import RankContext, StopRequest
 from tandem_trainer.trouble import TroubleCounts
 
 log = logging.getLogger(__name__)
@@ -66,49 +65,6 @@ class TrainingDiverged(Exception):  # noqa: N818 - it says what happened
     def __init__(self, code: ExitCode, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-
-
-class StopRequest:
-    """Request to save and leave: by SIGTERM, or by the agent through the pulse."""
-
-    def __init__(self, pulse: Pulse | None) -> None:
-        self._pulse, self._signalled = pulse, False
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-
-    def __bool__(self) -> bool:
-        return self._signalled or (self._pulse is not None and self._pulse.order == "save-and-leave")
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """Identity of this process in its job."""
-
-    rundir: RunDir
-    """The job's run directory."""
-    group: Group
-    """The ranks of this generation."""
-    generation: int
-    """Number of the generation."""
-    members: list[str]
-    """Replicas of the generation, in rank order."""
-    pulse: Pulse | None
-    """Channel to the agent; None where there is no agent."""
-
-
-def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankContext:
-    """Create the context of this process from its environment. Collective.
-
-    Without a coordinator the generation is one more than the newest in the run directory.
-    """
-    number = int(os.environ.get(GENERATION, "0"))
-    if not number:
-        following = max(rundir.newest_generation() + 1, rundir.first_generation())
-        number = int(group.tell({"generation": following})["generation"])
-    members = [str(view["replica"]) for view in group.gather({"replica": os.environ.get(REPLICA, "alone")})]
-    return RankContext(rundir, group, number, list(dict.fromkeys(members)), pulse)
 
 
 class DataSteps(Protocol):
@@ -154,14 +110,21 @@ class ElasticRun:
         checkpoints: settings of checkpoints.
         stop: request to save and leave.
         rewind_on: losses that send training back.
+        survives: this rank may go on in the next group, so it remembers its newest steps.
 
     Raises:
         ConfigurationError: the file system lacks what checkpoints need.
     """
 
     def __init__(
-        self, context: RankContext, checkpoints: CheckpointSpec, stop: StopRequest, rewind_on: RewindOn = "Spikes"
+        self,
+        context: RankContext,
+        checkpoints: CheckpointSpec,
+        stop: StopRequest,
+        rewind_on: RewindOn = "Spikes",
+        survives: bool = False,
     ) -> None:
+        self._survives = survives
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
         _check_disk(context.rundir, context.group)
         self._rewinds = _rewinds_of_all(context.rundir, context.group)
@@ -174,6 +137,12 @@ class ElasticRun:
         self._early_end = ""
         self.step = 0
         """Optimizer steps completed."""
+        self._recent_steps: deque[TakenStep] = deque(maxlen=MAX_REMEMBERED)
+        self._all_samples = SampleDigest()
+        self._samples_until: dict[int, str] = {}
+        self._is_prepared = self._goes_back = False
+        self.is_replaced = False
+        """Whether this rank has received the state of another one, or is about to."""
 
     @property
     def data_step(self) -> int:
@@ -214,8 +183,10 @@ class ElasticRun:
         data: DataSteps,
         fresh: Callable[[], Origin | None] = lambda: None,
         facts: RunDescription = NO_DESCRIPTION,
+        live: LiveState | None = None,
     ) -> Manifest | None:
-        """Restore the state of the newest valid checkpoint, or start fresh, and record the start. Collective.
+        """Restore the state of the newest valid checkpoint, or start fresh, and record the start. Where ranks still
+        hold the state of the generation before, start from that one. Collective.
 
         Args:
             train_state: state of training, in which the checkpoint is loaded.
@@ -223,13 +194,16 @@ class ElasticRun:
             fresh: called if there is no checkpoint to start from; returns the origin of the weights, if they come from
                 elsewhere.
             facts: facts for the log and the manifests.
+            live: what this rank knows of the generation before, whose state is in `train_state`; None if it has just
+                started.
 
         Returns:
-            The manifest of the checkpoint; None for a fresh start.
+            The manifest of the checkpoint; None for a fresh start, and where ranks held the state.
 
         Raises:
             ConfigurationError: the position of the checkpoint is one in other data.
             Superseded: a newer generation has taken over.
+            PeerFault: this rank holds a state that does not count any more.
         """
         context, group = self._context, self._context.group
         self._train_state, self._data, self._is_shared = train_state, data, facts.is_shared
@@ -237,8 +211,14 @@ class ElasticRun:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._skipped_windows)
         # Before anything is loaded: a checkpoint holds what changes from here on, such as `requires_grad` and parameter
         # groups.
-        train_state.mark_start()
-        train_state.copy_objects()
+        if live is None:
+            train_state.mark_start()
+            train_state.copy_objects()
+        if (source := find_source(context.rundir, group, live)) is not None:
+            self._continue(source, live, facts)
+            return None
+        if live is not None:
+            raise PeerFault("no rank holds the newest state, so all have to start from a checkpoint")
         restored = restore(context.rundir, group, lambda loaded: train_state.check(loaded.contents))
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
@@ -252,13 +232,60 @@ class ElasticRun:
             restored.loaded = None
         # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
         compare(group, train_state.replicated())
-        record_start(context.rundir, group, context.generation, context.members, manifest, origin, facts.datasets)
+        parent = manifest.reference if manifest else None
+        record_start(context.rundir, group, context.generation, context.members, parent, origin, facts.datasets)
         restored.release()
-        self.step = manifest.step if manifest else 0
-        self._loss_spikes = LossSpikes(manifest.loop.get("health") if manifest else None, self._rewind_on)
+        self._prepare(
+            manifest.step if manifest else 0, manifest.loop.get("health") if manifest else None, parent, facts
+        )
+        if self._log is not None:
+            for name, reason in restored.passed_over.items():
+                self._log.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
+                log.warning("checkpoint=%s passed over: %s", name, reason)
+            self._log_start(self.step, None if parent is None else parent.name, facts)
+        return manifest
+
+    def _continue(self, source: StateSource, live: LiveState | None, facts: RunDescription) -> None:
+        """Start from the state that a rank holds. Collective."""
+        context, group = self._context, self._context.group
+        # A rank that receives a state does not hold its own any more.
+        self.is_replaced = group.rank in source.receivers
+        hand_over(group, source, self._train_state)
+        compare(group, self._train_state.replicated())
+        continuation = source.continuation
+        record_start(
+            *(context.rundir, group, context.generation, context.members, source.checkpoint),
+            datasets=facts.datasets,
+            continues=continuation,
+        )
+        self._prepare(source.step, source.loss_spikes, source.checkpoint, facts)
+        if live is not None:
+            self._recent_steps.extend(entry for entry in live.recent_steps if entry.step <= self.step)
+            self._last_save = live.saved_at
+        if self._log is not None:
+            log.info("continues generation %d after step %d, without a restart", source.generation, source.step)
+            # Steps that the log of the generation before lacks, because its first rank is gone.
+            self._log_start(continuation.step, None, facts)
+            self._log.append(*source.missing)
+        self.is_replaced = False
+
+    def _prepare(
+        self, step: int, spikes: dict[str, object] | None, checkpoint: CheckpointRef | None, facts: RunDescription
+    ) -> None:
+        """Prepare steps, votes, saves and the log, once all ranks hold the same state.
+
+        Args:
+            step: steps completed.
+            spikes: memory of loss spikes.
+            checkpoint: the newest checkpoint that counts.
+            facts: facts for the log and the manifests.
+        """
+        context, group, train_state = self._context, self._context.group, self._train_state
+        self.step = step
+        self._loss_spikes = LossSpikes(spikes, self._rewind_on)
 
         # All ranks write their part of a checkpoint; rank 0 alone writes the log.
-        parent = manifest.name if manifest else None
+        parent = None if checkpoint is None else checkpoint.name
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(
             context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, 1 if facts.is_shared else None
@@ -269,30 +296,10 @@ class ElasticRun:
             self._saver = Saver(
                 context.rundir, author, writer.settle, lambda outcome: _record_save(writer, troubles, outcome)
             )
-            for name, reason in restored.passed_over.items():
-                writer.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
-                log.warning("checkpoint=%s passed over: %s", name, reason)
-            writer.append(
-                records.Start(
-                    time=time.time(),
-                    step=self.step,
-                    total_steps=self._total,
-                    world_size=group.world_size,
-                    resumed_from=parent,
-                    flops_per_sample=facts.cost.flops_per_sample,
-                    peak_flops=facts.cost.peak_flops,
-                    tokens_per_sample=facts.cost.tokens_per_sample,
-                    learned_per_sample=facts.cost.learned_per_sample,
-                )
-            )
-            log.info(
-                "generation=%d world=%d step=%d of %s from=%s",
-                *(context.generation, group.world_size, self.step, self._total, parent),
-            )
         else:
             self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
-        self._saver.last = manifest.reference if manifest else None
-        self.meter = Meter(data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
+        self._saver.last, self._is_prepared = checkpoint, True
+        self.meter = Meter(self._data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._samples_since_vote = SampleDigest()
         # Under hogwild the weights are one shared copy, so there are no replicas to compare.
         self._replicas = Replicas(group, dict if facts.is_shared else train_state.replicas, facts.mistake)
@@ -300,8 +307,58 @@ class ElasticRun:
         self._next_vote_step = self.step + 1
         self._last_save = time.monotonic()
         self._first_step = self.step
+        self._samples_until = {self.step: ""}
         self._stopping = False
-        return manifest
+
+    def _log_start(self, step: int, resumed_from: str | None, facts: RunDescription) -> None:
+        """Log the start of the generation, on rank 0. `step` is the one after which its log begins; `resumed_from` is
+        None if there was no checkpoint, or ranks held the state."""
+        assert self._log is not None
+        cost, world_size = facts.cost, self._context.group.world_size
+        self._log.append(
+            records.Start(
+                time=time.time(),
+                step=step,
+                total_steps=self._total,
+                world_size=world_size,
+                resumed_from=resumed_from,
+                flops_per_sample=cost.flops_per_sample,
+                peak_flops=cost.peak_flops,
+                tokens_per_sample=cost.tokens_per_sample,
+                learned_per_sample=cost.learned_per_sample,
+            )
+        )
+        log.info(
+            "generation=%d world=%d step=%d of %s from=%s",
+            *(self._context.generation, world_size, self.step, self._total, resumed_from),
+        )
+
+    def leave_group(self) -> LiveState:
+        """End this generation on this rank, whose group is gone, and return what it needs to go on in another one.
+
+        Raises:
+            PeerFault: the ranks had decided to go back to a checkpoint.
+        """
+        if self._goes_back:
+            raise PeerFault("the group was lost while it went back to a checkpoint")
+        self.meter.close()
+        self.release()
+        return LiveState(
+            generation=self._context.generation,
+            entered=frozenset(),
+            step=self.step,
+            loss_spikes=self._loss_spikes.memory(),
+            samples=self._samples_until,
+            recent_steps=[*self._recent_steps],
+            saved_at=self._last_save,
+        )
+
+    def release(self) -> None:
+        """Release the log and the memory of saves, without waiting for other ranks."""
+        if self._log is not None:
+            self._log.close(CLOSE_SECONDS)
+        if self._is_prepared:
+            self._saver.abandon()
 
     def steps(self, busy_seconds: Callable[[], float], more: Callable[[], bool] | None = None) -> Iterator[int]:
         """Iterate over the remaining steps, each counted from 0; votes, saves and logs happen between two of them.
@@ -339,7 +396,14 @@ class ElasticRun:
         if self._context.group.world_size == 1:
             self._next_vote_step = self.step + 1
 
-    def took(self, ids: Tensor, rate: float | None, loss: Tensor, content: int = 0) -> None:
+    def took(
+        self,
+        ids: Tensor,
+        rate: float | None,
+        loss: Tensor,
+        content: int = 0,
+        global_loss: Tensor | None = None,
+    ) -> None:
         """Record the samples, rate and loss of the current step. Call it once for each.
 
         Args:
@@ -347,9 +411,18 @@ class ElasticRun:
             rate: learning rate; None where there is none.
             loss: this rank's part of the global mean; scalar.
             content: digest of the samples' content, where the ids alone do not identify it.
+            global_loss: the global mean, where this rank knows it; scalar.
         """
-        self._samples_since_vote.add(self.step + 1, ids, content)
-        self.meter.end_step(self.step + 1, ids, rate, loss)
+        step = self.step + 1
+        self._samples_since_vote.add(step, ids, content)
+        if self._survives:
+            self._all_samples.add(step, ids, content)
+            # The slowest of two ranks whose group is gone is one step behind.
+            self._samples_until.pop(step - 2, None)
+            self._samples_until[step] = f"{self._all_samples.digest:x}"
+            loss_value = None if global_loss is None else float(global_loss)
+            self._recent_steps.append(TakenStep(step, time.time(), ids, rate, loss_value))
+        self.meter.end_step(step, ids, rate, loss)
 
     def log_values(self, step: int, values: dict[str, float]) -> None:
         """Write other values of the script into the training log, on rank 0."""
@@ -466,6 +539,8 @@ class ElasticRun:
         # After the last step, a request to leave changes nothing: the run is complete.
         self._stopping = verdict.stop and not is_last
         meter.agreed(verdict.losses, busy_seconds())
+        for entry, loss in zip(reversed(self._recent_steps), reversed(verdict.losses), strict=False):
+            entry.loss = loss
         # After the first step of a generation, replicas that differ show that gradients are not averaged.
         if step == self._first_step + 1:
             self._replicas.compare(step)
@@ -509,6 +584,7 @@ class ElasticRun:
     def _rewind_or_fail(self, bad_step: int, losses: list[float]) -> None:
         """Record from where the next generation starts, or, after too many rewinds, the end of the run; then raise
         TrainingDiverged. Collective."""
+        self._goes_back = True
         # A checkpoint that is being written holds steps that will be taken back.
         self._saver.close()
         index = bad_step - self.step - 1

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
+from torch.utils.hooks import RemovableHandle
 
 from tandem.job.tasks import ImageClassification
 from tandem.rundir import records
@@ -50,12 +51,18 @@ class GradientNorm:
     def __init__(self) -> None:
         self._reading: Tensor | None = None
         self._due = 0.0
+        self._hooks: list[RemovableHandle] = []
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the gradients of an optimizer before its steps."""
         # A wrapper may be an optimizer by name only.
         if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.register_step_pre_hook(self._before_step)
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+
+    def close(self) -> None:
+        """Stop measuring."""
+        for hook in self._hooks:
+            hook.remove()
 
     @property
     def is_due(self) -> bool:
@@ -213,6 +220,8 @@ class Meter:
 
     def close(self) -> None:
         """Write the last rate, so that sums over the log are exact: no step follows."""
+        if self.gradients is not None:
+            self.gradients.close()
         if self._window_steps:
             self._write_rate(time.perf_counter() - self._window_start)
 

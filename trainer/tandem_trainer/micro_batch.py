@@ -21,8 +21,8 @@ import torch
 from tandem.formatting import count_noun, number, truncate_end
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
-from tandem_trainer.elastic_run import RankContext
 from tandem_trainer.failure import MicroBatchHalved, SampleTooLarge
+from tandem_trainer.rank_context import RankContext
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import datetime
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from tandem_trainer.connections import Connections
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,8 +45,19 @@ The control group has it without a coordinator, too: between two steps and after
 for a validation or an export, while the others wait for its next message. A rank that has died breaks the connection at
 once, and one that hangs in the model's own collectives ends them after COLLECTIVE_TIMEOUT."""
 
+MESSAGE_BYTES = 2**24
+"""Size of the messages in which a rank hands its state over, in bytes."""
+STUCK_SECONDS = 0.1
+"""Time after which an operation of an interrupted group never ends, in seconds."""
+_stuck_groups: list[Any] = []
+"""Groups of this process that cannot be destroyed."""
+
 _numbers = itertools.count()
 """Counter of the groups of this process; all ranks create them in the same order."""
+
+
+class GroupLost(Exception):  # noqa: N818 - it says what happened
+    """The group is over, and this rank has left it; the step that it was in is not taken."""
 
 
 class PeerFault(Exception):  # noqa: N818 - it says what happened
@@ -74,6 +89,8 @@ class Vote:
 class Group:
     """The ranks of a generation, seen from this one. A group of one needs no process group."""
 
+    _is_interruptible = _is_interrupted = _is_lost = False
+
     def __init__(
         self,
         rank: int,
@@ -93,18 +110,25 @@ class Group:
         self.rank, self.world_size, self.local_rank, self.device = rank, world_size, local_rank, device
         self.timeout = timeout
         self._control: Any = None
+        self._connections: Connections | None = None
+        self._outstanding: dict[Future[Any], Future[Any]] = {}
+        """Operations that a thread may be waiting for: what it waits for, and gloo's own future."""
+        self._completing = threading.Lock()
         if world_size > 1:
             store = PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
             self._control = dist.ProcessGroupGloo(store, rank, world_size, PATIENCE)
 
     @classmethod
-    def join(cls, watched: bool = False, device: torch.device | None = None) -> "Group":
+    def join(
+        cls, watched: bool = False, device: torch.device | None = None, connections: Connections | None = None
+    ) -> "Group":
         """Join the group that torchrun's variables describe; a group of one without them. A framework may have joined
         already.
 
         Args:
             watched: a coordinator ends ranks that wait for one that hangs.
             device: device of this rank; None: its GPU, if there is one.
+            connections: records what the group opens.
         """
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -114,9 +138,29 @@ class Group:
         if on_gpu:
             torch.cuda.set_device(device)
         timeout = PATIENCE if watched else COLLECTIVE_TIMEOUT
+        connections = Connections() if connections is None else connections
         if world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout, device_id=device if on_gpu else None)
-        return cls(rank, world_size, local_rank, device, timeout)
+        group = cls(rank, world_size, local_rank, device, timeout)
+        group._connections = connections
+        connections.settle(int(os.environ.get("MASTER_PORT", "0")))
+        return group
+
+    @classmethod
+    def rejoin(cls, connections: Connections) -> "Group":
+        """Join the group that torchrun's variables describe now, in a process that has left another one.
+
+        Args:
+            connections: records what the new group opens; `shut_down` on it makes this call raise.
+        """
+        # Ranks that start now count from 0, too.
+        global _numbers
+        _numbers = itertools.count()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # torch resets it only where a group was complete (torch 2.15).
+        dist.distributed_c10d._world.group_count = 0
+        return cls.join(watched=True, connections=connections)
 
     def mesh(self, sizes: Mapping[str, int]) -> "DeviceMesh":
         """Create a device mesh of all ranks, in row-major order. Collective.
@@ -169,7 +213,7 @@ class Group:
         ballot[: len(inputs)] = torch.tensor(inputs, dtype=torch.float64)
         ballot[len(inputs) : len(inputs) + len(losses)] = losses
         if self._control is not None:
-            self._control.allreduce([ballot]).wait()
+            self._wait(self._control.allreduce([ballot]))
         stops, finishes, saves, busies, seconds, *sums = ballot[: len(inputs)].tolist()
         agreed = ballot[len(inputs) : len(inputs) + len(losses)].float().tolist()
         # Numbers are equal if and only if the square of their sum is their count times the sum of their squares.
@@ -187,11 +231,11 @@ class Group:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
-        self._control.allgather([sizes], [size]).wait()
+        self._wait(self._control.allgather([sizes], [size]))
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
         padded[: len(data)] = data
         parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-        self._control.allgather([parts], [padded]).wait()
+        self._wait(self._control.allgather([parts], [padded]))
         return [json.loads(bytes(part[: int(n)].numpy())) for part, n in zip(parts, sizes, strict=True)]
 
     def tell(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +259,8 @@ class Group:
         """
         if self._control is None or not tensors:
             return
-        flat = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
-        self._control.broadcast(flat, rank).wait()
+        flat = _flat(tensors)
+        self._wait(self._control.broadcast(flat, rank))
         if self.rank != rank:
             parts = torch.split(flat, [tensor.nbytes for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
@@ -225,7 +269,106 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
         if self._control is not None:
-            self._control.barrier().wait()
+            self._wait(self._control.barrier())
+
+    def allow_interrupts(self) -> None:
+        """Make all collectives to come such that `interrupt` frees who waits for them."""
+        self._is_interruptible = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a collective has failed, or the group was interrupted."""
+        return self._is_lost
+
+    def interrupt(self) -> None:
+        """Make all collectives of this group raise, those that are in progress and those to come. Any thread may call
+        it."""
+        self._is_lost = self._is_interrupted = True
+        if self._connections is not None:
+            self._connections.shut_down()
+        for future in tuple(self._outstanding):
+            self._complete(future, error=GroupLost())
+
+    def guarded(self, inner: "Future[Any]", value: Any) -> "Future[Any]":
+        """Return a future that is complete when an operation of gloo is, with a value, or when the group is
+        interrupted.
+
+        gloo loses a message that it was receiving when the connection broke: the operation neither completes nor fails
+        (torch 2.15; about one interrupted step in twenty). So a thread that waits for it needs this future.
+        """
+        outer: Future[Any] = Future()
+        self._outstanding[outer] = inner
+
+        def end(inner: Future[Any]) -> None:
+            try:
+                inner.value()
+            except Exception as error:  # it is raised where the future is waited for
+                self._is_lost = True
+                self._complete(outer, error=error)
+            else:
+                self._complete(outer, value)
+            self._outstanding.pop(outer, None)
+
+        inner.add_done_callback(end)
+        if self._is_interrupted:
+            self._complete(outer, error=GroupLost())
+        return outer
+
+    def _complete(self, future: "Future[Any]", value: Any = None, error: Exception | None = None) -> None:
+        """Complete a future, unless it is complete: by gloo's thread, or by the one that interrupts."""
+        with self._completing:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+    def abandon(self) -> None:
+        """Destroy the process groups, whatever the other ranks do."""
+        self.interrupt()
+        control, self._control = self._control, None
+        deadline = time.monotonic() + STUCK_SECONDS
+        while (stuck := not all(inner.done() for inner in tuple(self._outstanding.values()))) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.001)
+        if stuck:
+            # Their destructors would wait for ever for the threads that gloo has forgotten.
+            _stuck_groups.append((control, dist.group.WORLD))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def hand_over(self, rank: int, tensors: Sequence[Tensor], keeps: bool) -> None:
+        """Copy the tensors of one rank to others, message by message. Collective.
+
+        Args:
+            rank: source rank.
+            tensors: the same shapes and types on every rank, on the CPU, contiguous; changed in place.
+            keeps: whether this rank, which is not the source, takes part without taking the values.
+        """
+        for tensor in tensors:
+            content = tensor.detach().reshape(-1).view(torch.uint8)
+            for start in range(0, len(content), MESSAGE_BYTES):
+                part = content[start : start + MESSAGE_BYTES]
+                buffer = torch.empty_like(part) if keeps and self.rank != rank else part
+                self._wait(self._control.broadcast([buffer], _options(rank)))
+
+    def _wait(self, work: Any) -> None:
+        """Wait for an operation of the control group.
+
+        Raises:
+            GroupLost: the group was interrupted.
+        """
+        if not self._is_interruptible:
+            work.wait()
+            return
+        done = threading.Event()
+        future = self.guarded(work.get_future(), None)
+        future.add_done_callback(lambda _: done.set())
+        # Not `future.wait()`, in which Python runs no handler of a signal.
+        done.wait()
+        future.value()
 
     def leave(self) -> None:
         """Destroy the process groups, unless the script has. Called at the end of the process: until then the script
@@ -237,6 +380,16 @@ class Group:
             if dist.is_initialized():
                 dist.destroy_process_group()
             self._control = None
+
+
+def _options(root: int) -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    return options
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
 
 
 def _set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup) -> None:

@@ -2,7 +2,7 @@
 
 For each local rank the agent creates, in the folder `$TANDEM_PULSE`,
 
-    rank-0         8 KiB, mapped by both: the rank's beats and exit code, the agent's order
+    rank-0         12 KiB, mapped by both: the rank's beats and exit code, the agent's order and next generation
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
     rank-0.stacks  where the rank writes the stacks of its threads when it hangs (tandem_trainer.stacks)
 
@@ -19,6 +19,9 @@ thread of the rank sleeps in the kernel on the pipe, holding no lock of the inte
 written. The pipe also ends when the agent does, however it died: then no order can come any more, and the rank leaves.
 Rejected: polling the byte every 20 ms (50 wake-ups a second, each asking the training thread for the interpreter lock),
 signals alone (Python runs their handlers in the main thread, which may be stuck in a collective).
+
+**A regroup.** A rank that can go on in another group says so by a byte. The order `regroup` ends its collectives, and
+the agent then writes the rank's place in the next generation (tandem_trainer.regroup).
 
 **A debugger.** A byte asks the rank to let a debugger attach (tandem_trainer.debugger).
 
@@ -49,11 +52,11 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import GENERATION, PULSE
@@ -64,14 +67,17 @@ from tandem_trainer.failure import record
 from tandem_trainer.gpu import Gpu
 from tandem_trainer.stacks import answer_with_stacks
 
-Order = Literal["run", "save-and-leave", "abort"]
-"""`run`: go on. `save-and-leave`: save at the next step boundary and exit PREEMPTED. `abort`: exit SUPERSEDED now."""
+Order = Literal["run", "save-and-leave", "abort", "regroup"]
+"""`run`: go on. `save-and-leave`: save at the next step boundary and exit PREEMPTED. `abort`: exit SUPERSEDED now.
+`regroup`: leave the group now, and wait for a place in the next one."""
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 USAGE_SECONDS = 0.5
 """Interval of samples of processor use, in seconds: half of the shortest sensible heartbeat."""
 
+INTERRUPT_SECONDS = 0.05
+"""Interval at which the collectives of a rank are ended as long as it is ordered to regroup, in seconds."""
 MAX_PHASE_LENGTH = 16
 """Maximum length of a phase's name, in ASCII characters."""
 RESERVED_PHASES = {STARTING, TRAIN, STOPPED, SCRIPT, SAVING, FINISHING}
@@ -81,8 +87,8 @@ MAX_SLOT_READS = 8
 """Reads of slots, in turn, after which there is no record. Two are enough while nobody writes, three once a writer has
 died in the middle of a write."""
 
-_MAGIC = b"tandem-3"
-_FILE_BYTES = 8192
+_MAGIC = b"tandem-4"
+_FILE_BYTES = 12288
 _ORDER_OFFSET = 64
 _LAST_WORD_OFFSET = 65
 _SCRIPT_OFFSET = 66
@@ -91,14 +97,21 @@ _OWN_CODE_OFFSET = 68
 """1 if the last word is an exit code that a script has chosen. The byte before is the debugger's."""
 _COMPLETE_OFFSET = 69
 """1 once a session has taken all of its steps, and their last checkpoint is committed."""
+_REGROUP_STATE_OFFSET = 70
+"""State of the rank for a regroup: one of RESTARTS, SURVIVES, PARKED."""
+_ACKNOWLEDGED_OFFSET = 71
+"""1 once the watchdog of the rank has heard the order to regroup."""
 _BEAT_OFFSETS = (128, 384)
 _USAGE_OFFSETS = (640, 768)
 _TROUBLE_OFFSETS = (1024, 2560)
 _FAILURE_OFFSET = 4096
+_FAILURE_END = 8192
+_PLACE_OFFSETS = (8192, 8704)
 _NO_WORD = 255
 _BEAT = struct.Struct("=QqqqqqddddBBBd16s")
 _USAGE = struct.Struct("=Qdddddq")
 _TROUBLE = struct.Struct("=Q1500s")
+_PLACE = struct.Struct("=Qqqq256sq")
 _CHECKSUM = struct.Struct("=I")
 _NAN = float("nan")
 
@@ -106,6 +119,26 @@ _PULSE_FILE = re.compile(r"(.*/rank-[0-9]+)(|\.wake|\.stacks)(?: \(deleted\))?")
 
 _BeatValues = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
 """Arguments of `Pulse.beat`."""
+
+
+RESTARTS, SURVIVES, PARKED = 0, 1, 2
+"""States of a rank: it has to end when its group changes; it can go on in the next group; it has left its group, and
+waits for the next one."""
+
+
+class RankPlace(NamedTuple):
+    """A rank's place in a generation."""
+
+    generation: int
+    """Number of the generation."""
+    rank: int
+    """Global rank."""
+    world_size: int
+    """Number of ranks."""
+    address: str
+    """Address of the store, at most 256 bytes."""
+    port: int
+    """Port of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +255,11 @@ class Pulse:
         self._beats = Slots(self._memory, _BEAT, _BEAT_OFFSETS)
         self._usage = Slots(self._memory, _USAGE, _USAGE_OFFSETS)
         self._trouble = Slots(self._memory, _TROUBLE, _TROUBLE_OFFSETS)
+        self._places = Slots(self._memory, _PLACE, _PLACE_OFFSETS)
+        self.order_changed = threading.Event()
+        """Set by the watchdog whenever the agent has given an order."""
+        self.on_regroup: Callable[[], None] = lambda: None
+        """Called by the watchdog when the agent orders a regroup, perhaps several times; must not block."""
         self._debugger = DebuggerSlot(self._memory)
         self._last_beat: _BeatValues = (0, None, None, None, None, None, STARTING, False)
         self._finishing = False
@@ -339,6 +377,28 @@ class Pulse:
         """Current order of the agent."""
         return ORDERS[self._memory[_ORDER_OFFSET]]
 
+    def set_regroup_state(self, state: int) -> None:
+        """Report the state of this rank for a regroup: RESTARTS, SURVIVES or PARKED."""
+        self._memory[_REGROUP_STATE_OFFSET] = state
+
+    def acknowledge_regroup(self) -> None:
+        """Obey the order to regroup, on the watchdog's thread."""
+        self._memory[_ACKNOWLEDGED_OFFSET] = 1
+        self.on_regroup()
+
+    def next_place(self) -> RankPlace | None:
+        """Return the place of this rank in the generation after its current one; None if there is none yet."""
+        record = self._places.read()
+        if record is None or record[0] <= self.generation:
+            return None
+        generation, rank, world_size, address, port = record
+        return RankPlace(generation, rank, world_size, address.rstrip(b"\0").decode(), port)
+
+    def enter(self, place: RankPlace) -> None:
+        """Take a place: from now on beats are those of its rank in its generation."""
+        self.rank, self.generation = place.rank, place.generation
+        self.beat(step=0, phase=STARTING)
+
     def last_word(self, code: int) -> None:
         """Announce the exit code of this rank before it ends, so that its agent knows whether the end is a failure."""
         # Flag before code: the agent must never take the code for the script's own.
@@ -361,7 +421,7 @@ class Pulse:
         """
         if cls.current is not None and cls.current._memory[_FAILURE_OFFSET] == 0:
             # A consequence, such as an error in a clean-up, must not replace the cause.
-            content = record(error, frames or error.__traceback__, _FILE_BYTES - _FAILURE_OFFSET - 1)
+            content = record(error, frames or error.__traceback__, _FAILURE_END - _FAILURE_OFFSET - 1)
             cls.current._memory[_FAILURE_OFFSET : _FAILURE_OFFSET + len(content)] = content
 
     def close(self) -> None:
@@ -405,9 +465,13 @@ class Watchdog(threading.Thread):
         poll.register(self._pulse.wake, select.POLLIN)
         while True:
             # Read before sleeping: the order may be older than the wait for the pipe.
-            if self._pulse.order == "abort":
+            if (order := self._pulse.order) == "abort":
                 self._leave()
-            poll.poll()
+            if order == "regroup":
+                self._pulse.acknowledge_regroup()
+            self._pulse.order_changed.set()
+            # Again and again as long as it is ordered: the rank may be about to open the connections of a group.
+            poll.poll(INTERRUPT_SECONDS * 1000 if order == "regroup" else None)
             # An empty read is the end of the pipe: the agent is gone, and no order can come any more.
             with contextlib.suppress(BlockingIOError):
                 if not os.read(self._pulse.wake, 64):
@@ -438,6 +502,7 @@ class PulseView:
         self._beats = Slots(self._memory, _BEAT, _BEAT_OFFSETS)
         self._usage = Slots(self._memory, _USAGE, _USAGE_OFFSETS)
         self._trouble = Slots(self._memory, _TROUBLE, _TROUBLE_OFFSETS)
+        self._places = Slots(self._memory, _PLACE, _PLACE_OFFSETS)
 
     def beat(self) -> Beat | None:
         """The newest beat; None before the first one."""
@@ -473,10 +538,33 @@ class PulseView:
         record = self._trouble.read()
         return None if record is None else Trouble.read_json(record[0].rstrip(b"\0"))
 
+    @property
+    def regroup_state(self) -> int:
+        """State of the rank for a regroup: RESTARTS, SURVIVES or PARKED."""
+        return self._memory[_REGROUP_STATE_OFFSET]
+
+    @property
+    def has_acknowledged(self) -> bool:
+        """Whether the rank has heard the last order to regroup: its watchdog runs."""
+        return bool(self._memory[_ACKNOWLEDGED_OFFSET])
+
+    def assign(self, place: RankPlace) -> None:
+        """Give the rank a place in the next generation, and wake its watchdog. The order to regroup is over."""
+        generation, rank, world_size, address, port = place
+        # Before the place, so that a rank which takes it and parks again is seen, and an order that follows is one for
+        # the new generation.
+        if ORDERS[self._memory[_ORDER_OFFSET]] != "abort":
+            self._memory[_ORDER_OFFSET] = ORDERS.index("run")
+        self._memory[_REGROUP_STATE_OFFSET] = SURVIVES
+        self._places.write(generation, rank, world_size, address.encode(), port)
+        os.write(self._wake, b"!")
+
     def order(self, order: Order) -> None:
         """Give an order and wake the rank's watchdog. `abort` cannot be revoked."""
         if ORDERS[self._memory[_ORDER_OFFSET]] in ("abort", order):
             return
+        if order == "regroup":
+            self._memory[_ACKNOWLEDGED_OFFSET] = 0
         # Byte before wake-up: the watchdog reads the order as soon as the pipe wakes it.
         self._memory[_ORDER_OFFSET] = ORDERS.index(order)
         os.write(self._wake, b"!")
@@ -492,7 +580,7 @@ class PulseView:
 
     def failure(self) -> bytes | None:
         """Record of the error that ended the rank; None if it left none."""
-        return self._memory[_FAILURE_OFFSET:].partition(b"\0")[0] or None
+        return self._memory[_FAILURE_OFFSET:_FAILURE_END].partition(b"\0")[0] or None
 
     def close(self) -> None:
         """Close the file and the pipe; a rank that still watches the pipe leaves."""

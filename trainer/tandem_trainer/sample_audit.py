@@ -5,8 +5,8 @@
 `tandem verify` runs it, in a process of its own, because the order of the samples needs torch. The last line of the
 output is the result as JSON.
 
-The steps that count are those along the lineage: of each generation the steps from the checkpoint that it resumed from
-up to the one that its successor resumed from. Each must be logged once, with the digest of the samples that its seed
+The steps that count are those along the lineage: of each generation the steps from where it started up to where its
+successor did. Each must be logged once, with the digest of the samples that its seed
 gives it. A digest is logged when all ranks have agreed on it, so it speaks for all of them.
 """
 
@@ -62,10 +62,10 @@ def audit(rundir: RunDir) -> Audit:
     compared = 0
     data_steps: list[int] = []
     for generation in reversed(links):
-        resumed, last_step = records[generation].resumed_from, links[generation]
+        first_step, last_step = records[generation].start_step, links[generation]
         skipped = windows(rewind for rewind in rewinds if rewind.generation < generation)
         for step in _steps(rundir, generation):
-            if step.step <= (resumed.step if resumed else 0) or (last_step is not None and step.step > last_step):
+            if step.step <= first_step or (last_step is not None and step.step > last_step):
                 continue
             logged[step.step] = logged.get(step.step, 0) + 1
             if batches is not None and step.ids is not None:

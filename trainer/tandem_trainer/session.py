@@ -57,13 +57,14 @@ from tandem_trainer.data.feeding import Collate, RankBatch, Reading, Stream, fee
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Passes
 from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
-from tandem_trainer.elastic_run import ElasticRun, RunDescription, StopRequest, rank_context
+from tandem_trainer.elastic_run import ElasticRun, RunDescription
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Stopwatch
 from tandem_trainer.open_files import close_files
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
+from tandem_trainer.rank_context import StopRequest, rank_context
 from tandem_trainer.session_settings import agreed_settings, parse_settings
 from tandem_trainer.strategies.session_models import Models, SessionStrategy
 from tandem_trainer.strategies.strategy import Plan

@@ -13,9 +13,11 @@ The task defines what is learned (tandem_trainer.task). `tandem_trainer.elastic_
 restore, votes, checkpoints, the log.
 """
 
+import gc
+import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import default_collate
 
+from tandem.formatting import one_line
 from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tasks import Loop, Schedule, TaskLoop
 from tandem.processes.exitcode import ExitCode
@@ -33,24 +36,31 @@ from tandem.rundir.lineage import Origin
 from tandem_trainer.agreement import Terms, agree
 from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
+from tandem_trainer.continuation import LiveState
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.data.supply import LoaderSupply, Resident, Share, Supply, whole_and_slice
-from tandem_trainer.elastic_run import ElasticRun, RankContext, RunDescription, StopRequest
+from tandem_trainer.elastic_run import ElasticRun, RunDescription
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.initial_weights import load_initial
-from tandem_trainer.meter import GradientNorm, Stopwatch, cost_of
+from tandem_trainer.meter import Cost, GradientNorm, Stopwatch, cost_of
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws, key_dropout
-from tandem_trainer.process_group import Group
+from tandem_trainer.process_group import Group, GroupLost, PeerFault
+from tandem_trainer.rank_context import RankContext, StopRequest, rank_context
+from tandem_trainer.regroup import Regroup, StepBuffers
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
 from tandem_trainer.strategies.strategy import Strategy, mixed_precision, prepare
 from tandem_trainer.task import Task, name_of, pinned, task_of, tensors_of
 
+log = logging.getLogger(__name__)
+
+SIGNAL_PATIENCE_SECONDS = 2.0
+"""Time within which the generation of a rank that has to go, and that others survive, is closed, in seconds."""
 SCHEDULE = "schedule"
 """Name of the schedule's state in a checkpoint: the number of schedule steps that earlier runs took."""
 
@@ -138,9 +148,25 @@ class Stepper:
         self._optimizer.zero_grad(set_to_none=True)
         return total
 
+    def global_loss(self, total: Tensor) -> Tensor | None:
+        """Return the mean loss of the global batch in the step that was just taken, a scalar; None if this rank does
+        not know it.
+
+        Args:
+            total: this rank's part.
+        """
+        if self._group.world_size == 1:
+            return total
+        carrier = self._strategy.carrier
+        if carrier is None or carrier.grad is None:
+            return None
+        # The gradient is a part of a bucket, which the next step overwrites.
+        loss, carrier.grad = carrier.grad.clone(), None
+        return loss
+
     def _run(self, step: int, share: Share) -> Tensor:
         """Run the forward and backward passes of a share, micro-batch by micro-batch."""
-        strategy, device = self._strategy, self._group.device
+        strategy, device, carrier = self._strategy, self._group.device, self._strategy.carrier
         size = len(share.ids)
         cuts = pieces(share.samples, size, strategy.dp_size, self._loop.micro_batch_size or size)
         total = torch.zeros((), device=device)
@@ -155,10 +181,15 @@ class Stepper:
                 with strategy.synchronised(self._forward, last=number == len(cuts)):
                     with self.busy:
                         loss = self._loss(step, share, start, end)
-                    self._scaler.scale(loss * (scale * strategy.dp_size)).backward()  # type: ignore[no-untyped-call]
+                    objective = loss * (scale * strategy.dp_size)
+                    if carrier is not None:
+                        objective = objective + carrier * objective.detach()
+                    self._scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise PassDidNotFit(max(1, end - start)) from error
+                if self._group.is_lost:
+                    raise GroupLost from error
                 raise
             total += loss.detach() * (scale * loss_share)
         return total
@@ -187,7 +218,7 @@ def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
 
 def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
     """Train the job's task until its end or until the rank is asked to leave. Collective: every rank of the generation
-    calls it.
+    calls it. Where the job's ranks regroup, it goes on in the generations that follow.
 
     Raises:
         ConfigurationError: the job cannot work as it is written.
@@ -198,79 +229,233 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         SampleTooLarge: a single sample did not fit into memory.
     """
     stop = StopRequest(context.pulse)
-    loop, group = job.spec.trainer.settings_of_loop, context.group
-
-    # Data. The task keeps to the commits of weights and data that earlier generations read.
-    torch.use_deterministic_algorithms(loop.deterministic)
-    task = pinned(task_of(job.spec.trainer), context.rundir)
-    dataset, start, end = samples_of(task)
-    elastic = ElasticRun(context, job.spec.checkpoint, stop, loop.rewind_on)
-    micro_batch = MicroBatch(job, context)
-    loop = loop.model_copy(update={"micro_batch_size": micro_batch.max_samples})
-    # Ranks with other data or settings would call other collectives, and hang. So they compare before the first one.
-    agree(group, terms_of(loop, start, end, mixture_of(dataset)))
-    passes = Passes(order_of(loop, start, end, mixture_of(dataset)), loop.epochs, loop.max_steps)
-    # The operations are counted on a model of random weights: before the seed is set.
-    cost = cost_of(loop.precision, task.flops_per_sample, group.device)
-    cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
-
-    # Model. The strategy comes first: it may change how this process returns freed memory.
-    strategy = strategy_of(loop, group, job.spec.workers.processes)
-    torch.manual_seed(mixed(loop.seed))
-    model = task.model()
-    if not isinstance(model, nn.Module):
-        raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
-    draws = key_dropout(model)
-    model = prepare(model, loop, group)
-    # The average is a copy of the whole model, so it is made before the model is split over ranks.
-    average = averaged(model, loop.ema_decay)
-    examples = partial(examples_of, task, dataset, start, end)
-    strategy.shard(model, task, examples)
-    task.settle(model)
-    task.load_frozen(model)
-    if average is not None:
-        strategy.shard(average.module, task, examples)
-        task.load_frozen(average.module)
-
-    # Optimizer, over the parameters that this rank holds now.
-    optimizer = task.optimizer(model, loop.optimizer)
-    peak_rates = [float(parameters["lr"]) for parameters in optimizer.param_groups]
-    scaler = strategy.scaler()
-
-    # Start: from the newest checkpoint of this run, else from fresh weights. Both change `schedule` in place.
-    schedule = {EARLIER_STEPS: 0}
-    other_state: dict[str, Any] = {"scaler": scaler} if scaler.is_enabled() else {}
-    if loop.initial_optimizer == "MomentsAndSchedule":
-        other_state[SCHEDULE] = schedule
-    train_state = TrainState(model, optimizer, average, other_state, stages=strategy.stages)
-    fresh = FreshStart(task, loop, group, model, average, train_state, schedule)
-    facts = RunDescription(cost=cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits())
-    elastic.begin(train_state, passes, fresh.load, facts)
-    # Wrap after loading: DistributedDataParallel copies the weights of rank 0 to all ranks.
-    forward = strategy.wrap(model)
-    stepper = Stepper(task, loop, strategy, forward, draws, optimizer, scaler, elastic.meter.gradients)
-    supply = supply_of(task, dataset, passes.order, loop, strategy, elastic.data_steps_left)
-
-    # Steps. What happens between two of them (votes, checkpoints, the log) happens in `elastic.steps`.
-    trace = StepTrace(group.rank, group.device)
-    assert elastic.total_steps is not None
-    earlier_steps = schedule[EARLIER_STEPS]
-    for step in elastic.steps(stepper.busy.take):
-        share = supply.read(elastic.data_step)
-        factor = rate_factor(loop.schedule, earlier_steps + step, earlier_steps + elastic.total_steps)
-        rates = [peak * factor for peak in peak_rates]
-        elastic.meter.data_ready()
+    regroup = Regroup.create_for(job, context.group, context.pulse, stop.is_signalled)
+    if regroup is not None:
+        stop.patience = SIGNAL_PATIENCE_SECONDS
+    run = TaskRun(job, context, stop, regroup)
+    group: Group | None = context.group
+    while True:
         try:
-            loss = stepper.take(step, share, rates)
-        except PassDidNotFit as failed:
-            micro_batch.halve(failed)
+            if group is None:
+                assert regroup is not None
+                group = regroup.join_next()
+                context = rank_context(context.rundir, group, context.pulse)
+            run.start(context)
+            run.take_steps()
+            return run.end()
+        except Exception as error:
+            if regroup is None or not regroup.follows(error):
+                raise
+            run.leave_group()
+            reason = "it is over" if isinstance(error, GroupLost) else one_line(str(error).partition("\n")[0])
+            log.info("left generation %d after step %d: %s", context.generation, run.step, reason)
+            group = None
+
+
+class TaskRun:
+    """Training of a task on this rank, through one generation or several.
+
+    Args:
+        job: the job.
+        context: identity of this process in its first generation.
+        stop: request to save and leave.
+        regroup: takes this rank to the next generation; None: it ends with its group.
+    """
+
+    def __init__(
+        self, job: DistributedTrainingJob, context: RankContext, stop: StopRequest, regroup: Regroup | None
+    ) -> None:
+        self._job, self._stop, self._regroup = job, stop, regroup
+        # The task keeps to the commits of weights and data that earlier generations read.
+        torch.use_deterministic_algorithms(job.spec.trainer.settings_of_loop.deterministic)
+        self._task = pinned(task_of(job.spec.trainer), context.rundir)
+        self._dataset, self._first, self._end = samples_of(self._task)
+        self._learner: Learner | None = None
+        self._elastic: ElasticRun | None = None
+        self._stepper: Stepper | None = None
+        self._supply: Supply | None = None
+        self._is_started = False
+        self._live: LiveState | None = None
+        self.step = 0
+        """Optimizer steps completed, at the last change of the group."""
+
+    def start(self, context: RankContext) -> None:
+        """Start a generation: from the newest checkpoint of this run, or from the state that ranks hold, else from
+        fresh weights. Collective."""
+        job, group, task = self._job, context.group, self._task
+        if self._live is not None:
+            self._live = replace(self._live, entered=self._live.entered | {context.generation})
+            if context.rundir.read_job().spec.checkpoint != job.spec.checkpoint:
+                # Ranks that start now have read the new ones, and would vote after other steps.
+                raise PeerFault("the settings of checkpoints have changed, and a process reads them when it starts")
+        loop = job.spec.trainer.settings_of_loop
+        self._is_started = False
+        elastic = self._elastic = ElasticRun(
+            context, job.spec.checkpoint, self._stop, loop.rewind_on, self._regroup is not None
+        )
+        self._micro_batch = MicroBatch(job, context)
+        loop = self._loop = loop.model_copy(update={"micro_batch_size": self._micro_batch.max_samples})
+        # Ranks with other data or settings would call other collectives, and hang. So they compare before the first
+        # one.
+        mixture = mixture_of(self._dataset)
+        agree(group, terms_of(loop, self._first, self._end, mixture))
+        passes = self._passes = Passes(order_of(loop, self._first, self._end, mixture), loop.epochs, loop.max_steps)
+
+        # The strategy comes before the model: it may change how this process returns freed memory.
+        strategy = self._strategy = strategy_of(loop, group, job.spec.workers.processes)
+        learner = self._learner = self._learner or self._build(loop, strategy)
+        fresh = FreshStart(task, loop, group, learner.model, learner.average, learner.train_state, learner.schedule)
+        facts = RunDescription(
+            cost=learner.cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits()
+        )
+        elastic.begin(learner.train_state, passes, fresh.load, facts, self._live)
+        # From here on this rank holds the state of the new generation.
+        survives, self._live = self._live is not None, None
+        self._group, self._is_started = group, True
+        if survives:
+            # The DistributedDataParallel of the group before goes now, and its hooks on the gradients with it.
+            gc.collect()
+        if self._regroup is not None:
+            self._regroup.survive(group)
+            strategy.allow_interrupts()
+            strategy.carry_loss()
+        # Wrap after loading: DistributedDataParallel copies the weights of rank 0 to all ranks.
+        forward = strategy.wrap(learner.model)
+        self._stepper = Stepper(
+            *(task, loop, strategy, forward, learner.draws, learner.optimizer, learner.scaler),
+            elastic.meter.gradients,
+        )
+        self._supply = supply_of(task, self._dataset, passes.order, loop, strategy, elastic.data_steps_left)
+
+    def take_steps(self) -> None:
+        """Take the remaining steps. What happens between two of them (votes, checkpoints, the log) happens in
+        `ElasticRun.steps`."""
+        elastic, learner, regroup, supply = self._elastic, self._learner, self._regroup, self._supply
+        stepper = self._stepper
+        assert supply is not None
+        assert stepper is not None
+        assert elastic is not None
+        assert learner is not None
+        assert elastic.total_steps is not None
+        trace = StepTrace(self._group.rank, self._group.device)
+        earlier_steps = learner.schedule[EARLIER_STEPS]
         # Under hogwild all ranks share one copy of the weights, and rank 0 alone averages it.
-        if average is not None and (group.rank == 0 or not strategy.is_shared):
-            average.update_parameters(model)
-        elastic.took(share.ids, rates[0], loss, share.content)
-        trace.step()
-    trace.close()
-    return elastic.end()
+        averages = learner.average is not None and (self._group.rank == 0 or not self._strategy.is_shared)
+        for step in elastic.steps(stepper.busy.take):
+            if regroup is not None:
+                regroup.check()
+                learner.buffers.hold(self._group)
+            share = supply.read(elastic.data_step)
+            factor = rate_factor(self._loop.schedule, earlier_steps + step, earlier_steps + elastic.total_steps)
+            rates = [peak * factor for peak in learner.peak_rates]
+            elastic.meter.data_ready()
+            try:
+                loss = stepper.take(step, share, rates)
+            except PassDidNotFit as failed:
+                self._micro_batch.halve(failed)
+            # From here to the next step nothing waits for other ranks before the step is counted: it is taken.
+            learner.buffers.drop()
+            if averages:
+                assert learner.average is not None
+                learner.average.update_parameters(learner.model)
+            global_loss = None if regroup is None else stepper.global_loss(loss)
+            elastic.took(share.ids, rates[0], loss, share.content, global_loss)
+            trace.step()
+        trace.close()
+
+    def end(self) -> ExitCode:
+        """Wait for the last checkpoint, and end the run if all steps are taken. Collective."""
+        assert self._elastic is not None
+        return self._elastic.end()
+
+    def leave_group(self) -> None:
+        """Keep what this rank needs to go on in another group; drop the step that was not taken.
+
+        Raises:
+            PeerFault: it cannot go on.
+        """
+        elastic, learner = self._elastic, self._learner
+        assert elastic is not None
+        assert learner is not None
+        if self._is_started:
+            self.step = elastic.step
+            self._live = elastic.leave_group()
+            learner.buffers.put_back()
+            learner.optimizer.zero_grad(set_to_none=True)
+            self._stepper = self._supply = None
+        else:
+            elastic.release()
+            if elastic.is_replaced:
+                raise PeerFault("the group was lost while this rank received its state")
+        self._is_started = False
+
+    def _build(self, loop: Loop, strategy: Strategy) -> "Learner":
+        """Build what learns: model, average, optimizer."""
+        task, group = self._task, strategy.group
+        # The operations are counted on a model of random weights: before the seed is set.
+        cost = cost_of(loop.precision, task.flops_per_sample, group.device)
+        cost = cost._replace(tokens_per_sample=task.tokens_per_sample(), learned_per_sample=task.learned_per_sample())
+        torch.manual_seed(mixed(loop.seed))
+        model = task.model()
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"{name_of(type(task))}.model returned no torch.nn.Module: {type(model).__name__}")
+        draws = key_dropout(model)
+        model = prepare(model, loop, group)
+        # The average is a copy of the whole model, so it is made before the model is split over ranks.
+        average = averaged(model, loop.ema_decay)
+        examples = partial(examples_of, task, self._dataset, self._first, self._end)
+        strategy.shard(model, task, examples)
+        task.settle(model)
+        task.load_frozen(model)
+        if average is not None:
+            strategy.shard(average.module, task, examples)
+            task.load_frozen(average.module)
+
+        # Optimizer, over the parameters that this rank holds now.
+        optimizer = task.optimizer(model, loop.optimizer)
+        scaler = strategy.scaler()
+        schedule = {EARLIER_STEPS: 0}
+        other_state: dict[str, Any] = {"scaler": scaler} if scaler.is_enabled() else {}
+        if loop.initial_optimizer == "MomentsAndSchedule":
+            other_state[SCHEDULE] = schedule
+        return Learner(
+            model=model,
+            average=average,
+            draws=draws,
+            optimizer=optimizer,
+            peak_rates=[float(parameters["lr"]) for parameters in optimizer.param_groups],
+            scaler=scaler,
+            schedule=schedule,
+            train_state=TrainState(model, optimizer, average, other_state, stages=strategy.stages),
+            buffers=StepBuffers(model),
+            cost=cost,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """Model and optimizer of this rank, with all that they need. They stay when the group changes."""
+
+    model: nn.Module
+    """The model, as the strategy has placed it."""
+    average: AveragedModel | None
+    """Average of its weights."""
+    draws: Draws
+    """Random numbers of its dropout."""
+    optimizer: torch.optim.Optimizer
+    """Steps the parameters."""
+    peak_rates: Sequence[float]
+    """Peak learning rate of each parameter group."""
+    scaler: torch.amp.GradScaler
+    """Scales losses, for float16."""
+    schedule: dict[str, int]
+    """Steps that earlier runs took of the schedule, under EARLIER_STEPS; changed in place by a start."""
+    train_state: TrainState
+    """All of the above that a checkpoint holds."""
+    buffers: StepBuffers
+    """Buffers before a step."""
+    cost: Cost
+    """Cost of a sample."""
 
 
 @dataclass(frozen=True)

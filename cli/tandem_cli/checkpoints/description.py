@@ -60,26 +60,25 @@ def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str
         record = by_generation.get(generation)
         # The record of a generation may be lost; the manifest still names the parent.
         if record is None:
-            parent = (
-                f", which resumed from {manifest.parent}"
-                if generation == manifest.generation and manifest.parent
-                else ""
-            )
-            return [*phrases, f"step {step:,} by generation {generation}{parent}; its record is missing"]
-        parent_ref = record.resumed_from
+            is_own = generation == manifest.generation and manifest.parent
+            source = f", which resumed from {manifest.parent}" if is_own else ""
+            return [*phrases, f"step {step:,} by generation {generation}{source}; its record is missing"]
+        parent = record.parent
         # A generation resumes from an older one; anything else is damage, and would loop for ever.
-        if parent_ref is None or parent_ref.generation >= generation:
+        if parent is None or parent.generation >= generation:
             begin = _beginning(record.origin)
+        elif record.continues is None and record.resumed_from is not None:
+            begin = f"{record.resumed_from.name} of generation {parent.generation}"
         else:
-            begin = f"{parent_ref.name} of generation {parent_ref.generation}"
+            begin = f"step {parent.step:,} of generation {parent.generation}, without a restart"
         ranks = count_noun(record.world_size, "rank")
         # Data sets that the generation before had read are not repeated.
-        before = by_generation.get(parent_ref.generation) if parent_ref else None
+        before = by_generation.get(parent.generation) if parent else None
         data = _data([dataset for dataset in record.datasets if before is None or dataset not in before.datasets])
         phrases.append(f"step {step:,} by generation {generation} with {ranks}, from {begin}{data}")
-        if parent_ref is None or parent_ref.generation >= generation:
+        if parent is None or parent.generation >= generation:
             return phrases
-        step, generation = parent_ref.step, parent_ref.generation
+        step, generation = parent.step, parent.generation
 
 
 def _beginning(origin: Origin | None) -> str:

@@ -36,7 +36,7 @@ def beginnings(records: Records, train: Sequence[TrainLog]) -> dict[int, int]:
         elif len(log.steps):
             start_steps[log.generation] = int(log.steps.step.min()) - 1
     for number, record in records.items():
-        start_steps[number] = record.resumed_from.step if record.resumed_from else 0
+        start_steps[number] = record.start_step
     return start_steps
 
 

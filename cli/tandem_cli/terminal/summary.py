@@ -171,10 +171,7 @@ def _trained(run_dir: RunDir) -> tuple[int | None, float | None, int | None]:
 
 def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, float | None]:
     """Find the last step that counts, and its loss. Logs are read from their ends, as they are long."""
-    start_steps = {
-        record.generation: record.resumed_from.step if record.resumed_from else 0
-        for record in run_dir.generation_records()
-    }
+    start_steps = {record.generation: record.start_step for record in run_dir.generation_records()}
     # From the newest generation back: of an older one, only steps up to where a newer one started count.
     limit: int | None = None
     for generation in sorted({*start_steps, *logs}, reverse=True):

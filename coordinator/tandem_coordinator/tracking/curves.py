@@ -159,10 +159,10 @@ class Curves:
         return reference in self._evaluated
 
     def repeated_from(self) -> tuple[int, int, float] | None:
-        """The newest generation, the step that it resumed from, and its start in seconds since the epoch; None if it
-        resumed from no checkpoint."""
+        """The newest generation, the step after which it started, and its start in seconds since the epoch; None if it
+        started from the beginning."""
         self._update_lineage()
-        if not self._records or (parent := self._records[-1].resumed_from) is None:
+        if not self._records or (parent := self._records[-1].parent) is None:
             return None
         return self._records[-1].generation, parent.step, self._records[-1].started_at
 

@@ -455,6 +455,10 @@ class Elasticity(Model):
     """Modules to import once for all ranks and starts, if ranks start warm: the slow imports of your script, such as
     `transformers.trainer`. A module that is missing, starts a thread, or uses a GPU during its import is named in the
     worker's log, and the ranks import it themselves."""
+    on_membership_change: Literal["Restart", "Regroup"] = "Restart"
+    """Reaction of the ranks to a member that is lost or joins. `Restart`: all start again from the newest checkpoint.
+    `Regroup`: those that live keep their process and their state, and take the interrupted step again with the members
+    that there are. Alpha; for tasks with `strategy: ddp` on CPUs, on Linux. Others restart."""
     preflight: bool = False
     """Have all members compute, reduce and exchange a little data before ranks start in a group with a new member, and
     continue without members that are wrong, much slower than the others, or unreachable. Takes a few seconds."""

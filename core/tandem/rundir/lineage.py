@@ -6,6 +6,9 @@ generation 8 none, and so on back. A writer of a superseded generation may wake 
 either later than the step its successor resumed from, or of a generation that is not in the chain at all, so nobody
 ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock and no clock.
 
+A generation whose ranks survived a regroup continues another one from the state that they hold, and no step is taken
+again. Its record names that generation and the step, up to which it counts.
+
 Rejected: comparing steps alone (a cut-off group runs ahead of its successor and wins), and time stamps (clocks step).
 
 A rewind names the step that went wrong, the last step from which training may resume, and a window of data to skip.
@@ -48,6 +51,15 @@ class DatasetCommit(Model):
     """The commit that is read."""
 
 
+class Continuation(Model):
+    """The generation whose state the ranks of a later one still held when they regrouped."""
+
+    generation: int
+    """The earlier generation's number."""
+    step: int
+    """Its last step that counts. Steps after it are logged by the later generation."""
+
+
 class GenerationRecord(Model):
     """The record of a generation and of the checkpoint it resumed from. Written once, by the first rank, before the
     generation's first step."""
@@ -55,7 +67,9 @@ class GenerationRecord(Model):
     generation: int
     """The generation's number."""
     resumed_from: CheckpointRef | None = None
-    """The checkpoint it started from; None: from the beginning."""
+    """The checkpoint it started from; None: from the beginning. With `continues`, the newest one at that time."""
+    continues: Continuation | None = None
+    """The generation that it continued without a restart; None: its state came from the checkpoint."""
     origin: Origin | None = None
     """Source of the initial weights, if they are not the task's own."""
     datasets: list[DatasetCommit] = []
@@ -66,6 +80,18 @@ class GenerationRecord(Model):
     """Replicas in rank order."""
     started_at: float
     """Seconds since the epoch, of the writer's clock; for people only."""
+
+    @property
+    def parent(self) -> Continuation | None:
+        """The generation before it on the chain, and the last step of that one that counts; None: the beginning."""
+        if self.continues is not None or self.resumed_from is None:
+            return self.continues
+        return Continuation(generation=self.resumed_from.generation, step=self.resumed_from.step)
+
+    @property
+    def start_step(self) -> int:
+        """The step after which its log begins."""
+        return 0 if (parent := self.parent) is None else parent.step
 
 
 Chain = dict[int, int | None]
@@ -83,9 +109,8 @@ def chain(records: Iterable[GenerationRecord]) -> Chain:
         links[generation] = limit
         record = by_number.get(generation)
         # The first generation, or one whose record is missing: nothing before it can be followed.
-        if record is None or record.resumed_from is None:
+        if record is None or (parent := record.parent) is None:
             return links
-        parent = record.resumed_from
         # Records form a chain back in time; anything else would loop for ever.
         if parent.generation >= generation:
             raise ValueError(f"generation {generation} says it resumed from the later generation {parent.generation}")
@@ -95,11 +120,11 @@ def chain(records: Iterable[GenerationRecord]) -> Chain:
 def origin_of(generation: int, records: Iterable[GenerationRecord]) -> Origin | None:
     """Source of the weights that the history of a generation began with; None if it is the task, or not known."""
     by_number = {record.generation: record for record in records}
-    while (record := by_number.get(generation)) is not None and record.resumed_from is not None:
+    while (record := by_number.get(generation)) is not None and (parent := record.parent) is not None:
         # Damaged: it would loop for ever.
-        if record.resumed_from.generation >= generation:
+        if parent.generation >= generation:
             return None
-        generation = record.resumed_from.generation
+        generation = parent.generation
     return record.origin if record is not None else None
 
 

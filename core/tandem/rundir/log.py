@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED_APPENDS = 10_000
 """Appends that wait for a disk that hangs. Further ones are dropped, because memory matters more than a log."""
+CLOSED_POLL_SECONDS = 1.0
+"""Interval at which a thread that waits for a log looks whether it was closed, in seconds."""
 READ_BYTES = 2**20
 """Bytes to read at a time."""
 MAX_LINE_LENGTH = 4 * 2**20
@@ -68,7 +70,9 @@ class LogWriter:
         """Wait until all records that were appended so far are written, or lost."""
         written = threading.Event()
         self._queue.put(written)
-        written.wait()
+        # A log that was closed meanwhile writes nothing more.
+        while not written.wait(CLOSED_POLL_SECONDS) and self._thread.is_alive():
+            pass
 
     def close(self, seconds: float | None = None) -> None:
         """Write the queued records and close the file.

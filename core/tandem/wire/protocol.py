@@ -70,7 +70,11 @@ class Membership(Model):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return sum(member.processes for member in self.members)
+        return self.first_rank(len(self.members))
+
+    def first_rank(self, index: int) -> int:
+        """First global rank of the member with this index."""
+        return sum(member.processes for member in self.members[:index])
 
 
 class Trouble(Model):
@@ -119,6 +123,8 @@ class RankReport(Model):
     peers."""
     saves: bool = False
     """Whether it is known to follow `save-and-leave`; the ranks of a built-in task always do."""
+    survives: bool = False
+    """Whether it goes on in the next generation, with its process and its state (tandem_trainer.regroup)."""
     cpu: Amount | None = None
     """Busy cores since the last report."""
     used_before: Amount | None = None

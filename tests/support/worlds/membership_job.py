@@ -40,6 +40,7 @@ class Job:
         self.actions: list[Action] = []
         self.beats: dict[str, Sync] = {}
         self.training = self.can_save = self.scripted = self.saving = self.pausing = self.finishing = False
+        self.survive = False
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
         self.saved_step: int | None = None
@@ -58,6 +59,7 @@ class Job:
                 script_checkpoint_polled=self.script_checkpoint_polled,
                 training=self.training,
                 can_save=self.can_save,
+                survive=self.survive,
                 scripted=self.scripted,
                 step_seconds=self.step_seconds,
                 saving=self.saving,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandem_coordinator.group_state import Retarget
+from tandem_coordinator.group_state import Retarget, Synced
 from tests.support.worlds.membership_job import RULES, Job
 
 
@@ -272,3 +272,36 @@ def test_another_number_that_is_wished_for_is_rounded_to_whole_pipelines() -> No
     job = Job(target=4, rules=PIPELINES)
     job.tell(Retarget(3))
     assert job.state.target == 2
+
+
+def test_a_group_that_keeps_its_state_grows_and_shrinks_without_a_save() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.training = job.can_save = job.survive = True
+    job.joins("worker-1")
+    job.passes(1.0)
+    assert job.members() == ["worker-0", "worker-1"]
+    job.training = job.can_save = True
+    job.tell(Retarget(1))
+    job.passes(0.5)
+    assert job.members() == ["worker-0"]
+    assert job.closings() == ["MemberJoined", "TargetChanged"]
+    assert not any("saves first" in said for said in job.said())
+
+
+@pytest.mark.parametrize("leaving", [("worker-1",), ("worker-0", "worker-1")])
+def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(leaving: tuple[str, ...]) -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.survive = True
+    if len(leaving) == 1:
+        job.must_go(*leaving)
+        assert job.closings() == ["Preempted"]
+        return
+    # Both at once: what the first one says is heard together with the second one.
+    for replica in leaving:
+        job.tell(Synced(job.message(replica, "running", generation=job.state.number, leaving=True)))
+    job.tick()
+    assert job.closings() == []
+    assert job.state.saving is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.rundir.layout import checkpoint_name
-from tandem.rundir.lineage import Chain, GenerationRecord, Origin, chain, counts, origin_of
+from tandem.rundir.lineage import Chain, Continuation, GenerationRecord, Origin, chain, counts, origin_of
 from tandem.wire.status import CheckpointRef
 
 
@@ -49,6 +49,23 @@ def test_the_origin_is_that_of_the_first_generation_of_a_history() -> None:
     records = [began, resumed, anew]
     assert [origin_of(generation, records) for generation in (1, 2, 3, 4)] == [origin, origin, None, None]
     assert origin_of(2, [resumed]) is None
+
+
+def test_a_generation_that_continued_another_one_counts_it_up_to_that_step_and_not_up_to_a_checkpoint() -> None:
+    origin = Origin(path="/weights")
+    began = GenerationRecord(generation=1, origin=origin, world_size=2, started_at=0.0)
+    resumed = record(2, ref(1, 10))
+    continues = Continuation(generation=2, step=17)
+    survived = GenerationRecord(
+        generation=4, resumed_from=ref(1, 10), continues=continues, world_size=1, started_at=0.0
+    )
+    records = [began, resumed, record(3, ref(1, 10)), survived]
+    links = chain(records)
+    assert links == {4: None, 2: 17, 1: 10}
+    assert [counts(links, ref(2, step)) for step in (17, 18)] == [True, False]
+    assert not counts(links, ref(3, 12))
+    assert origin_of(4, records) == origin
+    assert [each.start_step for each in records] == [0, 10, 10, 17]
 
 
 def test_a_start_from_the_beginning_forgets_all_before() -> None:

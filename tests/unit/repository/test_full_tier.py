@@ -1,6 +1,6 @@
 """The results of the full tier: of each part the last run that passed, with its commit."""
 
-from tests.full import BEGIN, END, PARTS, recorded, recorded_commit, result
+from tests.full import BEGIN, END, PARTS, mended, recorded, recorded_commit, result
 
 OLD, NEW = "a" * 40, "b" * 40
 EMPTY = f"before\n{BEGIN}\n{END}\nafter\n"
@@ -31,6 +31,13 @@ def test_what_was_touched_stands_beside_the_last_whole_result() -> None:
 def test_a_part_that_never_ran_as_a_whole_has_what_was_touched_alone() -> None:
     page = result(EMPTY, NEW, "2026-01-01", [("slurm", 60.0)], {"slurm": 3}, touched=True)
     assert f"| slurm | 3 passed | 1 min | 2026-01-01 | `{NEW}` |" in page
+
+
+def test_a_part_that_was_mended_has_the_commit_at_which_all_of_it_ran() -> None:
+    run: dict[str, str | float] = {"commit": OLD, "passed": 84, "failed": 3, "seconds": 120.0}
+    page = mended(EMPTY, "cluster", run, "2026-01-01")
+    assert f"| cluster | 84 passed; mended since: 3 passed | 2 min | 2026-01-01 | `{OLD}` |" in page
+    assert recorded_commit(page, "cluster") == OLD
 
 
 def test_a_part_without_a_result_is_touched_by_everything() -> None:

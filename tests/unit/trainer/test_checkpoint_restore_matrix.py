@@ -357,7 +357,7 @@ def after(replica: Replica, group: ThreadGroup, rundir: RunDir) -> dict[str, Ten
     assert restored.loaded.manifest.step == case.steps
     replica.kept.load(restored.loaded.contents)
     compare(group, replica.kept.replicated())
-    record_start(rundir, group, 2, [], restored.loaded.manifest)
+    record_start(rundir, group, 2, [], restored.loaded.manifest.reference)
     restored.release()
     for number in range(case.steps, case.steps + FURTHER):
         replica.step(number, group)

@@ -8,11 +8,11 @@ import torch
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem_trainer.elastic_run import RankContext
 from tandem_trainer.ending import code_of
 from tandem_trainer.failure import MicroBatchHalved, SampleTooLarge
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.process_group import Group
+from tandem_trainer.rank_context import RankContext
 from tests.support import manifests
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.protocol import Trouble
-from tandem_trainer.pulse import Pulse, PulseView, Slots
+from tandem_trainer.pulse import PARKED, RESTARTS, SURVIVES, Pulse, PulseView, RankPlace, Slots
 from tandem_trainer.trouble import TroubleCounts
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
@@ -90,6 +90,39 @@ def test_what_a_rank_does_not_know_is_absent_and_a_loss_of_nan_is_not(view: Puls
     assert beat is not None
     assert beat.loss is not None
     assert beat.loss != beat.loss
+
+
+def test_a_rank_that_is_told_to_regroup_gets_its_place_in_the_next_generation(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=3, generation=7)
+    assert view.regroup_state == RESTARTS
+    pulse.set_regroup_state(SURVIVES)
+    assert pulse.next_place() is None
+    heard: list[str] = []
+    pulse.on_regroup = lambda: heard.append(pulse.order)
+    view.order("regroup")
+    assert not view.has_acknowledged
+    pulse.acknowledge_regroup()
+    assert (view.has_acknowledged, heard) == (True, ["regroup"])
+    pulse.set_regroup_state(PARKED)
+    place = RankPlace(9, 1, 2, "worker-0.example", 2_000)
+    view.assign(place)
+    # It is not asked again for this one, and does not count as waiting until it waits for the one after it.
+    assert (pulse.order, view.regroup_state, pulse.next_place()) == ("run", SURVIVES, place)
+    pulse.enter(place)
+    assert pulse.next_place() is None
+    pulse.beat(step=5)
+    beat = view.beat()
+    assert beat is not None
+    assert (beat.rank, beat.generation) == (1, 9)
+    view.order("regroup")
+    assert not view.has_acknowledged
+
+
+def test_an_abort_is_not_revoked_by_a_place(view: PulseView) -> None:
+    pulse = Pulse(view.path, rank=0, generation=1)
+    view.order("abort")
+    view.assign(RankPlace(2, 0, 1, "127.0.0.1", 1))
+    assert pulse.order == "abort"
 
 
 def test_outside_of_tandem_there_is_no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:

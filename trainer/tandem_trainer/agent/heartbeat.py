@@ -14,7 +14,7 @@ handler itself only records the signal (tandem_trainer.agent.rendezvous explains
 When the coordinator does not answer, training goes on: the thread tries again, and sends the membership to a restarted
 coordinator. When all ranks have ended with exit code 0, the agent reports it until the coordinator acknowledges it.
 When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
-signalling them and waiting.
+signalling them and waiting. Ranks that can regroup are ordered to leave their group instead, and stay.
 """
 
 import logging
@@ -42,7 +42,7 @@ from tandem.wire.coordinator_client import (
     readable,
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
-from tandem_trainer.agent.local_ranks import LocalRanks
+from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
 
@@ -55,6 +55,10 @@ WAITING_LOG_SECONDS = 30.0
 """Interval between log lines about a coordinator that does not answer, in seconds."""
 PAUSE_SECONDS = 0.3
 """Interval between heartbeats while the agent can only wait for torchrun, in seconds."""
+HUNG_PARK_SECONDS = 1.0
+"""Time for which ranks of a group that hung may take to leave it, in seconds."""
+PARK_POLL_SECONDS = 0.005
+"""Poll interval of ranks that leave their group to go on in the next one, in seconds."""
 WATCH_SECONDS = 0.05
 """Poll interval of ranks that have not started to beat, or do not obey an order, in seconds."""
 FINISH_SECONDS = 30.0
@@ -171,7 +175,7 @@ class Heartbeat(threading.Thread):
             CoordinatorRefused: the coordinator will never let this agent in.
         """
         with self._changed:
-            # torchrun has ended the ranks of the last generation before it asks for a new one.
+            # torchrun has ended the ranks of the last generation before it asks for a new one, or they go on in it.
             self._drop_ranks()
             self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
             self._has_preflight = False
@@ -209,8 +213,24 @@ class Heartbeat(threading.Thread):
             self._ranks = ranks
             # The generation may have been closed while torchrun prepared the start of its ranks.
             if self._closed:
-                ranks.order("abort")
+                self._end_ranks()
             self._wake()
+
+    def release_ranks(self) -> LocalRanks | None:
+        """Wait until the ranks of a closed generation have left their group, and hand them over: they go on in the next
+        one. None if they cannot; they are aborted then."""
+        with self._changed:
+            while (ranks := self._ranks) is not None and ranks.is_leaving and not ranks.are_parked:
+                if self._end is not None or self._end_signal is not None:
+                    break
+                self._changed.wait(PARK_POLL_SECONDS)
+                ranks.watch()
+            if ranks is None or not ranks.are_parked or self._end is not None:
+                if ranks is not None:
+                    ranks.order("abort")
+                return None
+            self._ranks = None
+            return ranks
 
     @property
     def closed(self) -> bool:
@@ -404,7 +424,8 @@ class Heartbeat(threading.Thread):
             if answer.stacks and not self._stacks_are_taken():
                 return WATCH_SECONDS
             log.info("event=generation-closed generation=%s why=%r", message.generation, answer.why)
-            self._close_generation()
+            # A rank that hangs elsewhere than in a collective has had its time.
+            self._close_generation(HUNG_PARK_SECONDS if answer.stacks else PARK_SECONDS)
         return PAUSE_SECONDS if self._closed else 0.0
 
     def _stacks_are_taken(self) -> bool:
@@ -432,14 +453,19 @@ class Heartbeat(threading.Thread):
             self._set_end(End(ExitCode.LEFT_OUT, reason) if is_left_out else _recorded_end(self._rundir, reason))
         assert self._end is not None
         seconds_since_end = time.monotonic() - self._ended_at
-        if self._end.code != ExitCode.DONE or seconds_since_end > FINISH_SECONDS:
+        is_parked = self._ranks is not None and self._ranks.any_parked
+        if self._end.code != ExitCode.DONE or seconds_since_end > FINISH_SECONDS or is_parked:
             self._close_generation()
 
-    def _close_generation(self) -> None:
+    def _close_generation(self, patience: float = PARK_SECONDS) -> None:
         self._closed = True
         self._changed.notify_all()
+        self._end_ranks(patience)
+
+    def _end_ranks(self, patience: float = PARK_SECONDS) -> None:
+        """Order the ranks of a closed generation to leave their group, or to end if they cannot go on in another."""
         if self._ranks is not None:
-            self._ranks.order("abort")
+            self._ranks.order("regroup" if self._end is None and self._ranks.survive else "abort", patience)
 
     def _sync(self, state: str, **more: object) -> Sync:
         return Sync.model_validate(

@@ -32,18 +32,30 @@ from pathlib import Path
 from typing import Literal
 
 from tandem.processes.exitcode import ExitCode
-from tandem.wire.protocol import DEBUGGER, MAX_ERROR_LENGTH, SCRIPT, STARTING, STOPPED, Failure, RankReport
+from tandem.wire.protocol import (
+    DEBUGGER,
+    MAX_ERROR_LENGTH,
+    SCRIPT,
+    STARTING,
+    STOPPED,
+    Failure,
+    Membership,
+    RankReport,
+)
 from tandem_trainer.agent.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.agent.warm import forkserver
 from tandem_trainer.agent.warm.leftovers import end_leftovers
 from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
-from tandem_trainer.pulse import Order, ProcessorUse, PulseView
+from tandem_trainer.pulse import PARKED, RESTARTS, Order, ProcessorUse, PulseView, RankPlace
 from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
 
 MIN_USAGE_SECONDS = 0.2
 """Minimum time over which processor use is reported, in seconds: the clock of processor time is too coarse."""
+PARK_SECONDS = 30.0
+"""Time for which ranks that can regroup may compute before they wait for the next generation, in seconds: a forward
+pass is not interrupted."""
 ABORT_SECONDS = 0.5
 """Time after an abort at which a living rank is killed, in seconds: it is stopped, or stuck in code that holds the
 interpreter lock."""
@@ -91,6 +103,8 @@ class LocalRanks:
         self._codes: dict[int, int | None] = {}
         self._ended_at: dict[int, float] = {}
         self._abort_at: float | None = None
+        self._regroup_at: float | None = None
+        self._has_regrouped, self._patience = False, PARK_SECONDS
         self._pids: dict[int, int] = {}
         self._fork_server_exits = forkserver.endings
         self._forked_codes: dict[int, int] = {}
@@ -142,7 +156,48 @@ class LocalRanks:
                 return "WorkerFailed"
             if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
                 return "WorkerFailed"
+        # A rank that has lost its peers, and waits for the next generation.
+        if self._regroup_at is None and self.any_parked:
+            return "MembershipChanged"
         return None
+
+    @property
+    def any_parked(self) -> bool:
+        """Whether a rank has left its group, and waits for the next generation."""
+        return any(view.regroup_state == PARKED for view in self._views)
+
+    @property
+    def survive(self) -> bool:
+        """Whether all ranks run, and can go on in another generation."""
+        return self.all_running and all(view.regroup_state != RESTARTS for view in self._views)
+
+    @property
+    def are_parked(self) -> bool:
+        """Whether all ranks have left their group, and wait for the next generation."""
+        return self.all_running and all(view.regroup_state == PARKED for view in self._views)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether all ranks run, and are about to leave their group as they were told: none is stopped, stuck in code
+        that holds the interpreter lock, or takes too long."""
+        if self._regroup_at is None or not self.survive:
+            return False
+        seconds = time.monotonic() - self._regroup_at
+        return seconds < (self._patience if all(view.has_acknowledged for view in self._views) else ABORT_SECONDS)
+
+    def enter(self, membership: Membership, index: int) -> None:
+        """Give the ranks, which wait, their places in a new generation.
+
+        Args:
+            index: index of this replica among the members.
+        """
+        self.generation, self.first_rank = membership.generation, membership.first_rank(index)
+        self._has_regrouped = True
+        self._regroup_at, self._usage = None, {}
+        first = membership.members[0]
+        for local_rank, view in enumerate(self._views):
+            rank = self.first_rank + local_rank
+            view.assign(RankPlace(self.generation, rank, membership.world_size, first.address, first.port))
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Record the processes that torchrun has started, by local rank. For a rank that is forked warm, it is the
@@ -210,7 +265,10 @@ class LocalRanks:
         gpus = {} if watch is None or watch.absent else watch.poll(self._without_gpu_use())
         for local_rank, view in enumerate(self._views):
             gpu_use = gpus.get(local_rank)
-            if (beat := view.beat()) is None:
+            beat = view.beat()
+            if self._has_regrouped and beat is not None and beat.generation < self.generation:
+                continue  # its last beat of the generation before
+            if beat is None:
                 if gpu_use is not None:
                     reports.append(_report_without_pulse(self.first_rank + local_rank, gpu_use))
                 continue
@@ -236,7 +294,8 @@ class LocalRanks:
                     loss_is_finite=beat.loss is None or math.isfinite(beat.loss),
                     throughput=_finite(beat.throughput),
                     busy_seconds=_finite(beat.busy_seconds),
-                    saves=beat.phase != STARTING and not is_script,
+                    saves=(beat.phase != STARTING and not is_script) or view.regroup_state != RESTARTS,
+                    survives=view.regroup_state != RESTARTS,
                     cpu=cpu,
                     used_before=None if usage is None else max(0.0, round(time.monotonic() - usage.sampled_at, 3)),
                     gpu=gpu,
@@ -248,12 +307,18 @@ class LocalRanks:
 
     # Orders
 
-    def order(self, order: Order) -> None:
-        """Send an order to all ranks."""
+    def order(self, order: Order, patience: float = PARK_SECONDS) -> None:
+        """Send an order to all ranks.
+
+        Args:
+            patience: time for which ranks that regroup may compute before they leave their group, in seconds.
+        """
         if order == "abort" and self._abort_at is None:
             # Ranks that ended before the abort were not ended by it. Record them first.
             self.watch()
             self._abort_at = time.monotonic()
+        if order == "regroup":
+            self._regroup_at, self._patience = time.monotonic(), patience
         for view in self._views:
             view.order(order)
 

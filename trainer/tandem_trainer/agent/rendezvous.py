@@ -13,6 +13,10 @@ happens to be. Within Popen.poll, between the taking of its lock and the `try` t
 taken: torchrun waits without end for a rank that has ended, and on a busy machine one preemption in 40 lasted for the
 pod's grace period.
 
+Ranks that can go on in another group (tandem_trainer.regroup) are not stopped. When their generation is over, torchrun
+asks for the number of waiting nodes; this agent then joins the next generation right there, gives the ranks their new
+places through their pulses, and answers that nobody waits.
+
 Rejected: torchrun's own restart counting (a change of membership is no failure), sharing one store over generations
 (stale keys), and RendezvousGracefulExitError at the end of the job: torchrun catches it and then trips over the result
 it does not have, so the agent would end with a stack trace. SystemExit passes through with the right code.
@@ -139,6 +143,8 @@ class TandemRendezvous(RendezvousHandler):
         if not os.environ.get(GLOO_INTERFACE) and (interface := gloo_interface(self._address)):
             os.environ[GLOO_INTERFACE] = interface
         self._cut_off = False
+        self._member_index = self._members = 0
+        self._store: Store | None = None
         # Agents that were killed cannot remove their folders in memory themselves.
         remove_stale_folders()
         _wrap_polling(self._heartbeat)
@@ -161,6 +167,15 @@ class TandemRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store."""
+        membership, store = self._join()
+        self._start(membership)
+        first = membership.members[0]
+        return RendezvousInfo(
+            store, self._member_index, len(membership.members), RendezvousStoreInfo(first.address, first.port)
+        )
+
+    def _join(self) -> tuple[Membership, Store]:
+        """Join a generation, and connect to its store."""
         while True:
             self._raise_if_signalled()
             reason = "StoreUnreachable" if self._cut_off else self._heartbeat.join_reason()
@@ -188,18 +203,34 @@ class TandemRendezvous(RendezvousHandler):
             # The generation was closed, or its first member could not be reached: join again, with that reason.
             if store is None:
                 continue
-            self._start(membership)
-            first = membership.members[0]
+            # torchrun keeps what it got with the first generation of its ranks, which may live through several.
+            self._member_index, self._members, self._store = rank, len(membership.members), store
             log.info(
                 "event=joined generation=%d index=%d replicas=%d reason=%s",
                 *(membership.generation, rank, len(membership.members), membership.reason),
             )
-            return RendezvousInfo(store, rank, len(membership.members), RendezvousStoreInfo(first.address, first.port))
+            return membership, store
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 once the generation is closed: torchrun then stops its workers and asks for the next one."""
+        """Return 1 once the generation is closed: torchrun then stops its workers and asks for the next one. Where the
+        ranks can go on in the next one, join it, and return 0."""
         self._raise_if_signalled()
-        return int(self._heartbeat.closed)
+        return int(self._heartbeat.closed and not self._regroup())
+
+    def _regroup(self) -> bool:
+        """Take the ranks, which live, to the next generation; return whether they could go."""
+        ranks = self._heartbeat.release_ranks()
+        if ranks is None:
+            return False
+        try:
+            membership, _ = self._join()
+            os.environ[GENERATION] = str(membership.generation)
+            ranks.enter(membership, self._member_index)
+        except BaseException:
+            ranks.close()
+            raise
+        self._heartbeat.watch(ranks)
+        return True
 
     def is_closed(self) -> bool:
         """Always False: the job's end is reported when torchrun asks for the next generation."""
@@ -230,16 +261,15 @@ class TandemRendezvous(RendezvousHandler):
         def exit_barrier(agent: SimpleElasticAgent) -> None:
             # Scripts for preemptible machines end with 0 when they are asked to leave: that does not complete the job.
             self._raise_if_signalled()
-            group: Any = agent.get_worker_group()
-            store: Any = agent._store
+            store: Any = self._store
             # The first agent serves the store, so it leaves last; the others announce themselves in it, and leave at
             # once.
-            if group.group_rank > 0:
+            if self._member_index > 0:
                 with suppress(DistError):
                     store.add(FINISHED, 1)
                 self._heartbeat.finish(lambda: True)
             else:
-                self._heartbeat.finish(lambda: store.add(FINISHED, 0) >= group.group_world_size - 1)
+                self._heartbeat.finish(lambda: store.add(FINISHED, 0) >= self._members - 1)
 
         SimpleElasticAgent._exit_barrier = exit_barrier  # type: ignore[method-assign]
 
@@ -292,8 +322,7 @@ class TandemRendezvous(RendezvousHandler):
     def _start(self, membership: Membership) -> None:
         """Prepare the environment, which the ranks inherit, and the pulses of the ranks that torchrun is about to
         start."""
-        earlier = membership.members[: self._index(membership)]
-        first_rank = sum(member.processes for member in earlier)
+        first_rank = membership.first_rank(self._member_index)
         ranks = LocalRanks(membership.generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(membership.generation)
         os.environ[PULSE] = str(ranks.folder)

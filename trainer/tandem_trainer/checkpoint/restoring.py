@@ -43,7 +43,8 @@ from torch.nn.parameter import is_lazy
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
-from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
+from tandem.rundir.lineage import Continuation, DatasetCommit, GenerationRecord, Origin
+from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.sharding import is_shared, place_of, to_local
@@ -257,16 +258,18 @@ def record_start(
     group: Group,
     generation: int,
     members: list[str],
-    parent: Manifest | None,
+    parent: CheckpointRef | None,
     origin: Origin | None = None,
     datasets: Sequence[DatasetCommit] = (),
+    continues: Continuation | None = None,
 ) -> None:
     """Write this generation's record. Collective.
 
     Args:
-        parent: the checkpoint that it resumes from.
+        parent: the checkpoint that it resumes from; the newest one, if it continues a generation.
         origin: source of the initial weights, if they come from elsewhere.
         datasets: data sets of a hub that this rank has read.
+        continues: the generation whose state the ranks hold; None: the state came from the checkpoint.
 
     Raises:
         ReplicasDiffer: ranks have read different commits, because one was pushed while they started.
@@ -277,7 +280,8 @@ def record_start(
     if group.rank == 0:
         record = GenerationRecord(
             generation=generation,
-            resumed_from=parent.reference if parent else None,
+            resumed_from=parent,
+            continues=continues,
             origin=origin,
             datasets=read,
             world_size=group.world_size,

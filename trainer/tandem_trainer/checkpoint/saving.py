@@ -85,6 +85,7 @@ class Saver:
         self._outcome: Outcome = {}
         self.last: CheckpointRef | None = None
         self.superseded = False
+        self._abandoned = self._is_released = False
 
     @property
     def busy(self) -> bool:
@@ -155,7 +156,23 @@ class Saver:
         """Wait for the save in flight and end the writer."""
         self.wait()
         self._stop_writer()
-        os.close(self._descriptor)
+        self._release_memory()
+
+    def abandon(self) -> None:
+        """End without waiting for the save in flight. Its writer finishes by itself if the parts of all ranks come."""
+        self._abandoned = True
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            # The writer is a child: somebody has to read its exit status.
+            threading.Thread(target=process.wait, daemon=True).start()
+        self._release_memory()
+
+    def _release_memory(self) -> None:
+        if not self._is_released:
+            os.close(self._descriptor)
+        self._is_released = True
 
     def _start_writer(self) -> "subprocess.Popen[str]":
         """Start the writer process.
@@ -217,11 +234,15 @@ class Saver:
 
     def _written(self, request: dict[str, Any]) -> Outcome:
         """Send a request to the writer and wait for its answer."""
+        if self._abandoned:
+            return {"failed": "its group is gone"}
         # No process: the last one died, and a new one could not be started then.
         process = self._process or self._start_writer()
         assert process.stdin is not None
         assert process.stdout is not None
         self._before_commit()
+        if self._abandoned:
+            return {"failed": "its group is gone"}
         line = ""
         # A broken pipe: the writer died earlier.
         with suppress(BrokenPipeError):
@@ -230,7 +251,8 @@ class Saver:
             line = process.stdout.readline()
         if not line:
             self._leave_failure_note(request, "the writer process has died")
-            self._start_writer()
+            if not self._abandoned:
+                self._start_writer()
             return {"failed": "the writer process has died"}
         answer: Outcome = json.loads(line)
         return answer
@@ -241,6 +263,8 @@ class Saver:
         leave_failure_note(folder, request["part"], reason)
 
     def _finish(self, reference: CheckpointRef, outcome: Outcome) -> None:
+        if self._abandoned:
+            return
         self._outcome = outcome | {"name": reference.name, "step": reference.step}
         if "committed" in outcome:
             self.last = reference

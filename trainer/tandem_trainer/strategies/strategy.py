@@ -46,6 +46,16 @@ class Strategy:
         self.mesh: dict[str, int] = {"data": group.world_size}
         """Number of ranks in each dimension, for the manifests of checkpoints."""
 
+    carrier: nn.Parameter | None = None
+    """Scalar parameter whose gradient after a step is the mean loss of the global batch, if it is carried."""
+
+    def allow_interrupts(self) -> None:
+        """Make backward passes raise when the group is interrupted. Call it before `wrap`."""
+
+    def carry_loss(self) -> None:
+        """Have the mean loss of the global batch travel with the gradients, if possible, so that each rank knows it as
+        soon as a step is taken. Call it before `wrap`. It costs four bytes, and no collective."""
+
     stages: StagePlacement | None = None
     """Placement of the tensors, if the model is cut into pipeline stages."""
 
@@ -65,7 +75,8 @@ class Strategy:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call, once all ranks have the same state."""
-        if self.loop.compile:
+        # After a regroup it is compiled already.
+        if self.loop.compile and model._compiled_call_impl is None:
             # Compile the model and not the wrapper: in DistributedDataParallel's own forward the compiler gives
             # up (torch 2.15), and of a model that is made of torch's modules alone nothing would be compiled at all.
             model.compile()

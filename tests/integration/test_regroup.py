@@ -1,0 +1,257 @@
+"""Ranks that survive: a member is lost at any point of a step, and the others keep their process and their step."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.layout import RunDir
+from tandem_trainer.sample_audit import audit
+from tests.support.elastic import Elastic
+from tests.support.local_run import LocalRun
+from tests.support.manifests import manifest
+from tests.support.ranks import sample_ids
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 160
+TASK = """
+    import os
+    import signal
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+    from tandem_trainer.checkpoint.saving import Saver
+    from tandem_trainer.process_group import Group
+    from tandem_trainer.task import Task
+
+
+    @dataclass
+    class Config:
+        folder: str
+        faults: list[str]
+
+
+    class Faults:
+        '''Kills this rank at points, each once, after so many steps or more: `RANK:POINT:STEP`.'''
+
+        step = 0
+
+        def __init__(self, config):
+            self.config = config
+
+        def at(self, point):
+            for fault in self.config.faults:
+                rank, where, step = fault.split(":")
+                if rank == os.environ["RANK"] and where == point and self.step >= int(step):
+                    self.play(fault)
+
+        def play(self, fault):
+            try:
+                (Path(self.config.folder) / fault.replace(":", "-")).touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def around(self, owner, name):
+            '''Play faults before and after a method.'''
+            original = getattr(owner, name)
+
+            def method(*arguments, **options):
+                self.at(name)
+                result = original(*arguments, **options)
+                self.at(f"{name}-done")
+                return result
+
+            setattr(owner, name, method)
+
+
+    class Lines(Dataset):
+        def __init__(self, samples, faults):
+            self.samples, self.faults = samples, faults
+
+        def __len__(self):
+            return self.samples
+
+        def __getitem__(self, index):
+            self.faults.at("read")
+            slope = (index % 17) / 17
+            return {"points": torch.arange(8.0) * slope + (index % 13) / 130, "slope": torch.tensor(slope)}
+
+
+    class Slopes(Task[Config]):
+        def data(self, split):
+            self.faults = Faults(self.config)
+            return Lines(400, self.faults)
+
+        def model(self):
+            return nn.Sequential(
+                nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)
+            )
+
+        def optimizer(self, model, settings):
+            faults, optimizer = self.faults, super().optimizer(model, settings)
+
+            def count(optimizer, *_):
+                faults.at("update")
+
+            def taken(optimizer, *_):
+                faults.at("update-done")
+                faults.step = round(float(next(iter(optimizer.state.values()))["step"]))
+
+            optimizer.register_step_pre_hook(count)
+            optimizer.register_step_post_hook(taken)
+            for name, parameter in model.named_parameters():
+                if name in ("0.weight", "5.weight"):
+                    parameter.register_hook(lambda gradient, name=name: faults.at(f"backward-{name}"))
+            faults.around(Group, "vote")
+            faults.around(Saver, "save")
+            return optimizer
+
+        def loss(self, model, batch):
+            self.faults.at("forward")
+            losses = (model(batch["points"]).squeeze(1) - batch["slope"]).square()
+            self.faults.at("forward-done")
+            return losses
+"""
+
+
+def start(folder: Path, faults: list[str], **spec: Any) -> LocalRun:
+    """Train the task of these tests."""
+    folder.mkdir()
+    (folder / "slopes.py").write_text(dedent(TASK))
+    trainer = {
+        "task": "slopes:Slopes",
+        "parameters": {"folder": str(folder), "faults": faults},
+        "loop": {"epochs": 10, "globalBatchSize": 25, "emaDecay": 0.9},
+    }
+    whole = {
+        "trainer": trainer,
+        "workers": {"replicas": 2},
+        "evaluators": {"replicas": 0},
+        "checkpoint": {"everySteps": 30},
+        "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.5},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
+    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
+
+
+def losses(run: LocalRun) -> dict[int, float]:
+    """The loss of each step that has one."""
+    return {line["step"]: line["loss"] for line in run.logged("step") if "loss" in line}
+
+
+def records(run_dir: RunDir) -> list[dict[str, Any]]:
+    return [record.dump() for record in run_dir.generation_records()]
+
+
+def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_other(tmp_path: Path) -> None:
+    points = ["read", "forward", "forward-done", "backward-5.weight", "backward-0.weight", "update", "update-done"]
+    points += ["vote", "vote-done"]
+    faults = [f"{number % 2}:{point}:{3 + 4 * number}" for number, point in enumerate(points)]
+    faults += ["1:save:50", "0:save-done:100"]
+    with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+        assert run.leavings() == {}
+    left = {fault for fault in faults if not (tmp_path / "disturbed" / fault.replace(":", "-")).exists()}
+    assert not left, "faults that were not played"
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert not audited.unknown
+    assert audited.steps == STEPS
+    assert sample_ids(run.run_dir) == sample_ids(calm.run_dir)
+    expected, found = losses(calm), losses(run)
+    assert list(found) == list(range(1, STEPS + 1)), "no loss is lost with a rank"
+    torch.testing.assert_close(list(found.values()), list(expected.values()), rtol=1e-6, atol=1e-6)
+    weights = [load_file(each.run_dir.checkpoint(f"step-{STEPS:09}") / WEIGHTS) for each in (run, calm)]
+    learned = [{name: value for name, value in each.items() if "running" not in name} for each in weights]
+    torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
+    continued = [record for record in records(run.run_dir) if "continues" in record]
+    assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
+
+
+def spec(**elasticity: Any) -> dict[str, Any]:
+    """A task that goes on for long, without a checkpoint."""
+    config = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64}
+    return {
+        "trainer": {"task": "image-classification", "config": config},
+        "checkpoint": {"everySteps": 10**9},
+        "elasticity": {"onMembershipChange": "Regroup", **elasticity},
+    }
+
+
+def trains(group: Elastic, size: int) -> None:
+    """Wait until the coordinator has heard from all ranks of a group of this size that they take steps."""
+
+    def there() -> bool:
+        snapshot = group.snapshot()
+        if snapshot is None or snapshot.status.world_size != size:
+            return False
+        return sum(1 for member in snapshot.members if member.ranks and member.ranks[0].step) == size
+
+    until(there, f"training with {size}")
+
+
+def checked(group: Elastic) -> None:
+    """Each step was taken once, and no generation but the first has read a checkpoint."""
+    found = audit(group.rundir)
+    assert not found.problems
+    assert found.steps > 10
+    assert not group.rundir.checkpoint_names()
+    assert all("continues" in record for record in records(group.rundir)[1:])
+
+
+def test_a_group_that_shrinks_and_grows_keeps_who_stays(tmp_path: Path) -> None:
+    with Elastic(tmp_path, replicas=2, **spec(lostAfterSeconds=60.0)).start("worker-0", "worker-1") as group:
+        trains(group, 2)
+        (survivor,) = group.ranks_of("worker-0")
+        leaving = group.agents.pop("worker-1")
+        leaving.terminate()
+        trains(group, 1)
+        leaving.wait(30)
+        group.start_agent("worker-1")
+        trains(group, 2)
+        group.set_target(1)
+        trains(group, 1)
+        assert group.ranks_of("worker-0") == [survivor]
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        reasons = [view.reason for view in snapshot.generations]
+        assert reasons == ["Started", "Preempted", "MemberJoined", "TargetChanged"]
+        checked(group)
+
+
+@pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
+def test_a_node_is_lost_and_the_others_go_on_from_their_step(tmp_path: Path, lost: str) -> None:
+    workers = ("worker-0", "worker-1", "worker-2")
+    with Elastic(tmp_path, replicas=3, **spec()).start(*workers) as group:
+        trains(group, 3)
+        stay = {worker: group.ranks_of(worker) for worker in workers if worker != lost}
+        group.kill_agent(lost)
+        trains(group, 2)
+        assert {worker: group.ranks_of(worker) for worker in stay} == stay
+        checked(group)
+
+
+def test_a_rank_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:
+    with Elastic(tmp_path, replicas=2, **spec(hangSeconds=3.0)).start("worker-0", "worker-1") as group:
+        trains(group, 2)
+        ranks = [group.ranks_of(worker) for worker in ("worker-0", "worker-1")]
+        os.kill(ranks[1][0], signal.SIGSTOP)
+        until(lambda: len(records(group.rundir)) == 2, "another generation")
+        trains(group, 2)
+        # Its stacks were asked for, which needs a process that runs.
+        assert [group.ranks_of(worker) for worker in ("worker-0", "worker-1")] == ranks
+        checked(group)
