@@ -206,18 +206,18 @@ def _compare_samples(holders: Mapping[int, Mapping[str, Any]]) -> None:
 
 def _newest(rundir: RunDir) -> dict[str, Any]:
     """Return the number of the newest generation with a record, and whether it continued another one."""
-    records = rundir.generation_records()
-    last = records[-1] if records else None
-    return {"newest": last.generation if last else 0, "continues": last is not None and last.continues is not None}
+    newest = rundir.newest_generation()
+    record = rundir.generation_record(newest)
+    return {"newest": newest, "continues": record is not None and record.continues is not None}
 
 
 def _facts_on_disk(rundir: RunDir, generation: int, step: int) -> dict[str, Any]:
     """Return the newest checkpoint, and the last step in the log of a generation."""
     checkpoint = next((manifest.reference for manifest in rundir.committed()), None)
-    start = next((record.start_step for record in rundir.generation_records() if record.generation == generation), 0)
+    record = rundir.generation_record(generation)
     path = rundir.training_log(generation)
     size = path.stat().st_size if path.exists() else 0
-    logged = start
+    logged = 0 if record is None else record.start_step
     for first in sorted({max(0, size - TAIL_BYTES), 0}, reverse=True):
         steps = [record.step for record in LogReader(path, TRAINING, first) if isinstance(record, Step)]
         if steps:

@@ -299,7 +299,7 @@ class TaskRun:
         # one.
         mixture = mixture_of(self._dataset)
         agree(group, terms_of(loop, self._first, self._end, mixture))
-        passes = self._passes = Passes(order_of(loop, self._first, self._end, mixture), loop.epochs, loop.max_steps)
+        passes = Passes(order_of(loop, self._first, self._end, mixture), loop.epochs, loop.max_steps)
 
         # The strategy comes before the model: it may change how this process returns freed memory.
         strategy = self._strategy = strategy_of(loop, group, job.spec.workers.processes)

@@ -198,6 +198,15 @@ class RunDir:
         records = [self._record(int(match[1]), match[0]) for match in matches if match]
         return sorted(records, key=lambda record: record.generation)
 
+    def generation_record(self, generation: int) -> GenerationRecord | None:
+        """The record of one generation; None if it has none.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        name = f"{generation:06d}.json"
+        return self._record(generation, name) if (self.generations / name).exists() else None
+
     def _record(self, generation: int, name: str) -> GenerationRecord:
         path = self.generations / name
         try:

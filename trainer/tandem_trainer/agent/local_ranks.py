@@ -178,7 +178,7 @@ class LocalRanks:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether all ranks run, and are about to leave their group as they were told: none is stopped, stuck in code
+        """Whether all ranks run, and are about to leave their group as ordered: none is stopped, stuck in code
         that holds the interpreter lock, or takes too long."""
         if self._regroup_at is None or not self.survive:
             return False

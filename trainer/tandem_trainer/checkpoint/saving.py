@@ -234,15 +234,13 @@ class Saver:
 
     def _written(self, request: dict[str, Any]) -> Outcome:
         """Send a request to the writer and wait for its answer."""
+        self._before_commit()
         if self._abandoned:
             return {"failed": "its group is gone"}
         # No process: the last one died, and a new one could not be started then.
         process = self._process or self._start_writer()
         assert process.stdin is not None
         assert process.stdout is not None
-        self._before_commit()
-        if self._abandoned:
-            return {"failed": "its group is gone"}
         line = ""
         # A broken pipe: the writer died earlier.
         with suppress(BrokenPipeError):
