@@ -1,4 +1,4 @@
-"""Recovery from faults, Tandem beside plain torchrun: `make bench-recovery`, or
+"""Recovery from faults, Tandem beside plain torchrun and torchft: `make bench-recovery`, or
 
     python -m benchmarks.recovery [--rounds 3] [--shots 4 [--reference-shots 1]] [--only FAULT …] [--sides tandem,c10d]
     python -m benchmarks.recovery --table FILE…      a table and a picture of earlier results
@@ -51,6 +51,9 @@ def main() -> None:
     # Ctrl-C and a polite kill both take everything down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     RESULTS.mkdir(parents=True, exist_ok=True)
+    for side in [side for side in options.sides if not SIDES[side].is_installed()]:
+        print(f"  {side}: left out; it needs a package that is not installed (uv pip install torchft==0.2.0)")
+        options.sides.remove(side)
     results = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
     print(f"{platform.machine()}, {os.cpu_count()} cores; results in {results.relative_to(ROOT)}", flush=True)
     for side, fault in ((side, fault) for side in options.sides for fault in options.only):
@@ -85,7 +88,7 @@ def _plays(side: str, fault: str, limit: float) -> bool:
 
 def _turn(side: str, fault: str, number: int, options: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
     """Play one side's turn; yields its records. After a failure a new job is started."""
-    shot, shots = 0, options.shots if side.startswith("tandem") else options.reference_shots or options.shots
+    shot, shots = 0, options.shots if not side.startswith("c10d") else options.reference_shots or options.shots
     while shot < shots:
         folder = Path(tempfile.mkdtemp(prefix="tandem-recovery-"))
         sound = True
@@ -123,7 +126,9 @@ def _described(record: dict[str, Any]) -> str:
         f"{stage['name']} {'FAILED' if stage['seconds'] is None else format(stage['seconds'], '.2f') + ' s'}"
         for stage in record["stages"]
     ]
-    notes = [f"{record['repeatedSteps']} steps repeated"]
+    notes = [f"pause {record['pauseSeconds']:.2f} s, {record['repeatedSteps']} steps repeated"]
+    if record["droppedBatches"]:
+        notes.append(f"{record['droppedBatches']} batches dropped")
     if record["lostSteps"]:
         notes.append(f"{record['lostSteps']} COMMITTED STEPS LOST")
     if record["overlaps"]:

@@ -18,7 +18,7 @@ class Line:
 
     time: float
     event: str
-    """`born`, `imported`, `joined`, `restored`, `step`, `saved`, or `tripped-…`."""
+    """`born`, `imported`, `joined`, `restored`, `step`, `dropped`, `saved`, or `tripped-…`."""
     group: str
     """Word that is unique to a group; `-` before the rank has joined one."""
     world: int
@@ -124,6 +124,11 @@ def repeated_steps(lines: Iterable[Line], since: float) -> int:
 def lost_steps(lines: Iterable[Line], since: float) -> int:
     """Count the steps before a committed checkpoint that were repeated all the same, which should never happen."""
     return sum(max(0, before - first + 1) for before, first in _beginnings(lines, since, "saved"))
+
+
+def dropped_batches(lines: Iterable[Line], since: float) -> int:
+    """Count the batches of ranks that took no part in any step, since a time."""
+    return sum(line.event == "dropped" and line.time >= since for line in lines)
 
 
 def longest_pause(lines: Iterable[Line], start: float, end: float) -> float:

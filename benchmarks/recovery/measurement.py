@@ -13,6 +13,7 @@ import psutil
 from benchmarks.recovery.analysis import (
     Line,
     Stretch,
+    dropped_batches,
     longest_pause,
     lost_steps,
     overlaps,
@@ -81,6 +82,7 @@ class Turn:
             "pauseSeconds": round(longest_pause(lines, started, ended), 3),
             "repeatedSteps": repeated_steps(lines, started),
             "lostSteps": lost_steps(lines, started),
+            "droppedBatches": dropped_batches(lines, started),
             "overlaps": [asdict(overlap) | {"seconds": overlap.seconds} for overlap in after_fault],
             "split": any(overlap.older_saved for overlap in after_fault),
             "orphans": [" ".join(process.cmdline())[:120] for process in orphans],

@@ -2,9 +2,11 @@
 
 All have two replicas of one gloo rank each, the same machine, the same network. The *authority* decides who is in the
 group: Tandem's coordinator at a place of its own; for c10d with the best settings a store at a place of its own; for
-c10d with the defaults, the store inside the first replica's agent.
+c10d with the defaults, the store inside the first replica's agent; for torchft its lighthouse, at a place of its own.
 """
 
+import importlib.util
+import json
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from tests.support import manifests
 from tests.support.lines import read_lines
 
 SCRIPT = Path(__file__).with_name("script.py")
+TORCHFT_SCRIPT = SCRIPT.with_name("torchft_script.py")
 AUTHORITY = "authority"
 PORT = 29400
 TOKEN = "the-token-of-this-bench"
@@ -67,6 +70,11 @@ class Side(ABC):
     def authority_place(self) -> str:
         """Place of the authority."""
         return AUTHORITY
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        """Whether all that it needs is installed."""
+        return True
 
     @abstractmethod
     def start_authority(self) -> None:
@@ -286,6 +294,71 @@ class BestTorchrun(Torchrun):
         return command, self.variables(replica) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
+LIGHTHOUSE = """
+import json, sys, threading
+from torchft.coordination import LighthouseServer
+server = LighthouseServer(bind=f"0.0.0.0:{sys.argv[1]}", min_replicas=1, **json.loads(sys.argv[2]))
+threading.Event().wait()
+"""
+
+
+class Torchft(Scripted):
+    """torchft, with its default settings: survivors keep their process, and a step that fails is dropped."""
+
+    name = "torchft"
+    summary = "torchft 0.2.0 as it comes, with the loop of its README"
+    lighthouse: dict[str, int] = {}
+    timeout_seconds = 60.0
+    """Timeout of its collectives; its default."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        super().__init__(folder, network)
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return importlib.util.find_spec("torchft") is not None
+
+    def start_authority(self) -> None:
+        command = [sys.executable, "-c", LIGHTHOUSE, str(PORT), json.dumps(self.lighthouse)]
+        self._server = spawn(self.network, AUTHORITY, command, {}, self.folder / "lighthouse.txt")
+
+    def kill_authority(self) -> None:
+        assert self._server is not None
+        self._server.kill()
+        self._server.wait()
+
+    def other_processes(self) -> list[subprocess.Popen[bytes]]:
+        return [self._server] if self._server else []
+
+    def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
+        address = self.network.address(replica)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes=1", "--nproc-per-node=1", f"--max-restarts={FOREVER}", "--monitor-interval=0.05"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={address}:{PORT}", "--rdzv-conf=is_host=true"),
+            *(f"--local-addr={address}", str(TORCHFT_SCRIPT)),
+        ]
+        own = {
+            "TORCHFT_LIGHTHOUSE": f"http://{self.network.address(AUTHORITY)}:{PORT}",
+            "RECOVERY_ADDRESS": address,
+            "RECOVERY_TIMEOUT": f"{self.timeout_seconds}",
+        }
+        return command, self.variables(replica) | own
+
+    def marks(self) -> list[tuple[float, str]]:
+        return []
+
+
+class BestTorchft(Torchft):
+    """torchft with the best settings found."""
+
+    name = "torchft-best"
+    summary = "the same with the best settings found"
+    lighthouse = {"heartbeat_timeout_ms": 300, "quorum_tick_ms": 20, "join_timeout_ms": 1000}
+    timeout_seconds = 5.0
+
+
 BEST = {"heartbeatSeconds": 0.5, "growCooldownSeconds": 1.0, "hangSeconds": 5.0}
 """Settings of Tandem with the fastest recovery here, like those of c10d-best."""
 
@@ -446,6 +519,7 @@ SIDES: dict[str, type[Side]] = {
         *(Tandem, BestTandem, BestColdTandem),
         *(TandemTrainer, BestTandemTrainer, RegroupingTrainer),
         *(Torchrun, BestTorchrun),
+        *(Torchft, BestTorchft),
     )
 }
 """Sides in the order of their turns and of the table. Names of those with the best settings found end in `-best`;

@@ -24,6 +24,8 @@ class Cell:
     """Median of the longest time without any step, from the fault to the recovery, in seconds."""
     repeated: list[int]
     """Repeated steps of each shot."""
+    dropped: int
+    """Batches of ranks that took no part in any step."""
     lost: int
     """Shots that went back behind a committed checkpoint."""
     orphans: int
@@ -88,6 +90,7 @@ def cell(records: Sequence[dict[str, Any]], row: Row, side: str) -> Cell | None:
         doubles=sum(bool(record["overlaps"]) for record in shots),
         pause=statistics.median(record["pauseSeconds"] for record in shots) if shots else math.nan,
         repeated=sorted(record["repeatedSteps"] for record in shots),
+        dropped=sum(record.get("droppedBatches", 0) for record in shots),
         lost=sum(record["lostSteps"] > 0 for record in shots),
         orphans=sum(bool(record["orphans"]) for record in shots),
         gave_up=sum(record["gaveUp"] for record in shots),
@@ -177,6 +180,7 @@ def _damages(result: Cell | None) -> str:
         "SPLIT, both wrote": result.splits,
         "two groups at once": result.doubles - result.splits,
         "went behind a checkpoint": result.lost,
+        "batches dropped": result.dropped,
         "orphans": result.orphans,
         "agents gave up": result.gave_up,
     }

@@ -3,7 +3,9 @@
 - No side of Tandem's may leave a fault without a recovery, two groups at the same time, a committed step that is
   repeated, a process without an agent, or any remains after the end of its job: not once.
 - For the stages in BOUNDS the median of every warm side of Tandem's, with its defaults as with the best settings, is
-  within the bound, and below the median of every side of c10d's that was measured beside it.
+  within the bound, and below the median of every side of others that was measured beside it.
+- Where ranks keep their step, the pause of the others after a worker's death has a bound instead, PAUSE_SECONDS, and
+  no step is taken again after a fault that a member survives.
 
 A failure counts in a median as longer than anything. Fewer than `goals.MIN_VALUES` faults are not judged by time.
 """
@@ -18,6 +20,11 @@ from benchmarks.recovery.table import SINGLE_STAGE, Cell, Row, cell, rows
 
 TANDEM, COLD = "tandem", "tandem-cold"
 """Prefixes of the names of sides: Tandem's, and those that start cold."""
+REGROUPS = "tandem-regroup"
+"""Prefix of the names of sides whose ranks keep their step."""
+PAUSE_SECONDS = 0.35
+SURVIVED = ("worker-kill", "node-loss", "preemption", "stop", "agent-kill")
+"""Faults that a member survives, with what it holds."""
 BOUNDS: dict[Row, float] = {("worker-kill", SINGLE_STAGE): 0.3, ("node-loss", "the rest goes on"): 2.5}
 """Goals in seconds, by row."""
 
@@ -39,8 +46,28 @@ def judge(records: Sequence[dict[str, Any]]) -> list[Verdict]:
                 peers = {
                     other: result for (its, other), result in cells.items() if its == row and other not in own_sides
                 }
-                verdicts += _timed(f"{side}, {_row_title(row)}", cells[row, side], bound, peers)
-    return verdicts
+                keeps_step = side.startswith(REGROUPS) and row[0] == "worker-kill"
+                verdicts += _timed(
+                    f"{side}, {_row_title(row)}", cells[row, side], math.inf if keeps_step else bound, peers
+                )
+    return verdicts + [
+        verdict for side in own_sides if side.startswith(REGROUPS) for verdict in _judge_steps(records, side)
+    ]
+
+
+def _judge_steps(records: Sequence[dict[str, Any]], side: str) -> Iterator[Verdict]:
+    """Judge that the others go on at once, and take no step again."""
+    shots = [record for record in records if record["kind"] == "shot" and record["side"] == side]
+    pauses = [record["pauseSeconds"] for record in shots if record["fault"] == "worker-kill"]
+    if pauses:
+        yield judge_median(
+            f"{side}, worker-kill: the rest pauses for at most {PAUSE_SECONDS:g} s", pauses, PAUSE_SECONDS
+        )
+    survived = [record["repeatedSteps"] for record in shots if record["fault"] in SURVIVED]
+    if survived:
+        repeated = sum(steps > 0 for steps in survived)
+        outcome = Outcome.MISSED if repeated else Outcome.MET
+        yield Verdict(outcome, f"{side}: no step is taken again", f"after {repeated} of {len(survived)} faults")
 
 
 def _sound(records: Sequence[dict[str, Any]], cells: dict[tuple[Row, str], Cell]) -> Verdict:
@@ -73,7 +100,8 @@ def _troubles(result: Cell) -> Iterator[str]:
 
 def _timed(subject: str, result: Cell, bound: float, peers: dict[str, Cell]) -> Iterator[Verdict]:
     own_seconds = _seconds(result)
-    yield judge_median(f"{subject}: at most {bound:g} s", own_seconds, bound)
+    if math.isfinite(bound):
+        yield judge_median(f"{subject}: at most {bound:g} s", own_seconds, bound)
     for peer, peer_result in peers.items():
         peer_seconds, goal = _seconds(peer_result), f"{subject}: below {peer}"
         if min(len(own_seconds), len(peer_seconds)) < MIN_VALUES:

@@ -26,9 +26,10 @@ because a group that stays too small for ever costs more.
 
 **Cool-down.** It is the time between two growths: each costs a restart, and agents of a large group arrive one after
 the other. It delays neither the first growth after the start, nor a new process that takes the place of a lost member:
-a group is back at its size as soon as its replacements have come. A process that comes back by itself, because it was
-cut off, waits for the cool-down: where a network comes and goes, the group would restart each time. A pod that comes
-and goes is held back by the operator, which knows why it ended.
+a group is back at its size as soon as its replacements have come. Where ranks keep their state, and newcomers have
+prepared theirs before they join, growth costs no restart, and is not held back at all. A process that comes back by
+itself, because it was cut off, waits for the cool-down: where a network comes and goes, the group would change each
+time. A pod that comes and goes is held back by the operator, which knows why it ended.
 
 Rejected: closing when a checkpoint was committed (steps go on while it is written, and are lost), and closing as soon
 as the first member is back (the rest may still be writing).
@@ -95,6 +96,7 @@ def close(state: State, cause: Cause, now: float) -> Transition:
         saving=None,
         preflight=None,
         training=False,
+        survived=state.survive,
         cause=cause,
         last_change=now,
         finished=frozenset(),
@@ -168,14 +170,17 @@ def resize(state: State, now: float) -> Transition:
 def _may_grow(state: State, newcomers: list[AgentState], size: int, now: float) -> bool:
     """Whether the group should grow now (see "Growth" and "Cool-down" above)."""
     arrivals = [agent.since for agent in newcomers]
-    # A process that was never in a generation takes the place of a lost member: it does not wait for the cool-down.
-    is_replacement = size < state.largest and any(agent.generation == 0 for agent in newcomers)
+    # A process that was never in a generation takes the place of a lost member: it does not wait for the cool-down. Nor
+    # does an agent whose ranks have failed, and whose new ones are prepared: that costs the others one step's pause.
+    fresh = [agent for agent in newcomers if agent.generation == 0 or agent.starts_anew]
+    is_replacement = size < state.largest and bool(fresh)
+    is_held_back = not is_replacement and not (state.survive and len(fresh) == len(newcomers))
     ready_at = max(arrivals)
     if size + len(newcomers) < state.target:
         # More may come: wait a moment for them, so that they do not cost a restart of their own.
         settling = GRACE_SECONDS if is_replacement else state.rules.start_after
         ready_at = min(ready_at + settling, min(arrivals) + MAX_START_FACTOR * settling)
-    if not is_replacement:
+    if is_held_back:
         ready_at = max(ready_at, state.last_growth + state.rules.grow_cooldown)
     if now < ready_at:
         return False
@@ -203,7 +208,7 @@ def finish_saving(state: State, now: float) -> Transition:
     running = [
         agent.member.replica
         for agent in state.agents.values()
-        if is_member(state, agent) and not agent.is_waiting and agent.member.replica not in state.finished
+        if is_member(state, agent) and not agent.has_stopped and agent.member.replica not in state.finished
     ]
     # All members, and not only the first, have to be back: the rest may still be writing.
     if not running:

@@ -58,6 +58,7 @@ def form(state: State, now: float) -> Transition:
     chosen = sorted(candidates, key=lambda agent: (not is_member(state, agent), natural_sort_key(agent.member.replica)))
     members = _in_rank_order(chosen[: min(state.target, state.rules.largest_usable(len(chosen)))])
     membership = Membership(generation=state.number + 1, members=members, reason=state.cause.reason)
+    keeps = state.survived and any(is_member(state, agent) and not agent.starts_anew for agent in chosen)
     previous_size = 0 if state.latest is None else len(state.latest.members)
     last_growth = now if 0 < previous_size < len(members) else state.last_growth
     largest = max(state.largest, len(members))
@@ -74,6 +75,8 @@ def form(state: State, now: float) -> Transition:
     )
     state = preflight.request(state, now)
     detail = _reason_to_form(state.cause)
+    if keeps:
+        detail += "; ranks that live keep their state"
     if spare := chosen[len(members) : state.target]:
         names = join_names(agent.member.replica for agent in spare)
         detail += f"; {names} {'waits' if len(spare) == 1 else 'wait'}, because "
@@ -110,8 +113,11 @@ def _in_rank_order(agents: Iterable[AgentState]) -> list[Member]:
 def _is_worth_waiting(state: State, candidates: list[AgentState], now: float) -> bool:
     """Whether another agent is likely to come soon, when fewer agents wait than the target."""
     stopping = STOPPING_SECONDS + (STACKS_SECONDS if state.cause.reason == "Hung" else 0.0)
-    # Agents that are alive and do not wait yet are stopping their ranks.
-    if len(candidates) < len(state.agents) and now - state.last_change < stopping:
+    # Agents that are alive and do not wait yet are stopping their ranks, or prepare new ones. Members that keep their
+    # state go on without the latter, which join when they are ready.
+    keeps = any(is_member(state, agent) and not agent.starts_anew for agent in candidates)
+    awaited = [agent for agent in state.agents.values() if not (agent.is_waiting or (agent.is_preparing and keeps))]
+    if awaited and now - state.last_change < stopping:
         return True
     newcomers = [agent for agent in candidates if not is_member(state, agent)]
     if not newcomers:

@@ -86,6 +86,15 @@ class AgentState:
     """The node it runs on; empty if unknown."""
     supports_preflight: bool = False
     """Whether its version supports pre-flights."""
+    is_preparing: bool = False
+    """Whether its ranks are stopped, and new ones are not ready for a group yet."""
+    starts_anew: bool = False
+    """Whether its ranks are new ones, which hold no state."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the ranks of its last generation are stopped."""
+        return self.is_waiting or self.is_preparing
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +268,8 @@ class State:
     """Whether the ranks are known to save and leave when asked."""
     survive: bool = False
     """Whether the ranks keep their state when the group changes, so that those that stay need no checkpoint."""
+    survived: bool = False
+    """Whether they did when the newest generation was closed."""
     scripted: bool = False
     """Whether the ranks are known not to save when asked, because a user's own script runs without a session."""
     step_seconds: float = 0.0

@@ -110,7 +110,9 @@ class History:
                 detail=detail,
             )
         )
-        because = f", because {detail}" if detail != self._reported else ""
+        # What was reported when the last one was closed is not repeated.
+        is_known = bool(self._reported) and detail.startswith(self._reported)
+        because = detail.removeprefix(self._reported) if is_known else f", because {detail}"
         self.report(f"generation {opened.generation} with {replicas_text(len(names))}{because}", "info")
 
     def closed(self, generation: int, cause: Cause, progressed: bool, is_last: bool) -> None:

@@ -137,7 +137,7 @@ def quiet_seconds(state: State, now: float) -> float:
         return 0.0
     if state.saving or state.preflight or state.blind or state.finished or state.completing or state.failing:
         return 0.0
-    if not state.agents or any(agent.is_waiting or agent.is_leaving for agent in state.agents.values()):
+    if not state.agents or any(agent.has_stopped or agent.is_leaving for agent in state.agents.values()):
         return 0.0
     # The group is complete and at rest: only the loss of an agent is decided by time.
     return max(0.0, min(agent.last_seen for agent in state.agents.values()) + state.rules.lost_after - now)
@@ -185,7 +185,7 @@ def is_redundant(state: State, sync: Sync) -> bool:
     if sync.finished and sync.replica not in state.finished:
         return False
     if sync.state == "joining":
-        return agent.is_waiting and agent.member == sync.member
+        return agent.has_stopped and agent.is_preparing == (sync.standby == "preparing") and agent.member == sync.member
     return sync.state == "running" and not sync.reason and not agent.is_waiting and agent.is_leaving == sync.leaving
 
 
@@ -213,11 +213,14 @@ def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -
         actions += more
     if leaving:
         return state, actions
-    waits = sync.state == "joining"
+    is_preparing = sync.standby == "preparing"
+    waits = sync.state == "joining" and not is_preparing
     since = agent_before.since if agent_before is not None and agent_before.is_waiting == waits else now
     # The agent counts as heard in any case, also if its message closed the generation.
     agent = AgentState(
-        sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "", supports_preflight
+        *(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "", supports_preflight),
+        is_preparing=is_preparing,
+        starts_anew=bool(sync.standby),
     )
     state = replace(state, agents={**state.agents, sync.replica: agent})
     return preflight.record_report(state, sync, now), actions
@@ -291,7 +294,7 @@ def _remove_leaving(state: State, sync: Sync, now: float) -> Transition:
         return without_agents(state, [sync.replica]), actions
     agent = state.agents.get(sync.replica)
     # While the group saves, a member that leaves is expected to.
-    saved = state.saving is not None and agent is not None and (agent.is_waiting or agent.is_leaving)
+    saved = state.saving is not None and agent is not None and (agent.has_stopped or agent.is_leaving)
     state = without_agents(state, [sync.replica])
     if (sync.replica, sync.incarnation) not in state.members or saved:
         return state, ()
@@ -437,7 +440,7 @@ def _adopt_running_generation(state: State, now: float) -> Transition:
         detail = f"the coordinator restarted, and all members still run generation {latest.generation}{finished_text}"
         return state, (Open(latest, detail, adopted=True),)
     # Wait while a member may still come: until the deadline, if some run it or not all agents are back.
-    running = any(not agent.is_waiting for agent in state.agents.values())
+    running = any(not agent.has_stopped for agent in state.agents.values())
     if now < until and (running or len(state.agents) < state.target):
         return state, ()
     state = replace(state, adopting_until=None, last_change=now, finished=frozenset())
@@ -504,7 +507,7 @@ def _runs(state: State, member: Member, generation: int) -> bool:
     return (
         agent is not None
         and agent.member.incarnation == member.incarnation
-        and not agent.is_waiting
+        and not agent.has_stopped
         and agent.generation == generation
     )
 
@@ -517,7 +520,7 @@ def _has_finished(state: State, sync: Sync) -> bool:
 
 def _is_expendable(state: State, agent: AgentState) -> bool:
     """Whether nobody depends on this member any more: its ranks have finished, or have saved while the group saves."""
-    return agent.member.replica in state.finished or (state.saving is not None and agent.is_waiting)
+    return agent.member.replica in state.finished or (state.saving is not None and agent.has_stopped)
 
 
 def _wait_reason(state: State) -> str:

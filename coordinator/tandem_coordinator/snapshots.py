@@ -65,7 +65,7 @@ def snapshot(
         agents = sorted(state.agents.items())
     else:
         agents = nsmallest(
-            max_members, state.agents.items(), key=lambda entry: (not entry[1].is_waiting, len(entry[0]), entry[0])
+            max_members, state.agents.items(), key=lambda entry: (not entry[1].has_stopped, len(entry[0]), entry[0])
         )
     return Snapshot(
         job=job.metadata.name,
@@ -212,7 +212,7 @@ def _phase(job: DistributedTrainingJob, state: State, reports: Reports, observed
 
 def _are_all_running(state: State) -> bool:
     running = {
-        name for name, agent in state.agents.items() if not agent.is_waiting and agent.generation == state.number
+        name for name, agent in state.agents.items() if not agent.has_stopped and agent.generation == state.number
     }
     return len(running | state.finished) >= len(state.members)
 
@@ -257,7 +257,7 @@ def _member(agent: AgentState, clock: Instant, reports: Reports) -> MemberView:
         replica=member.replica,
         address=member.address,
         node=agent.node or None,
-        state="leaving" if agent.is_leaving else "joining" if agent.is_waiting else "running",
+        state="leaving" if agent.is_leaving else "joining" if agent.has_stopped else "running",
         silent_seconds=max(0.0, round(clock.steady - agent.last_seen, 3)),
         ranks=[
             RankView(

@@ -152,7 +152,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     newest, *_ = RunDir(tmp_path / "run").committed()
     assert (newest.step, newest.name in told) == (job.status["progress"]["totalSteps"], True)
     assert newest.step > first.step
-    assert "pod/tandem-copy" not in namespace("get", "pods", "-o", "name")
+    until(lambda: "pod/tandem-copy" not in namespace("get", "pods", "-o", "name"), "the pod of the copy is gone")
     assert tandem("verify", tmp_path / "run").returncode == 0
     assert (tandem("report", tmp_path / "run").returncode, (tmp_path / "run/report.html").is_file()) == (0, True)
 

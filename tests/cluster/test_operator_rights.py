@@ -12,7 +12,15 @@ from tandem_operator.__main__ import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.places import AUDIT
-from tests.support.cluster.operated import ACCOUNT, LONG, Job, Operator, manifest, script_beside_a_sidecar
+from tests.support.cluster.operated import (
+    ACCOUNT,
+    LONG,
+    Job,
+    Operator,
+    manifest,
+    script_beside_a_sidecar,
+    with_a_volume_that_does_not_mount,
+)
 from tests.support.cluster.pods import Manifest, Namespace
 from tests.support.waiting import until
 
@@ -85,6 +93,11 @@ def test_rights_that_are_used_are_the_rights_that_are_given(
     beside.apply(never_ready(script_beside_a_sidecar("beside", images, "import time; time.sleep(10)")))
     beside.reaches("Succeeded")
     assert not [event for event in beside.events() if event.startswith("WorkerReplaced")]
+    # The kubelet's Events are read of pods that do not start.
+    stuck = Job(namespace, "stuck")
+    stuck.apply(with_a_volume_that_does_not_mount("stuck"))
+    stuck.becomes(lambda: "not-there" in stuck.status.get("message", ""), "the words of the kubelet")
+    namespace("delete", "dtj", "stuck", "--wait=false")
     before = job.live("evaluator")
     change(job, evaluators={"replicas": 1, "processesPerReplica": 2})
     job.becomes(lambda: job.live("evaluator") not in ([], before), "another evaluator")

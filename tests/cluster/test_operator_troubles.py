@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.cluster.images import Images
-from tests.support.cluster.operated import LONG, Job, Operator, manifest
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, with_a_volume_that_does_not_mount
 from tests.support.cluster.pods import Manifest, Namespace
 
 
@@ -169,11 +169,7 @@ def test_a_program_that_cannot_be_started_ends_the_job_with_its_error(job: Job) 
 
 
 def test_a_volume_that_does_not_mount_is_said_in_the_kubelets_words(job: Job) -> None:
-    mount = {"name": "worker", "volumeMounts": [{"name": "setup", "mountPath": "/setup"}]}
-    volume = {"name": "setup", "configMap": {"name": "not-there"}}
-    job.apply(
-        manifest(job.name, workers={"replicas": 1, "template": {"spec": {"containers": [mount], "volumes": [volume]}}})
-    )
+    job.apply(with_a_volume_that_does_not_mount(job.name))
     says(job, 'configmap "not-there" not found')
 
 

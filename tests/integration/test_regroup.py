@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tandem_trainer.sample_audit import audit
@@ -19,13 +20,14 @@ from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import manifest
 from tests.support.ranks import sample_ids
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 160
 TASK = """
     import os
     import signal
+    import time
     from dataclasses import dataclass
     from pathlib import Path
 
@@ -96,6 +98,10 @@ TASK = """
             return Lines(400, self.faults)
 
         def model(self):
+            for wait in Path(self.config.folder).glob("wait"):
+                wait.rename(wait.with_name("waits"))
+                while not wait.with_name("go").exists():
+                    time.sleep(0.05)
             return nn.Sequential(
                 nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)
             )
@@ -138,7 +144,8 @@ def start(folder: Path, faults: list[str], **spec: Any) -> LocalRun:
     }
     whole = {
         "trainer": trainer,
-        "workers": {"replicas": 2},
+        # Both, or a rank would take all steps while the other one prepares itself.
+        "workers": {"replicas": 2, "minReplicas": 2},
         "evaluators": {"replicas": 0},
         "checkpoint": {"everySteps": 30},
         "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.5},
@@ -192,6 +199,22 @@ def spec(**elasticity: Any) -> dict[str, Any]:
     }
 
 
+def slopes(path: Path, folder: Path, **elasticity: Any) -> Elastic:
+    """Train the task of these tests for long, with two workers."""
+    folder.mkdir()
+    (folder / "slopes.py").write_text(dedent(TASK))
+    trainer = {
+        "task": "slopes:Slopes",
+        "parameters": {"folder": str(folder), "faults": []},
+        "loop": {"epochs": 100_000, "globalBatchSize": 25},
+    }
+    # Cold, so that each rank looks for its code anew.
+    whole = spec(warmStart=False, **elasticity) | {"trainer": trainer}
+    group = Elastic(path, replicas=2, **whole)
+    group.extra["PYTHONPATH"] = str(folder)
+    return group.start("worker-0", "worker-1")
+
+
 def trains(group: Elastic, size: int) -> None:
     """Wait until the coordinator has heard from all ranks of a group of this size that they take steps."""
 
@@ -204,6 +227,14 @@ def trains(group: Elastic, size: int) -> None:
     until(there, f"training with {size}")
 
 
+def step(group: Elastic, size: int) -> list[int]:
+    """The steps that a group of this size reports; 0 while there is none."""
+    snapshot = group.snapshot()
+    if snapshot is None or snapshot.status.world_size != size:
+        return [0]
+    return [rank.step for member in snapshot.members for rank in member.ranks]
+
+
 def checked(group: Elastic) -> None:
     """Each step was taken once, and no generation but the first has read a checkpoint."""
     found = audit(group.rundir)
@@ -211,6 +242,52 @@ def checked(group: Elastic) -> None:
     assert found.steps > 10
     assert not group.rundir.checkpoint_names()
     assert all("continues" in record for record in records(group.rundir)[1:])
+
+
+@pytest.mark.parametrize("killed", ["rank", "agent"])
+def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed: str) -> None:
+    folder = tmp_path / "code"
+    with slopes(tmp_path, folder) as group:
+        trains(group, 2)
+        (survivor,) = group.ranks_of("worker-0")
+        (folder / "wait").touch()
+        if killed == "rank":
+            group.kill_rank("worker-1")
+        else:
+            group.kill_agent("worker-1")
+        until(lambda: len(records(group.rundir)) == 2, "the other rank alone")
+        trains(group, 1)
+        if killed == "agent":
+            group.start_agent("worker-1")
+        until((folder / "waits").exists, "a rank that builds its model")
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        first = max(rank.step for member in snapshot.members for rank in member.ranks)
+        until(lambda: max(step(group, 1)) > first + 100, "steps meanwhile")
+        (folder / "go").touch()
+        trains(group, 2)
+        assert group.ranks_of("worker-0") == [survivor]
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        lost = "WorkerFailed" if killed == "rank" else "MemberLost"
+        assert [view.reason for view in snapshot.generations] == ["Started", lost, "MemberJoined"]
+        checked(group)
+
+
+def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterwards(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    with slopes(tmp_path, folder) as group:
+        trains(group, 2)
+        stays = group.ranks_of("worker-0")
+        # From now on nobody who starts can build the model.
+        (folder / "slopes.py").write_text("raise OSError('the disk with the code is gone')")
+        group.kill_rank("worker-1")
+        # It is not tried again for ever: the failures have a culprit, which is left out.
+        assert group.agents["worker-1"].wait(SECONDS) == ExitCode.LEFT_OUT
+        trains(group, 1)
+        assert group.ranks_of("worker-0") == stays
+        assert "the disk with the code is gone" in group.output("coordinator")
+        checked(group)
 
 
 def test_a_group_that_shrinks_and_grows_keeps_who_stays(tmp_path: Path) -> None:

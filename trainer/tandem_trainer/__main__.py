@@ -17,14 +17,13 @@ import logging
 from pydantic import ValidationError
 
 from tandem.processes.exitcode import ExitCode
-from tandem.processes.launch import RUN_DIR
+from tandem.processes.launch import RUN_DIR, STANDBY
 from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.malloc import keep_freed_memory
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse, Watchdog
-from tandem_trainer.rank_context import rank_context
 from tandem_trainer.train import train
 
 log = logging.getLogger("tandem_trainer")
@@ -54,12 +53,10 @@ def _run(pulse: Pulse | None) -> ExitCode:
     rundir.create()
     group: Group | None = None
     try:
-        group = Group.join()
-        code = train(job, rank_context(rundir, group, pulse))
-        group.leave()
+        group = Group.join() if not os.environ.get(STANDBY) else None
+        return train(job, rundir, group, pulse)
     except Exception as error:
         return code_of(error, rundir, has_peers=group is None or group.world_size > 1)
-    return code
 
 
 if __name__ == "__main__":

@@ -132,9 +132,8 @@ class Group:
         """
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-        on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-        if device is None:
-            device = torch.device("cuda", local_rank % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+        device = rank_device() if device is None else device
+        on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
         timeout = PATIENCE if watched else COLLECTIVE_TIMEOUT
@@ -380,6 +379,13 @@ class Group:
             if dist.is_initialized():
                 dist.destroy_process_group()
             self._control = None
+
+
+def rank_device() -> torch.device:
+    """Return the device of this rank: its GPU, by its rank within the worker, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def _options(root: int) -> Any:

@@ -98,7 +98,7 @@ _OWN_CODE_OFFSET = 68
 _COMPLETE_OFFSET = 69
 """1 once a session has taken all of its steps, and their last checkpoint is committed."""
 _REGROUP_STATE_OFFSET = 70
-"""State of the rank for a regroup: one of RESTARTS, SURVIVES, PARKED."""
+"""State of the rank for a regroup: one of RESTARTS, SURVIVES, PARKED, PREPARED."""
 _ACKNOWLEDGED_OFFSET = 71
 """1 once the watchdog of the rank has heard the order to regroup."""
 _BEAT_OFFSETS = (128, 384)
@@ -121,9 +121,9 @@ _BeatValues = tuple[int, int | None, float | None, float | None, float | None, f
 """Arguments of `Pulse.beat`."""
 
 
-RESTARTS, SURVIVES, PARKED = 0, 1, 2
+RESTARTS, SURVIVES, PARKED, PREPARED = 0, 1, 2, 3
 """States of a rank: it has to end when its group changes; it can go on in the next group; it has left its group, and
-waits for the next one."""
+waits for the next one; it waits for the next one, and holds no state."""
 
 
 class RankPlace(NamedTuple):
@@ -378,7 +378,7 @@ class Pulse:
         return ORDERS[self._memory[_ORDER_OFFSET]]
 
     def set_regroup_state(self, state: int) -> None:
-        """Report the state of this rank for a regroup: RESTARTS, SURVIVES or PARKED."""
+        """Report the state of this rank for a regroup."""
         self._memory[_REGROUP_STATE_OFFSET] = state
 
     def acknowledge_regroup(self) -> None:
@@ -540,7 +540,7 @@ class PulseView:
 
     @property
     def regroup_state(self) -> int:
-        """State of the rank for a regroup: RESTARTS, SURVIVES or PARKED."""
+        """State of the rank for a regroup: RESTARTS, SURVIVES, PARKED or PREPARED."""
         return self._memory[_REGROUP_STATE_OFFSET]
 
     @property

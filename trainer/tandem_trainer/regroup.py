@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from tandem.job.resource import DistributedTrainingJob
@@ -37,14 +38,17 @@ from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.connections import Connections
 from tandem_trainer.failure import is_of_peers
 from tandem_trainer.process_group import Group, GroupLost
-from tandem_trainer.pulse import PARKED, SURVIVES, Pulse, RankPlace
+from tandem_trainer.pulse import PARKED, PREPARED, RESTARTS, SURVIVES, Pulse, RankPlace
 
 WAIT_SECONDS = 1.0
 """Interval at which a rank that waits for its next place looks whether it was asked to end, in seconds."""
 RETRY_SECONDS = 0.05
 """Pause before a rank tries again to join a generation that is not closed, in seconds."""
-STRATEGIES = ("ddp",)
-"""Strategies under which each rank holds all of the state."""
+
+
+def can_regroup(job: DistributedTrainingJob, device: torch.device) -> bool:
+    """Whether the ranks of a job can go on in another group, on a device of this machine."""
+    return job.spec.regroups and device.type == "cpu" and sys.platform == "linux"
 
 
 class Regroup:
@@ -64,16 +68,10 @@ class Regroup:
 
     @classmethod
     def create_for(
-        cls, job: DistributedTrainingJob, group: Group, pulse: Pulse | None, is_stopping: Callable[[], bool]
+        cls, job: DistributedTrainingJob, device: torch.device, pulse: Pulse | None, is_stopping: Callable[[], bool]
     ) -> "Regroup | None":
         """Create one for a task; None if the job restarts its ranks, or they cannot regroup."""
-        loop = job.spec.trainer.settings_of_loop
-        if job.spec.elasticity.on_membership_change != "Regroup" or pulse is None:
-            return None
-        compresses = loop.ddp is not None and loop.ddp.compression != "none"
-        if group.device.type != "cpu" or loop.strategy not in STRATEGIES or compresses or sys.platform != "linux":
-            return None
-        return cls(pulse, is_stopping)
+        return None if pulse is None or not can_regroup(job, device) else cls(pulse, is_stopping)
 
     def survive(self, group: Group) -> None:
         """Declare that this rank holds a state with which it can go on in another group."""
@@ -95,8 +93,8 @@ class Regroup:
         return self._survives and (isinstance(error, GroupLost) or is_of_peers(error))
 
     def join_next(self) -> Group:
-        """Leave the group, wait for a place in the next generation, and join it. Where that one ends before it is
-        complete, the one after it, and so on.
+        """Leave the group, if this rank is in one, wait for a place in the next generation, and join it. Where that one
+        ends before it is complete, the one after it, and so on.
 
         Raises:
             Superseded: this process was asked to end meanwhile.
@@ -107,6 +105,9 @@ class Regroup:
         while True:
             place = self._wait_for_place()
             _set_environment(place)
+            if not self._survives:
+                # It has no state yet that could outlive the group which it joins.
+                self._pulse.set_regroup_state(RESTARTS)
             self._pulse.enter(place)
             self._joining = Connections()
             try:
@@ -123,7 +124,7 @@ class Regroup:
 
     def _wait_for_place(self) -> RankPlace:
         """Wait for a place in a newer generation than the current one."""
-        self._pulse.set_regroup_state(PARKED)
+        self._pulse.set_regroup_state(PARKED if self._survives else PREPARED)
         while True:
             self._pulse.order_changed.clear()
             if (place := self._pulse.next_place()) is not None:

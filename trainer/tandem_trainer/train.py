@@ -32,6 +32,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tasks import Loop, Schedule, TaskLoop
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import Manifest
+from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Origin
 from tandem_trainer.agreement import Terms, agree
 from tandem_trainer.checkpoint.sharding import to_local
@@ -49,7 +50,8 @@ from tandem_trainer.initial_weights import load_initial
 from tandem_trainer.meter import Cost, GradientNorm, Stopwatch, cost_of
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
 from tandem_trainer.models.dropout import Draws, key_dropout
-from tandem_trainer.process_group import Group, GroupLost, PeerFault
+from tandem_trainer.process_group import Group, GroupLost, PeerFault, rank_device
+from tandem_trainer.pulse import Pulse
 from tandem_trainer.rank_context import RankContext, StopRequest, rank_context
 from tandem_trainer.regroup import Regroup, StepBuffers
 from tandem_trainer.step_trace import StepTrace
@@ -216,9 +218,13 @@ def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
     return schedule.final_fraction + (1 - schedule.final_fraction) * shape
 
 
-def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
+def train(job: DistributedTrainingJob, rundir: RunDir, group: Group | None, pulse: Pulse | None) -> ExitCode:
     """Train the job's task until its end or until the rank is asked to leave. Collective: every rank of the generation
     calls it. Where the job's ranks regroup, it goes on in the generations that follow.
+
+    Args:
+        group: the ranks of this generation; None: this rank prepares itself, and waits for a place in one.
+        pulse: channel to the agent; None where there is no agent, which gives places.
 
     Raises:
         ConfigurationError: the job cannot work as it is written.
@@ -228,21 +234,25 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
         MicroBatchHalved: a micro-batch did not fit into memory.
         SampleTooLarge: a single sample did not fit into memory.
     """
-    stop = StopRequest(context.pulse)
-    regroup = Regroup.create_for(job, context.group, context.pulse, stop.is_signalled)
+    stop = StopRequest(pulse)
+    device = rank_device() if group is None else group.device
+    regroup = Regroup.create_for(job, device, pulse, stop.is_signalled)
     if regroup is not None:
         stop.patience = SIGNAL_PATIENCE_SECONDS
-    run = TaskRun(job, context, stop, regroup)
-    group: Group | None = context.group
+    run = TaskRun(job, rundir, stop, regroup)
+    if group is None:
+        assert regroup is not None, "agents start no other ranks without a place"
+        run.prepare(Group(0, 1, 0, device))
+        group = regroup.join_next()
     while True:
         try:
             if group is None:
                 assert regroup is not None
                 group = regroup.join_next()
-                context = rank_context(context.rundir, group, context.pulse)
+            context = rank_context(rundir, group, pulse)
             run.start(context)
             run.take_steps()
-            return run.end()
+            code = run.end()
         except Exception as error:
             if regroup is None or not regroup.follows(error):
                 raise
@@ -250,6 +260,9 @@ def train(job: DistributedTrainingJob, context: RankContext) -> ExitCode:
             reason = "it is over" if isinstance(error, GroupLost) else one_line(str(error).partition("\n")[0])
             log.info("left generation %d after step %d: %s", context.generation, run.step, reason)
             group = None
+        else:
+            group.leave()
+            return code
 
 
 class TaskRun:
@@ -257,32 +270,44 @@ class TaskRun:
 
     Args:
         job: the job.
-        context: identity of this process in its first generation.
+        rundir: the job's run directory.
         stop: request to save and leave.
         regroup: takes this rank to the next generation; None: it ends with its group.
     """
 
-    def __init__(
-        self, job: DistributedTrainingJob, context: RankContext, stop: StopRequest, regroup: Regroup | None
-    ) -> None:
+    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, stop: StopRequest, regroup: Regroup | None) -> None:
         self._job, self._stop, self._regroup = job, stop, regroup
         # The task keeps to the commits of weights and data that earlier generations read.
         torch.use_deterministic_algorithms(job.spec.trainer.settings_of_loop.deterministic)
-        self._task = pinned(task_of(job.spec.trainer), context.rundir)
+        self._task = pinned(task_of(job.spec.trainer), rundir)
         self._dataset, self._first, self._end = samples_of(self._task)
         self._learner: Learner | None = None
         self._elastic: ElasticRun | None = None
         self._stepper: Stepper | None = None
         self._supply: Supply | None = None
-        self._is_started = False
+        self._is_prepared = self._is_started = False
         self._live: LiveState | None = None
         self.step = 0
         """Optimizer steps completed, at the last change of the group."""
+
+    def prepare(self, alone: Group) -> None:
+        """Build model and optimizer before this rank has a place in a group.
+
+        Args:
+            alone: a group of this rank alone, on its device.
+        """
+        loop = self._job.spec.trainer.settings_of_loop
+        self._learner = self._build(loop, strategy_of(loop, alone, self._job.spec.workers.processes))
+        self._is_prepared = True
 
     def start(self, context: RankContext) -> None:
         """Start a generation: from the newest checkpoint of this run, or from the state that ranks hold, else from
         fresh weights. Collective."""
         job, group, task = self._job, context.group, self._task
+        if self._is_prepared:
+            # It may have waited for long, and settings of checkpoints may have changed since it has read the job.
+            job, self._is_prepared = context.rundir.read_job(), False
+            self._job = job
         if self._live is not None:
             self._live = replace(self._live, entered=self._live.entered | {context.generation})
             if context.rundir.read_job().spec.checkpoint != job.spec.checkpoint:

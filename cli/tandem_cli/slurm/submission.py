@@ -82,7 +82,8 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
         waits_for: ID of a job that must complete before this one starts; empty: none.
 
     Raises:
-        UserError: SLURM or the disk refuses; nothing stays in the queue, and the run directory records the reason.
+        UserError: SLURM or the disk refuses. Nothing stays in the queue, unless SLURM refuses that, too; the run
+            directory records the reason.
     """
     run_dir = RunDir(path.resolve())
     paths = script.ScriptPaths(run_dir.path, sys.executable)
@@ -111,13 +112,22 @@ def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for:
     except UserError as error:
         # Both jobs or none: evaluators without a training, or the reverse, would hold nodes in vain.
         note_refusal(path, str(error))
-        for job_id in ids:
-            scheduler.cancel(job_id)
+        if remaining := [job_id for job_id in ids if not _is_cancelled(job_id)]:
+            raise UserError(f"{error}; what was submitted remains: scancel {' '.join(remaining)}") from error
         raise
     forget(path)
     forget_refusal(path)
     remember(path)
     return submission
+
+
+def _is_cancelled(job_id: str) -> bool:
+    """Cancel a job; return whether SLURM did."""
+    try:
+        scheduler.cancel(job_id)
+    except SlurmError:
+        return False
+    return True
 
 
 def _submitted(file: Path, text: str, options: Sequence[str], variables: dict[str, str]) -> str:

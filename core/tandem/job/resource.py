@@ -586,6 +586,13 @@ class Spec(Model):
     )
 
     @property
+    def regroups(self) -> bool:
+        """Whether its ranks keep their process and state when the group changes, where they run on CPUs of Linux."""
+        loop = self.trainer.settings_of_loop
+        is_plain = loop.strategy == "ddp" and (loop.ddp is None or loop.ddp.compression == "none")
+        return self.elasticity.on_membership_change == "Regroup" and self.trainer.command is None and is_plain
+
+    @property
     def workers_apart(self) -> int:
         """Number of workers of which a group has a multiple."""
         return worker_multiple_of(self.trainer.settings_of_loop, self.workers.processes)

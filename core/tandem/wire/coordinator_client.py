@@ -107,6 +107,11 @@ class CoordinatorClient:
         return self._connection is not None
 
     @property
+    def protocol(self) -> int:
+        """Protocol of the coordinator; the first one as long as it is not known."""
+        return self._protocol or FIRST_PROTOCOL
+
+    @property
     def knows_protocol(self) -> bool:
         """Whether the coordinator's protocol is known. Before that, only fields of protocol 1 are sent."""
         return self._protocol is not None
@@ -119,9 +124,7 @@ class CoordinatorClient:
         """
         return _read(
             Answer,
-            self._request(
-                "POST", _SYNC, MAX_ANSWER_BYTES, encode_for(message, self._protocol or FIRST_PROTOCOL), until
-            ),
+            self._request("POST", _SYNC, MAX_ANSWER_BYTES, encode_for(message, self.protocol), until),
         )
 
     def status(self) -> Snapshot:

@@ -218,6 +218,9 @@ class Sync(Model):
     """The membership that it runs, sent once on each new connection: the coordinator may have restarted."""
     leaving: bool = False
     """Sent by a running agent that received SIGTERM: it leaves once its group has saved."""
+    standby: Literal["", "preparing", "prepared"] = ""
+    """Sent by a joining agent that starts its ranks before it gets a generation, from protocol 3 on. `preparing`: they
+    are not ready for a group yet. `prepared`: they are. They hold no state of the run."""
     finished: bool | None = None
     """Whether all of its ranks have exited with code 0. Sent by a running agent that stays because others use its
     store, and with the last message. An earlier version sends it with the last message only."""
@@ -242,6 +245,8 @@ class Sync(Model):
             raise ValueError("a running agent must name the generation it runs")
         if self.leaving and self.state != "running":
             raise ValueError("only a running agent has something to save before it leaves")
+        if self.standby and self.state != "joining":
+            raise ValueError("only a joining agent has ranks in standby")
         if self.membership is not None and self.membership.generation != self.generation:
             raise ValueError("membership and generation must name the same generation")
         return self
@@ -295,7 +300,10 @@ class Target(Model):
 HEADER = "Tandem-Protocol"
 FIRST_PROTOCOL = 1
 """Protocol of a peer that sends no header: it refuses unknown fields."""
-PROTOCOL = 2
+STANDBY_PROTOCOL = 3
+"""First protocol with `Sync.standby`. Peers of an earlier one would take an agent that prepares its ranks for one that
+is ready."""
+PROTOCOL = 3
 """Protocol that this version reads."""
 
 FIRST_FIELDS: Mapping[type[Model], str] = {

@@ -162,6 +162,14 @@ def manifest(name: str, **spec: Any) -> Manifest:
     return manifests.manifest(name, **whole)
 
 
+def with_a_volume_that_does_not_mount(name: str) -> Manifest:
+    """A job of one worker, which needs a ConfigMap that is not there."""
+    mount = {"name": "worker", "volumeMounts": [{"name": "setup", "mountPath": "/setup"}]}
+    volume = {"name": "setup", "configMap": {"name": "not-there"}}
+    template = {"spec": {"containers": [mount], "volumes": [volume]}}
+    return manifest(name, workers={"replicas": 1, "template": template})
+
+
 def script_beside_a_sidecar(name: str, images: Images, code: str = "pass", **spec: Any) -> Manifest:
     """A job that runs Python code in one worker, beside a container that never exits."""
     sidecar = container("proxy", images.operator, "python3", "-c", "import signal; signal.pause()")

@@ -19,7 +19,8 @@ FROM {image}
 USER 0:0
 {copies}
 RUN site="$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \\
-    && rm -rf "$site/tandem" "$site"/tandem_* && cp -r /previous/* "$site" && rm -r /previous \\
+    && find "$site" -maxdepth 1 -name 'tandem*' ! -name '*.dist-info' -exec rm -r {{}} + \\
+    && cp -r /previous/* "$site" && rm -r /previous \\
     && python -m compileall -qq "$site/tandem" "$site"/tandem_*
 USER 65532:65532
 """
@@ -50,7 +51,7 @@ def _installed(previous: Previous) -> list[str]:
 def _built(name: str, image: str, previous: Previous) -> str:
     copies = []
     for room in _installed(previous):
-        (folder,) = [one for one in (previous.folder / room).iterdir() if one.is_dir()]
+        (folder,) = [one for one in (previous.folder / room).iterdir() if one.is_dir() and one.suffix != ".dist-info"]
         copies.append(f"COPY {room}/{folder.name} /previous/{folder.name}")
     recipe = DOCKERFILE.format(image=image, copies="\n".join(copies))
     digest = hashlib.sha256(recipe.encode() + ARCHIVE.read_bytes()).hexdigest()[:16]

@@ -59,6 +59,18 @@ def test_a_reference_that_never_recovers_is_longer_than_anything() -> None:
     assert missed(shots("tandem", *[0.2] * 5) + shots("c10d", *[None] * 5)) == []
 
 
+def test_ranks_that_keep_their_step_pause_shortly_and_take_none_again() -> None:
+    quick = shots("tandem-regroup-best", *[0.9] * 5, pauseSeconds=0.2, repeatedSteps=0)
+    assert missed(quick) == [], "the new member may take its time"
+    slow = shots("tandem-regroup-best", *[0.2] * 5, pauseSeconds=0.5, repeatedSteps=0)
+    assert missed(slow) == [
+        "missed: tandem-regroup-best, worker-kill: the rest pauses for at most 0.35 s: median 0.5 s of 5"
+    ]
+    again = shots("tandem-regroup-best", 0.2, fault="node-loss", repeatedSteps=1)
+    assert missed(again) == ["missed: tandem-regroup-best: no step is taken again: after 1 of 1 faults"]
+    assert missed(shots("tandem-regroup-best", 0.2, fault="double-kill", repeatedSteps=1)) == []
+
+
 def test_few_faults_are_not_judged_by_time() -> None:
     verdicts = judge(shots("tandem", 0.2) + shots("c10d", 5.0))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.MET, Outcome.UNJUDGED, Outcome.UNJUDGED]

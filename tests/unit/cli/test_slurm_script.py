@@ -14,10 +14,11 @@ from tandem.job.manifest.reading import parse_job, read_source
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem_cli.slurm import profile as profiles
-from tandem_cli.slurm import script
+from tandem_cli.slurm import scheduler, script, submission
 from tandem_cli.slurm.jobs import NodeAllocation
 from tandem_cli.slurm.process_factory import SlurmProcessFactory
 from tandem_cli.slurm.profile import Profile
+from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.slurm.script import ScriptPaths
 from tests.support import EXAMPLES, ROOT
 
@@ -243,3 +244,31 @@ def test_the_profiles_that_the_page_shows_are_profiles() -> None:
     named = {field.alias for field in Profile.model_fields.values()}
     told = set(re.findall(r"`([a-zA-Z]+)`", page.partition("| field | meaning |")[2].partition("\n\n")[0]))
     assert named <= told
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_of_a_job_that_is_refused_nothing_stays_or_the_refusal_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
+) -> None:
+    numbers = iter(["17"])
+
+    def submit(*_: object) -> str:
+        try:
+            return next(numbers)
+        except StopIteration:
+            raise SlurmError("sbatch: the partition cpu is down") from None
+
+    def cancel(job: str) -> None:
+        assert job == "17"
+        if not cancels:
+            raise SlurmError("scancel: no answer")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scheduler, "submit", submit)
+    monkeypatch.setattr(scheduler, "cancel", cancel)
+    job = digits("evaluators.replicas=2")
+    RunDir(tmp_path / "run").create()
+    with pytest.raises(UserError) as refused:
+        submission.submit(tmp_path / "run", job, Profile.model_validate({"evaluators": {"partition": "cpu"}}))
+    remains = "" if cancels else "; what was submitted remains: scancel 17"
+    assert str(refused.value) == f"sbatch: the partition cpu is down; evaluate.sh requests partition cpu{remains}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tandem.wire.protocol import Failure
 from tandem_coordinator.group_state import Retarget, Synced
 from tests.support.worlds.membership_job import RULES, Job
 
@@ -305,3 +306,95 @@ def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(le
     job.tick()
     assert job.closings() == []
     assert job.state.saving is not None
+
+
+def prepares(job: Job, replica: str, generation: int) -> None:
+    """A rank of an agent has failed, and its new one is not ready yet."""
+    failure = {"rank": 1, "code": -9, "secondsAgo": 0.1, "error": "killed by SIGKILL"}
+    failed = {"reason": "WorkerFailed", "failure": Failure.parse(failure)}
+    job.joins(replica, standby="preparing", generation=generation, **failed)
+
+
+def test_members_that_keep_their_state_go_on_while_another_one_prepares_new_ranks() -> None:
+    job = Job(target=2)
+    job.joins("worker-0")
+    job.passes(4.0)
+    job.training = job.can_save = job.survive = True
+    job.joins("worker-1")
+    job.passes(1.0)
+    prepares(job, "worker-1", job.state.number)
+    assert job.closings() == ["MemberJoined", "WorkerFailed"]
+    job.passes(0.2)
+    assert job.members() == ["worker-0"], "the other one would hold it up"
+    assert job.opened()[-1].detail.endswith("; ranks that live keep their state")
+    job.training = job.can_save = True
+    job.passes(20.0)
+    assert job.members() == ["worker-0"], "it is not ready"
+    job.joins("worker-1", standby="prepared", generation=2)
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+    # And once more, within the cool-down.
+    grew_at = job.now
+    job.training = job.can_save = True
+    prepares(job, "worker-1", job.state.number)
+    job.passes(0.2)
+    job.training = job.can_save = True
+    job.joins("worker-1", standby="prepared", generation=job.state.number - 1)
+    job.passes(0.5)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert job.now - grew_at < RULES.grow_cooldown
+
+
+def test_an_agent_that_comes_back_with_its_ranks_waits_for_the_cool_down() -> None:
+    job = Job(target=2)
+    job.trains("worker-0", "worker-1")
+    job.survive = True
+    for _ in range(2):
+        number = job.state.number
+        job.falls_silent("worker-1")
+        job.passes(4.0)
+        assert job.members() == ["worker-0"]
+        job.training = job.can_save = True
+        job.joins("worker-1", generation=number)
+        job.passes(0.5)
+    assert job.members() == ["worker-0"], "a network that comes and goes"
+    job.passes(RULES.grow_cooldown)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_where_nobody_keeps_a_state_those_that_prepare_wait_for_each_other() -> None:
+    job = Job(target=2)
+    number = job.trains("worker-0", "worker-1")
+    job.survive = True
+    prepares(job, "worker-0", number)
+    prepares(job, "worker-1", number)
+    job.joins("worker-0", standby="prepared", generation=number)
+    job.passes(2.0)
+    assert job.members() == []
+    job.joins("worker-1", standby="prepared", generation=number)
+    job.passes(0.2)
+    assert job.members() == ["worker-0", "worker-1"]
+    assert "keep" not in job.opened()[-1].detail
+
+
+def test_below_the_minimum_a_group_waits_for_ranks_that_prepare_themselves() -> None:
+    job = Job(target=2, rules=replace(RULES, minimum=2))
+    number = job.trains("worker-0", "worker-1")
+    job.survive = True
+    prepares(job, "worker-1", number)
+    job.passes(20.0)
+    assert job.members() == []
+    job.joins("worker-1", standby="prepared", generation=number)
+    job.passes(0.2)
+    assert job.members() == ["worker-0", "worker-1"]
+
+
+def test_a_coordinator_that_restarts_does_not_take_ranks_that_prepare_themselves_for_members() -> None:
+    first = Job(target=2)
+    number = first.trains("worker-0", "worker-1")
+    assert first.state.latest is not None
+    job = Job(target=2, generation=number, membership=first.state.latest)
+    job.runs("worker-0", number, membership=first.state.latest)
+    prepares(job, "worker-1", number)
+    job.passes(6.0)
+    assert job.members() == ["worker-0"]

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -15,9 +16,9 @@ import pytest
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, RequestCancelled, Unreachable
-from tandem.wire.protocol import Answer, Member, Membership, Sync
+from tandem.wire.protocol import PROTOCOL, Answer, Member, Membership, Sync
 from tandem_trainer.agent import heartbeat
-from tandem_trainer.agent.heartbeat import Heartbeat
+from tandem_trainer.agent.heartbeat import Heartbeat, RanksEnded
 from tandem_trainer.agent.local_ranks import LocalRanks
 from tandem_trainer.pulse import Pulse
 from tests.support.waiting import SECONDS, until
@@ -27,6 +28,7 @@ class Coordinator:
     """Answers as it is told, and holds what a running agent says until it may be answered."""
 
     connected = knows_protocol = True
+    protocol = PROTOCOL
 
     def __init__(self) -> None:
         self.number = 0
@@ -51,8 +53,27 @@ class Coordinator:
         pass
 
 
+agents: list[tuple[Heartbeat, Coordinator]] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_threads() -> Iterator[None]:
+    """End the thread of each agent: it would meet the clock that a later test plays."""
+    yield
+    for speaker, coordinator in agents:
+        coordinator.refuses = False
+        coordinator.may_answer.set()
+        if speaker.is_alive():
+            speaker.leave()
+            speaker.join(SECONDS)
+        assert not speaker.is_alive()
+    agents.clear()
+
+
 def agent(tmp_path: Path, coordinator: Coordinator) -> Heartbeat:
-    return Heartbeat(cast(CoordinatorClient, coordinator), RunDir(tmp_path), "worker-0", "127.0.0.1", 1, "node-0")
+    speaker = Heartbeat(cast(CoordinatorClient, coordinator), RunDir(tmp_path), "worker-0", "127.0.0.1", 1, "node-0")
+    agents.append((speaker, coordinator))
+    return speaker
 
 
 def test_what_is_said_of_the_last_generation_does_not_close_the_next(tmp_path: Path) -> None:
@@ -306,3 +327,115 @@ def test_an_agent_that_ends_in_error_says_what_its_generation_fails_by(tmp_path:
     assert last.failure is not None
     assert (last.failure.rank, last.failure.code, last.failure.passing) == (3, 1, False)
     assert last.failure.error == "FileNotFoundError: [Errno 2] No such file or directory: 'pyhton'"
+
+
+PARKS = """
+import sys
+from tandem_trainer.pulse import PREPARED, Pulse
+pulse = Pulse.open_for_rank()
+sys.stdin.readline()
+pulse.set_regroup_state(PREPARED)
+sys.stdin.read()
+"""
+
+
+class Noting(Patient):
+    """Notes what agents say that join."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joining: list[Sync] = []
+        self.has_no_place = False
+
+    def sync(self, message: Sync, until: Callable[[socket.socket, float], bool] | None = None) -> Answer:  # type: ignore[override]
+        if message.state == "joining":
+            self.joining.append(message)
+            if message.standby == "preparing" or self.has_no_place:
+                time.sleep(0.01)
+                return Answer(order="wait")
+        return super().sync(message, until)
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL, 2])
+def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: int) -> None:
+    coordinator = Noting()
+    coordinator.protocol = protocol
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    ranks = LocalRanks(0, 1)
+    speaker.prepare(ranks, "WorkerFailed")
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", PARKS], env=variables, stdin=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin is not None
+        until(lambda: ranks.all_running, "a rank that runs")
+        said = {(message.standby, message.reason) for message in coordinator.joining}
+        # An earlier version would take the agent for one that is ready.
+        assert said == ({("preparing", "WorkerFailed")} if protocol == PROTOCOL else set())
+        torchrun = threading.Thread(target=speaker.wait_for_event, args=(1e6,), daemon=True)
+        torchrun.start()
+        speaker.wait_for_event(0.2)
+        assert torchrun.is_alive()
+        assert speaker.is_preparing
+        assert not speaker.are_prepared
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        torchrun.join(SECONDS)
+        assert not torchrun.is_alive()
+        assert speaker.are_prepared
+        assert speaker.join_reason() == "WorkerFailed"
+        assert speaker.release_ranks() is ranks
+        membership = speaker.enter(4000, "WorkerFailed", ranks)
+        assert membership is not None
+        assert coordinator.joining[-1].standby == "prepared"
+        assert not speaker.is_preparing
+        rank.kill()
+    ranks.close()
+    speaker.leave()
+
+
+def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -> None:
+    coordinator = Noting()
+    coordinator.has_no_place = True
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    ranks = LocalRanks(0, 1)
+    speaker.prepare(ranks, "Started")
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", PARKS], env=variables, stdin=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        until(lambda: speaker.are_prepared, "a rank that is prepared")
+        assert speaker.release_ranks() is ranks
+        threading.Timer(0.3, rank.kill).start()
+        with pytest.raises(RanksEnded):
+            speaker.enter(4000, "Started", ranks)
+        assert speaker.closed, "torchrun starts it again"
+        assert speaker.join_reason() == "WorkerFailed"
+    ranks.close()
+    speaker.leave()
+
+
+@pytest.mark.parametrize("why", ["it takes too long", "a signal", "the end of the job"])
+def test_ranks_that_cannot_become_ready_are_ended(tmp_path: Path, why: str) -> None:
+    coordinator = Noting()
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    ranks = LocalRanks(0, 1)
+    speaker.prepare(ranks, "Started")
+    waits = "import sys; from tandem_trainer.pulse import Pulse, Watchdog; Watchdog(Pulse.open_for_rank()).start()"
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    code = f"{waits}; sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], env=variables, stdin=subprocess.PIPE) as rank:
+        until(lambda: ranks.all_running, "a rank that runs")
+        speaker.end_preparation(1000.0)
+        assert rank.poll() is None
+        if why == "a signal":
+            speaker._on_signal(signal.SIGTERM, None)
+        elif why == "the end of the job":
+            RunDir(tmp_path).mark_done(None)
+            with speaker._changed:
+                speaker._end_job("complete", False)
+        speaker.end_preparation(0.0 if why == "it takes too long" else 1000.0)
+        assert rank.wait(SECONDS) == ExitCode.SUPERSEDED
+    speaker.leave()

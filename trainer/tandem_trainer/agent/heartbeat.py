@@ -41,7 +41,7 @@ from tandem.wire.coordinator_client import (
     Unreachable,
     readable,
 )
-from tandem.wire.protocol import MAX_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
+from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
 from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
@@ -93,9 +93,14 @@ class _AgentState:
     """State that torchrun's thread wants the heartbeat thread to report."""
 
     state: str = "idle"
+    standby: str = ""
     port: int = 1
     reason: str = ""
     generation: int | None = None
+
+
+class RanksEnded(Exception):  # noqa: N818 - it says what happened
+    """A rank that waited for the next generation has ended."""
 
 
 class Heartbeat(threading.Thread):
@@ -128,6 +133,7 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._failure: tuple[float, Failure] | None = None
         self._closed = False
+        self._prepares_since = 0.0
         self._finished = False
         self._acknowledged_at = 0.0
         self._has_preflight = False
@@ -163,14 +169,16 @@ class Heartbeat(threading.Thread):
         """First signal that asked this agent to end; None if none has."""
         return self._end_signal
 
-    def enter(self, port: int, reason: str) -> Membership | None:
+    def enter(self, port: int, reason: str, ranks: LocalRanks | None = None) -> Membership | None:
         """Wait for a generation with this agent in it. Returns None if the agent was asked to end.
 
         Args:
             port: port on which this agent's socket listens.
             reason: reason for the new generation.
+            ranks: ranks that wait for it, too.
 
         Raises:
+            RanksEnded: one of these has ended.
             SystemExit: the job is over; carries the exit code.
             CoordinatorRefused: the coordinator will never let this agent in.
         """
@@ -179,11 +187,20 @@ class Heartbeat(threading.Thread):
             self._drop_ranks()
             self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
             self._has_preflight = False
-            self._state = replace(self._state, state="joining", port=port, reason=reason)
+            standby = "prepared" if ranks is not None and not ranks.hold_state else ""
+            self._state = replace(self._state, state="joining", standby=standby, port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
             while self._membership is None and self._end is None and self._refused is None and self._end_signal is None:
                 self._changed.wait(1.0)
+                if ranks is not None and self._membership is None:
+                    ranks.watch()
+                    if not ranks.all_running:
+                        self._failure, self._closed = ranks.failure(), True
+                        self._state = replace(
+                            self._state, state="preparing", standby="preparing", reason="WorkerFailed"
+                        )
+                        raise RanksEnded
             if self._end is not None:
                 log.info("event=over code=%d why=%r", self._end.code, self._end.reason)
                 raise SystemExit(self._end.code)
@@ -206,6 +223,50 @@ class Heartbeat(threading.Thread):
                 self._changed.wait(1.0)
             may_start, self._preflight = self._preflight is None, None
             return may_start
+
+    def prepare(self, ranks: LocalRanks, reason: str) -> None:
+        """Watch ranks that prepare themselves before this agent joins a generation.
+
+        Args:
+            reason: reason for which this agent will join.
+        """
+        with self._changed:
+            self._drop_ranks()
+            self._ranks, self._membership, self._closed = ranks, None, True
+            self._state = replace(self._state, state="preparing", standby="preparing", reason=reason)
+            self._prepares_since = time.monotonic()
+            self._wake()
+
+    def end_preparation(self, limit: float) -> None:
+        """End ranks that cannot become ready: one has ended, they take too long, or this agent is to end.
+
+        Args:
+            limit: time for the preparation, in seconds.
+        """
+        with self._changed:
+            if not self.is_preparing or self._ranks is None:
+                return
+            takes_too_long = time.monotonic() - self._prepares_since > limit and not self._ranks.are_parked
+            if takes_too_long:
+                log.warning("event=preparation-timed-out seconds=%.0f", limit)
+            if takes_too_long or self._ranks.any_ended or self.is_over:
+                self._ranks.order("abort")
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the ranks prepare themselves, and this agent has not joined yet."""
+        return self._state.state == "preparing"
+
+    @property
+    def are_prepared(self) -> bool:
+        """Whether all ranks are ready to join a generation."""
+        with self._changed:
+            return self._ranks is not None and self._ranks.are_parked
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this agent will join no generation any more."""
+        return self._end is not None or self._refused is not None or self._end_signal is not None
 
     def watch(self, ranks: LocalRanks) -> None:
         """Watch the ranks of the joined generation. They are aborted when it is closed."""
@@ -240,6 +301,8 @@ class Heartbeat(threading.Thread):
     def join_reason(self) -> str:
         """Return the reason for which torchrun wants a new generation; sent when joining."""
         with self._changed:
+            if self.is_preparing and (self._ranks is None or self._ranks.are_parked):
+                return self._state.reason
             if self._ranks is None:
                 return "Started" if self._state.generation is None else "MembershipChanged"
             # The coordinator may not have heard of the failure yet: it goes with the next join.
@@ -373,13 +436,19 @@ class Heartbeat(threading.Thread):
         state, ranks = self._state, self._ranks
         if state.state == "idle":
             return None
+        if state.state == "preparing":
+            # A coordinator of an earlier version would take the ranks for ready.
+            if self._client.protocol < STANDBY_PROTOCOL:
+                return None
+            return self._sync("joining", standby=state.standby, reason=state.reason, failure=aged(self._failure))
         finished = self._finished or None
         if state.state == "leaving" and finished and not self._client.knows_protocol:
             # `finished` is sent only to a coordinator whose protocol is known. A coordinator that has just restarted
             # adopts the group first.
             return self._sync("running", membership=_if_small(self._membership))
         if state.state != "running":
-            return self._sync(state.state, reason=state.reason, finished=finished, failure=aged(self._failure))
+            more = {"standby": state.standby} if state.state == "joining" else {}
+            return self._sync(state.state, reason=state.reason, finished=finished, failure=aged(self._failure), **more)
         # On a new connection the coordinator may have restarted: the membership lets it adopt the group.
         verdict = self._verdict()
         return self._sync(
@@ -396,6 +465,8 @@ class Heartbeat(threading.Thread):
     def _handle_answer(self, message: Sync, answer: Answer) -> float:
         if answer.order == "end":
             self._end_job(answer.why, bool(answer.left_out))
+            return PAUSE_SECONDS
+        if message.standby == "preparing":
             return PAUSE_SECONDS
         if message.state == "joining":
             # torchrun's thread may have changed the state since the message was sent.
@@ -453,7 +524,7 @@ class Heartbeat(threading.Thread):
             self._set_end(End(ExitCode.LEFT_OUT, reason) if is_left_out else _recorded_end(self._rundir, reason))
         assert self._end is not None
         seconds_since_end = time.monotonic() - self._ended_at
-        is_parked = self._ranks is not None and self._ranks.any_parked
+        is_parked = self.is_preparing or (self._ranks is not None and self._ranks.any_parked)
         if self._end.code != ExitCode.DONE or seconds_since_end > FINISH_SECONDS or is_parked:
             self._close_generation()
 
@@ -541,17 +612,20 @@ class Heartbeat(threading.Thread):
             return waiting if self._verdict() == before else None
 
     def _is_eventful(self) -> bool:
-        ended = self._closed or self._end is not None or self._end_signal is not None
+        waits = self.is_preparing and not (self._ranks is None or self._ranks.are_parked)
+        ended = (self._closed and not waits) or self._end is not None or self._end_signal is not None
         return ended or self._ranks is None or not self._ranks.all_running
 
     def _poll_ranks(self, seconds: float) -> tuple[list[int], float]:
         if self._ranks is None:
             return [self._wake_read, self._signals_read], seconds
         self._ranks.watch()
-        if not self._ranks.all_running:
+        if not self._ranks.all_running or (self.is_preparing and self._ranks.are_parked):
             self._changed.notify_all()
-        # A descriptor reports the end of a rank. Before the first beat, and after an abort, polling has to.
-        patience = seconds if self._ranks.is_event_driven else min(seconds, WATCH_SECONDS)
+        # A descriptor reports the end of a rank. Before the first beat, before a rank is prepared, and after an abort,
+        # polling has to.
+        is_event_driven = self._ranks.is_event_driven and not self.is_preparing
+        patience = seconds if is_event_driven else min(seconds, WATCH_SECONDS)
         return [self._wake_read, self._signals_read, *self._ranks.descriptors], patience
 
     def _verdict(self) -> str | None:

@@ -46,7 +46,7 @@ from tandem_trainer.agent.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.agent.warm import forkserver
 from tandem_trainer.agent.warm.leftovers import end_leftovers
 from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
-from tandem_trainer.pulse import PARKED, RESTARTS, Order, ProcessorUse, PulseView, RankPlace
+from tandem_trainer.pulse import PARKED, PREPARED, RESTARTS, Order, ProcessorUse, PulseView, RankPlace
 from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
@@ -76,6 +76,9 @@ ENDED_BY_TORCHRUN = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 FINAL_CODES = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}
 """Exit codes after which a restart is of no use; the rank has recorded the reason in the run directory."""
+
+WAITING = {PARKED, PREPARED}
+"""States of a rank that waits for the next generation."""
 
 Verdict = Literal["WorkerFailed", "MembershipChanged"]
 
@@ -164,7 +167,7 @@ class LocalRanks:
     @property
     def any_parked(self) -> bool:
         """Whether a rank has left its group, and waits for the next generation."""
-        return any(view.regroup_state == PARKED for view in self._views)
+        return any(view.regroup_state in WAITING for view in self._views)
 
     @property
     def survive(self) -> bool:
@@ -174,7 +177,17 @@ class LocalRanks:
     @property
     def are_parked(self) -> bool:
         """Whether all ranks have left their group, and wait for the next generation."""
-        return self.all_running and all(view.regroup_state == PARKED for view in self._views)
+        return self.all_running and all(view.regroup_state in WAITING for view in self._views)
+
+    @property
+    def hold_state(self) -> bool:
+        """Whether a rank that waits for the next generation holds a state of the run."""
+        return any(view.regroup_state == PARKED for view in self._views)
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether a rank has ended."""
+        return bool(self._codes)
 
     @property
     def is_leaving(self) -> bool:
@@ -231,7 +244,9 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, content = view.beat(), view.failure()
-            rank = self.first_rank + local_rank if beat is None else beat.rank
+            # The beat of a rank that has not entered the generation yet has a number of another one.
+            is_current = beat is not None and beat.generation >= self.generation
+            rank = beat.rank if beat is not None and is_current else self.first_rank + local_rank
             if stopped_early and beat is not None:
                 content = record(StoppedEarly(beat.step, beat.total_steps), None, MAX_ERROR_LENGTH)
             announced = self._has_announced(local_rank, code)

@@ -17,6 +17,10 @@ Ranks that can go on in another group (tandem_trainer.regroup) are not stopped. 
 asks for the number of waiting nodes; this agent then joins the next generation right there, gives the ranks their new
 places through their pulses, and answers that nobody waits.
 
+Such ranks also start before this agent joins, so that a group that trains does not wait for them: torchrun is given a
+group of this agent alone, the ranks prepare themselves outside of it (`STANDBY`) and park, and this agent joins as
+after the end of a generation.
+
 Rejected: torchrun's own restart counting (a change of membership is no failure), sharing one store over generations
 (stale keys), and RendezvousGracefulExitError at the end of the job: torchrun catches it and then trips over the result
 it does not have, so the agent would end with a stack trace. SystemExit passes through with the right code.
@@ -34,7 +38,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import psutil
-from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -55,6 +59,7 @@ from tandem.processes.launch import (
     PULSE,
     REPLICA,
     RUN_DIR,
+    STANDBY,
     TOKEN,
     UID,
     listen,
@@ -65,7 +70,7 @@ from tandem.script import STEP_LOG
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused
 from tandem.wire.protocol import Membership
 from tandem_trainer.agent.gpu_watch import GpuWatch
-from tandem_trainer.agent.heartbeat import Heartbeat
+from tandem_trainer.agent.heartbeat import Heartbeat, RanksEnded
 from tandem_trainer.agent.local_ranks import LocalRanks, remove_stale_folders
 from tandem_trainer.agent.log import log, log_to_stderr
 from tandem_trainer.agent.preflight import processes
@@ -124,9 +129,13 @@ class TandemRendezvous(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
         rundir = RunDir(_variable(RUN_DIR))
-        spec = _job(rundir).spec
+        job = _job(rundir)
+        spec = job.spec
         self._processes = spec.workers.processes
         self._ports = spec.workers.store_ports
+        self._rundir = rundir
+        self._regroups = spec.regroups and _can_regroup(job)
+        self._preparation_seconds = spec.elasticity.hang_start_seconds
         # All replicas have the same number of ranks, so that torchrun need not collect the numbers through the store.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         self._heartbeat = Heartbeat(
@@ -166,16 +175,45 @@ class TandemRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a generation with this agent in it, and connect to its store."""
+        """Wait for a generation with this agent in it, and connect to its store; or, where ranks prepare themselves
+        before that, return a group of this agent alone."""
+        if self._starts_in_standby():
+            reason = self._heartbeat.join_reason()
+            if not self._heartbeat.is_over:
+                return self._prepare(reason)
         membership, store = self._join()
-        self._start(membership)
+        self._start(membership.generation, membership.first_rank(self._member_index))
         first = membership.members[0]
         return RendezvousInfo(
             store, self._member_index, len(membership.members), RendezvousStoreInfo(first.address, first.port)
         )
 
-    def _join(self) -> tuple[Membership, Store]:
-        """Join a generation, and connect to its store."""
+    def _starts_in_standby(self) -> bool:
+        """Whether ranks start before this agent joins. Not for the first generation, which waits for all of them, nor
+        after ranks have failed in it: the failure then counts as one of a member."""
+        if not self._regroups or self._heartbeat.is_preparing or self._heartbeat.is_over:
+            return False
+        return self._rundir.newest_generation() > 0
+
+    def _prepare(self, reason: str) -> RendezvousInfo:
+        """Prepare the start of ranks that have no place yet.
+
+        Args:
+            reason: reason for which this agent will join.
+        """
+        self._start(generation=0, first_rank=0, reason=reason)
+        # Nobody uses this store: ranks in standby open none, and get the address of another one with their place.
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self._address, 0))
+
+    def _join(self, ranks: LocalRanks | None = None) -> tuple[Membership, Store]:
+        """Join a generation, and connect to its store.
+
+        Args:
+            ranks: ranks that wait for it.
+
+        Raises:
+            RanksEnded: one of them has ended.
+        """
         while True:
             self._raise_if_signalled()
             reason = "StoreUnreachable" if self._cut_off else self._heartbeat.join_reason()
@@ -184,7 +222,7 @@ class TandemRendezvous(RendezvousHandler):
             # in its queue until the store is served.
             listener = _listen(self._address, self._ports)
             try:
-                membership = self._heartbeat.enter(listener.getsockname()[1], reason)
+                membership = self._heartbeat.enter(listener.getsockname()[1], reason, ranks)
                 if membership is None:
                     continue
                 rank = self._index(membership)
@@ -214,7 +252,10 @@ class TandemRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 once the generation is closed: torchrun then stops its workers and asks for the next one. Where the
         ranks can go on in the next one, join it, and return 0."""
+        self._heartbeat.end_preparation(self._preparation_seconds)
         self._raise_if_signalled()
+        if self._heartbeat.is_preparing and not self._heartbeat.are_prepared:
+            return 0
         return int(self._heartbeat.closed and not self._regroup())
 
     def _regroup(self) -> bool:
@@ -223,9 +264,13 @@ class TandemRendezvous(RendezvousHandler):
         if ranks is None:
             return False
         try:
-            membership, _ = self._join()
+            membership, _ = self._join(ranks)
             os.environ[GENERATION] = str(membership.generation)
             ranks.enter(membership, self._member_index)
+        except RanksEnded:
+            log.warning("event=rank-ended-while-it-waited generation=%d", ranks.generation)
+            ranks.close()
+            return False
         except BaseException:
             ranks.close()
             raise
@@ -261,6 +306,9 @@ class TandemRendezvous(RendezvousHandler):
         def exit_barrier(agent: SimpleElasticAgent) -> None:
             # Scripts for preemptible machines end with 0 when they are asked to leave: that does not complete the job.
             self._raise_if_signalled()
+            if self._heartbeat.is_preparing:
+                log.error("event=ended-in-standby: the ranks exited with 0 before they had a place in a group")
+                raise SystemExit(ExitCode.FAILED)
             store: Any = self._store
             # The first agent serves the store, so it leaves last; the others announce themselves in it, and leave at
             # once.
@@ -319,16 +367,24 @@ class TandemRendezvous(RendezvousHandler):
         self._cut_off = time.monotonic() - started_at > CUT_OFF_SECONDS
         return None
 
-    def _start(self, membership: Membership) -> None:
+    def _start(self, generation: int, first_rank: int, reason: str | None = None) -> None:
         """Prepare the environment, which the ranks inherit, and the pulses of the ranks that torchrun is about to
-        start."""
-        first_rank = membership.first_rank(self._member_index)
-        ranks = LocalRanks(membership.generation, self._processes, first_rank, self._gpus)
-        os.environ[GENERATION] = str(membership.generation)
+        start.
+
+        Args:
+            reason: reason for which this agent will join, where the ranks start before that.
+        """
+        ranks = LocalRanks(generation, self._processes, first_rank, self._gpus)
+        os.environ[GENERATION] = str(generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
         os.environ.update(TORCHRUN_SIGNALS)
-        self._heartbeat.watch(ranks)
+        if reason is None:
+            os.environ.pop(STANDBY, None)
+            self._heartbeat.watch(ranks)
+        else:
+            os.environ[STANDBY] = "1"
+            self._heartbeat.prepare(ranks, reason)
 
 
 def gloo_interface(address: str) -> str | None:
@@ -431,6 +487,15 @@ def _listen(address: str, ports: Ports | None) -> socket.socket:
     raise OSError(
         errno.EADDRINUSE, f"no port from {ports.first} to {ports.last} (workers.storePorts) is free"
     ) from busy
+
+
+def _can_regroup(job: DistributedTrainingJob) -> bool:
+    """Whether the ranks of a job will find that they can go on in another group."""
+    # Imported here: other jobs do not need them.
+    from tandem_trainer.process_group import rank_device
+    from tandem_trainer.regroup import can_regroup
+
+    return can_regroup(job, rank_device())
 
 
 def _job(rundir: RunDir) -> DistributedTrainingJob:
