@@ -310,6 +310,8 @@ class Torchft(Scripted):
     lighthouse: dict[str, int] = {}
     timeout_seconds = 60.0
     """Timeout of its collectives; its default."""
+    wrapper = "ddp"
+    """What averages gradients: `ddp`, its DistributedDataParallel, or `pure`, its PureDistributedDataParallel."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
@@ -343,6 +345,7 @@ class Torchft(Scripted):
             "TORCHFT_LIGHTHOUSE": f"http://{self.network.address(AUTHORITY)}:{PORT}",
             "RECOVERY_ADDRESS": address,
             "RECOVERY_TIMEOUT": f"{self.timeout_seconds}",
+            "RECOVERY_WRAPPER": self.wrapper,
         }
         return command, self.variables(replica) | own
 
@@ -357,6 +360,7 @@ class BestTorchft(Torchft):
     summary = "the same with the best settings found"
     lighthouse = {"heartbeat_timeout_ms": 300, "quorum_tick_ms": 20, "join_timeout_ms": 1000}
     timeout_seconds = 5.0
+    wrapper = "pure"
 
 
 BEST = {"heartbeatSeconds": 0.5, "growCooldownSeconds": 1.0, "hangSeconds": 5.0}

@@ -211,7 +211,7 @@ def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -
     for apply in (_remove_leaving,) if leaving else (_accept_higher_number, _record_finished, _close_on_request):
         state, more = apply(state, sync, now)
         actions += more
-    if leaving:
+    if leaving or exclusion_of(state, sync.replica, sync.node or "") is not None:
         return state, actions
     is_preparing = sync.standby == "preparing"
     waits = sync.state == "joining" and not is_preparing

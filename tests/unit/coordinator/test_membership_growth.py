@@ -308,9 +308,9 @@ def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(le
     assert job.state.saving is not None
 
 
-def prepares(job: Job, replica: str, generation: int) -> None:
+def prepares(job: Job, replica: str, generation: int, code: int = -9, error: str = "killed by SIGKILL") -> None:
     """A rank of an agent has failed, and its new one is not ready yet."""
-    failure = {"rank": 1, "code": -9, "secondsAgo": 0.1, "error": "killed by SIGKILL"}
+    failure = {"rank": 1, "code": code, "secondsAgo": 0.1, "error": error}
     failed = {"reason": "WorkerFailed", "failure": Failure.parse(failure)}
     job.joins(replica, standby="preparing", generation=generation, **failed)
 
@@ -375,6 +375,32 @@ def test_where_nobody_keeps_a_state_those_that_prepare_wait_for_each_other() -> 
     job.passes(0.2)
     assert job.members() == ["worker-0", "worker-1"]
     assert "keep" not in job.opened()[-1].detail
+
+
+def test_the_others_go_on_without_an_agent_whose_ranks_fail_each_time() -> None:
+    job = Job(target=2, rules=replace(RULES, max_restarts=20))
+    job.nodes = {"worker-0": "node-0", "worker-1": "node-1"}
+    job.trains("worker-0", "worker-1")
+    for _ in range(10):
+        if job.state.exclusions:
+            break
+        job.survive = True
+        number = job.state.number
+        prepares(job, "worker-1", number, code=1, error="OSError: no such disk")
+        # It has left its group before the other one says anything again.
+        job.joins("worker-0", generation=number, reason="MembershipChanged")
+        job.passes(0.3)
+        assert job.members() == ["worker-0"]
+        job.training = job.can_save = job.survive = True
+        job.passes(0.3)
+        job.joins("worker-1", standby="prepared", generation=number)
+        # It fails before the first step.
+        job.training = False
+        job.passes(0.5)
+    assert [exclusion.replica for exclusion in job.state.exclusions] == ["worker-1"]
+    assert not job.failed()
+    job.passes(0.3)
+    assert job.members() == ["worker-0"]
 
 
 def test_below_the_minimum_a_group_waits_for_ranks_that_prepare_themselves() -> None:
