@@ -72,7 +72,7 @@ RETRY_SECONDS = 1.0
 RECORD_SECONDS = 2.0
 """Maximum time that a request for another number of replicas, or an agent whose ranks have finished, waits for the
 disk, in seconds; less than the operator waits for an answer."""
-HANGUP_POLL_SECONDS = 0.2
+HANGUP_POLL_SECONDS = 0.05
 """Interval of checks whether an agent that was told that its generation is over is still connected, in seconds."""
 END_POLL_SECONDS = 1.0
 """Maximum time to find out, when an agent leaves, whether the job is complete, in seconds."""
@@ -184,9 +184,7 @@ class Coordinator:
         except asyncio.CancelledError:
             # The agent has hung up, unless this is an old request that a newer one has replaced.
             if self._requests.get(sync.replica) is request:
-                self._ledger.remove_agent(sync.replica, time.monotonic())
-                self._apply(Disconnected(sync.replica, sync.incarnation))
-                self._tick_now.set()
+                self._note_disconnected(sync)
             raise
         if answer.order == "rejoin":
             self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
@@ -315,10 +313,16 @@ class Coordinator:
         if self._requests.get(sync.replica) is not request:
             return
         if hung_up():
-            self._ledger.remove_agent(sync.replica, time.monotonic())
-            self._apply(Disconnected(sync.replica, sync.incarnation))
+            self._note_disconnected(sync)
         else:
             self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
+
+    def _note_disconnected(self, sync: Sync) -> None:
+        self._ledger.remove_agent(sync.replica, time.monotonic())
+        # A heartbeat that the next tick would record must not count as one after this.
+        heard_at = self._heartbeats.pop(sync.replica, None)
+        self._apply(Disconnected(sync.replica, sync.incarnation, heard_at))
+        self._tick_now.set()
 
     # Tasks
 

@@ -114,9 +114,13 @@ def _is_worth_waiting(state: State, candidates: list[AgentState], now: float) ->
     """Whether another agent is likely to come soon, when fewer agents wait than the target."""
     stopping = STOPPING_SECONDS + (STACKS_SECONDS if state.cause.reason == "Hung" else 0.0)
     # Agents that are alive and do not wait yet are stopping their ranks, or prepare new ones. Members that keep their
-    # state go on without the latter, which join when they are ready.
-    keeps = any(is_member(state, agent) and not agent.starts_anew for agent in candidates)
-    awaited = [agent for agent in state.agents.values() if not (agent.is_waiting or (agent.is_preparing and keeps))]
+    # state go on without the latter, which join when they are ready, and without those that seem to be gone.
+    keeps = state.survived and any(is_member(state, agent) and not agent.starts_anew for agent in candidates)
+    awaited = [
+        agent
+        for agent in state.agents.values()
+        if not agent.is_waiting and not (keeps and (agent.is_preparing or not agent.is_connected))
+    ]
     if awaited and now - state.last_change < stopping:
         return True
     newcomers = [agent for agent in candidates if not is_member(state, agent)]

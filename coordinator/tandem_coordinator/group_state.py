@@ -88,6 +88,8 @@ class AgentState:
     """Whether its version supports pre-flights."""
     is_preparing: bool = False
     """Whether its ranks are stopped, and new ones are not ready for a group yet."""
+    is_connected: bool = True
+    """Whether its last connection has not broken since its last message."""
     starts_anew: bool = False
     """Whether its ranks are new ones, which hold no state."""
 
@@ -312,6 +314,8 @@ class Disconnected:
 
     replica: str
     incarnation: str
+    heard_at: float | None = None
+    """Time of a heartbeat before that, of which no tick has told yet."""
 
 
 @dataclass(frozen=True, slots=True)

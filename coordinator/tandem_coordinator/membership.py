@@ -119,8 +119,8 @@ def step(state: State, event: Event, now: float) -> Transition:
     match event:
         case Synced(sync, preflights):
             return _take_sync(state, sync, preflights, now)
-        case Disconnected(replica, incarnation):
-            return _suspect_disconnected(state, replica, incarnation, now), ()
+        case Disconnected():
+            return _suspect_disconnected(state, event, now), ()
         case Retarget(replicas):
             return _retarget(state, replicas)
         case Tick():
@@ -305,13 +305,15 @@ def _remove_leaving(state: State, sync: Sync, now: float) -> Transition:
     return close(state, Cause("MemberLeft", f"{sync.replica} left"), now)
 
 
-def _suspect_disconnected(state: State, replica: str, incarnation: str, now: float) -> State:
-    agent = state.agents.get(replica)
-    if agent is None or agent.member.incarnation != incarnation:
+def _suspect_disconnected(state: State, event: Disconnected, now: float) -> State:
+    agent = state.agents.get(event.replica)
+    if agent is None or agent.member.incarnation != event.incarnation:
         return state
     # Its silence is aged, so that the loss follows soon unless it connects again.
-    suspected = min(agent.last_seen, now - state.rules.lost_after + DISCONNECTED_SECONDS)
-    return replace(state, agents={**state.agents, replica: replace(agent, last_seen=suspected)})
+    last_seen = max(agent.last_seen, event.heard_at or 0.0)
+    suspected = min(last_seen, now - state.rules.lost_after + DISCONNECTED_SECONDS)
+    agent = replace(agent, last_seen=suspected, is_connected=False)
+    return replace(state, agents={**state.agents, event.replica: agent})
 
 
 # Time

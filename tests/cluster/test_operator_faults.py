@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen
+from tests.support.cluster.images import Images
+from tests.support.cluster.operated import LONG, Job, Operator, manifest, seen, training_records
 from tests.support.cluster.pods import Manifest, Namespace
 from tests.support.processes import tandem
 
@@ -117,3 +118,39 @@ def test_an_object_that_somebody_removes_is_made_again(namespace: Namespace, job
 def _is_whole(status: Manifest, beyond: int) -> bool:
     """Whether a generation after that one has both workers: what stood there before it says so, too."""
     return bool(status["generation"] > beyond and status["workers"]["summary"] == "2/2")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("how", [("--force", "--grace-period=0"), ()], ids=["killed", "preempted"])
+def test_ranks_that_keep_their_state_outlive_a_pod(
+    namespace: Namespace, operator: Operator, images: Images, how: tuple[str, ...]
+) -> None:
+    job = Job(namespace, f"keeps-{'killed' if how else 'preempted'}")
+    job.apply(
+        manifest(
+            job.name,
+            trainer=LONG,
+            evaluators={"replicas": 0},
+            # Whatever is read again, or taken again, would show: nothing is ever saved.
+            checkpoint={"everySteps": 10**9, "storage": {"size": "1Gi"}},
+            elasticity={"onMembershipChange": "Regroup"},
+        )
+    )
+    job.trains()
+    job.becomes(lambda: _is_whole(job.status, beyond=0), "its full size")
+    lost, stays = job.live("worker")
+    generation = job.status["generation"]
+    namespace("delete", "pod", lost, "--wait=false", *how)
+    job.becomes(lambda: job.status["generation"] > generation + 1 and _is_whole(job.status, 0), "its full size again")
+    job.trains(beyond=job.step)
+    assert stays in job.live("worker")
+    log = namespace("logs", stays)
+    assert log.count("without a restart") == 2, log
+    assert "from=None" in log
+    # They save when all of them have to go.
+    stopped = tandem("stop", job.name, "-n", namespace.name)
+    assert "saved at step" in stopped.stdout, stopped.stderr
+    records = training_records(job, images, "step")
+    namespace("delete", "dtj", job.name, "--wait=false")
+    steps = [record["step"] for record in records]
+    assert sorted(steps) == [*range(1, len(steps) + 1)], "each step once"

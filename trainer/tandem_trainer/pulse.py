@@ -4,6 +4,7 @@ For each local rank the agent creates, in the folder `$TANDEM_PULSE`,
 
     rank-0         12 KiB, mapped by both: the rank's beats and exit code, the agent's order and next generation
     rank-0.wake    a named pipe: the agent writes a byte when it changes the order; only the agent holds its write end
+    rank-0.news    a named pipe: the rank writes a byte when its state for a regroup changes
     rank-0.stacks  where the rank writes the stacks of its threads when it hangs (tandem_trainer.stacks)
 
 **Beats.** The rank writes a record after each step: no wake-up, no system call, about a microsecond.
@@ -87,7 +88,7 @@ MAX_SLOT_READS = 8
 """Reads of slots, in turn, after which there is no record. Two are enough while nobody writes, three once a writer has
 died in the middle of a write."""
 
-_MAGIC = b"tandem-4"
+_MAGIC = b"tandem-5"
 _FILE_BYTES = 12288
 _ORDER_OFFSET = 64
 _LAST_WORD_OFFSET = 65
@@ -115,7 +116,7 @@ _PLACE = struct.Struct("=Qqqq256sq")
 _CHECKSUM = struct.Struct("=I")
 _NAN = float("nan")
 
-_PULSE_FILE = re.compile(r"(.*/rank-[0-9]+)(|\.wake|\.stacks)(?: \(deleted\))?")
+_PULSE_FILE = re.compile(r"(.*/rank-[0-9]+)(|\.wake|\.news|\.stacks)(?: \(deleted\))?")
 
 _BeatValues = tuple[int, int | None, float | None, float | None, float | None, float | None, str, bool]
 """Arguments of `Pulse.beat`."""
@@ -251,6 +252,7 @@ class Pulse:
         self._memory = _map(path)
         # Non-blocking, or opening would wait for an agent that is gone already.
         self.wake = os.open(_wake_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._news = os.open(_news_path(path), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.stacks = os.open(_stacks_path(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._beats = Slots(self._memory, _BEAT, _BEAT_OFFSETS)
         self._usage = Slots(self._memory, _USAGE, _USAGE_OFFSETS)
@@ -378,8 +380,11 @@ class Pulse:
         return ORDERS[self._memory[_ORDER_OFFSET]]
 
     def set_regroup_state(self, state: int) -> None:
-        """Report the state of this rank for a regroup."""
+        """Report the state of this rank for a regroup, and wake the agent."""
         self._memory[_REGROUP_STATE_OFFSET] = state
+        # A full pipe wakes it, too. One without a reader belongs to an agent that is gone.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._news, b"!")
 
     def acknowledge_regroup(self) -> None:
         """Obey the order to regroup, on the watchdog's thread."""
@@ -494,6 +499,10 @@ class PulseView:
         content[_LAST_WORD_OFFSET] = _NO_WORD
         self.path.write_bytes(content)
         os.mkfifo(_wake_path(self.path), 0o600)
+        os.mkfifo(_news_path(self.path), 0o600)
+        # Opened for writing, too: a pipe without a writer is always readable.
+        self.news = os.open(_news_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        """Descriptor that is readable when the rank's state for a regroup has changed."""
         self.stacks = os.open(_stacks_path(self.path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         # Opened for reading, too: opening a pipe for writing alone waits for a reader.
         self._wake = os.open(_wake_path(self.path), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -543,6 +552,11 @@ class PulseView:
         """State of the rank for a regroup: RESTARTS, SURVIVES, PARKED or PREPARED."""
         return self._memory[_REGROUP_STATE_OFFSET]
 
+    def read_news(self) -> None:
+        """Empty the pipe of `news`."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.news, 64)
+
     @property
     def has_acknowledged(self) -> bool:
         """Whether the rank has heard the last order to regroup: its watchdog runs."""
@@ -584,15 +598,15 @@ class PulseView:
 
     def close(self) -> None:
         """Close the file and the pipe; a rank that still watches the pipe leaves."""
-        os.close(self._wake)
-        os.close(self.stacks)
+        for descriptor in (self._wake, self.news, self.stacks):
+            os.close(descriptor)
         self._memory.close()
         self.unlink()
 
     def unlink(self) -> None:
         """Remove the files' names. After the first beat both ends hold the files open, and nothing is left on the disk
         if both are killed."""
-        for path in (self.path, _wake_path(self.path), _stacks_path(self.path)):
+        for path in (self.path, _wake_path(self.path), _news_path(self.path), _stacks_path(self.path)):
             path.unlink(missing_ok=True)
 
 
@@ -620,8 +634,8 @@ def debugger_slot(path: Path) -> DebuggerSlot:
 
 
 def pulse_file(path: str) -> tuple[str, str] | None:
-    """Identify an open file of a process by its path: the path of its pulse, and `""`, `.wake` or `.stacks`; None for
-    any other file. The kernel marks a file whose name was removed."""
+    """Identify an open file of a process by its path: the path of its pulse, and `""`, `.wake`, `.news` or `.stacks`;
+    None for any other file. The kernel marks a file whose name was removed."""
     match = _PULSE_FILE.fullmatch(path)
     return None if match is None else (match[1], match[2])
 
@@ -663,6 +677,10 @@ def _map(path: Path) -> mmap.mmap:
 
 def _wake_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.wake")
+
+
+def _news_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.news")
 
 
 def _stacks_path(path: Path) -> Path:

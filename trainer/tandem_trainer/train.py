@@ -38,7 +38,7 @@ from tandem_trainer.agreement import Terms, agree
 from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.continuation import LiveState
-from tandem_trainer.data.feeding import Reading
+from tandem_trainer.data.feeding import Reading, to_device
 from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
@@ -149,6 +149,13 @@ class Stepper:
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         return total
+
+    def rehearse(self, share: Share) -> None:
+        """Compute gradients once and drop them, so that what the first pass compiles and allocates is there. The state
+        of the generators does not change."""
+        with torch.random.fork_rng(devices=[]):
+            self._run(0, share)
+        self._optimizer.zero_grad(set_to_none=True)
 
     def global_loss(self, total: Tensor) -> Tensor | None:
         """Return the mean loss of the global batch in the step that was just taken, a scalar; None if this rank does
@@ -291,13 +298,26 @@ class TaskRun:
         """Optimizer steps completed, at the last change of the group."""
 
     def prepare(self, alone: Group) -> None:
-        """Build model and optimizer before this rank has a place in a group.
+        """Build model and optimizer, and compute once, before this rank has a place in a group.
 
         Args:
             alone: a group of this rank alone, on its device.
         """
-        loop = self._job.spec.trainer.settings_of_loop
-        self._learner = self._build(loop, strategy_of(loop, alone, self._job.spec.workers.processes))
+        loop, workers = self._job.spec.trainer.settings_of_loop, self._job.spec.workers
+        strategy = strategy_of(loop, alone, workers.processes)
+        learner = self._learner = self._build(loop, strategy)
+        # The samples of one pass in a full group, more or less.
+        count = max(1, loop.global_batch_size // (workers.replicas * workers.processes))
+        count = min(count, loop.micro_batch_size or count)
+        batch = to_device(examples_of(self._task, self._dataset, self._first, self._end, count), alone.device)
+        ids = torch.arange(count)
+        learner.buffers.hold(alone)
+        stepper = Stepper(
+            *(self._task, loop, strategy, strategy.wrap(learner.model)),
+            *(learner.draws, learner.optimizer, learner.scaler),
+        )
+        stepper.rehearse(Share(ids, count, lambda start, end: (batch, ids[start:end])))
+        learner.buffers.put_back()
         self._is_prepared = True
 
     def start(self, context: RankContext) -> None:

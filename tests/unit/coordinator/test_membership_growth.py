@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.wire.protocol import Failure
-from tandem_coordinator.group_state import Retarget, Synced
+from tandem_coordinator.group_state import Disconnected, Retarget, Synced
 from tests.support.worlds.membership_job import RULES, Job
 
 
@@ -362,6 +362,22 @@ def test_an_agent_that_comes_back_with_its_ranks_waits_for_the_cool_down() -> No
     assert job.members() == ["worker-0", "worker-1"]
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_members_that_keep_their_state_do_not_wait_for_an_agent_whose_connection_is_gone(keeps: bool) -> None:
+    job = Job(target=2)
+    number = job.trains("worker-0", "worker-1")
+    job.survive = keeps
+    job.passes(0.2)
+    # A heartbeat that no tick has recorded yet must not count as one after the end of the connection.
+    job.falls_silent("worker-1")
+    job.tell(Disconnected("worker-1", "worker-1-a", heard_at=job.now))
+    job.joins("worker-0", generation=number, reason="MembershipChanged")
+    assert job.members() == (["worker-0"] if keeps else [])
+    job.passes(1.2)
+    assert job.members() == ["worker-0"]
+    assert job.opened()[-1].membership.reason == "MemberLost"
+
+
 def test_where_nobody_keeps_a_state_those_that_prepare_wait_for_each_other() -> None:
     job = Job(target=2)
     number = job.trains("worker-0", "worker-1")
@@ -381,10 +397,11 @@ def test_the_others_go_on_without_an_agent_whose_ranks_fail_each_time() -> None:
     job = Job(target=2, rules=replace(RULES, max_restarts=20))
     job.nodes = {"worker-0": "node-0", "worker-1": "node-1"}
     job.trains("worker-0", "worker-1")
+    job.survive = True
+    job.passes(0.2)
     for _ in range(10):
         if job.state.exclusions:
             break
-        job.survive = True
         number = job.state.number
         prepares(job, "worker-1", number, code=1, error="OSError: no such disk")
         # It has left its group before the other one says anything again.
@@ -422,5 +439,8 @@ def test_a_coordinator_that_restarts_does_not_take_ranks_that_prepare_themselves
     job = Job(target=2, generation=number, membership=first.state.latest)
     job.runs("worker-0", number, membership=first.state.latest)
     prepares(job, "worker-1", number)
+    # Nor does it know any more that the ranks keep their state.
     job.passes(6.0)
+    assert job.members() == []
+    job.passes(10.0)
     assert job.members() == ["worker-0"]

@@ -622,10 +622,8 @@ class Heartbeat(threading.Thread):
         self._ranks.watch()
         if not self._ranks.all_running or (self.is_preparing and self._ranks.are_parked):
             self._changed.notify_all()
-        # A descriptor reports the end of a rank. Before the first beat, before a rank is prepared, and after an abort,
-        # polling has to.
-        is_event_driven = self._ranks.is_event_driven and not self.is_preparing
-        patience = seconds if is_event_driven else min(seconds, WATCH_SECONDS)
+        # A descriptor reports the end of a rank. Before the first beat, and after an abort, polling has to.
+        patience = seconds if self._ranks.is_event_driven else min(seconds, WATCH_SECONDS)
         return [self._wake_read, self._signals_read, *self._ranks.descriptors], patience
 
     def _verdict(self) -> str | None:

@@ -107,6 +107,8 @@ class LocalRanks:
         self._ended_at: dict[int, float] = {}
         self._abort_at: float | None = None
         self._regroup_at: float | None = None
+        self._has_parked = False
+        """Whether a rank waited for the next generation when they were last watched."""
         self._has_regrouped, self._patience = False, PARK_SECONDS
         self._pids: dict[int, int] = {}
         self._fork_server_exits = forkserver.endings
@@ -118,6 +120,7 @@ class LocalRanks:
         """Update the state: ranks that have started to beat, ranks that have ended. Kill those that do not obey an
         abort."""
         for local_rank, view in enumerate(self._views):
+            view.read_news()
             if local_rank not in self._beating and (beat := view.beat()) is not None:
                 self._beating.add(local_rank)
                 # From the first beat on, rank and agent hold the files open, so the names can go.
@@ -130,14 +133,17 @@ class LocalRanks:
                 end_leftovers(self._pids[local_rank])
                 self._record_end(local_rank, _exit_code(pidfd))
         self._read_fork_server()
+        self._has_parked = self.any_parked
         if self._abort_at is not None and time.monotonic() - self._abort_at > ABORT_SECONDS:
             self._kill()
 
     @property
     def descriptors(self) -> list[int]:
-        """File descriptors that become readable when a rank ends, and when its exit code is known."""
+        """File descriptors that become readable when a rank ends, when its exit code is known, and when it leaves its
+        group."""
         exits = None if self._fork_server_exits is None else self._fork_server_exits.descriptor
-        return [*self._pidfds.values(), *([] if exits is None else [exits])]
+        news = [view.news for view in self._views]
+        return [*self._pidfds.values(), *news, *([] if exits is None else [exits])]
 
     @property
     def is_event_driven(self) -> bool:
@@ -160,7 +166,7 @@ class LocalRanks:
             if code != ExitCode.DONE and not (code is None and self._runs_script(local_rank)):
                 return "WorkerFailed"
         # A rank that has lost its peers, and waits for the next generation.
-        if self._regroup_at is None and self.any_parked:
+        if self._regroup_at is None and self._has_parked:
             return "MembershipChanged"
         return None
 
@@ -206,7 +212,7 @@ class LocalRanks:
         """
         self.generation, self.first_rank = membership.generation, membership.first_rank(index)
         self._has_regrouped = True
-        self._regroup_at, self._usage = None, {}
+        self._regroup_at, self._has_parked, self._usage = None, False, {}
         first = membership.members[0]
         for local_rank, view in enumerate(self._views):
             rank = self.first_rank + local_rank
