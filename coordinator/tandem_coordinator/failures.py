@@ -139,7 +139,7 @@ def silent_members(state: State, now: float) -> list[str]:
     """Members of the newest generation that have not come back and send no heartbeat: they may be lost soon."""
     late = 1.5 * state.rules.heartbeat
     members = [agent for agent in state.agents.values() if is_member(state, agent) and not agent.has_stopped]
-    return [agent.member.replica for agent in members if now - agent.last_seen > late]
+    return [agent.member.replica for agent in members if now - agent.last_seen > late or not agent.is_connected]
 
 
 def _max_excluded(state: State) -> int:

@@ -439,3 +439,17 @@ def test_ranks_that_cannot_become_ready_are_ended(tmp_path: Path, why: str) -> N
         speaker.end_preparation(0.0 if why == "it takes too long" else 1000.0)
         assert rank.wait(SECONDS) == ExitCode.SUPERSEDED
     speaker.leave()
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_a_rank_that_failed_before_its_generation_was_closed_is_the_reason(tmp_path: Path, fails_first: bool) -> None:
+    """Its peers may lose their connection to it, and say so, before its process has ended."""
+    speaker, ranks = agent(tmp_path, Coordinator()), LocalRanks(1, 1)
+    speaker.watch(ranks)
+    steps: list[Callable[[], None]] = [lambda: ranks.record_exit_codes({0: 1}), speaker._close_generation]
+    with speaker._changed:
+        for happens in steps if fails_first else reversed(steps):
+            happens()
+            time.sleep(0.01)
+    assert speaker.join_reason() == ("WorkerFailed" if fails_first else "MembershipChanged")
+    speaker.leave()

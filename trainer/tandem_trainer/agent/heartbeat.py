@@ -133,7 +133,7 @@ class Heartbeat(threading.Thread):
         self._ranks: LocalRanks | None = None
         self._failure: tuple[float, Failure] | None = None
         self._closed = False
-        self._prepares_since = 0.0
+        self._closed_at = self._prepares_since = 0.0
         self._finished = False
         self._acknowledged_at = 0.0
         self._has_preflight = False
@@ -232,7 +232,7 @@ class Heartbeat(threading.Thread):
         """
         with self._changed:
             self._drop_ranks()
-            self._ranks, self._membership, self._closed = ranks, None, True
+            self._ranks, self._membership, self._closed, self._closed_at = ranks, None, True, 0.0
             self._state = replace(self._state, state="preparing", standby="preparing", reason=reason)
             self._prepares_since = time.monotonic()
             self._wake()
@@ -312,7 +312,9 @@ class Heartbeat(threading.Thread):
             # A rank's exit code counts as final only if the record in the run directory agrees with it.
             if code is not None and failed is not None and failed.get("exitCode") == code:
                 self._set_end(End(code, "a training process said that a restart is of no use"))
-            return "MembershipChanged" if self._closed else verdict
+            # What a rank did after that is a consequence of the end of its generation.
+            failed_before = self._failure is not None and self._failure[0] <= self._closed_at
+            return "MembershipChanged" if self._closed and not failed_before else verdict
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Record the processes that torchrun has started, by local rank."""
@@ -529,7 +531,8 @@ class Heartbeat(threading.Thread):
             self._close_generation()
 
     def _close_generation(self, patience: float = PARK_SECONDS) -> None:
-        self._closed = True
+        if not self._closed:
+            self._closed, self._closed_at = True, time.monotonic()
         self._changed.notify_all()
         self._end_ranks(patience)
 
