@@ -311,7 +311,7 @@ class Torchft(Scripted):
     timeout_seconds = 60.0
     """Timeout of its collectives; its default."""
     wrapper = "ddp"
-    """What averages gradients: `ddp`, its DistributedDataParallel, or `pure`, its PureDistributedDataParallel."""
+    """Its wrapper around the model: `ddp`, its DistributedDataParallel, or `pure`, its PureDistributedDataParallel."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)

@@ -320,8 +320,8 @@ class Coordinator:
     def _note_disconnected(self, sync: Sync) -> None:
         self._ledger.remove_agent(sync.replica, time.monotonic())
         # A heartbeat that the next tick would record must not count as one after this.
-        heard_at = self._heartbeats.pop(sync.replica, None)
-        self._apply(Disconnected(sync.replica, sync.incarnation, heard_at))
+        heartbeat_at = self._heartbeats.pop(sync.replica, None)
+        self._apply(Disconnected(sync.replica, sync.incarnation, heartbeat_at))
         self._tick_now.set()
 
     # Tasks

@@ -314,7 +314,7 @@ class Disconnected:
 
     replica: str
     incarnation: str
-    heard_at: float | None = None
+    heartbeat_at: float | None = None
     """Time of a heartbeat before that, of which no tick has told yet."""
 
 

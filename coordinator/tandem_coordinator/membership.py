@@ -310,7 +310,7 @@ def _suspect_disconnected(state: State, event: Disconnected, now: float) -> Stat
     if agent is None or agent.member.incarnation != event.incarnation:
         return state
     # Its silence is aged, so that the loss follows soon unless it connects again.
-    last_seen = max(agent.last_seen, event.heard_at or 0.0)
+    last_seen = max(agent.last_seen, event.heartbeat_at or 0.0)
     suspected = min(last_seen, now - state.rules.lost_after + DISCONNECTED_SECONDS)
     agent = replace(agent, last_seen=suspected, is_connected=False)
     return replace(state, agents={**state.agents, event.replica: agent})

@@ -370,7 +370,7 @@ def test_members_that_keep_their_state_do_not_wait_for_an_agent_whose_connection
     job.passes(0.2)
     # A heartbeat that no tick has recorded yet must not count as one after the end of the connection.
     job.falls_silent("worker-1")
-    job.tell(Disconnected("worker-1", "worker-1-a", heard_at=job.now))
+    job.tell(Disconnected("worker-1", "worker-1-a", heartbeat_at=job.now))
     job.joins("worker-0", generation=number, reason="MembershipChanged")
     assert job.members() == (["worker-0"] if keeps else [])
     # Nor does time in which the coordinator stood still count as such.

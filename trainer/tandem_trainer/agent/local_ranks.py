@@ -250,9 +250,9 @@ class LocalRanks:
                 continue
             view = self._views[local_rank]
             beat, content = view.beat(), view.failure()
-            # The beat of a rank that has not entered the generation yet has a number of another one.
-            is_current = beat is not None and beat.generation >= self.generation
-            rank = beat.rank if beat is not None and is_current else self.first_rank + local_rank
+            # The last beat of a rank that has got another place since may have the number of the place before.
+            is_old = beat is None or (self._has_regrouped and beat.generation < self.generation)
+            rank = self.first_rank + local_rank if beat is None or is_old else beat.rank
             if stopped_early and beat is not None:
                 content = record(StoppedEarly(beat.step, beat.total_steps), None, MAX_ERROR_LENGTH)
             announced = self._has_announced(local_rank, code)
