@@ -44,6 +44,7 @@ from tandem_coordinator.failures import (
     describe,
     first_failure,
     is_collective_failure,
+    is_gone,
     progress_of,
     silent_members,
 )
@@ -257,8 +258,9 @@ def explain_consequence(state: State, now: float) -> Transition:
     """
     if silent := silent_members(state, now):
         state = replace(state, cause=Cause("MemberLost", f"{join_names(silent)} sent no heartbeat"))
-        # Several silent members are a broken network, which is the fault of none of them.
-        if len(silent) > 1:
+        # Several silent members are a broken network, which is the fault of none of them. One that is gone is a lost
+        # node, or a pod that had to go.
+        if len(silent) > 1 or is_gone(state.agents[silent[0]], now):
             return state, ()
         return add_strike(state, silent[0], state.cause.detail, now, charged=False)
     if state.cause.reason == "StoreUnreachable":

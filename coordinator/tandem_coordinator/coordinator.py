@@ -72,8 +72,10 @@ RETRY_SECONDS = 1.0
 RECORD_SECONDS = 2.0
 """Maximum time that a request for another number of replicas, or an agent whose ranks have finished, waits for the
 disk, in seconds; less than the operator waits for an answer."""
-HANGUP_POLL_SECONDS = 0.05
+HANGUP_POLL_SECONDS = 0.2
 """Interval of checks whether an agent that was told that its generation is over is still connected, in seconds."""
+SURVIVORS_POLL_SECONDS = 0.05
+"""The same where ranks keep their state, in seconds."""
 END_POLL_SECONDS = 1.0
 """Maximum time to find out, when an agent leaves, whether the job is complete, in seconds."""
 SAMPLE_SECONDS = 1.0
@@ -187,7 +189,7 @@ class Coordinator:
                 self._note_disconnected(sync)
             raise
         if answer.order == "rejoin":
-            self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
+            self._loop.call_later(self._hangup_poll_seconds, self._check_connection, sync, request, hung_up)
         return answer
 
     async def retarget(self, replicas: int) -> int:
@@ -315,7 +317,12 @@ class Coordinator:
         if hung_up():
             self._note_disconnected(sync)
         else:
-            self._loop.call_later(HANGUP_POLL_SECONDS, self._check_connection, sync, request, hung_up)
+            self._loop.call_later(self._hangup_poll_seconds, self._check_connection, sync, request, hung_up)
+
+    @property
+    def _hangup_poll_seconds(self) -> float:
+        # Where ranks keep their state, the others wait for nothing else.
+        return SURVIVORS_POLL_SECONDS if self.state.survived else HANGUP_POLL_SECONDS
 
     def _note_disconnected(self, sync: Sync) -> None:
         self._ledger.remove_agent(sync.replica, time.monotonic())

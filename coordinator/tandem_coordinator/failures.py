@@ -56,6 +56,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 from tandem.wire.protocol import Failure, Sync
 from tandem.wire.reasons import Reason
 from tandem_coordinator.group_state import (
+    AgentState,
     Announce,
     Cause,
     Exclusion,
@@ -69,6 +70,9 @@ from tandem_coordinator.group_state import (
     join_names,
 )
 
+RECONNECT_SECONDS = 0.1
+"""Time after the end of an agent's connection at which it seems to be gone, in seconds: one that lives has connected
+again, as it does whenever it has news."""
 STRIKES_TO_EXCLUDE = 3
 """Number of failures due to one replica or node, in a row or among the most recent ones, before it is excluded."""
 MAX_EXCLUDED_SHARE = 0.25
@@ -135,11 +139,16 @@ def blame_for_store(state: State, now: float) -> tuple[str, str]:
     return reporters[0] if reporters else "", f"{join_names(reporters)} cannot reach the store of {first}"
 
 
+def is_gone(agent: AgentState, now: float) -> bool:
+    """Whether an agent seems to be gone: its connection broke, and it has not connected again at once."""
+    return agent.disconnected_at is not None and now - agent.disconnected_at >= RECONNECT_SECONDS
+
+
 def silent_members(state: State, now: float) -> list[str]:
     """Members of the newest generation that have not come back and send no heartbeat: they may be lost soon."""
     late = 1.5 * state.rules.heartbeat
     members = [agent for agent in state.agents.values() if is_member(state, agent) and not agent.has_stopped]
-    return [agent.member.replica for agent in members if now - agent.last_seen > late or not agent.is_connected]
+    return [agent.member.replica for agent in members if now - agent.last_seen > late or is_gone(agent, now)]
 
 
 def _max_excluded(state: State) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from tandem.wire.protocol import Member, Membership
 from tandem_coordinator import preflight
 from tandem_coordinator.closing import GRACE_SECONDS, MAX_START_FACTOR, explain_consequence
-from tandem_coordinator.failures import classify
+from tandem_coordinator.failures import classify, is_gone
 from tandem_coordinator.group_state import (
     Action,
     AgentState,
@@ -119,7 +119,7 @@ def _is_worth_waiting(state: State, candidates: list[AgentState], now: float) ->
     awaited = [
         agent
         for agent in state.agents.values()
-        if not agent.is_waiting and not (keeps and (agent.is_preparing or not agent.is_connected))
+        if not agent.is_waiting and not (keeps and (agent.is_preparing or is_gone(agent, now)))
     ]
     if awaited and now - state.last_change < stopping:
         return True

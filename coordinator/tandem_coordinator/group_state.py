@@ -88,8 +88,8 @@ class AgentState:
     """Whether its version supports pre-flights."""
     is_preparing: bool = False
     """Whether its ranks are stopped, and new ones are not ready for a group yet."""
-    is_connected: bool = True
-    """Whether its last connection has not broken since its last message."""
+    disconnected_at: float | None = None
+    """Time at which its connection broke; None if it has not, or it has sent a message since."""
     starts_anew: bool = False
     """Whether its ranks are new ones, which hold no state."""
 

@@ -180,7 +180,9 @@ def is_redundant(state: State, sync: Sync) -> bool:
     agent = state.agents.get(sync.replica)
     if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
         return False
-    if not agent.is_connected or agent.node != (sync.node or "") or preflight.has_new_report(state, sync):
+    if agent.disconnected_at is not None or agent.starts_anew != bool(sync.standby):
+        return False
+    if agent.node != (sync.node or "") or preflight.has_new_report(state, sync):
         return False
     if sync.finished and sync.replica not in state.finished:
         return False
@@ -312,7 +314,7 @@ def _suspect_disconnected(state: State, event: Disconnected, now: float) -> Stat
     # Its silence is aged, so that the loss follows soon unless it connects again.
     last_seen = max(agent.last_seen, event.heartbeat_at or 0.0)
     suspected = min(last_seen, now - state.rules.lost_after + DISCONNECTED_SECONDS)
-    agent = replace(agent, last_seen=suspected, is_connected=False)
+    agent = replace(agent, last_seen=suspected, disconnected_at=now)
     return replace(state, agents={**state.agents, event.replica: agent})
 
 
@@ -373,9 +375,7 @@ def _record_heartbeats(state: State, heartbeats: Mapping[str, float], now: float
     # With thousands of agents, only those that were heard are worth the time.
     for replica in state.agents if stalled else heartbeats.keys() & agents.keys():
         agent = agents[replica]
-        # The end of a connection is no silence that we might have missed.
-        unheard = stalled if agent.is_connected else 0.0
-        last = max(agent.last_seen + unheard, heartbeats.get(replica, agent.last_seen))
+        last = max(agent.last_seen + stalled, heartbeats.get(replica, agent.last_seen))
         agents[replica] = replace(agent, last_seen=min(now, last))
     until = None if state.adopting_until is None else state.adopting_until + stalled
     saving = None if state.saving is None else replace(state.saving, since=state.saving.since + stalled)

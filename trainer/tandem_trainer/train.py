@@ -16,12 +16,15 @@ restore, votes, checkpoints, the log.
 import gc
 import logging
 import math
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -151,10 +154,12 @@ class Stepper:
         return total
 
     def rehearse(self, share: Share) -> None:
-        """Compute gradients once and drop them, so that what the first pass compiles and allocates is there. The state
-        of the generators does not change."""
-        with torch.random.fork_rng(devices=[]):
-            self._run(0, share)
+        """Compute gradients once and drop them, so that what the first pass compiles and allocates is there.
+
+        Raises:
+            PassDidNotFit: it ran out of memory.
+        """
+        self._run(0, share)
         self._optimizer.zero_grad(set_to_none=True)
 
     def global_loss(self, total: Tensor) -> Tensor | None:
@@ -249,7 +254,7 @@ def train(job: DistributedTrainingJob, rundir: RunDir, group: Group | None, puls
     run = TaskRun(job, rundir, stop, regroup)
     if group is None:
         assert regroup is not None, "agents start no other ranks without a place"
-        run.prepare(Group(0, 1, 0, device))
+        run.prepare(RankContext(rundir, Group(0, 1, 0, device), 0, [], pulse))
         group = regroup.join_next()
     while True:
         try:
@@ -297,36 +302,51 @@ class TaskRun:
         self.step = 0
         """Optimizer steps completed, at the last change of the group."""
 
-    def prepare(self, alone: Group) -> None:
+    def prepare(self, context: RankContext) -> None:
         """Build model and optimizer, and compute once, before this rank has a place in a group.
 
         Args:
-            alone: a group of this rank alone, on its device.
+            context: this rank alone.
         """
         loop, workers = self._job.spec.trainer.settings_of_loop, self._job.spec.workers
-        strategy = strategy_of(loop, alone, workers.processes)
-        learner = self._learner = self._build(loop, strategy)
+        strategy = strategy_of(loop, context.group, workers.processes)
+        self._learner = self._build(loop, strategy)
+        self._is_prepared = True
+        # Loader workers inherit what a data set has opened, such as the offset of a file. So where they read, this
+        # process reads nothing.
+        if isinstance(loop, TaskLoop) and loop.loader_workers:
+            return
         # The samples of one pass in a full group, more or less.
         count = max(1, loop.global_batch_size // (workers.replicas * workers.processes))
-        count = min(count, loop.micro_batch_size or count)
-        batch = to_device(examples_of(self._task, self._dataset, self._first, self._end, count), alone.device)
+        count = min(count, MicroBatch(self._job, context).max_samples or count)
+        with _kept_generators(), suppress(PassDidNotFit):
+            self._rehearse(loop, strategy, count)
+
+    def _rehearse(self, loop: Loop, strategy: Strategy, count: int) -> None:
+        """Compute the gradients of some samples once, and put back what that changes."""
+        learner, group = self._learner, strategy.group
+        assert learner is not None
+        batch = to_device(examples_of(self._task, self._dataset, self._first, self._end, count), group.device)
         ids = torch.arange(count)
-        learner.buffers.hold(alone)
+        learner.buffers.hold(group)
         stepper = Stepper(
             *(self._task, loop, strategy, strategy.wrap(learner.model)),
             *(learner.draws, learner.optimizer, learner.scaler),
         )
-        stepper.rehearse(Share(ids, count, lambda start, end: (batch, ids[start:end])))
-        learner.buffers.put_back()
-        self._is_prepared = True
+        try:
+            stepper.rehearse(Share(ids, count, lambda start, end: (batch, ids[start:end])))
+        finally:
+            learner.buffers.put_back()
 
     def start(self, context: RankContext) -> None:
         """Start a generation: from the newest checkpoint of this run, or from the state that ranks hold, else from
         fresh weights. Collective."""
         job, group, task = self._job, context.group, self._task
         if self._is_prepared:
-            # It may have waited for long, and settings of checkpoints may have changed since it has read the job.
+            # It may have waited for long, and settings may have changed since it has read the job.
             job, self._is_prepared = context.rundir.read_job(), False
+            if job.spec.trainer != self._job.spec.trainer:
+                raise PeerFault("the settings of the loop have changed since this rank prepared itself")
             self._job = job
         if self._live is not None:
             self._live = replace(self._live, entered=self._live.entered | {context.generation})
@@ -539,6 +559,18 @@ class FreshStart:
             # That run may itself have continued the schedule of another one.
             schedule = self.train_state.other(SCHEDULE, contents) or {}
             self.schedule[EARLIER_STEPS] = manifest.step + int(schedule.get(EARLIER_STEPS, 0))
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    """Put back the state of the generators of torch, numpy and Python on the CPU."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 def samples_of(task: Task[Any]) -> tuple[Any, int, int]:

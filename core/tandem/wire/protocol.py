@@ -218,9 +218,9 @@ class Sync(Model):
     """The membership that it runs, sent once on each new connection: the coordinator may have restarted."""
     leaving: bool = False
     """Sent by a running agent that received SIGTERM: it leaves once its group has saved."""
-    standby: Literal["", "preparing", "prepared"] = ""
-    """Sent by a joining agent that starts its ranks before it gets a generation, from protocol 3 on. `preparing`: they
-    are not ready for a group yet. `prepared`: they are. They hold no state of the run."""
+    standby: Literal["", "preparing", "new"] = ""
+    """Sent by a joining agent whose ranks can keep their state, but hold none, from protocol 3 on. `preparing`: they
+    are not ready for a group yet. `new`: they are, or start with it."""
     finished: bool | None = None
     """Whether all of its ranks have exited with code 0. Sent by a running agent that stays because others use its
     store, and with the last message. An earlier version sends it with the last message only."""

@@ -384,9 +384,9 @@ def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: in
         assert speaker.are_prepared
         assert speaker.join_reason() == "WorkerFailed"
         assert speaker.release_ranks() is ranks
-        membership = speaker.enter(4000, "WorkerFailed", ranks)
+        membership = speaker.enter(4000, "WorkerFailed", ranks, regroups=True)
         assert membership is not None
-        assert coordinator.joining[-1].standby == "prepared"
+        assert coordinator.joining[-1].standby == ("new" if protocol == PROTOCOL else "")
         assert not speaker.is_preparing
         rank.kill()
     ranks.close()

@@ -169,13 +169,16 @@ class Heartbeat(threading.Thread):
         """First signal that asked this agent to end; None if none has."""
         return self._end_signal
 
-    def enter(self, port: int, reason: str, ranks: LocalRanks | None = None) -> Membership | None:
+    def enter(
+        self, port: int, reason: str, ranks: LocalRanks | None = None, regroups: bool = False
+    ) -> Membership | None:
         """Wait for a generation with this agent in it. Returns None if the agent was asked to end.
 
         Args:
             port: port on which this agent's socket listens.
             reason: reason for the new generation.
             ranks: ranks that wait for it, too.
+            regroups: whether ranks of this job can keep their state.
 
         Raises:
             RanksEnded: one of these has ended.
@@ -187,7 +190,7 @@ class Heartbeat(threading.Thread):
             self._drop_ranks()
             self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
             self._has_preflight = False
-            standby = "prepared" if ranks is not None and not ranks.hold_state else ""
+            standby = "new" if regroups and (ranks is None or not ranks.hold_state) else ""
             self._state = replace(self._state, state="joining", standby=standby, port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
@@ -200,6 +203,7 @@ class Heartbeat(threading.Thread):
                         self._state = replace(
                             self._state, state="preparing", standby="preparing", reason="WorkerFailed"
                         )
+                        self._wake()
                         raise RanksEnded
             if self._end is not None:
                 log.info("event=over code=%d why=%r", self._end.code, self._end.reason)
@@ -237,20 +241,23 @@ class Heartbeat(threading.Thread):
             self._prepares_since = time.monotonic()
             self._wake()
 
-    def end_preparation(self, limit: float) -> None:
-        """End ranks that cannot become ready: one has ended, they take too long, or this agent is to end.
+    def end_preparation(self, limit: float) -> bool:
+        """End ranks that cannot become ready: one has ended, or this agent is to end. Return whether they take too
+        long, and torchrun has to end them.
 
         Args:
             limit: time for the preparation, in seconds.
         """
         with self._changed:
             if not self.is_preparing or self._ranks is None:
-                return
-            takes_too_long = time.monotonic() - self._prepares_since > limit and not self._ranks.are_parked
-            if takes_too_long:
-                log.warning("event=preparation-timed-out seconds=%.0f", limit)
-            if takes_too_long or self._ranks.any_ended or self.is_over:
+                return False
+            if self._ranks.any_ended or self.is_over:
                 self._ranks.order("abort")
+            if self._ranks.are_parked or time.monotonic() - self._prepares_since <= limit:
+                return False
+            log.warning("event=preparation-timed-out seconds=%.0f", limit)
+            self._ranks.order("abort")
+            return True
 
     @property
     def is_preparing(self) -> bool:
@@ -449,7 +456,8 @@ class Heartbeat(threading.Thread):
             # adopts the group first.
             return self._sync("running", membership=_if_small(self._membership))
         if state.state != "running":
-            more = {"standby": state.standby} if state.state == "joining" else {}
+            tells = state.state == "joining" and self._client.protocol >= STANDBY_PROTOCOL
+            more = {"standby": state.standby} if tells else {}
             return self._sync(state.state, reason=state.reason, finished=finished, failure=aged(self._failure), **more)
         # On a new connection the coordinator may have restarted: the membership lets it adopt the group.
         verdict = self._verdict()

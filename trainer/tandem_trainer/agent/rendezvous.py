@@ -222,7 +222,7 @@ class TandemRendezvous(RendezvousHandler):
             # in its queue until the store is served.
             listener = _listen(self._address, self._ports)
             try:
-                membership = self._heartbeat.enter(listener.getsockname()[1], reason, ranks)
+                membership = self._heartbeat.enter(listener.getsockname()[1], reason, ranks, self._regroups)
                 if membership is None:
                     continue
                 rank = self._index(membership)
@@ -252,8 +252,10 @@ class TandemRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 once the generation is closed: torchrun then stops its workers and asks for the next one. Where the
         ranks can go on in the next one, join it, and return 0."""
-        self._heartbeat.end_preparation(self._preparation_seconds)
+        takes_too_long = self._heartbeat.end_preparation(self._preparation_seconds)
         self._raise_if_signalled()
+        if takes_too_long:
+            return 1
         if self._heartbeat.is_preparing and not self._heartbeat.are_prepared:
             return 0
         return int(self._heartbeat.closed and not self._regroup())
