@@ -275,13 +275,19 @@ def test_another_number_that_is_wished_for_is_rounded_to_whole_pipelines() -> No
     assert job.state.target == 2
 
 
-def test_a_group_that_keeps_its_state_grows_and_shrinks_without_a_save() -> None:
+def grown() -> Job:
+    """A group whose ranks keep their state, after its first growth."""
     job = Job(target=2)
     job.joins("worker-0")
     job.passes(4.0)
     job.training = job.can_save = job.survive = True
     job.joins("worker-1")
     job.passes(1.0)
+    return job
+
+
+def test_a_group_that_keeps_its_state_grows_and_shrinks_without_a_save() -> None:
+    job = grown()
     assert job.members() == ["worker-0", "worker-1"]
     job.training = job.can_save = True
     job.tell(Retarget(1))
@@ -316,12 +322,7 @@ def prepares(job: Job, replica: str, generation: int, code: int = -9, error: str
 
 
 def test_members_that_keep_their_state_go_on_while_another_one_prepares_new_ranks() -> None:
-    job = Job(target=2)
-    job.joins("worker-0")
-    job.passes(4.0)
-    job.training = job.can_save = job.survive = True
-    job.joins("worker-1")
-    job.passes(1.0)
+    job = grown()
     prepares(job, "worker-1", job.state.number)
     assert job.closings() == ["MemberJoined", "WorkerFailed"]
     job.passes(0.2)

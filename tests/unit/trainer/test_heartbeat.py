@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -356,16 +357,26 @@ class Noting(Patient):
         return super().sync(message, until)
 
 
+@contextmanager
+def prepares(
+    tmp_path: Path, coordinator: Coordinator, reason: str, code: str
+) -> Iterator[tuple[Heartbeat, LocalRanks, "subprocess.Popen[str]"]]:
+    """An agent that is about to join, whose rank runs this code."""
+    speaker, ranks = agent(tmp_path, coordinator), LocalRanks(0, 1)
+    speaker.start()
+    speaker.prepare(ranks, reason)
+    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", code], env=variables, stdin=subprocess.PIPE, text=True) as rank:
+        yield speaker, ranks, rank
+        rank.kill()
+    speaker.leave()
+
+
 @pytest.mark.parametrize("protocol", [PROTOCOL, 2])
 def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: int) -> None:
     coordinator = Noting()
     coordinator.protocol = protocol
-    speaker = agent(tmp_path, coordinator)
-    speaker.start()
-    ranks = LocalRanks(0, 1)
-    speaker.prepare(ranks, "WorkerFailed")
-    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
-    with subprocess.Popen([sys.executable, "-c", PARKS], env=variables, stdin=subprocess.PIPE, text=True) as rank:
+    with prepares(tmp_path, coordinator, "WorkerFailed", PARKS) as (speaker, ranks, rank):
         assert rank.stdin is not None
         until(lambda: ranks.all_running, "a rank that runs")
         said = {(message.standby, message.reason) for message in coordinator.joining}
@@ -388,20 +399,13 @@ def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: in
         assert membership is not None
         assert coordinator.joining[-1].standby == ("new" if protocol == PROTOCOL else "")
         assert not speaker.is_preparing
-        rank.kill()
-    ranks.close()
-    speaker.leave()
+        speaker.watch(ranks)
 
 
 def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -> None:
     coordinator = Noting()
     coordinator.has_no_place = True
-    speaker = agent(tmp_path, coordinator)
-    speaker.start()
-    ranks = LocalRanks(0, 1)
-    speaker.prepare(ranks, "Started")
-    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
-    with subprocess.Popen([sys.executable, "-c", PARKS], env=variables, stdin=subprocess.PIPE, text=True) as rank:
+    with prepares(tmp_path, coordinator, "Started", PARKS) as (speaker, ranks, rank):
         assert rank.stdin is not None
         rank.stdin.write("\n")
         rank.stdin.flush()
@@ -412,21 +416,13 @@ def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -
             speaker.enter(4000, "Started", ranks)
         assert speaker.closed, "torchrun starts it again"
         assert speaker.join_reason() == "WorkerFailed"
-    ranks.close()
-    speaker.leave()
+        ranks.close()
 
 
 @pytest.mark.parametrize("why", ["it takes too long", "a signal", "the end of the job"])
 def test_ranks_that_cannot_become_ready_are_ended(tmp_path: Path, why: str) -> None:
-    coordinator = Noting()
-    speaker = agent(tmp_path, coordinator)
-    speaker.start()
-    ranks = LocalRanks(0, 1)
-    speaker.prepare(ranks, "Started")
     waits = "import sys; from tandem_trainer.pulse import Pulse, Watchdog; Watchdog(Pulse.open_for_rank()).start()"
-    variables = os.environ | {"TANDEM_PULSE": str(ranks.folder), "RANK": "0", "LOCAL_RANK": "0"}
-    code = f"{waits}; sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], env=variables, stdin=subprocess.PIPE) as rank:
+    with prepares(tmp_path, Noting(), "Started", f"{waits}; sys.stdin.read()") as (speaker, ranks, rank):
         until(lambda: ranks.all_running, "a rank that runs")
         speaker.end_preparation(1000.0)
         assert rank.poll() is None
@@ -438,7 +434,6 @@ def test_ranks_that_cannot_become_ready_are_ended(tmp_path: Path, why: str) -> N
                 speaker._end_job("complete", False)
         speaker.end_preparation(0.0 if why == "it takes too long" else 1000.0)
         assert rank.wait(SECONDS) == ExitCode.SUPERSEDED
-    speaker.leave()
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
