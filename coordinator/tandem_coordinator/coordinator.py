@@ -75,7 +75,7 @@ disk, in seconds; less than the operator waits for an answer."""
 HANGUP_POLL_SECONDS = 0.2
 """Interval of checks whether an agent that was told that its generation is over is still connected, in seconds."""
 SURVIVORS_POLL_SECONDS = 0.05
-"""The same where ranks keep their state, in seconds."""
+"""Interval of these checks in jobs whose ranks keep their state, in seconds."""
 END_POLL_SECONDS = 1.0
 """Maximum time to find out, when an agent leaves, whether the job is complete, in seconds."""
 SAMPLE_SECONDS = 1.0

@@ -319,7 +319,7 @@ class TaskRun:
         # The samples of one pass in a full group, more or less.
         count = max(1, loop.global_batch_size // (workers.replicas * workers.processes))
         count = min(count, MicroBatch(self._job, context).max_samples or count)
-        with _kept_generators(), suppress(PassDidNotFit):
+        with _restored_generators(), suppress(PassDidNotFit):
             self._rehearse(loop, strategy, count)
 
     def _rehearse(self, loop: Loop, strategy: Strategy, count: int) -> None:
@@ -562,7 +562,7 @@ class FreshStart:
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
+def _restored_generators() -> Iterator[None]:
     """Put back the state of the generators of torch, numpy and Python on the CPU."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):

@@ -42,6 +42,7 @@ from tandem.wire.coordinator_client import (
     readable,
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
+from tandem_trainer.agent.job_end import End, recorded_end
 from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
@@ -77,15 +78,6 @@ LEAVE_SECONDS = 2.0
 """Time limit of the last message, in seconds."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask the agent to end."""
-
-
-@dataclass(frozen=True)
-class End:
-    """End of the job for this agent."""
-
-    code: int
-    """Exit code of the agent."""
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -531,7 +523,7 @@ class Heartbeat(threading.Thread):
     def _end_job(self, reason: str, is_left_out: bool) -> None:
         """End the job for this agent. Ranks may finish by themselves after success; otherwise they are aborted."""
         if self._end is None:
-            self._set_end(End(ExitCode.LEFT_OUT, reason) if is_left_out else _recorded_end(self._rundir, reason))
+            self._set_end(End(ExitCode.LEFT_OUT, reason) if is_left_out else recorded_end(self._rundir, reason))
         assert self._end is not None
         seconds_since_end = time.monotonic() - self._ended_at
         is_parked = self.is_preparing or (self._ranks is not None and self._ranks.any_parked)
@@ -689,15 +681,6 @@ def _read(pipe: int) -> bytes:
         return os.read(pipe, 64)
     except BlockingIOError:
         return b""
-
-
-def _recorded_end(rundir: RunDir, reason: str) -> End:
-    if rundir.done() is not None:
-        return End(ExitCode.DONE, reason)
-    if (failed := rundir.failed()) is not None:
-        code = failed.get("exitCode")
-        return End(code if isinstance(code, int) and 0 < code < 256 else ExitCode.FAILED, reason)
-    return End(ExitCode.SUPERSEDED, reason)
 
 
 def _if_small(membership: Membership | None) -> Membership | None:
