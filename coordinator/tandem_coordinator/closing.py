@@ -65,6 +65,9 @@ from tandem_coordinator.group_state import (
     waiting_agents,
 )
 
+SETTLE_SECONDS = 1.0
+"""Time for which ranks that keep their state train on after a member was asked to leave, in seconds: others may have to
+go, too. Less than a rank that was asked goes on by itself (tandem_trainer.train.SIGNAL_PATIENCE_SECONDS)."""
 SAVE_SECONDS = 30.0
 """Maximum time that a generation may take to save and stop before it is closed anyway, plus SAVE_STEPS steps."""
 SAVE_STEPS = 3
@@ -134,8 +137,12 @@ def preempt(state: State, now: float) -> Transition:
         return state, ()
     verb = "has" if len(all_leaving) == 1 else "have"
     cause = Cause("Preempted", f"{join_names(all_leaving)} {verb} to leave")
-    # Members that stay keep the state. If all go, they have to save it.
-    stays = state.survive and len(all_leaving) < len(state.members)
+    # Members that stay keep the state, if they are enough for a group. If all go, they have to save it; and they are
+    # rarely asked at the very same moment.
+    stays = state.survive and len(state.members) - len(all_leaving) >= state.rules.minimum
+    notified_at = min(agent.leaving_since for agent in state.agents.values() if agent.leaving_since is not None)
+    if stays and now - notified_at < SETTLE_SECONDS:
+        return state, ()
     if stays or state.scripted or not (state.training or state.can_save):
         return close(state, cause, now)
     # Ranks that report steps are asked even before all of them are known to obey: they go on training meanwhile.

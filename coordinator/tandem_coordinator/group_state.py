@@ -88,6 +88,8 @@ class AgentState:
     """Whether its version supports pre-flights."""
     is_preparing: bool = False
     """Whether its ranks are stopped, and new ones are not ready for a group yet."""
+    leaving_since: float | None = None
+    """Time since which it is leaving."""
     disconnected_at: float | None = None
     """Time at which its connection broke; None if it has not, or it has sent a message since."""
     starts_anew: bool = False

@@ -219,9 +219,11 @@ def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -
     waits = sync.state == "joining" and not is_preparing
     since = agent_before.since if agent_before is not None and agent_before.is_waiting == waits else now
     # The agent counts as heard in any case, also if its message closed the generation.
+    leaving_since = agent_before.leaving_since if agent_before is not None else None
     agent = AgentState(
         *(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "", supports_preflight),
         is_preparing=is_preparing,
+        leaving_since=(leaving_since or now) if sync.leaving else None,
         starts_anew=bool(sync.standby),
     )
     state = replace(state, agents={**state.agents, sync.replica: agent})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.wire.protocol import Failure
-from tandem_coordinator.group_state import Disconnected, Retarget, Synced
+from tandem_coordinator.group_state import Disconnected, Retarget
 from tests.support.worlds.membership_job import RULES, Job
 
 
@@ -302,14 +302,26 @@ def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(le
     job = Job(target=2)
     job.trains("worker-0", "worker-1")
     job.survive = True
-    if len(leaving) == 1:
-        job.must_go(*leaving)
-        assert job.closings() == ["Preempted"]
-        return
-    # Both at once: what the first one says is heard together with the second one.
+    job.passes(0.2)
     for replica in leaving:
-        job.tell(Synced(job.message(replica, "running", generation=job.state.number, leaving=True)))
-    job.tick()
+        job.must_go(replica)
+        job.passes(0.6)
+    if len(leaving) == 1:
+        assert job.closings() == [], "others may have to go, too"
+        job.passes(0.6)
+        assert job.closings() == ["Preempted"]
+    else:
+        assert job.closings() == []
+        assert job.state.saving is not None
+
+
+def test_who_has_to_go_lets_the_group_save_if_the_rest_is_too_small() -> None:
+    job = Job(target=2, rules=replace(RULES, minimum=2))
+    job.trains("worker-0", "worker-1")
+    job.survive = True
+    job.passes(0.2)
+    job.must_go("worker-1")
+    job.passes(0.2)
     assert job.closings() == []
     assert job.state.saving is not None
 
