@@ -26,6 +26,7 @@ the strategies of test_strategies, the model of test_language and the stages of 
 ELSEWHERE = {
     "digits": "test_run.py",
     "digits-hogwild": "test_hogwild.py",
+    "digits-regroup": "test_regroup.py",
     "own-script": "test_run.py",
     "language-model": "test_session.py",
     "logged-script": "test_log.py",

@@ -16,6 +16,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tandem_trainer.sample_audit import audit
+from tests.support import EXAMPLES
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import manifest
@@ -187,6 +188,19 @@ def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_ot
     torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
     continued = [record for record in records(run.run_dir) if "continues" in record]
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
+
+
+def test_the_example_takes_each_step_once_though_a_rank_is_killed(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, manifest=EXAMPLES / "digits-regroup.yaml") as run:
+        run.reaches(100)
+        rank = run.rank_of("worker-1")
+        assert rank is not None
+        rank.kill()
+        assert run.ends(240) == 0, run.output
+        steps = run.final_step()
+        assert f"digits-regroup is complete: {steps:,} steps in " in run.output
+    assert [record["step"] for record in run.logged("step")] == [*range(1, steps + 1)]
+    assert all("continues" in record for record in records(run.run_dir)[1:])
 
 
 def spec(**elasticity: Any) -> dict[str, Any]:
