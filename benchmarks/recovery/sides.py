@@ -256,34 +256,45 @@ threading.Event().wait()
 """
 
 
-class BestTorchrun(Torchrun):
-    """c10d with the best settings found: quick timeouts, no shared store, the rendezvous store outside of the group."""
-
-    name = "c10d-best"
-    summary = "the same with the best settings found, and its store at a place of its own"
+class Served(Scripted):
+    """A side whose authority is a process of its own, at a place of its own."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
-        self._store: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
 
     @property
     def authority_place(self) -> str:
         return AUTHORITY
 
+    @abstractmethod
+    def server(self) -> list[str]:
+        """Arguments of Python for the authority."""
+
     def start_authority(self) -> None:
-        command = [sys.executable, "-c", STORE, str(PORT)]
-        self._store = spawn(self.network, AUTHORITY, command, {}, self.folder / "store.txt")
+        command = [sys.executable, "-c", *self.server()]
+        self._server = spawn(self.network, AUTHORITY, command, {}, self.folder / "authority.txt")
 
     def kill_authority(self) -> None:
-        assert self._store is not None
-        self._store.kill()
-        self._store.wait()
+        assert self._server is not None
+        self._server.kill()
+        self._server.wait()
 
     def replace_authority(self) -> None:
         self.start_authority()
 
     def other_processes(self) -> list[subprocess.Popen[bytes]]:
-        return [self._store] if self._store else []
+        return [self._server] if self._server else []
+
+
+class BestTorchrun(Served, Torchrun):
+    """c10d with the best settings found: quick timeouts, no shared store, the rendezvous store outside of the group."""
+
+    name = "c10d-best"
+    summary = "the same with the best settings found, and its store at a place of its own"
+
+    def server(self) -> list[str]:
+        return [STORE, str(PORT)]
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
         # With keep_alive_max_attempt=2 the node that stayed and the one that returns end as two groups (3 of 3 here): a
@@ -302,7 +313,7 @@ threading.Event().wait()
 """
 
 
-class Torchft(Scripted):
+class Torchft(Served):
     """torchft, with its default settings: survivors keep their process, and a step that fails is dropped."""
 
     name = "torchft"
@@ -313,25 +324,12 @@ class Torchft(Scripted):
     wrapper = "ddp"
     """Its wrapper around the model: `ddp`, its DistributedDataParallel, or `pure`, its PureDistributedDataParallel."""
 
-    def __init__(self, folder: Path, network: Network) -> None:
-        super().__init__(folder, network)
-        self._server: subprocess.Popen[bytes] | None = None
-
     @classmethod
     def is_installed(cls) -> bool:
         return importlib.util.find_spec("torchft") is not None
 
-    def start_authority(self) -> None:
-        command = [sys.executable, "-c", LIGHTHOUSE, str(PORT), json.dumps(self.lighthouse)]
-        self._server = spawn(self.network, AUTHORITY, command, {}, self.folder / "lighthouse.txt")
-
-    def kill_authority(self) -> None:
-        assert self._server is not None
-        self._server.kill()
-        self._server.wait()
-
-    def other_processes(self) -> list[subprocess.Popen[bytes]]:
-        return [self._server] if self._server else []
+    def server(self) -> list[str]:
+        return [LIGHTHOUSE, str(PORT), json.dumps(self.lighthouse)]
 
     def command(self, replica: str) -> tuple[list[str], dict[str, str]]:
         address = self.network.address(replica)
