@@ -80,20 +80,31 @@ class AgentState:
     """Time of its last heartbeat."""
     since: float
     """Time at which it began to wait or to run."""
-    is_leaving: bool = False
-    """Whether it received SIGTERM while running, so that its group should save first."""
+    leaving_since: float | None = None
+    """Time at which it said that it received SIGTERM while running, so that its group should save first."""
     node: str = ""
     """The node it runs on; empty if unknown."""
     supports_preflight: bool = False
     """Whether its version supports pre-flights."""
-    is_preparing: bool = False
-    """Whether its ranks are stopped, and new ones are not ready for a group yet."""
-    leaving_since: float | None = None
-    """Time since which it is leaving."""
+    standby: str = ""
+    """State of new ranks that hold no state of the run (tandem.wire.protocol.Sync)."""
     disconnected_at: float | None = None
     """Time at which its connection broke; None if it has not, or it has sent a message since."""
-    starts_anew: bool = False
-    """Whether its ranks are new ones, which hold no state."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it has to go."""
+        return self.leaving_since is not None
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether its ranks are stopped, and new ones are not ready for a group yet."""
+        return self.standby == "preparing"
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether its ranks are new ones, which hold no state."""
+        return bool(self.standby)
 
     @property
     def has_stopped(self) -> bool:

@@ -180,14 +180,14 @@ def is_redundant(state: State, sync: Sync) -> bool:
     agent = state.agents.get(sync.replica)
     if agent is None or agent.member.incarnation != sync.incarnation or agent.generation != (sync.generation or 0):
         return False
-    if agent.disconnected_at is not None or agent.starts_anew != bool(sync.standby):
+    if agent.disconnected_at is not None or agent.standby != sync.standby:
         return False
     if agent.node != (sync.node or "") or preflight.has_new_report(state, sync):
         return False
     if sync.finished and sync.replica not in state.finished:
         return False
     if sync.state == "joining":
-        return agent.has_stopped and agent.is_preparing == (sync.standby == "preparing") and agent.member == sync.member
+        return agent.has_stopped and agent.member == sync.member
     return sync.state == "running" and not sync.reason and not agent.is_waiting and agent.is_leaving == sync.leaving
 
 
@@ -215,16 +215,13 @@ def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -
         actions += more
     if leaving or exclusion_of(state, sync.replica, sync.node or "") is not None:
         return state, actions
-    is_preparing = sync.standby == "preparing"
-    waits = sync.state == "joining" and not is_preparing
+    waits = sync.state == "joining" and sync.standby != "preparing"
     since = agent_before.since if agent_before is not None and agent_before.is_waiting == waits else now
     # The agent counts as heard in any case, also if its message closed the generation.
     leaving_since = agent_before.leaving_since if agent_before is not None else None
     agent = AgentState(
-        *(sync.member, waits, sync.generation or 0, now, since, sync.leaving, sync.node or "", supports_preflight),
-        is_preparing=is_preparing,
-        leaving_since=(leaving_since or now) if sync.leaving else None,
-        starts_anew=bool(sync.standby),
+        *(sync.member, waits, sync.generation or 0, now, since, (leaving_since or now) if sync.leaving else None),
+        *(sync.node or "", supports_preflight, sync.standby),
     )
     state = replace(state, agents={**state.agents, sync.replica: agent})
     return preflight.record_report(state, sync, now), actions

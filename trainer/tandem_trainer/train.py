@@ -297,7 +297,7 @@ class TaskRun:
         self._elastic: ElasticRun | None = None
         self._stepper: Stepper | None = None
         self._supply: Supply | None = None
-        self._is_prepared = self._is_started = False
+        self._is_started = False
         self._live: LiveState | None = None
         self.step = 0
         """Optimizer steps completed, at the last change of the group."""
@@ -311,7 +311,6 @@ class TaskRun:
         loop, workers = self._job.spec.trainer.settings_of_loop, self._job.spec.workers
         strategy = strategy_of(loop, context.group, workers.processes)
         self._learner = self._build(loop, strategy)
-        self._is_prepared = True
         # Loader workers inherit what a data set has opened, such as the offset of a file. So where they read, this
         # process reads nothing.
         if isinstance(loop, TaskLoop) and loop.loader_workers:
@@ -342,9 +341,9 @@ class TaskRun:
         """Start a generation: from the newest checkpoint of this run, or from the state that ranks hold, else from
         fresh weights. Collective."""
         job, group, task = self._job, context.group, self._task
-        if self._is_prepared:
-            # It may have waited for long, and settings may have changed since it has read the job.
-            job, self._is_prepared = context.rundir.read_job(), False
+        if self._learner is not None and self._elastic is None:
+            # It has prepared itself, perhaps long ago, and settings may have changed since it has read the job.
+            job = context.rundir.read_job()
             if job.spec.trainer != self._job.spec.trainer:
                 raise PeerFault("the settings of the loop have changed since this rank prepared itself")
             self._job = job

@@ -37,6 +37,7 @@ from tandem.formatting import one_line
 from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tracking import FOLDER
 from tandem.model import finite, whole_number
+from tandem.processes.exitcode import ExitCode
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, list_folder, read_json, read_json_or_none, replace_json
@@ -476,6 +477,15 @@ class RunDir:
     def failed(self) -> dict[str, Any] | None:
         """The content of FAILED.json, None while the job has not failed."""
         return _object(read_json_or_none(self.failed_file, MAX_END_BYTES))
+
+    def end_code(self) -> int | None:
+        """The exit code for processes of a run that has ended, as it records it; None if it records no end."""
+        if self.done() is not None:
+            return ExitCode.DONE
+        if (failed := self.failed()) is None:
+            return None
+        code = failed.get("exitCode")
+        return code if isinstance(code, int) and 0 < code < 256 else ExitCode.FAILED
 
     def ended(self) -> bool:
         """Whether training has ended, successfully or not."""

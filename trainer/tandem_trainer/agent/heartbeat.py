@@ -42,7 +42,6 @@ from tandem.wire.coordinator_client import (
     readable,
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
-from tandem_trainer.agent.job_end import End, recorded_end
 from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
@@ -81,11 +80,20 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
+class End:
+    """End of the job for this agent."""
+
+    code: int
+    """Exit code of the agent."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class _AgentState:
     """State that torchrun's thread wants the heartbeat thread to report."""
 
     state: str = "idle"
-    standby: str = ""
+    is_new: bool = False
     port: int = 1
     reason: str = ""
     generation: int | None = None
@@ -182,8 +190,8 @@ class Heartbeat(threading.Thread):
             self._drop_ranks()
             self._membership, self._closed, self._stacks, self._idle_stacks = None, False, None, None
             self._has_preflight = False
-            standby = "new" if regroups and (ranks is None or not ranks.hold_state) else ""
-            self._state = replace(self._state, state="joining", standby=standby, port=port, reason=reason)
+            is_new = regroups and (ranks is None or not ranks.hold_state)
+            self._state = replace(self._state, state="joining", is_new=is_new, port=port, reason=reason)
             self._wake()
             # With a timeout, so that signals are handled in between on every platform.
             while self._membership is None and self._end is None and self._refused is None and self._end_signal is None:
@@ -192,9 +200,7 @@ class Heartbeat(threading.Thread):
                     ranks.watch()
                     if not ranks.all_running:
                         self._failure, self._closed = ranks.failure(), True
-                        self._state = replace(
-                            self._state, state="preparing", standby="preparing", reason="WorkerFailed"
-                        )
+                        self._state = replace(self._state, state="preparing", reason="WorkerFailed")
                         self._wake()
                         raise RanksEnded
             if self._end is not None:
@@ -229,7 +235,7 @@ class Heartbeat(threading.Thread):
         with self._changed:
             self._drop_ranks()
             self._ranks, self._membership, self._closed, self._closed_at = ranks, None, True, 0.0
-            self._state = replace(self._state, state="preparing", standby="preparing", reason=reason)
+            self._state = replace(self._state, state="preparing", reason=reason)
             self._prepares_since = time.monotonic()
             self._wake()
 
@@ -441,15 +447,15 @@ class Heartbeat(threading.Thread):
             # A coordinator of an earlier version would take the ranks for ready.
             if self._client.protocol < STANDBY_PROTOCOL:
                 return None
-            return self._sync("joining", standby=state.standby, reason=state.reason, failure=aged(self._failure))
+            return self._sync("joining", standby="preparing", reason=state.reason, failure=aged(self._failure))
         finished = self._finished or None
         if state.state == "leaving" and finished and not self._client.knows_protocol:
             # `finished` is sent only to a coordinator whose protocol is known. A coordinator that has just restarted
             # adopts the group first.
             return self._sync("running", membership=_if_small(self._membership))
         if state.state != "running":
-            tells = state.state == "joining" and self._client.protocol >= STANDBY_PROTOCOL
-            more = {"standby": state.standby} if tells else {}
+            is_new = state.is_new and state.state == "joining" and self._client.protocol >= STANDBY_PROTOCOL
+            more = {"standby": "new"} if is_new else {}
             return self._sync(state.state, reason=state.reason, finished=finished, failure=aged(self._failure), **more)
         # On a new connection the coordinator may have restarted: the membership lets it adopt the group.
         verdict = self._verdict()
@@ -523,7 +529,10 @@ class Heartbeat(threading.Thread):
     def _end_job(self, reason: str, is_left_out: bool) -> None:
         """End the job for this agent. Ranks may finish by themselves after success; otherwise they are aborted."""
         if self._end is None:
-            self._set_end(End(ExitCode.LEFT_OUT, reason) if is_left_out else recorded_end(self._rundir, reason))
+            # Where no end is recorded, another process has replaced this one.
+            recorded = self._rundir.end_code()
+            code = ExitCode.SUPERSEDED if recorded is None else recorded
+            self._set_end(End(ExitCode.LEFT_OUT if is_left_out else code, reason))
         assert self._end is not None
         seconds_since_end = time.monotonic() - self._ended_at
         is_parked = self.is_preparing or (self._ranks is not None and self._ranks.any_parked)
