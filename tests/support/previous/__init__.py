@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "9e85dc33e9d191a5e4f9a8bcaa7a95c152527263"
+COMMIT = "8b02e9e67a742a280b45b3e969e0b3849060cab6"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
