@@ -3,6 +3,7 @@
 The argument of commands for local runs and for jobs of a cluster is resolved in this order:
 
     --namespace or --context is given   a job on that cluster
+    the URL of a bucket                 the run in that bucket (tandem_cli.bucket)
     a folder, or a word with a slash    the run in that folder
     the name of a run of this machine   that run, in `runs/` here or wherever `tandem run` has started it
     any other name                      a job on the cluster of kubectl's current context
@@ -17,6 +18,8 @@ import typer
 
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
+from tandem.rundir.store import is_url
+from tandem_cli.bucket import view
 from tandem_cli.cluster import validate_job_name
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.platform import OnKubernetes
@@ -46,7 +49,7 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="A run of this machine: its folder, for instance runs/digits, or name.",
+        help="A run of this machine: its folder, for instance runs/digits, or name; or the URL of one in a bucket.",
         show_default=False,
         autocompletion=completed,
     ),
@@ -55,7 +58,7 @@ TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="A run of this machine, by its name or folder; else a job on a cluster.",
+        help="A run of this machine, by its name or folder; the URL of one in a bucket; else a job on a cluster.",
         show_default=False,
         autocompletion=completed,
     ),
@@ -63,11 +66,13 @@ TargetArgument = Annotated[
 
 
 def open_run(run: Path) -> RunDir:
-    """Return the run directory at a path or of a name.
+    """Return the run directory at a path or of a name; of a run in a bucket, a view without checkpoints.
 
     Raises:
         UserError: there is none; the message lists other runs.
     """
+    if is_url(str(run)):
+        return view(str(run))
     path = run if run.exists() or not (matches := find_runs(str(run))) else _only(str(run), matches)
     rundir = RunDir(path)
     try:
@@ -105,7 +110,7 @@ def find_run(word: str, namespace: str = "", context: str = "") -> Run:
     if namespace or context:
         return OnKubernetes(validate_job_name(word), Kubectl(namespace, context), by_name=True)
     # A folder of this name without a run, such as `digits`, must not hide a job.
-    if "/" in word or (Path(word) / "job.json").is_file():
+    if is_url(word) or "/" in word or (Path(word) / "job.json").is_file():
         return in_folder(open_run(Path(word)).path)
     if runs := find_runs(word):
         return in_folder(_only(word, runs))

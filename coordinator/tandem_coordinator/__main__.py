@@ -34,6 +34,8 @@ from tandem.processes.launch import (
     listen,
     token_weakness,
 )
+from tandem.rundir.bucket import Occupied
+from tandem.rundir.download import continue_run
 from tandem.rundir.durable import temporary_beside, unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import (
@@ -45,13 +47,14 @@ from tandem.rundir.ownership import (
     decide_ownership,
     job_to_record,
 )
+from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
 from tandem.wire.http_server import BACKLOG, HttpServer
 from tandem.wire.reasons import CONFIGURATION_ERROR
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.prerequisites import pod, unmet
+from tandem_coordinator.run_sender import RunSender
 from tandem_coordinator.server import application, metrics_application
 from tandem_coordinator.state_store import StateStore, TakenOver
-from tandem_coordinator.tracking.tracker import Tracker
 
 GRACE_SECONDS = 1.0
 """Time to finish requests that are being answered at SIGTERM, in seconds; held ones are answered at once."""
@@ -125,6 +128,9 @@ async def _serve(
     job = _job(rundir) if manifest is None else _read_manifest(manifest)
     state_store = StateStore(rundir, os.environ.get(POD) or None)
     try:
+        if manifest is not None:
+            # On a machine of its own, `tandem run` has done so.
+            await asyncio.to_thread(_continue_from_bucket, rundir, job)
         is_new = manifest is not None and _claim_rundir(rundir, job)
         rundir.create()
         changed_settings = ""
@@ -162,7 +168,7 @@ async def _serve(
     )
 
     running = asyncio.create_task(coordinator.run())
-    tracker = None if job.spec.tracking.mlflow is None else Tracker(job, rundir, coordinator.report_tracking)
+    senders = _senders(job, rundir, coordinator)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
@@ -175,10 +181,19 @@ async def _serve(
     finally:
         for server in servers:
             await server.close()
-    if tracker is not None:
-        await tracker.close()
+    await asyncio.gather(*(sender.close() for sender in senders))
     log.info("event=stopped")
     return ExitCode.DONE
+
+
+def _senders(job: DistributedTrainingJob, rundir: RunDir, coordinator: Coordinator) -> list[RunSender]:
+    """Start the processes that send the run elsewhere."""
+    senders = []
+    if (mlflow := job.spec.tracking.mlflow) is not None:
+        senders.append(RunSender("tandem_coordinator.tracking", rundir, mlflow.literal, coordinator.report_tracking))
+    if job.spec.checkpoint.storage.bucket is not None:
+        senders.append(RunSender("tandem.rundir.upload", rundir, {}, coordinator.report_upload))
+    return senders
 
 
 def _rundir() -> RunDir:
@@ -251,6 +266,27 @@ def _claim_rundir(rundir: RunDir, job: DistributedTrainingJob) -> bool:
         log.info("event=moved-aside folder=%s", rundir.path / finding.aside)
     apply_decision(rundir, finding)
     return True
+
+
+def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
+    """Get the run from the job's bucket if nothing was saved in the run directory.
+
+    Raises:
+        CannotStart: the bucket holds another run, or cannot be used.
+        OSError: the run directory cannot be written.
+    """
+    storage = job.spec.checkpoint.storage
+    if storage.bucket is None:
+        return
+    rundir.path.mkdir(parents=True, exist_ok=True)
+    complete_moves(rundir)
+    try:
+        store = Store(Location.parse(storage.bucket), storage.endpoint or "", storage.region or "")
+        result = continue_run(store, rundir, lambda writer: log.info("event=bucket-waits writer=%s", writer))
+    except (Occupied, StoreAccessError, StoreUnavailableError) as error:
+        raise CannotStart(f"spec.checkpoint.storage.bucket: {error}") from None
+    if result is not None:
+        log.info("event=bucket-continued url=%s checkpoints=%d", store.location, len(result.checkpoints))
 
 
 def _changed_settings(rundir: RunDir, job: DistributedTrainingJob) -> str:

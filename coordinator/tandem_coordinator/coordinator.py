@@ -216,6 +216,10 @@ class Coordinator:
         """Set the problem of the tracking server; empty if it has received everything."""
         self._troubles.tracking_message = problem
 
+    def report_upload(self, problem: str) -> None:
+        """Set the reason why the bucket lacks something; empty if it has everything."""
+        self._troubles.upload_message = problem
+
     def snapshot(self, observed: Observed | None = None, max_members: int | None = None) -> Snapshot:
         """Create a snapshot of the job as it is now.
 

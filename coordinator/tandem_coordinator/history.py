@@ -20,6 +20,7 @@ from tandem.wire.status import (
     HALVED,
     LINES_LOST,
     NOT_TRACKED,
+    NOT_UPLOADED,
     REWOUND,
     SAVES_FAIL,
     SKIPPED,
@@ -162,6 +163,7 @@ class TroubleWatch:
         self._message = ""
         self._newest: CheckpointRef | None = None
         self.tracking_message = ""
+        self.upload_message = ""
         """Problem of the tracking server; empty if it has received everything."""
         self._reported: dict[str, int] = {}
         self._troubles: Troubles | None = None
@@ -215,6 +217,7 @@ class TroubleWatch:
             worse_than_base=observed.against_base.worse,
             base_message=observed.against_base.message,
             tracking_message=self.tracking_message,
+            upload_message=self.upload_message,
         )
         before, self._troubles = self._troubles, troubles
         if before is None:
@@ -234,6 +237,9 @@ class TroubleWatch:
         if before is not None and before.tracking_message and not troubles.tracking_message:
             self._reported.pop(NOT_TRACKED, None)
             self._report("tracking: everything has been sent", "info")
+        if before is not None and before.upload_message and not troubles.upload_message:
+            self._reported.pop(NOT_UPLOADED, None)
+            self._report("bucket: everything has been uploaded", "info")
         counts = {
             SAVES_FAIL: in_a_row,
             EVALUATION_FAILED: troubles.evaluations_failed,
@@ -243,6 +249,7 @@ class TroubleWatch:
             SKIPPED: troubles.evaluations_skipped,
             WORSE_THAN_BASE: troubles.worse_than_base,
             NOT_TRACKED: int(bool(troubles.tracking_message)),
+            NOT_UPLOADED: int(bool(troubles.upload_message)),
         }
         for trouble in trouble_messages(troubles):
             count, reported = counts[trouble.reason], self._reported.get(trouble.reason, 0)

@@ -140,6 +140,15 @@ COORDINATOR_MEMORY, RANK_MEMORY = 512, 1 / 16
 TRACKING_MEMORY, TRACKING_GRACE = 256, 120
 """Additional MiB, and seconds between SIGTERM and SIGKILL, if the run is sent to a tracking server: 83 MB were
 measured, and weights are uploaded at the end."""
+UPLOAD_MEMORY, UPLOAD_GRACE, UPLOAD_START = 512, 600, 3600
+"""Additional MiB, seconds between SIGTERM and SIGKILL, and seconds until the coordinator has to be healthy, if the run
+is brought into a bucket: the last checkpoint is uploaded at the end, and all may be downloaded at the start."""
+BUCKET_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY"),
+    *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
+)
+"""Keys of the Secret with a bucket's credentials, and the variables that the coordinator gets from it. No others, for
+some variables make a program run other code."""
 UNREACHABLE_SECONDS = 5
 """Time after which a node that is not ready loses its pods; Kubernetes' default is five minutes."""
 
@@ -189,6 +198,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
             *_from_fields({launch.POD: "metadata.uid"}),
             *_literal(HOME | own),
             _token(job),
+            *_bucket_env(job),
             *_tracking_env(job, images, launch.POD, launch.TOKEN, *HOME, *own),
         ],
         "ports": [
@@ -200,10 +210,15 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
         "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "resources": _coordinator_resources(job),
     }
+    if spec.checkpoint.storage.bucket is not None:
+        # The kubelet begins with the liveness probe when this one has succeeded.
+        container["startupProbe"] = {**probe, "periodSeconds": 1, "failureThreshold": UPLOAD_START}
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
     template = _template(job, names.COORDINATOR, container, images, COORDINATOR_SHARED_MEMORY)
     if spec.tracking.mlflow is not None:
         template["spec"]["terminationGracePeriodSeconds"] = TRACKING_GRACE
+    if spec.checkpoint.storage.bucket is not None:
+        template["spec"]["terminationGracePeriodSeconds"] = UPLOAD_GRACE
     template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
     # Nodes of workers are those that get lost, so the coordinator prefers others. If its node was lost and the
     # scheduler does not know that yet, the replacement goes elsewhere, because the old pod still counts there.
@@ -368,6 +383,7 @@ def _coordinator_resources(job: DistributedTrainingJob) -> dict[str, Any]:
     specified_names = {name for amounts in specified.values() for name in amounts}
     memory = COORDINATOR_MEMORY + RANK_MEMORY * job.spec.workers.most * job.spec.workers.processes
     memory += 0 if job.spec.tracking.mlflow is None else TRACKING_MEMORY
+    memory += 0 if job.spec.checkpoint.storage.bucket is None else UPLOAD_MEMORY
     defaults = {"requests": COORDINATOR_REQUESTS, "limits": {"memory": f"{memory:.0f}Mi"}}
     return {
         part: {
@@ -506,6 +522,18 @@ def _package_index(job: DistributedTrainingJob, images: Images, variables: Itera
     ):
         return {}
     return {PIP_INDEX: images.package_index}
+
+
+def _bucket_env(job: DistributedTrainingJob) -> list[dict[str, Any]]:
+    """Credentials of the job's bucket."""
+    secret = job.spec.checkpoint.storage.credentials_secret
+    mlflow = job.spec.tracking.mlflow
+    elsewhere = {variable.name for variable in mlflow.env} if mlflow is not None else set()
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
+        for name in BUCKET_CREDENTIALS
+        if secret is not None and name not in elsewhere
+    ]
 
 
 def _tracking_env(job: DistributedTrainingJob, images: Images, *reserved: str) -> list[dict[str, Any]]:

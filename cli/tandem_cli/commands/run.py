@@ -27,7 +27,7 @@ from tandem.formatting import count_noun, number
 from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
 from tandem.job.manifest.source import Source, parse
 from tandem.job.pod_template import is_gpu
-from tandem.job.resource import CheckpointSpec, CoordinatorSpec, DistributedTrainingJob, RunPolicy
+from tandem.job.resource import BUCKET_FIELDS, CoordinatorSpec, DistributedTrainingJob, RunPolicy, Storage
 from tandem.processes.distribution import install_command
 from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.processes.launch import TOKEN, token_weakness
@@ -404,7 +404,7 @@ def check_torch() -> None:
 
 def unused_fields(job: DistributedTrainingJob) -> list[str]:
     """Return the fields that are set and have no effect outside a cluster."""
-    spec = job.spec
+    spec, storage = job.spec, job.spec.checkpoint.storage
     resources = [
         name for part in spec.workers.resources.values() for name in part if not is_gpu(name, spec.workers.gpu_resource)
     ]
@@ -416,7 +416,8 @@ def unused_fields(job: DistributedTrainingJob) -> list[str]:
         "evaluators.image": spec.evaluation.image is not None,
         "evaluators.resources": bool(spec.evaluation.resources),
         "evaluators.template": bool(spec.evaluation.template),
-        "checkpoint.storage": spec.checkpoint.storage != CheckpointSpec().storage,
+        "checkpoint.storage": storage.model_copy(update=dict.fromkeys(BUCKET_FIELDS)) != Storage(),
+        "checkpoint.storage.credentialsSecret": storage.credentials_secret is not None,
         "runPolicy": spec.run_policy != RunPolicy(),
     }
     return [f"spec.{name}" for name, is_set in set_here.items() if is_set]

@@ -38,6 +38,7 @@ def references(job: DistributedTrainingJob) -> Iterator[Reference]:
     simple = (
         (("checkpoint", "storage", "claimName"), "persistentvolumeclaims", "claim", storage.claim_name),
         (("checkpoint", "storage", "storageClassName"), "storageclasses", "storage class", storage.storage_class_name),
+        (("checkpoint", "storage", "credentialsSecret"), "secrets", "Secret", storage.credentials_secret),
         (("runPolicy", "queueName"), "localqueues.kueue.x-k8s.io", "LocalQueue", policy.queue_name),
         (("runPolicy", "priorityClassName"), "priorityclasses", "priority class", policy.priority_class_name),
     )

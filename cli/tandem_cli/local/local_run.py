@@ -39,6 +39,7 @@ from tandem.processes.supervision import (
     decide,
     describe_exit,
     is_given_up,
+    leaving_seconds,
     restart_delay,
 )
 from tandem.rundir.layout import RunDir
@@ -316,7 +317,10 @@ class LocalRun:
         self._display_path = display_path
         self.failure: FailRun | None = None
         """The failure for which supervision gave up; None if it did not."""
-        self.children = {name: Child(name=name, role=role) for name, role in factory.roles(trains).items()}
+        self.children = {
+            name: Child(name=name, role=role, leaving_seconds=leaving_seconds(factory.job, role))
+            for name, role in factory.roles(trains).items()
+        }
         self._processes: dict[str, Process] = {}
         self._events: list[Event] = []
         self._trail = Trail()

@@ -35,6 +35,7 @@ from tandem.rundir.ownership import (
     foreign_names,
     job_to_record,
 )
+from tandem_cli.bucket import continue_from
 from tandem_cli.local.guardian import sweep
 
 MIN_FREE_BYTES = 16_000_000
@@ -99,11 +100,13 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: s
         with disk_errors(path):
             run_dir = RunDir(path)
             complete_moves(run_dir)
+            storage = job.spec.checkpoint.storage
+            from_bucket = continue_from(storage, run_dir) if storage.bucket is not None else []
             finding = _inspect(run_dir, job, fresh, fresh_command)
             need_space(path)
             if missing := unsupported_operation(path):
                 raise UserError(f"{missing}.")
-            notes = _notes(run_dir, job, finding)
+            notes = [*from_bucket, *_notes(run_dir, job, finding)]
             apply_decision(run_dir, finding)
             run_dir.create()
             run_dir.write_job(job_to_record(run_dir, job))

@@ -48,6 +48,7 @@ from tandem.processes.supervision import (
     TerminateChild,
     decide,
     describe_exit,
+    leaving_seconds,
 )
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
@@ -140,7 +141,9 @@ class SlurmRunner:
             self._add(f"evaluator-{index}", "evaluator")
 
     def _add(self, name: str, role: Role) -> None:
-        self.children[name] = Child(name=name, role=role, saving_seconds=self.processes.saving_seconds)
+        leaving = leaving_seconds(self.processes.job, role)
+        child = Child(name=name, role=role, saving_seconds=self.processes.saving_seconds, leaving_seconds=leaving)
+        self.children[name] = child
 
     def run(self) -> ExitCode:
         """Run until the job has ended; return the exit code."""

@@ -356,9 +356,24 @@ class Evaluators(Model):
         return self.goal or GOALS.get(self.metric, "Maximize")
 
 
-class Storage(Model):
-    """The volume that trainer and evaluators share."""
+BUCKET_URL = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*)+$"
 
+
+class Storage(Model):
+    """The volume that trainer and evaluators share, and the bucket to which its content is brought."""
+
+    bucket: Annotated[str, Field(pattern=BUCKET_URL, max_length=512)] | None = None
+    """Place in an object store, such as `s3://bucket/runs/digits`, `gs://…` or `az://container/…`: checkpoints, scores
+    and logs are uploaded while the job runs, and a job whose run directory is empty continues from there. One run for
+    each prefix. Credentials come from the environment."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@?#]+(/[^@?#]*)?$", max_length=512)] | None = None
+    """URL of the bucket's server, where it is not the provider's own."""
+    region: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = None
+    """Region of the bucket, for S3."""
+    credentials_secret: ObjectName | None = None
+    """Secret with the bucket's credentials, by the names of their variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+    GOOGLE_SERVICE_ACCOUNT_KEY, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY. Without one, the identity of the
+    coordinator's pod counts. `tandem run` does not use it."""
     claim_name: ObjectName | None = None
     """An existing PersistentVolumeClaim to use."""
     size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
@@ -380,9 +395,17 @@ class Storage(Model):
             "an existing claimName has its own size and storageClassName; omit those",
             "claimName",
         ),
+        Rule(
+            lambda s: s.bucket is not None or (s.endpoint, s.region, s.credentials_secret) == (None, None, None),
+            "has(self.bucket) || (!has(self.endpoint) && !has(self.region) && !has(self.credentialsSecret))",
+            "endpoint, region and credentialsSecret belong to a bucket",
+            "bucket",
+        ),
     )
 
 
+BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret")
+"""Fields of a storage that belong to its bucket."""
 OnExisting = Literal["Resume", "Fresh", "Refuse"]
 """Policy for the checkpoints of an earlier run."""
 
@@ -410,7 +433,8 @@ class CheckpointSpec(Model):
     """`bfloat16`: `weights.safetensors`, which evaluators read and which is exported, has half the size. Training
     resumes from full precision either way."""
     storage: Storage = Storage()
-    """The volume that holds them. `tandem run` does not use it; it has a run directory."""
+    """The volume that holds them, and a bucket. `tandem run` uses the bucket; instead of a volume it has a run
+    directory."""
 
     immutable: ClassVar[tuple[str, ...]] = ("storage",)
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
 
 Role = Literal["coordinator", "agent", "evaluator"]
@@ -32,6 +33,8 @@ LEAVING_SECONDS = 10.0
 """Grace period of evaluators and the coordinator."""
 ENDING_SECONDS = 60.0
 """Maximum time that an agent may run after training is complete."""
+UPLOADING_SECONDS = 4 * 3600.0
+"""Grace period of a coordinator that uploads into a bucket; it gives up by itself when nothing arrives any more."""
 RESULT_SECONDS = 5.0
 """Maximum delay between the successful end of an agent and the marker that training is complete."""
 
@@ -55,6 +58,8 @@ class Child:
     """Time at which it received SIGTERM since its last start."""
     saving_seconds: float = SAVING_SECONDS
     """Grace period of an agent between SIGTERM and SIGKILL."""
+    leaving_seconds: float = LEAVING_SECONDS
+    """Grace period of an evaluator or coordinator."""
     proven: bool = False
     """Whether it has done work since its last start, so that its end does not mean that it cannot start."""
 
@@ -151,6 +156,12 @@ def decide(children: Sequence[Child], facts: RunFacts, now: float) -> list[Actio
     return _train(children, facts, now)
 
 
+def leaving_seconds(job: DistributedTrainingJob, role: Role) -> float:
+    """The grace period of a child that is no agent."""
+    uploads = role == "coordinator" and job.spec.checkpoint.storage.bucket is not None
+    return UPLOADING_SECONDS if uploads else LEAVING_SECONDS
+
+
 def restart_delay(failures: int) -> float:
     """Delay in seconds between an end and the next start."""
     return 0.0 if failures <= 1 else min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (failures - 2))
@@ -228,7 +239,7 @@ def _leave(children: Sequence[Child], now: float) -> list[Action]:
 def _terminate(children: Sequence[Child], now: float) -> list[Action]:
     actions: list[Action] = []
     for child in children:
-        patience = child.saving_seconds if child.role == "agent" else LEAVING_SECONDS
+        patience = child.saving_seconds if child.role == "agent" else child.leaving_seconds
         if child.running and child.asked_at is None:
             actions.append(TerminateChild(child.name))
         elif child.running and child.asked_at is not None and now - child.asked_at > patience:

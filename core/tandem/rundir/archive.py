@@ -73,9 +73,9 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> 
     """
     with (
         tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT) as archive,
-        _leases(rundir, [manifest.name for manifest in checkpoints]),
+        leases(rundir, [manifest.name for manifest in checkpoints]),
     ):
-        files = list(_files(rundir))
+        files = list(run_files(rundir))
         total = sum(_size(path) for path in files) + sum(manifest.size for manifest in checkpoints)
         _add(
             archive,
@@ -90,7 +90,8 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> 
         _add(archive, END, b"")
 
 
-def _files(rundir: RunDir) -> Iterator[Path]:
+def run_files(rundir: RunDir) -> Iterator[Path]:
+    """The paths of all records and logs of a run; some of FILES may be missing."""
     yield from (rundir.path / name for name in FILES)
     for name in FOLDERS:
         yield from _below(rundir.path / name)
@@ -113,7 +114,7 @@ def _size(path: Path) -> int:
 
 
 @contextmanager
-def _leases(rundir: RunDir, names: Iterable[str]) -> Iterator[None]:
+def leases(rundir: RunDir, names: Iterable[str]) -> Iterator[None]:
     """Hold a lease on each of these checkpoints. A read-only disk takes none, and may still be copied."""
     leases, done = [], threading.Event()
     for name in names:

@@ -96,7 +96,9 @@ ENDPOINT = "endpoint.json"
 """File with the address and token of the coordinator of a local run; it exists while the run is alive."""
 SLURM = "slurm"
 """Folder with the batch scripts and job ids of a run that was submitted to SLURM."""
-UNMOVED_NAMES = {LOCK, ENDPOINT, SLURM, "numbering.json", "code", *EARLIER_FOLDERS}
+BUCKETS = "buckets.json"
+"""File with the buckets that the run directory is a copy of (tandem.rundir.bucket)."""
+UNMOVED_NAMES = {LOCK, ENDPOINT, SLURM, BUCKETS, "numbering.json", "code", *EARLIER_FOLDERS}
 """Names that are not moved. Code is named by its content, so a run that was moved away still finds its own."""
 TANDEM_NAMES = (
     *FOLDERS,
@@ -217,6 +219,11 @@ def complete_moves(run_dir: RunDir) -> None:
     for name in EARLIER_FOLDERS:
         if _unfinished_move(run_dir, name).exists():
             _move(run_dir, name)
+
+
+def has_saved(run_dir: RunDir) -> bool:
+    """Whether anything was saved in a run directory: nobody minds if the rest is moved away."""
+    return bool(_saved(run_dir) or _user_files(run_dir))
 
 
 def foreign_names(path: Path) -> list[str]:

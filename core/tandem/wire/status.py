@@ -140,6 +140,8 @@ class Troubles(Model):
     """Description of how they are worse."""
     tracking_message: Annotated[str, truncated_to(300)] = ""
     """Reason for which the tracking server lacks data, while it does."""
+    upload_message: Annotated[str, truncated_to(300)] = ""
+    """Reason for which the bucket lacks data, while it does."""
 
 
 class CheckpointRef(Model):
@@ -372,9 +374,9 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED = (
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED, NOT_UPLOADED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound", "MicroBatchHalved"),
-    *("EvaluationsSkipped", "WorseThanBase", "NotTracked"),
+    *("EvaluationsSkipped", "WorseThanBase", "NotTracked", "NotUploaded"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -427,6 +429,9 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
     if troubles.tracking_message:
         text = f"tracking: {troubles.tracking_message}; training goes on, and what is missing is sent later"
         yield TroubleMessage(NOT_TRACKED, "warning", text, lasts=True)
+    if troubles.upload_message:
+        text = f"bucket: {troubles.upload_message}; training goes on, and what is missing is uploaded later"
+        yield TroubleMessage(NOT_UPLOADED, "warning", text, lasts=True)
     if troubles.evaluations_skipped:
         yield TroubleMessage(
             SKIPPED, "info", _counted_problem(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators")

@@ -1,4 +1,4 @@
-"""The coordinator's side of tracking: a process that is played here is started, heard, started again and ended."""
+"""A process beside the coordinator that sends: it is played here, started, read, restarted and ended."""
 
 import asyncio
 import os
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.processes.launch import TOKEN
+from tandem.processes.launch import RUN_DIR, TOKEN
 from tandem.rundir.layout import RunDir
-from tandem_coordinator.tracking import tracker
-from tandem_coordinator.tracking.tracker import Tracker, variables
-from tests.support.manifests import job
+from tandem_coordinator import run_sender
+from tandem_coordinator.run_sender import RunSender
 
 SAYS = """#!/bin/sh
 trap 'echo "{{\\"failing\\": \\"\\"}}"; exit 0' TERM
@@ -31,12 +30,12 @@ class Heard:
         program = folder / "program"
         program.write_text(SAYS.format(folder=folder, then=then))
         program.chmod(0o755)
-        monkeypatch.setattr(tracker, "module_command", lambda *_: [str(program)])
-        monkeypatch.setattr(tracker, "FIRST_PAUSE", 0.01)
-        monkeypatch.setattr(tracker, "MAX_PAUSE", 0.02)
+        monkeypatch.setattr(run_sender, "module_command", lambda *_: [str(program)])
+        monkeypatch.setattr(run_sender, "FIRST_PAUSE", 0.01)
+        monkeypatch.setattr(run_sender, "MAX_PAUSE", 0.02)
         self.said: list[str] = []
         self._news = asyncio.Event()
-        self.tracker = Tracker(job(tracking={"mlflow": {}}), RunDir(folder), self._hear)
+        self.sender = RunSender("some.module", RunDir(folder), {}, self._hear)
 
     def _hear(self, failing: str) -> None:
         self.said.append(failing)
@@ -60,7 +59,7 @@ async def test_what_it_says_is_heard_and_it_is_waited_for_at_the_end(
 ) -> None:
     heard = Heard(tmp_path, monkeypatch, WAITS)
     await heard.until(1)
-    await heard.tracker.close()
+    await heard.sender.close()
     assert heard.said == ["away", ""]
     assert len(heard.lives) == 1
 
@@ -70,7 +69,7 @@ async def test_one_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: 
     await heard.until(1)
     os.kill(heard.lives[0], signal.SIGKILL)
     await heard.until(2)
-    await heard.tracker.close()
+    await heard.sender.close()
     assert heard.said == ["away", "away", ""]
     assert len(heard.lives) == 2
 
@@ -82,7 +81,7 @@ async def test_one_that_is_through_or_cannot_work_is_not_started_again(
     heard = Heard(tmp_path, monkeypatch, f"exit {code}")
     await heard.until(1)
     await asyncio.sleep(0.2)
-    await heard.tracker.close()
+    await heard.sender.close()
     assert len(heard.lives) == 1
 
 
@@ -90,19 +89,25 @@ async def test_one_that_cannot_be_started_is_told_of_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard(tmp_path, monkeypatch, "")
-    monkeypatch.setattr(tracker, "module_command", lambda *_: [str(tmp_path / "nowhere")])
+    monkeypatch.setattr(run_sender, "module_command", lambda *_: [str(tmp_path / "nowhere")])
     await heard.until(2)
-    await heard.tracker.close()
+    await heard.sender.close()
     assert "No such file" in heard.said[0]
 
 
-def test_it_gets_the_jobs_variables_and_not_the_jobs_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_gets_its_variables_and_not_the_jobs_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "from the environment")
-    env = [
-        {"name": "MLFLOW_TRACKING_USERNAME", "value": "me"},
-        {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": {"secretKeyRef": {"name": "mlflow", "key": "token"}}},
-    ]
-    found = variables(job(tracking={"mlflow": {"env": env}}), RunDir(tmp_path))
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\nenv > {tmp_path}/environment\necho \'{{"failing": ""}}\'\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(run_sender, "module_command", lambda *_: [str(program)])
+    written = asyncio.Event()
+    variables = {"MLFLOW_TRACKING_USERNAME": "me"}
+    sender = RunSender("some.module", RunDir(tmp_path / "run"), variables, lambda _: written.set())
+    await written.wait()
+    await sender.close()
+    found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())
     assert TOKEN not in found
     assert (found["MLFLOW_TRACKING_USERNAME"], found["MLFLOW_TRACKING_TOKEN"]) == ("me", "from the environment")
+    assert found[RUN_DIR] == str(tmp_path / "run")

@@ -1,8 +1,8 @@
-"""The coordinator's side of tracking: starts the process that sends, restarts it when it dies, and receives its
-problems.
+"""A process beside the coordinator that sends the run elsewhere: to a tracking server, or into a bucket.
 
-The process is a separate one, so that neither MLflow's imports (seconds, 200 MB) nor a server that hangs ever hold up a
-heartbeat.
+It follows the run directory, is restarted when it dies, and reports its problems as JSON lines {"failing": "…"}. It is
+a process of its own, so that neither large imports (MLflow's take seconds and 200 MB) nor a server that hangs ever hold
+up a heartbeat.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR, TOKEN, module_command
 from tandem.rundir.layout import RunDir
@@ -26,16 +25,21 @@ MAX_LINE_LENGTH = 2**16
 log = logging.getLogger("tandem.coordinator")
 
 
-class Tracker:
-    """The process that sends one job's run to a tracking server.
+class RunSender:
+    """The process that sends one job's run.
 
     Args:
-        on_problem: called with the reason why the server has not received everything; with "" once it has.
+        module: its program.
+        environment: its variables besides the coordinator's, which it gets without the job's token.
+        on_problem: called with the reason why the receiver lacks something; with "" once it has everything.
     """
 
-    def __init__(self, job: DistributedTrainingJob, rundir: RunDir, on_problem: Callable[[str], None]) -> None:
-        self._variables = variables(job, rundir)
-        self._on_problem = on_problem
+    def __init__(
+        self, module: str, rundir: RunDir, environment: Mapping[str, str], on_problem: Callable[[str], None]
+    ) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
+        self._variables = {**inherited, **environment, RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}
+        self._module, self._on_problem = module, on_problem
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
         self._running = asyncio.create_task(self._run())
@@ -62,13 +66,13 @@ class Tracker:
                 self._on_problem(f"the process that sends: {error}")
             if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
                 return
-            log.warning("event=tracking-ended code=%d", code)
+            log.warning("event=sender-ended module=%s code=%d", self._module, code)
             pause = FIRST_PAUSE if time.monotonic() - started > HEALTHY_SECONDS else min(MAX_PAUSE, 2 * pause)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
-            *module_command("tandem_coordinator.tracking"),
+            *module_command(self._module),
             env=self._variables,
             # It is open for as long as this process lives.
             stdin=asyncio.subprocess.PIPE,
@@ -86,11 +90,3 @@ class Tracker:
         if code not in (ExitCode.DONE, ExitCode.CONFIGURATION) and not problem:
             self._on_problem(f"the process that sends has ended with exit code {code}, and is started again")
         return code
-
-
-def variables(job: DistributedTrainingJob, rundir: RunDir) -> dict[str, str]:
-    """The environment of the process that sends: the coordinator's variables without its token, and the job's."""
-    mlflow = job.spec.tracking.mlflow
-    own = {} if mlflow is None else mlflow.literal
-    inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
-    return inherited | own | {RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}

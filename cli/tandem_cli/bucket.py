@@ -1,0 +1,174 @@
+"""Runs in buckets: a run directory that continues one, a copy in either direction, and a view for commands that read.
+
+A view is a folder of this machine with the records, logs and manifests of a run in a bucket, and no checkpoint: enough
+for `status`, `report`, `compare` and `checkpoints ls`. It is kept, so that the next command finds its folder again, and
+is brought up to date by each.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from tandem.errors import UserError
+from tandem.formatting import count_noun, size
+from tandem.job.resource import Storage
+from tandem.rundir.bucket import BucketRecord, Occupied, SupersededWriter, Writer, claim
+from tandem.rundir.download import Downloaded, Downloader, Tick, continue_run
+from tandem.rundir.layout import RunDir
+from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
+from tandem.rundir.upload import Uploader
+from tandem_cli.output import echo
+from tandem_cli.terminal.canvas import PrintableConsole
+
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
+    """Open a place in a bucket.
+
+    Args:
+        endpoint, region: of the bucket; empty: from the environment.
+
+    Raises:
+        UserError: the URL is wrong, or the store cannot be opened.
+    """
+    try:
+        location = Location.parse(url)
+    except ValueError as error:
+        raise UserError(f"{url}: {error}") from error
+    with bucket_errors():
+        return Store(location, endpoint or _endpoint(location), region)
+
+
+def _endpoint(location: Location) -> str:
+    names = ENDPOINT_VARIABLES if location.scheme == "s3" else ()
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def continue_from(storage: Storage, run_dir: RunDir) -> list[str]:
+    """Become the writer of a job's bucket, and get what it holds if nothing was saved in the run directory.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        UserError: the bucket cannot be used, or holds another run or a newer state of this one.
+    """
+    store = open_store(storage.bucket or "", storage.endpoint or "", storage.region or "")
+    with bucket_errors(), progress("downloading") as tick:
+        result = continue_run(store, run_dir, _waiting, tick)
+    if result is None:
+        return []
+    count = count_noun(len(result.checkpoints), "checkpoint")
+    return [f"continues the run in {store.location}: {count}, {size(result.size)}", *result.faults]
+
+
+def upload(run_dir: RunDir, store: Store) -> int:
+    """Bring a run directory into a bucket, completely. Returns the bytes sent.
+
+    Raises:
+        UserError: the bucket cannot be used, or holds another run.
+    """
+    with bucket_errors():
+        store.probe()
+        writer = claim(store, run_dir, is_empty=False, waiting=_waiting)
+        try:
+            with writer.renewing(), progress("uploading") as tick:
+                uploader = Uploader(store, run_dir, tick)
+                uploader.survey()
+                uploader.upload_checkpoints()
+                uploader.upload_records()
+        finally:
+            _end(writer)
+    if uploader.damaged:
+        raise UserError(f"not uploaded: {'; '.join(uploader.damaged.values())}")
+    return uploader.bytes
+
+
+def download(store: Store, folder: Path, selectors: list[str]) -> Downloaded:
+    """Get a run from a bucket into a folder, which is a copy of it afterwards.
+
+    Args:
+        folder: a new or empty one, or an earlier copy of this run.
+        selectors: the checkpoints to get: `latest`, `best`, `all`, `none` or names.
+
+    Raises:
+        UserError: the folder holds something else, or the bucket cannot be read.
+    """
+    run_dir, url = RunDir(folder), str(store.location)
+    record = BucketRecord.load(run_dir, url)
+    if record is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists and is no copy of {url}; choose another folder")
+    with bucket_errors():
+        store.ping()
+        downloader = Downloader(store)
+        run_dir.create()
+        # Its writer is unknown, and it may be incomplete: `tandem run` does not continue it without asking the bucket.
+        BucketRecord(url=url, run="", writer="", complete=False).write(run_dir)
+        return _download(downloader, run_dir, selectors)
+
+
+def view(url: str) -> RunDir:
+    """Bring the view of a run in a bucket up to date.
+
+    Raises:
+        UserError: there is none, or the bucket cannot be read.
+    """
+    store = open_store(url)
+    folder = _views() / hashlib.sha256(f"{store.location} {store.endpoint}".encode()).hexdigest()[:16]
+    run_dir = RunDir(folder / store.location.prefix.rpartition("/")[2])
+    with bucket_errors():
+        store.ping()
+        downloader = Downloader(store)
+        run_dir.create()
+        downloader.records(run_dir)
+        downloader.manifests(run_dir)
+    return run_dir
+
+
+def _views() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "tandem" / "buckets"
+
+
+def _waiting(writer: str) -> None:
+    echo(f"bucket    waiting until {writer} is known to have ended")
+
+
+def _download(downloader: Downloader, run_dir: RunDir, selectors: list[str]) -> Downloaded:
+    with progress("downloading") as tick:
+        received = downloader.records(run_dir)
+        result = downloader.checkpoints(run_dir, selectors, tick)
+    result.size += received
+    return result
+
+
+def _end(writer: Writer) -> None:
+    """End a right; the next writer waits if that fails."""
+    try:
+        writer.renew(has_ended=True)
+    except (SupersededWriter, StoreAccessError, StoreUnavailableError) as error:
+        echo("", mark=f"warning: {error}", colour="yellow", err=True)
+
+
+@contextmanager
+def bucket_errors() -> Iterator[None]:
+    """Turn errors of a bucket into messages for the user."""
+    try:
+        yield
+    except (StoreAccessError, StoreUnavailableError, Occupied, SupersededWriter) as error:
+        raise UserError(str(error)) from error
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Tick]:
+    """Show a progress bar on a terminal."""
+    console = PrintableConsole(highlight=False, stderr=True)
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda count, total: bar.update(task, completed=count, total=total)

@@ -1,0 +1,385 @@
+"""Brings a run directory into its bucket while the run goes on: `python -m tandem.rundir.upload`.
+
+Records and logs go every RECORDS_SECONDS, checkpoints as soon as they are committed, on a thread of their own, so that
+a large one does not hold up the scores of a small one. A bucket that does not answer stops nothing: what is missing is
+sent later, and standard output says why, as JSON lines {"failing": "…"} that the coordinator reads. SIGTERM asks for a
+last pass; what cannot be sent within FINAL_SECONDS then stays on the disk, and `tandem copy RUN URL` sends it.
+"""
+
+import json
+import logging
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import RUN_DIR
+from tandem.rundir.archive import leases, run_files
+from tandem.rundir.bucket import (
+    CHECKPOINTS,
+    IDENTITY,
+    LOG,
+    PARTS,
+    PIECE_BYTES,
+    SEGMENT_BYTES,
+    THREADS,
+    WRITER,
+    Occupied,
+    SupersededWriter,
+    claim,
+    parts_of,
+    piece_name,
+    pieces,
+    segment_name,
+)
+from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, open_file
+from tandem.rundir.durable import list_folder, open_regular
+from tandem.rundir.layout import RunDir
+from tandem.rundir.store import MAX_OBJECT_BYTES, Location, Stale, Store, StoreAccessError
+
+RECORDS_SECONDS = 10.0
+"""Interval at which records and logs are sent, in seconds: each log that has grown costs a request."""
+LOOK_SECONDS = 1.0
+"""Interval at which the disk is searched for a new checkpoint, in seconds."""
+MAX_PAUSE_SECONDS = 60.0
+"""Maximum pause after a failed attempt, in seconds; it doubles from RECORDS_SECONDS."""
+FINAL_SECONDS = 60.0
+"""Time without success after which the last pass gives up, in seconds."""
+ENDS = ("DONE", "FAILED.json")
+IMMUTABLE = ("generations/", "rewinds/", "micro-batches/", "evaluations/", "stacks/")
+"""Folders whose files are never changed: an object of the same size has the same content."""
+
+
+class Uploader:
+    """Brings what is new in a run directory into its bucket.
+
+    Args:
+        store: its bucket, whose right to write the caller holds.
+        tick: called with the bytes sent and the bytes of the present checkpoint.
+    """
+
+    def __init__(
+        self, store: Store, rundir: RunDir, tick: Callable[[int, int], None] = lambda sent, total: None
+    ) -> None:
+        self._store, self._rundir, self._tick = store, rundir, tick
+        self._versions: dict[str, Any] = {}
+        """Versions of the objects in the bucket."""
+        self._sizes: dict[str, int] = {}
+        self._signatures: dict[str, tuple[int, int, int]] = {}
+        """Identity, size and time of the files that were sent."""
+        self._sent: dict[str, int] = {}
+        """Bytes of each log in the bucket."""
+        self.checkpoints: dict[str, str] = {}
+        """Digests of the manifests in the bucket, by the checkpoint's name."""
+        self.damaged: dict[str, str] = {}
+        """Checkpoints that are damaged on the disk, by digest, each with the reason: they are not sent."""
+        self.bytes = 0
+        """Bytes sent."""
+        self._lock = threading.Lock()
+
+    def survey(self) -> None:
+        """List the bucket, once, before the first upload.
+
+        Raises:
+            StoreAccessError, StoreUnavailableError: it cannot be listed.
+        """
+        for entry in self._store.entries():
+            self._versions[entry.name], self._sizes[entry.name] = entry.version, entry.size
+        for name in self._versions:
+            folder, _, rest = name.partition("/")
+            if folder == LOG:
+                log, _, offset = rest.rpartition("/")
+                self._sent[log] = max(self._sent.get(log, 0), int(offset) + self._sizes[name])
+            elif folder == CHECKPOINTS and rest.endswith(f"/{FILE}"):
+                self.checkpoints[rest.partition("/")[0]] = str(self._digest(name))
+
+    def upload_records(self, with_end: bool = True) -> None:
+        """Send all small files that have changed, and what logs have grown by; delete those that are gone.
+
+        Args:
+            with_end: send the end of the run, too.
+
+        Raises:
+            SupersededWriter: another process writes this run now.
+            StoreAccessError, StoreUnavailableError: it could not be written; the next call continues.
+            OSError: the disk cannot be read.
+        """
+        self._expect_rundir()
+        paths = list(run_files(self._rundir))
+        names = {path.relative_to(self._rundir.path).as_posix(): path for path in paths}
+        for name, path in names.items():
+            if name not in ENDS:
+                self._upload_file(name, path)
+        if with_end:
+            for name in ENDS:
+                self._upload_file(name, names[name])
+        self._delete(name for name in list(self._versions) if self._is_gone(name))
+
+    def upload_checkpoints(self) -> None:
+        """Send the checkpoints that the bucket lacks, the newest first, and delete those that the disk has no longer.
+
+        Raises:
+            SupersededWriter, StoreAccessError, StoreUnavailableError, OSError: as `upload_records`.
+        """
+        manifests = self._rundir.manifests()
+        sound = {name: manifest for name, manifest in manifests.items() if isinstance(manifest, Manifest)}
+        for name, manifest in reversed(sound.items()):
+            if self.checkpoints.get(name) == manifest.digest or manifest.digest in self.damaged:
+                continue
+            try:
+                # Retention keeps it until it is sent.
+                with leases(self._rundir, [name]):
+                    self._upload_checkpoint(manifest)
+            # Deleted between listing and lease.
+            except FileNotFoundError:
+                continue
+            except Broken as error:
+                if self._rundir.checkpoint(name).is_dir():
+                    self.damaged[manifest.digest] = str(error)
+        self._expect_rundir()
+        # The manifest first: a checkpoint without one does not exist. One that is damaged here stays there.
+        for name in self.checkpoints.keys() - set(self._rundir.checkpoint_names()):
+            self._delete([f"{CHECKPOINTS}/{name}/{FILE}"])
+            del self.checkpoints[name]
+        referenced = {parts_of(digest) for digest in self.checkpoints.values()}
+        self._delete(
+            name
+            for name in list(self._versions)
+            if name.startswith(f"{PARTS}/") and not name.startswith(tuple(referenced))
+        )
+
+    def _expect_rundir(self) -> None:
+        """Raise FileNotFoundError if the run directory is gone: then nothing may be deleted in the bucket."""
+        self._rundir.job_file.stat()
+
+    def _is_gone(self, name: str) -> bool:
+        if name.startswith((f"{CHECKPOINTS}/", f"{PARTS}/")) or name in (IDENTITY, WRITER):
+            return False
+        path = name.rpartition("/")[0] if name.startswith(f"{LOG}/") else name
+        return not (self._rundir.path / path).exists()
+
+    def _upload_checkpoint(self, manifest: Manifest) -> None:
+        name, sent = manifest.name, 0
+        for entry in manifest.files:
+            for count in self._upload_parts(manifest, entry):
+                sent += count
+                self._tick(sent, manifest.size)
+        # A checkpoint counts only with the records of its generations, and its steps with their log.
+        log = self._rundir.training_log(manifest.generation)
+        for path in (*list_folder(self._rundir.generations), log):
+            self._upload_file(path.relative_to(self._rundir.path).as_posix(), path)
+        target = f"{CHECKPOINTS}/{name}/{FILE}"
+        with open_regular(self._rundir.checkpoint(name) / FILE) as file:
+            self._replace(target, file.read())
+        self.checkpoints[name] = manifest.digest
+
+    def _upload_parts(self, manifest: Manifest, entry: FileEntry) -> Iterator[int]:
+        """Send the pieces of a file; yields the bytes of each."""
+        # A file without content cannot be mapped, and has no pieces.
+        with open(open_file(self._rundir.checkpoint(manifest.name), entry), "rb") as file:  # noqa: PTH123 - a descriptor
+            if entry.size:
+                content = memoryview(mmap.mmap(file.fileno(), entry.size, access=mmap.ACCESS_READ))
+                with ThreadPoolExecutor(THREADS) as pool:
+                    yield from pool.map(partial(self._upload_piece, manifest, entry, content), range(pieces(entry)))
+
+    def _upload_piece(self, manifest: Manifest, entry: FileEntry, content: memoryview, number: int) -> int:
+        target = piece_name(manifest.digest, entry.path, number)
+        piece = content[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+        if self._sizes.get(target) == len(piece):
+            return len(piece)
+        first = number * PIECE_BYTES // CHUNK_BYTES
+        for index in range(-(-len(piece) // CHUNK_BYTES)):
+            if checksum(piece[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]) != entry.xxh3[first + index]:
+                raise Broken(
+                    f"{manifest.name}/{entry.path} does not match its checksum at byte {(first + index) * CHUNK_BYTES}"
+                )
+        self._store.put(target, piece)
+        self._sizes[target] = len(piece)
+        self._versions[target] = None
+        self.bytes += len(piece)
+        return len(piece)
+
+    def _upload_file(self, name: str, path: Path) -> None:
+        # Both threads send generations and training logs.
+        with self._lock:
+            self._upload_changed(name, path)
+
+    def _upload_changed(self, name: str, path: Path) -> None:
+        try:
+            status = path.stat()
+            signature = status.st_ino, status.st_size, status.st_mtime_ns
+            if self._signatures.get(name) == signature:
+                return
+            if name.startswith(f"{LOG}/"):
+                self._upload_log(path, name.removeprefix(f"{LOG}/"), status.st_size)
+            elif (
+                name not in self._signatures and name.startswith(IMMUTABLE) and self._sizes.get(name) == status.st_size
+            ):
+                pass  # an earlier process has sent it
+            else:
+                with open_regular(path) as file:
+                    self._replace(name, file.read(MAX_OBJECT_BYTES))
+        # It is gone, or no file.
+        except (FileNotFoundError, IsADirectoryError, ValueError):
+            return
+        self._signatures[name] = signature
+
+    def _upload_log(self, path: Path, log: str, size: int) -> None:
+        """Send what a log has grown by: fill its last segment, then begin new ones."""
+        done = self._sent.get(log, 0)
+        if size < done:
+            # It was begun anew.
+            self._delete([name for name in self._versions if name.startswith(f"{LOG}/{log}/")])
+            done = 0
+        start = done - done % SEGMENT_BYTES
+        with open_regular(path) as file:
+            while done < size:
+                file.seek(start)
+                content = file.read(min(SEGMENT_BYTES, size - start))
+                self._replace(segment_name(log, start), content)
+                done = self._sent[log] = start + len(content)
+                if len(content) < SEGMENT_BYTES:
+                    break
+                start += SEGMENT_BYTES
+
+    def _replace(self, name: str, content: bytes) -> None:
+        try:
+            self._versions[name] = self._store.replace(name, content, self._versions.get(name))
+        except Stale as error:
+            raise SupersededWriter(f"{self._store.location}: {error}") from error
+        self._sizes[name] = len(content)
+        self.bytes += len(content)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self._store.delete(names)
+        for name in names:
+            self._versions.pop(name, None)
+            self._sizes.pop(name, None)
+
+    def _digest(self, name: str) -> str:
+        """The digest of a manifest in the bucket; empty if it cannot be read, so that it is sent again."""
+        content = self._store.read(name)
+        with suppress(ValueError, RecursionError, KeyError, TypeError):
+            return str(json.loads(b"" if content is None else content.data)["digest"])
+        return ""
+
+
+class Upload:
+    """The upload of one run, until it is asked to end.
+
+    Args:
+        report: called with the reason why something is missing in the bucket; with "" once nothing is.
+    """
+
+    def __init__(self, uploader: Uploader, report: Callable[[str], None]) -> None:
+        self._uploader, self._report = uploader, report
+        self.ending = threading.Event()
+        """Set to send what is left, and end."""
+        self._problems: dict[str, str] = {}
+        self._reported: str | None = None
+        self._lock = threading.Lock()
+        self._superseded: SupersededWriter | None = None
+
+    def run(self) -> None:
+        """Upload until `ending` is set, and then what is left.
+
+        Raises:
+            SupersededWriter: another process writes this run now.
+        """
+        side = threading.Thread(
+            target=self._repeat, args=("checkpoints", self._uploader.upload_checkpoints, LOOK_SECONDS)
+        )
+        side.start()
+        self._repeat("records", partial(self._uploader.upload_records, with_end=False), RECORDS_SECONDS)
+        side.join()
+        if self._superseded is not None:
+            raise self._superseded
+        # The end of the run comes after everything else.
+        if not self._problems:
+            self._repeat("records", self._uploader.upload_records, 0.0)
+
+    def _repeat(self, kind: str, upload: Callable[[], None], interval: float) -> None:
+        pause, succeeded_at = RECORDS_SECONDS, time.monotonic()
+        while self._superseded is None:
+            # Read before the pass: what is written until then is part of the last one.
+            is_last = self.ending.is_set()
+            try:
+                upload()
+            except SupersededWriter as error:
+                self._superseded = error
+                self.ending.set()
+                return
+            except OSError as error:
+                self._tell(kind, str(error))
+                if is_last and time.monotonic() - succeeded_at > FINAL_SECONDS:
+                    return
+                self._wait(min(pause, FINAL_SECONDS / 4) if is_last else pause, is_last)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                continue
+            self._tell(kind, "")
+            pause, succeeded_at = RECORDS_SECONDS, time.monotonic()
+            if is_last:
+                return
+            self.ending.wait(interval)
+
+    def _wait(self, seconds: float, is_last: bool) -> None:
+        if is_last:
+            time.sleep(seconds)
+        else:
+            self.ending.wait(seconds)
+
+    def _tell(self, kind: str, problem: str) -> None:
+        with self._lock:
+            if problem:
+                self._problems[kind] = problem
+            else:
+                self._problems.pop(kind, None)
+            damaged = next(iter(self._uploader.damaged.values()), "")
+            text = next(iter(self._problems.values()), damaged)
+            if text != self._reported:
+                self._reported = text
+                self._report(text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Upload the run in $TANDEM_RUN_DIR to the bucket that its record names, until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
+    rundir = RunDir(os.environ[RUN_DIR])
+
+    def report(problem: str) -> None:
+        print(json.dumps({"failing": problem}), flush=True)
+
+    try:
+        storage = rundir.read_job().spec.checkpoint.storage
+        store = Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
+        writer = claim(store, rundir, is_empty=False)
+        uploader = Uploader(store, rundir)
+        upload = Upload(uploader, report)
+        signal.signal(signal.SIGTERM, lambda number, frame: upload.ending.set())
+        # The terminal's Ctrl-C is for `tandem run`, which ends this process when the others have ended.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with writer.renewing():
+            uploader.survey()
+            upload.run()
+        writer.renew(has_ended=True)
+    except (SupersededWriter, Occupied, StoreAccessError) as error:
+        report(str(error))
+        return ExitCode.CONFIGURATION
+    except OSError as error:
+        report(str(error))
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

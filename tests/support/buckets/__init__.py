@@ -1,0 +1,211 @@
+"""Object stores on this machine, and a proxy that disturbs what is sent to them.
+
+moto has an environment of its own: its dependencies do not fit with ours. It is made once, by the hash of its pins.
+"""
+
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tandem.rundir.durable import encode
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.store import Location, Store
+from tandem.wire.status import CheckpointRef
+from tests.support.checkpoints import begin, commit
+from tests.support.manifests import job, run_directory
+from tests.support.ports import reserved_port
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tandem"
+PINS = Path(__file__).parent / "moto.txt"
+BUCKET = "bucket"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tandem", "AWS_SECRET_ACCESS_KEY": "tandem-secret", "AWS_REGION": "us-east-1"}
+START_SECONDS = 60.0
+
+
+@contextmanager
+def moto() -> Iterator[str]:
+    """Run moto's S3 with one empty bucket; yields its URL."""
+    port = reserved_port()
+    command = [str(_moto_environment() / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        make_bucket(url)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_bucket(url: str) -> None:
+    """Make the bucket, as soon as the server answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT"), timeout=5).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _moto_environment() -> Path:
+    ready = CACHE / f"moto-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:16]}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    # Workers of pytest come here at the same time.
+    with (CACHE / "moto.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (ready / "complete").exists():
+            shutil.rmtree(ready, ignore_errors=True)
+            uv = str(Path(sys.executable).parent / "uv")
+            subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(ready)], check=True)
+            subprocess.run([uv, "pip", "install", "-q", "--python", str(ready), "-r", str(PINS)], check=True)
+            (ready / "complete").touch()
+    return ready
+
+
+def place(url: str, prefix: str, patience: float = 5.0) -> Store:
+    """The store below a prefix of the bucket."""
+    return Store(Location("s3", BUCKET, prefix), url, patience=patience)
+
+
+Fault = str
+"""`refuse` answers 503; `lose` forwards, and drops the response; `cut` forwards, and sends half of the response."""
+
+
+@dataclass
+class Disturbance:
+    """Which requests are disturbed, and how; counts them."""
+
+    fault: Callable[[int, str, str], Fault | None]
+    """Of the number of a request, its method and path."""
+    requests: int = 0
+    played: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def disturbed(url: str, disturbance: Disturbance, without_header: str = "") -> Iterator[str]:
+    """Run a proxy before a server; yields its URL.
+
+    Args:
+        without_header: a header of requests that is not forwarded.
+    """
+    target = urllib.parse.urlsplit(url).netloc
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def forward(self) -> None:
+            with disturbance.lock:
+                number, disturbance.requests = disturbance.requests, disturbance.requests + 1
+            fault = disturbance.fault(number, self.command, self.path)
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            disturbance.played += fault is not None
+            if fault == "refuse":
+                self._answer(503, {}, b"<Error><Code>SlowDown</Code></Error>")
+                return
+            connection = http.client.HTTPConnection(target, timeout=30)
+            forwarded = {name: value for name, value in self.headers.items() if name.lower() != without_header.lower()}
+            connection.request(self.command, self.path, body, forwarded)
+            response = connection.getresponse()
+            content = response.read()
+            connection.close()
+            if fault == "lose":
+                self.close_connection = True
+                return
+            headers = {name: value for name, value in response.getheaders() if name.lower() not in SKIPPED}
+            self._answer(response.status, headers, content, half=fault == "cut")
+
+        def _answer(self, status: int, headers: Mapping[str, str], content: bytes, half: bool = False) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            length = headers.get("Content-Length") if self.command == "HEAD" else str(len(content))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content[: len(content) // 2] if half else content)
+            self.close_connection = self.close_connection or half
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815 - names of http.server
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+SKIPPED = ("content-length", "connection", "transfer-encoding", "date", "server")
+
+
+@contextmanager
+def answering(status: int, code: str) -> Iterator[str]:
+    """Run a server that answers everything with an error of S3; yields its URL."""
+    body = f"<Error><Code>{code}</Code><Message>played</Message></Error>".encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response_only(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - names of http.server
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def a_run(path: Path, steps: tuple[int, ...] = (10, 20), size: int = 3000) -> RunDir:
+    """A run directory with records, logs and checkpoints of random bytes, as one generation writes them."""
+    rundir = run_directory(path, job())
+    begin(rundir, 1)
+    for step in steps:
+        add_checkpoint(rundir, step, size)
+        folder = rundir.evaluations / checkpoint_name(step)
+        folder.mkdir()
+        (folder / "g000001.json").write_bytes(encode({"step": step}))
+    for log in (rundir.training_log(1), rundir.coordinator_log):
+        log.write_bytes(b"".join(f'{{"step": {step}}}\n'.encode() for step in range(30)))
+    return rundir
+
+
+def add_checkpoint(rundir: RunDir, step: int, size: int = 3000, generation: int = 1) -> CheckpointRef:
+    """Commit a checkpoint of two files of random bytes."""
+    files = {name: os.urandom(size) for name in ("weights.safetensors", "state/optimizer.safetensors")}
+    return commit(rundir, step, generation, files=files)
