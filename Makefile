@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
 .PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean index \
-	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning
+	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning bench-bucket
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -85,6 +85,9 @@ bench-scale: $(STAMP) ## One coordinator under 1,000 and 10,000 simulated agents
 
 bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
 	@$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+bench-bucket: $(STAMP) ## Upload and download of a checkpoint beside plain requests (two idle cores and Go; ARGS="--rounds 5")
+	@$(BIN)/python -m benchmarks.bucket $(ARGS)
 
 bench-checkpoint: $(STAMP) ## Cost of a save beside torch.save, dcp, accelerate (two idle cores; ARGS="--rounds 5")
 	@$(BIN)/python -m benchmarks.checkpoint $(ARGS); saving=$$?; \

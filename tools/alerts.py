@@ -144,6 +144,14 @@ JOBS = (
         "Training continues without them. A crash would lose all training since the newest checkpoint.",
     ),
     Alert(
+        "TandemUploadFails",
+        f"{_per_job(metrics.UPLOAD_FAILING)} > 0",
+        "15m",
+        "warning",
+        f"The bucket of {JOB} lacks data",
+        "Training continues, and what is missing is uploaded later. Until then only the volume has it.",
+    ),
+    Alert(
         "TandemEvaluationFailed",
         f'max by (namespace, job) (increase({metrics.EVALUATIONS.name}{{result="failed"}}[1h])) > 0',
         "0m",

@@ -7,6 +7,7 @@ is brought up to date by each.
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,15 @@ def continue_from(storage: Storage, run_dir: RunDir) -> list[str]:
         return []
     count = count_noun(len(result.checkpoints), "checkpoint")
     return [f"continues the run in {store.location}: {count}, {size(result.size)}", *result.faults]
+
+
+def describe_missing(storage: Storage, run_dir: RunDir) -> str:
+    """Describe why a job's bucket lacks data after the end of its run; empty if it has everything."""
+    record = None if storage.bucket is None else BucketRecord.load(run_dir, storage.bucket)
+    if record is None or not record.missing:
+        return ""
+    command = f"tandem copy {shlex.quote(str(run_dir.path))} {record.url}"
+    return f"{record.url} lacks data ({record.missing}); to upload it: {command}"
 
 
 def upload(run_dir: RunDir, store: Store) -> int:

@@ -121,6 +121,8 @@ CASES = [
     quiet("TandemEvaluationFailed", 30, "checkpoints are skipped", {of("evaluations_total", result="skipped"): "0+1"}),
     fires("TandemWorseThanBase", 30, "three checkpoints are worse", evaluation_worse_than_base="0x20 3x160"),
     quiet("TandemWorseThanBase", 30, "a later one is no worse", evaluation_worse_than_base="3x20 0x160"),
+    fires("TandemUploadFails", 40, "the bucket is away", upload_failing="0x20 1x160"),
+    quiet("TandemUploadFails", 40, "it was away for ten minutes", upload_failing="0x20 1x9 0x150"),
     fires("TandemLogLinesLost", 30, "the disk is full", log_lines_lost_total="0x20 0+50x160"),
     quiet("TandemLogLinesLost", 30, "all are written", log_lines_lost_total="0"),
     fires("TandemLossRising", 100, "it rises", runs="1", loss="1x60 1+0.05x120"),

@@ -36,6 +36,7 @@ from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
 from tandem.wire.status import Event
 from tandem_cli import launch_line
+from tandem_cli.bucket import describe_missing
 from tandem_cli.launch_line import is_launch_line
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.display import display_for
@@ -258,6 +259,8 @@ class _Run:
     def _end(self, session: LocalRun, factory: ProcessFactory, seconds: float, before: int | None) -> ExitCode:
         name, run_dir, outcome = self._job.metadata.name, factory.run_dir, summary.result(factory.run_dir)
         evaluates = self._job.spec.evaluation.processes > 0
+        if missing := describe_missing(self._job.spec.checkpoint.storage, run_dir):
+            self._note(missing)
         failed = run_dir.failed()
         if failed is not None:
             return self._failed(session, factory, failed, outcome)

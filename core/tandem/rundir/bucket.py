@@ -110,6 +110,8 @@ class BucketRecord(Model):
     own name in the bucket for that of another."""
     complete: bool = True
     """Whether everything in the bucket has arrived here."""
+    missing: str = ""
+    """The reason why not everything here has arrived in the bucket; empty if it has."""
 
     @classmethod
     def load(cls, rundir: RunDir, url: str) -> "BucketRecord | None":

@@ -45,9 +45,10 @@ _URL = re.compile(rf"^({'|'.join(SCHEMES)}):/{{1,2}}([^/]*)(?:/(.*))?$")
 _BUCKET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$")
 _PREFIX_PART = re.compile(r"^[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*$")
 MAX_URL_LENGTH = 512
-RETRIES = 8
+RETRIES = 6
 """Repetitions of a request that failed by 429, 5xx or the network, with exponential back-off and jitter."""
-RETRY_SECONDS = 60.0
+RETRY_SECONDS = 20.0
+"""Time within which a request is repeated, in seconds. An upload goes on with its next pass."""
 REQUEST_SECONDS = 60.0
 """Timeout of one request in seconds: 64 MiB at 1 MiB/s."""
 PROBE_SECONDS = 2.0
@@ -83,7 +84,7 @@ class Location:
     scheme: str
     bucket: str
     prefix: str
-    """It has no slashes at its ends."""
+    """Begins and ends without a slash."""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.prefix}"
@@ -384,7 +385,7 @@ class Store:
         if status in (401, 403):
             right = {"write": "write", "read": "read", "list": "list", "delete": "delete"}[kind]
             return StoreAccessError(f"the credentials may not {right} objects below {self.location} ({code or status})")
-        if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
+        if status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429):
             return StoreAccessError(f"{self.server} refuses to {kind} {self.location}/{name}: {code or status}")
         if status is not None:
             return StoreUnavailableError(f"{self.server} answers {status} {code}".rstrip())

@@ -33,6 +33,7 @@ from tandem.rundir.bucket import (
     SEGMENT_BYTES,
     THREADS,
     WRITER,
+    BucketRecord,
     Occupied,
     SupersededWriter,
     claim,
@@ -52,7 +53,7 @@ LOOK_SECONDS = 1.0
 """Interval at which the disk is searched for a new checkpoint, in seconds."""
 MAX_PAUSE_SECONDS = 60.0
 """Maximum pause after a failed attempt, in seconds; it doubles from RECORDS_SECONDS."""
-FINAL_SECONDS = 60.0
+FINAL_SECONDS = 30.0
 """Time without success after which the last pass gives up, in seconds."""
 ENDS = ("DONE", "FAILED.json")
 IMMUTABLE = ("generations/", "rewinds/", "micro-batches/", "evaluations/", "stacks/")
@@ -290,6 +291,11 @@ class Upload:
         self._lock = threading.Lock()
         self._superseded: SupersededWriter | None = None
 
+    @property
+    def problem(self) -> str:
+        """The reason why something is missing in the bucket; empty if nothing is."""
+        return self._reported or ""
+
     def run(self) -> None:
         """Upload until `ending` is set, and then what is left.
 
@@ -351,6 +357,13 @@ class Upload:
                 self._report(text)
 
 
+def _record_missing(rundir: RunDir, store: Store, reason: str) -> None:
+    """Record why the bucket lacks data; nothing is missing if the reason is empty."""
+    record = BucketRecord.load(rundir, str(store.location))
+    if record is not None:
+        record.model_copy(update={"missing": reason}).write(rundir)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Upload the run in $TANDEM_RUN_DIR to the bucket that its record names, until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
@@ -365,12 +378,14 @@ def main(arguments: Sequence[str]) -> int:
         writer = claim(store, rundir, is_empty=False)
         uploader = Uploader(store, rundir)
         upload = Upload(uploader, report)
+        _record_missing(rundir, store, "the upload was interrupted")
         signal.signal(signal.SIGTERM, lambda number, frame: upload.ending.set())
         # The terminal's Ctrl-C is for `tandem run`, which ends this process when the others have ended.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with writer.renewing():
             uploader.survey()
             upload.run()
+        _record_missing(rundir, store, upload.problem)
         writer.renew(has_ended=True)
     except (SupersededWriter, Occupied, StoreAccessError) as error:
         report(str(error))

@@ -177,6 +177,9 @@ SAVES = Metric(
     ("result",),
 )
 SAVES_FAILING = Metric("tandem_saves_failed_in_a_row", "gauge", "Saves that have failed since the last successful one.")
+UPLOAD_FAILING = Metric(
+    "tandem_upload_failing", "gauge", "Whether the job's bucket lacks data because an upload failed."
+)
 LINES_LOST = Metric("tandem_log_lines_lost_total", "counter", "Lines of the job's own logs that could not be written.")
 SKIPPED_BATCHES = Metric("tandem_batches_left_out", "gauge", "Batches that are skipped because of rewinds.")
 VOLUME_BYTES = Metric("tandem_volume_bytes", "gauge", "Size of the file system of the checkpoints.")

@@ -1,6 +1,7 @@
 """Object stores on this machine, and a proxy that disturbs what is sent to them.
 
 moto has an environment of its own: its dependencies do not fit with ours. It is made once, by the hash of its pins.
+versitygw, which is independent of it and several times as fast, is compiled from a pinned Go module.
 """
 
 import fcntl
@@ -8,6 +9,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -20,34 +22,78 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 from tandem.rundir.durable import encode
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.store import Location, Store
 from tandem.wire.status import CheckpointRef
 from tests.support.checkpoints import begin, commit
+from tests.support.cluster.pinned import Pinned
 from tests.support.manifests import job, run_directory
 from tests.support.ports import reserved_port
+from tests.support.waiting import until
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tandem"
 PINS = Path(__file__).parent / "moto.txt"
+VERSITYGW = Pinned(Path(__file__).parent / "versitygw", "github.com/versity/versitygw")
 BUCKET = "bucket"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tandem", "AWS_SECRET_ACCESS_KEY": "tandem-secret", "AWS_REGION": "us-east-1"}
 START_SECONDS = 60.0
 
 
 @contextmanager
-def moto() -> Iterator[str]:
+def moto(address: str = "127.0.0.1") -> Iterator[str]:
     """Run moto's S3 with one empty bucket; yields its URL."""
     port = reserved_port()
-    command = [str(_moto_environment() / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [str(_moto_environment() / "bin" / "moto_server"), "-H", address, "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://{address}:{port}"
         make_bucket(url)
         yield url
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def versitygw(folder: Path) -> Iterator[str]:
+    """Run versitygw over a folder, with one empty bucket; yields its URL."""
+    port = reserved_port()
+    (folder / BUCKET).mkdir(parents=True)
+    keys = {
+        "ROOT_ACCESS_KEY": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    program = VERSITYGW.program("versitygw", "cmd/versitygw")
+    command = [str(program), "--port", f"127.0.0.1:{port}", "posix", str(folder)]
+    process = subprocess.Popen(
+        command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: is_listening(port), "versitygw")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+SERVERS = [pytest.param("moto"), pytest.param("versitygw", marks=pytest.mark.full)]
+"""Parameters of a fixture that yields a server's URL."""
+
+
+@contextmanager
+def server_named(name: str, folder: Path) -> Iterator[str]:
+    """Run one of SERVERS; yields its URL."""
+    with moto() if name == "moto" else versitygw(folder) as url:
+        yield url
+
+
+def is_listening(port: int) -> bool:
+    """Whether a server of this machine answers at a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def make_bucket(url: str) -> None:

@@ -28,20 +28,21 @@ from tandem.rundir.upload import Upload, Uploader
 from tests.support.buckets import (
     BUCKET,
     CREDENTIALS,
+    SERVERS,
     Disturbance,
     a_run,
     add_checkpoint,
     disturbed,
-    moto,
     place,
+    server_named,
 )
 from tests.support.checkpoints import begin
 from tests.support.waiting import until
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as url:
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server_named(request.param, tmp_path_factory.mktemp("server")) as url:
         yield url
 
 

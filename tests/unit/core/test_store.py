@@ -9,13 +9,23 @@ import pytest
 
 from tandem.rundir.durable import is_transient
 from tandem.rundir.store import Location, Stale, Store, StoreAccessError, StoreUnavailableError, _credentials_file
-from tests.support.buckets import BUCKET, CREDENTIALS, Disturbance, answering, disturbed, moto, place
+from tests.support.buckets import (
+    BUCKET,
+    CREDENTIALS,
+    SERVERS,
+    Disturbance,
+    answering,
+    disturbed,
+    moto,
+    place,
+    server_named,
+)
 from tests.support.ports import reserved_port
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with moto() as url:
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server_named(request.param, tmp_path_factory.mktemp("server")) as url:
         yield url
 
 
@@ -118,8 +128,10 @@ def test_the_probe_accepts_a_server_that_writes_conditionally_and_leaves_nothing
 
 
 @pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
-def test_a_server_that_ignores_conditions_is_refused_by_name(server: str, condition: str) -> None:
+def test_a_server_that_ignores_conditions_is_refused_by_name(condition: str) -> None:
+    # versitygw rejects a signed request that lost a header; moto checks no signatures.
     with (
+        moto() as server,
         disturbed(server, Disturbance(lambda number, method, path: None), without_header=condition) as url,
         pytest.raises(StoreAccessError, match=rf"{url} ignores conditional writes \({condition}\)"),
     ):
