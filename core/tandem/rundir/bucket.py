@@ -124,8 +124,8 @@ class BucketRecord(Model):
         Raises:
             OSError: it cannot be written.
         """
-        others = [record.dump() for record in _records(rundir) if record.url != self.url]
-        replace_json(rundir.path / BUCKETS, {"buckets": [*others, self.dump()]})
+        remaining = [record.dump() for record in _records(rundir) if record.url != self.url]
+        replace_json(rundir.path / BUCKETS, {"buckets": [*remaining, self.dump()]})
 
 
 def _records(rundir: RunDir) -> list[BucketRecord]:
@@ -198,8 +198,8 @@ def claim(store: Store, rundir: RunDir, is_empty: bool, waiting: Callable[[str],
     try:
         is_new = store.create(IDENTITY, encode({"format": FORMAT, "run": planned.run})) is not None
         run = planned.run if is_new else _expected_run(store, planned.run, is_empty)
-        mine = {before.writer, before.claiming} - {""}
-        is_behind, version = _take(store, name, mine, is_empty, waiting)
+        own_names = {before.writer, before.claiming} - {""}
+        is_behind, version = _take(store, name, own_names, is_empty, waiting)
     except Occupied:
         before.write(rundir)
         raise
@@ -221,10 +221,11 @@ def _expected_run(store: Store, run: str, is_empty: bool) -> str:
 
 
 def _take(
-    store: Store, name: str, mine: Collection[str], is_empty: bool, waiting: Callable[[str], None]
+    store: Store, name: str, own_names: Collection[str], is_empty: bool, waiting: Callable[[str], None]
 ) -> tuple[bool, Mapping[str, str]]:
-    """Write this process into writer.json. Returns whether another writer has written after `mine`, and the version."""
-    deadline, seen = 0.0, None
+    """Write this process into writer.json. Returns whether another writer has written since, and the
+    version."""
+    deadline, last_version = 0.0, None
     while True:
         current = store.read(WRITER)
         if current is None:
@@ -233,18 +234,18 @@ def _take(
             continue
         sign = _parsed(current.data)
         writer, now = str(sign.get("writer", "somebody")), time.monotonic()
-        is_behind = writer not in mine
+        is_behind = writer not in own_names
         if is_behind and not is_empty:
             raise Occupied(
                 f"{store.location} was continued by {writer} after this run directory was written. To go on from "
                 "there, choose an empty run directory"
             )
-        if seen is None:
-            deadline, seen = now + TAKEOVER_SECONDS, current.version
+        if last_version is None:
+            deadline, last_version = now + TAKEOVER_SECONDS, current.version
             # The writer of this run directory has ended, because the caller holds its lock.
             if is_behind and not sign.get("ended"):
                 waiting(writer)
-        elif current.version != seen:
+        elif current.version != last_version:
             raise Occupied(f"{store.location} is written by {writer} now. Wait for it, or stop it there")
         if not is_behind or sign.get("ended") or now >= deadline:
             # Of all that wait, one succeeds; the others see its sign with their next look.
@@ -262,10 +263,10 @@ def _sign(name: str, has_ended: bool) -> bytes:
 def remote_names(names: Iterable[str]) -> Iterator[str]:
     """The names that files of a run directory have, of all in a bucket: whoever writes there is not trusted."""
     for name in names:
-        top, _, rest = name.partition("/")
-        is_known = name in FILES or (rest and top in (*FOLDERS, CHECKPOINTS, PARTS))
+        top, _, relative = name.partition("/")
+        is_known = name in FILES or (relative and top in (*FOLDERS, CHECKPOINTS, PARTS))
         if top == LOG:
-            is_known = _SEGMENT.match(rest) is not None
+            is_known = _SEGMENT.match(relative) is not None
         if is_known and all(NAME.fullmatch(part) for part in name.split("/")):
             yield name
 

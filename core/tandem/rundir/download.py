@@ -84,11 +84,11 @@ class Downloader:
         received = 0
         logs: dict[str, list[str]] = defaultdict(list)
         for name in self._names:
-            top, _, rest = name.partition("/")
+            top, _, relative = name.partition("/")
             if top in (CHECKPOINTS, PARTS):
                 continue
             if top == LOG:
-                logs[rest.rpartition("/")[0]].append(name)
+                logs[relative.rpartition("/")[0]].append(name)
             elif (content := self._store.read(name)) is not None:
                 _write(rundir.path / name, content.data)
                 received += len(content.data)

@@ -1,7 +1,7 @@
 """An object store: the operations that a run in a bucket needs, and what each of them guarantees.
 
     create     of several processes that create one object, exactly one succeeds
-    replace    succeeds only where the object is still the version that the caller has read or written
+    replace    succeeds only place the object is still the version that the caller has read or written
     read       sees every create, replace and delete that has returned, from any machine
     list       likewise; at most a thousand objects a request
     put        atomic, but the last one wins: for names that only one content can have
@@ -184,8 +184,8 @@ class Store:
                 )
         except (AlreadyExistsError, PreconditionError):
             # Perhaps our own: the response to the first try was lost.
-            found = self.read(name)
-            return found.version if found is not None and found.nonce == nonce else None
+            current = self.read(name)
+            return current.version if current is not None and current.nonce == nonce else None
 
     def replace(self, name: str, data: bytes, version: Mapping[str, str] | None) -> Mapping[str, str]:
         """Replace an object if it is still of this version; with None, create it. Returns the new version.
@@ -202,11 +202,11 @@ class Store:
             written = None
         if written is not None:
             return written
-        found = self.read(name)
+        current = self.read(name)
         # An earlier write of this process has arrived although it seemed to fail.
-        if found is not None and found.nonce.startswith(self._process):
-            return found.version if found.data == data else self.replace(name, data, found.version)
-        raise Stale(f"{name} was {'deleted' if found is None else 'written by another process'}")
+        if current is not None and current.nonce.startswith(self._process):
+            return current.version if current.data == data else self.replace(name, data, current.version)
+        raise Stale(f"{name} was {'deleted' if current is None else 'written by another process'}")
 
     def _replace(self, name: str, data: bytes, version: Mapping[str, str]) -> Mapping[str, str]:
         import obstore
@@ -329,7 +329,7 @@ class Store:
                 raise StoreAccessError(
                     f"{self.server} ignores conditional writes (If-Match), so two runs could write {self.location}"
                 )
-            if (found := quick.read(name)) is None or found.data != b"3" or found.version != newer:
+            if (current := quick.read(name)) is None or current.data != b"3" or current.version != newer:
                 raise StoreAccessError(f"{self.server} does not return what was written a moment ago")
         finally:
             quick.delete([name])
@@ -367,19 +367,19 @@ class Store:
         text = str(error)
         code = next((group for match in [_CODE.search(text)] if match for group in match.groups() if group), "")
         status = int(match[1]) if (match := _STATUS.search(text)) else None
-        where = f"{self.location.scheme}://{self.location.bucket}"
+        place = f"{self.location.scheme}://{self.location.bucket}"
         if any(server in text for server in _METADATA_SERVERS):
             return StoreAccessError(
-                f"no credentials for {where} were found in the environment ({_VARIABLES[self.location.scheme]})"
+                f"no credentials for {place} were found in the environment ({_VARIABLES[self.location.scheme]})"
             )
         for codes, sentence in _SENTENCES.items():
             if code in codes:
                 return StoreAccessError(
-                    sentence.format(where=where, server=self.server, region=self.region or "the default one")
+                    sentence.format(place=place, server=self.server, region=self.region or "the default one")
                 )
         if status in (301, 307, 400) and kind != "write":
             return StoreAccessError(
-                f"{where} is in another region, or {self.server} is not its server: set region and endpoint "
+                f"{place} is in another region, or {self.server} is not its server: set region and endpoint "
                 f"({code or status})"
             )
         if status in (401, 403):
@@ -400,18 +400,18 @@ _VARIABLES = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _SENTENCES = {
-    ("NoSuchBucket", "ContainerNotFound"): "there is no bucket {where} at {server}",
-    ("InvalidAccessKeyId", "InvalidToken"): "{server} does not know the access key for {where}",
-    ("SignatureDoesNotMatch", "AuthenticationFailed"): "{server} rejects the secret key for {where}",
-    ("ExpiredToken", "TokenRefreshRequired"): "the credentials for {where} have expired",
-    ("RequestTimeTooSkewed",): "{server} refuses requests to {where}: the clock of this machine is wrong",
+    ("NoSuchBucket", "ContainerNotFound"): "there is no bucket {place} at {server}",
+    ("InvalidAccessKeyId", "InvalidToken"): "{server} does not know the access key for {place}",
+    ("SignatureDoesNotMatch", "AuthenticationFailed"): "{server} rejects the secret key for {place}",
+    ("ExpiredToken", "TokenRefreshRequired"): "the credentials for {place} have expired",
+    ("RequestTimeTooSkewed",): "{server} refuses requests to {place}: the clock of this machine is wrong",
     (
         "AuthorizationHeaderMalformed",
         "PermanentRedirect",
         "IllegalLocationConstraintException",
-    ): "{where} is not in region {region}: set the bucket's region",
+    ): "{place} is not in region {region}: set the bucket's region",
     ("NotImplemented", "NotSupported"): "{server} does not know conditional writes, which keep two runs apart",
-    ("QuotaExceeded", "XMinioStorageFull"): "{where} is full",
+    ("QuotaExceeded", "XMinioStorageFull"): "{place} is full",
 }
 """Sentences by the codes of providers."""
 

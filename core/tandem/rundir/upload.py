@@ -96,12 +96,12 @@ class Uploader:
         for entry in self._store.entries():
             self._versions[entry.name], self._sizes[entry.name] = entry.version, entry.size
         for name in self._versions:
-            folder, _, rest = name.partition("/")
+            folder, _, relative = name.partition("/")
             if folder == LOG:
-                log, _, offset = rest.rpartition("/")
+                log, _, offset = relative.rpartition("/")
                 self._sent[log] = max(self._sent.get(log, 0), int(offset) + self._sizes[name])
-            elif folder == CHECKPOINTS and rest.endswith(f"/{FILE}"):
-                self.checkpoints[rest.partition("/")[0]] = str(self._digest(name))
+            elif folder == CHECKPOINTS and relative.endswith(f"/{FILE}"):
+                self.checkpoints[relative.partition("/")[0]] = str(self._digest(name))
 
     def upload_records(self, with_end: bool = True) -> None:
         """Send all small files that have changed, and what logs have grown by; delete those that are gone.

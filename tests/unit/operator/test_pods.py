@@ -352,6 +352,30 @@ def test_the_coordinator_of_a_tracked_job_and_no_other_pod_knows_the_server_and_
     assert memory == ("768Mi" if tracking else "512Mi")
 
 
+@pytest.mark.parametrize("secret", [None, "bucket"])
+def test_the_coordinator_of_a_job_with_a_bucket_has_its_credentials_and_time_to_upload(secret: str | None) -> None:
+    storage = {"bucket": "s3://bucket/runs/digits", **({"credentialsSecret": secret} if secret else {})}
+    of = job(checkpoint={"storage": storage})
+    plans = [reconcile(situation(of, Children()), IMAGES), reconcile(situation(of, snapshot=heard("Pending")), IMAGES)]
+    specs = {name: spec for plan in plans for name, spec in pods_of(plan).items()}
+    keys = {
+        name: {
+            one["name"]: one["valueFrom"]["secretKeyRef"]
+            for one in spec["containers"][0]["env"]
+            if one["name"].startswith(("AWS_", "AZURE_", "GOOGLE_"))
+        }
+        for name, spec in specs.items()
+    }
+    coordinator = specs["coordinator 0"]
+    named = keys.pop("coordinator 0")
+    assert (named.get("AWS_ACCESS_KEY_ID") or {}).get("name") == secret
+    assert all(reference["optional"] and reference["key"] == name for name, reference in named.items())
+    assert not any(keys.values())
+    assert coordinator["terminationGracePeriodSeconds"] == 600
+    assert coordinator["containers"][0]["startupProbe"]["failureThreshold"] >= 3600
+    assert coordinator["containers"][0]["resources"]["limits"]["memory"] == "1024Mi"
+
+
 def test_the_next_pod_of_a_place_that_was_left_out_keeps_off_its_node() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")]
     theirs = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
