@@ -165,7 +165,8 @@ the later one counts.
 
     jq -r 'select(.kind == "step") | [.step, .loss] | @tsv' runs/digits/log/train-g000001.jsonl
 
-The output of the processes of `tandem run` is in `log/worker-0.txt`, `log/coordinator.txt` and so on.
+The output of the processes of `tandem run` is in `log/worker-0.txt`, `log/coordinator.txt` and so on. At 64 MiB such a
+file is moved to `log/worker-0.txt.1`, in place of an older one.
 """
 LOGS = (
     ("log/train-g000007.jsonl", "Written by rank 0 of generation 7.", records.TrainingRecord),

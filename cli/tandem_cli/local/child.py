@@ -15,11 +15,12 @@ from pathlib import Path
 from tandem_cli.local import starter
 from tandem_cli.local.guardian import MARK, sweep
 from tandem_cli.local.placement import Cores
+from tandem_cli.printed_log import read_tail
 
 AGENT_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
 """Prefix of the lines of an agent and of torchrun, in the log that they share with the ranks."""
-TAIL_BYTES = 64 * 1024
-"""Bytes at the end of a log that are read."""
+MAX_SHOWN = 500
+"""Characters of a line that are shown where a run's last lines are."""
 
 
 @dataclass
@@ -107,19 +108,12 @@ class Process:
 
 
 def last_lines(log: Path, count: int, of_ranks: bool = False) -> list[str]:
-    """Return the last non-empty lines of the newest life.
+    """Return the last non-empty lines of the newest life, each up to MAX_SHOWN characters.
 
     Args:
         of_ranks: omit the lines of the agent and torchrun, if there are others.
     """
-    try:
-        with log.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    newest = text.rpartition("\n--- ")[2]
+    newest = read_tail(log).rpartition("\n--- ")[2]
     lines = [line.rstrip() for line in newest.splitlines()[1:] if line.strip()]
     own = [line for line in lines if not AGENT_LINE.match(line)] if of_ranks else []
-    return (own or lines)[-count:]
+    return [line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …" for line in (own or lines)[-count:]]

@@ -50,6 +50,7 @@ from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem_cli.local.placement import Placement
 from tandem_cli.local.prepare import HeldFolder
 from tandem_cli.local.run_view import final_status, unseen_events
+from tandem_cli.printed_log import describe_limit, limit_size
 from tandem_cli.terminal.screen import Scene, Trail, merged
 
 HOST = "127.0.0.1"
@@ -333,6 +334,8 @@ class LocalRun:
         self._guardian_pipe: int | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._reported_picture = False
+        self._limited: set[str] = set()
+        """Children whose logs have exceeded their bound, which is reported once."""
 
     def run(self) -> None:
         """Run until the job has ended. Leaves no process behind, even if it raises."""
@@ -393,6 +396,11 @@ class LocalRun:
         if self._guardian is not None and self._guardian.poll() is not None:
             self._record_event("warning", "the guardian of this run ended; starting another")
             self._guard()
+        # 5. The size of the logs. A script that prints without end must not fill the disk of its checkpoints.
+        for name, process in self._processes.items():
+            if limit_size(process.log) is not None and name not in self._limited:
+                self._limited.add(name)
+                self._record_event("warning", describe_limit(process.log))
 
     def _facts(self, now: float) -> RunFacts:
         run_dir, snapshot = self._factory.run_dir, self._watch.newest if self._watch else None

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from tandem.errors import UserError
 from tandem_cli.log_lines import MAX_LINE_BYTES, MAX_READ_BYTES, Line, printable_line
+from tandem_cli.printed_log import earlier_part, first_line
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
@@ -55,6 +57,8 @@ class Logs:
         """Bytes read of each file."""
         self._timestamps: dict[Path, int] = {}
         """Timestamp of the last line of each file."""
+        self._first_lines: dict[Path, bytes] = {}
+        """First line of each file; another one begins with each part of a log."""
         self._cut: set[Path] = set()
         """Files that stopped in the middle of an overlong line; the rest of that line is skipped."""
 
@@ -82,22 +86,35 @@ class Logs:
 
     def _new_lines(self, file: Path) -> Iterator[Line]:
         with suppress(OSError), file.open("rb") as content:
-            content.seek(self._read.get(file, 0))
-            while raw := content.readline(MAX_READ_BYTES):
-                is_whole, was_cut = raw.endswith(b"\n"), file in self._cut
-                if not is_whole and len(raw) < MAX_READ_BYTES:
-                    # The rest of the line is not written yet.
-                    break
-                self._read[file] = self._read.get(file, 0) + len(raw)
-                if is_whole:
-                    self._cut.discard(file)
-                else:
-                    self._cut.add(file)
-                if was_cut:
-                    continue
-                text = raw[:MAX_LINE_BYTES].decode(errors="replace")
-                timestamp = self._timestamps[file] = max(_time(text) or 0, self._timestamps.get(file, 0))
-                yield Line(timestamp, file.stem, printable_line(text) + ("" if is_whole else CUT))
+            first = first_line(content)
+            if not first:
+                return
+            if first != self._first_lines.get(file):
+                # A new part of the log. What is left of the part before has the same place in its own file.
+                self._first_lines[file] = first
+                with suppress(OSError), earlier_part(file).open("rb") as earlier:
+                    yield from self._lines_of(file, earlier, is_over=True)
+                self._read[file] = 0
+                self._cut.discard(file)
+            yield from self._lines_of(file, content)
+
+    def _lines_of(self, file: Path, content: BinaryIO, is_over: bool = False) -> Iterator[Line]:
+        content.seek(self._read.get(file, 0))
+        while raw := content.readline(MAX_READ_BYTES):
+            is_whole, was_cut = raw.endswith(b"\n") or (is_over and len(raw) < MAX_READ_BYTES), file in self._cut
+            if not is_whole and len(raw) < MAX_READ_BYTES:
+                # The rest of the line is not written yet.
+                break
+            self._read[file] = self._read.get(file, 0) + len(raw)
+            if is_whole:
+                self._cut.discard(file)
+            else:
+                self._cut.add(file)
+            if was_cut:
+                continue
+            text = raw[:MAX_LINE_BYTES].decode(errors="replace")
+            timestamp = self._timestamps[file] = max(_time(text) or 0, self._timestamps.get(file, 0))
+            yield Line(timestamp, file.stem, printable_line(text) + ("" if is_whole else CUT))
 
 
 def _time(text: str) -> int | None:

@@ -58,6 +58,7 @@ from tandem_cli.local.display import Watch
 from tandem_cli.local.local_run import COORDINATOR, STALE_SECONDS, members_at_work
 from tandem_cli.local.prepare import need_space, publish
 from tandem_cli.local.processes import user_name
+from tandem_cli.printed_log import describe_limit
 from tandem_cli.slurm import jobs, scheduler, submission
 from tandem_cli.slurm.extension import Extensions
 from tandem_cli.slurm.jobs import NodeAllocation, Submission
@@ -200,6 +201,9 @@ class SlurmRunner:
                 self.children[name] = self._record_end(child, code, now)
             elif child.running and self._refusals.waits_for(name) and self.steps[name].preamble() is None:
                 self._refusals.mark_started(name)
+        for step in self.steps.values():
+            if step.limit_log():
+                log.warning("event=log-limited why=%r", describe_limit(step.log))
         # 2. The coordinator and the nodes; an array of evaluators has only its training to watch.
         if self._trains:
             self._poll_coordinator(now)

@@ -14,6 +14,7 @@ from tandem.processes import launch
 from tandem.processes.supervision import SAVING_SECONDS
 from tandem.rundir.layout import RunDir
 from tandem_cli.local.local_run import COORDINATOR
+from tandem_cli.printed_log import limit_size, read_tail
 from tandem_cli.slurm.extension import outer_environment
 from tandem_cli.slurm.jobs import NodeAllocation
 from tandem_cli.slurm.step import LEAVE, PING
@@ -38,6 +39,7 @@ class SlurmStep:
     """Node on which srun starts it; empty: this node."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_offset: int = 0
+    _is_limited: bool = False
 
     def start(self) -> None:
         """Start the process."""
@@ -62,14 +64,29 @@ class SlurmStep:
 
         None if it never started, or was lost with its node: srun's exit code then tells nothing about it.
         """
+        if self._is_limited:
+            # Its last line may be the last one of the earlier part.
+            codes = [int(match[1]) for match in ENDED.finditer(read_tail(self.log).encode())]
+            return codes[-1] if codes else None
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._log_offset)
             codes = [int(match[1]) for line in printed if (match := ENDED.search(line))]
             return codes[-1] if codes else None
         return None
 
+    def limit_log(self) -> bool:
+        """Keep the log below its bound; return whether it has exceeded it for the first time in this life."""
+        if limit_size(self.log) is None:
+            return False
+        was_limited, self._is_limited = self._is_limited, True
+        self._log_offset = 0
+        return not was_limited
+
     def preamble(self) -> str | None:
         """Return srun's output before the step's start; None once the step has started."""
+        if self._is_limited:
+            # Only a step that has started prints so much.
+            return None
         output = b""
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._log_offset)

@@ -33,6 +33,12 @@ def test_where_the_script_says_nothing_its_agent_does(tmp_path: Path) -> None:
     assert last_lines(log, 5, of_ranks=True) == ["2026-11-23 08:47:37,662 level=INFO event=rank-ended code=2"]
 
 
+def test_a_long_line_is_cut(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.txt"
+    log.write_text(f"--- now\n{'x' * 10_000}\n")
+    assert last_lines(log, 1) == ["x" * 500 + " …"]
+
+
 def test_the_time_until_the_next_start_is_shown() -> None:
     status = Status(phase="Restarting", message="rank 0 failed; starts again in 4 s", progress=Progress(step=3))
     snapshot = Snapshot(job="mine", time=0.0, status=status)

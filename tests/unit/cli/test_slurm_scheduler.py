@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
+from tandem_cli import printed_log
 from tandem_cli.local.known import list_runs
 from tandem_cli.local.run_view import job_summary
 from tandem_cli.slurm import execution, jobs, scheduler, script, submission
@@ -275,6 +276,24 @@ def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_i
     # A new life has no outcome yet.
     killed.start()
     killed.close()
+
+
+def test_a_step_that_prints_without_end_is_no_refusal_and_keeps_its_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(printed_log.limit_size, "__defaults__", (2**16,))
+    one = step(
+        tmp_path, sys.executable, "-c", "print('x' * 80 + '\\n' * 3, end='')\nfor n in range(9**5): print(n)\nexit(7)"
+    )
+    one.start()
+    limits = []
+    while one.ended() is None:
+        limits.append(one.limit_log())
+    one.limit_log()
+    assert limits.count(True) == 1
+    assert one.preamble() is None
+    assert one.outcome() == 7
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 9**5 * 6
 
 
 def test_a_command_that_is_not_there_has_the_outcome_that_a_shell_gives_it(tmp_path: Path) -> None:
