@@ -50,7 +50,8 @@ EXITS_FOOT = """
 A script of your own may exit with any code; with a code other than 0 it has failed, whatever the code means here. A
 code of a training process has the meaning above only if Tandem chose it: in a built-in task, a session or an adapter.
 Messages name the signal that killed a process (`was killed by signal 9 (SIGKILL)`); a shell, and Kubernetes, report 128
-plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out.
+plus its number. 137 is SIGKILL, which the kernel also sends when memory runs out. Where the kernel's counter shows that
+it did, the message says so: `killed by the kernel (SIGKILL): the memory limit of 2 GB is used up`.
 """
 
 

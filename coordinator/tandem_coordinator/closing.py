@@ -37,6 +37,7 @@ as the first member is back (the rest may still be writing).
 
 from dataclasses import replace
 
+from tandem.formatting import count_noun
 from tandem.wire.reasons import Reason
 from tandem_coordinator.failures import (
     add_strike,
@@ -292,9 +293,10 @@ def count_failure(state: State, now: float) -> Transition:
     if state.failures <= state.rules.max_restarts:
         text = f"failure {state.failures} of {state.rules.max_restarts} in the restart budget"
         return state, (Announce(text, warning=True),)
+    times = count_noun(state.failures, "time")
     cause = Cause(
         Reason.RESTARTS_EXHAUSTED,
-        f"training failed {state.failures} times and elasticity.maxRestarts is {state.rules.max_restarts}; "
+        f"training failed {times} and elasticity.maxRestarts is {state.rules.max_restarts}; "
         f"the last time because {state.cause.detail}",
     )
     return replace(state, failing=cause), (FailJob(cause, *(first_failure(state) or ("", None))),)

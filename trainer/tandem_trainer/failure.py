@@ -15,6 +15,7 @@ from typing import Any
 from tandem.formatting import number, one_line
 from tandem.model import finite
 from tandem.processes.exitcode import ExitCode
+from tandem.processes.limits import explain
 from tandem.rundir.durable import is_transient
 from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_LOCATION_LENGTH, MAX_TRACEBACK_LENGTH, Failure
 
@@ -149,7 +150,9 @@ def _sentence(error: BaseException) -> str:
     message = one_line(next(iter(str(error).splitlines()), ""))
     if message and _is_own_error(error):
         return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    limit = explain(error)
+    sentence = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{sentence} ({limit})" if limit else sentence
 
 
 def _is_own_error(error: BaseException) -> bool:

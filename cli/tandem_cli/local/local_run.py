@@ -21,11 +21,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from tandem.errors import UserError
 from tandem.formatting import count_noun, number
 from tandem.job.datasets import cache_folder, private_folder
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes import launch
 from tandem.processes.exitcode import ExitCode
+from tandem.processes.limits import describe_kill, explain, oom_kills
 from tandem.processes.supervision import (
     Action,
     Child,
@@ -334,11 +336,16 @@ class LocalRun:
         self._guardian_pipe: int | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._reported_picture = False
+        self._oom_kills = oom_kills()
         self._limited: set[str] = set()
         """Children whose logs have exceeded their bound, which is reported once."""
 
     def run(self) -> None:
-        """Run until the job has ended. Leaves no process behind, even if it raises."""
+        """Run until the job has ended. Leaves no process behind, even if it raises.
+
+        Raises:
+            UserError: this process has met a limit of its own.
+        """
         try:
             # The guardian first: from here on every process that starts is cleaned up, however this one ends.
             self._guard()
@@ -349,6 +356,10 @@ class LocalRun:
                     self._watch.calm(calm)
                 self._requests.wait(CALM_SECONDS if calm else TICK_SECONDS)
             self._display.end(self._final_scene())
+        except OSError as error:
+            if limit := explain(error):
+                raise UserError(f"no further process can be started here: {error.strerror} ({limit})") from error
+            raise
         finally:
             self._close()
 
@@ -396,7 +407,9 @@ class LocalRun:
         if self._guardian is not None and self._guardian.poll() is not None:
             self._record_event("warning", "the guardian of this run ended; starting another")
             self._guard()
-        # 5. The size of the logs. A script that prints without end must not fill the disk of its checkpoints.
+        # 5. The kernel's kills for lack of memory, so that the next end of a child is told apart from others.
+        self._oom_kills = oom_kills()
+        # 6. The size of the logs. A script that prints without end must not fill the disk of its checkpoints.
         for name, process in self._processes.items():
             if limit_size(process.log) is not None and name not in self._limited:
                 self._limited.add(name)
@@ -436,8 +449,12 @@ class LocalRun:
                 self.children[name] = self.children[name].asked(now)
             case KillChild(name):
                 self._processes[name].kill()
-            case FailRun(reason, message, _, code):
+            case FailRun(reason, message, child, code):
                 self.failure = action
+                if last_line := "".join(last_lines(self._factory.log(child), 1, of_ranks=True)).strip():
+                    # Children have the limits of this process.
+                    limit = explain(RuntimeError(last_line))
+                    message = f"{message}: {last_line}" + (f" ({limit})" if limit else "")
                 self._factory.run_dir.mark_failed(reason, message, code)
             case Finish():
                 pass
@@ -529,7 +546,8 @@ class LocalRun:
             return
         last_line = last_lines(self._factory.log(child.name), 1)
         detail = f" ({last_line[0].strip()})" if last_line and child.code is not None and child.code > 0 else ""
-        summary = f"{child.name} ended, {describe_exit(child.code)}{detail}"
+        how = describe_kill(child.code, self._oom_kills) or describe_exit(child.code)
+        summary = f"{child.name} ended, {how}{detail}"
         if child.code == ExitCode.LEFT_OUT:
             # The coordinator has reported it, with the reason.
             return

@@ -26,6 +26,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification, Loop
 from tandem.job.tracking import database, tracking_uri
 from tandem.processes.distribution import install_command
+from tandem.processes.limits import memory_limit, process_limit
 from tandem_coordinator.prerequisites.dataset import training_data
 from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_existing
 
@@ -40,6 +41,11 @@ COLD_PROCESS_BYTES = 160 * 2**20
 CUDA on a CPU: 304 and 387 MiB), because builds of torch differ."""
 FLOAT_BYTES = 4
 """Size of a float32, in bytes."""
+MIN_OPEN_FILES = 32
+"""Minimum number of files that a process may open: with 24, agents of two replicas cannot start their ranks."""
+MIN_ADDRESS_SPACE = 3 * 2**30
+"""Address space below which torch is probably not imported (torch 2.15 for CUDA on a CPU: between 3.1 and 4.1 GB). It
+is a warning, because builds of torch differ."""
 MAX_RANKS_PER_CORE = 4
 """Maximum number of ranks per core without a warning: more are probably a mistake."""
 LOOPBACK = "127.0.0.1"
@@ -58,7 +64,16 @@ def this_machine(cores: int, gpus: Sequence[str] | None) -> Machine:
     has_gpu = None if gpus is None or any(gpus) else False
     if gpus is None and not _may_have_gpu():
         has_gpu = False
-    return Machine(cores, _memory(), _processes(), has_gpu)
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return Machine(
+        cores,
+        _memory(),
+        _processes(),
+        has_gpu,
+        # A process may raise its own limit up to the hard one, and `tandem run` does.
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        address_space=None if address_space == resource.RLIM_INFINITY else address_space,
+    )
 
 
 def machine(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
@@ -66,9 +81,25 @@ def machine(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
     host = site.machine
     if host is None:
         return
+    yield from _limits(host)
     yield from _load(job, host)
     yield from _task(job, host, site)
     yield from _store_ports(job)
+
+
+def _limits(host: Machine) -> Iterator[UnmetRequirement]:
+    """Check the limits of each process (ulimit) with which no process of a job starts."""
+    if host.open_files is not None and host.open_files < MIN_OPEN_FILES:
+        message = (
+            f"a process may open {host.open_files:,} files, and needs {MIN_OPEN_FILES}; raise it with ulimit -n 1024"
+        )
+        yield UnmetRequirement((), message)
+    if host.address_space is not None and host.address_space < MIN_ADDRESS_SPACE:
+        message = (
+            f"a process may use {size(host.address_space)} of address space, and torch alone needs about "
+            f"{size(MIN_ADDRESS_SPACE)}; lift the limit with ulimit -v unlimited"
+        )
+        yield UnmetRequirement((), message, fails=False)
 
 
 def _load(job: DistributedTrainingJob, host: Machine) -> Iterator[UnmetRequirement]:
@@ -183,19 +214,14 @@ def _nvidia_smi() -> str | None:
 def _memory() -> int:
     """Memory for all processes in bytes, swap included; a container's limit if it is smaller."""
     total = psutil.virtual_memory().total
-    limits = [total]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    return min(limits) + psutil.swap_memory().total
+    return min(total, memory_limit() or total) + psutil.swap_memory().total
 
 
 def _processes() -> int | None:
     """Maximum number of processes; None if there is no limit."""
-    limits = []
-    for path in ("/proc/sys/kernel/pid_max", "/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
-        with suppress(OSError, ValueError):
-            limits.append(int(Path(path).read_text()))
+    limits = [] if (limit := process_limit()) is None else [limit]
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/proc/sys/kernel/pid_max").read_text()))
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() != 0 and soft_limit != resource.RLIM_INFINITY:
         limits.append(soft_limit)

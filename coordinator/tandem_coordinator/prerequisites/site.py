@@ -39,6 +39,10 @@ class Machine:
     """Maximum number of processes; None if unknown."""
     has_gpu: bool | None = None
     """Whether the ranks train on GPUs; None if unknown."""
+    open_files: int | None = None
+    """Maximum number of files that a process may open; None if unknown."""
+    address_space: int | None = None
+    """Maximum address space of a process in bytes; None without a limit."""
 
 
 @dataclass(frozen=True)

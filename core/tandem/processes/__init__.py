@@ -5,6 +5,7 @@ supervision     which children to start, stop or give up on
 exitcode        the meaning of their exit codes
 requirements    the packages of a job's requirements.txt
 distribution    the installed distribution
+limits          limits of processes, in the words of errors
 process_age     the age of a process
 processor_time  processor time of a process and of all its descendants
 """

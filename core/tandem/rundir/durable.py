@@ -218,7 +218,7 @@ class Lines:
 
 
 PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, gzip.BadGzipFile)
-PERMANENT_ERRNOS = (errno.ELOOP, errno.ENAMETOOLONG)
+PERMANENT_ERRNOS = (errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG)
 
 
 def is_transient(error: BaseException) -> bool:

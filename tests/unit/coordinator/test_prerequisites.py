@@ -204,6 +204,21 @@ def test_two_checkpoints_have_to_have_room(monkeypatch: pytest.MonkeyPatch, fold
     assert not found(trains(model="cnn"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words", "fails"),
+    [
+        ({"open_files": 24}, "a process may open 24 files, and needs 32; raise it with ulimit -n 1024", True),
+        ({"address_space": 2**31}, "a process may use 2.1 GB of address space, and torch alone needs about", False),
+    ],
+)
+def test_limits_with_which_nothing_starts_are_named(
+    changes: dict[str, int], words: str, fails: bool, folder: Path
+) -> None:
+    (problem,) = found(runs("true"), replace(LAPTOP, **changes))
+    assert problem.message.startswith(words)
+    assert problem.fails is fails
+
+
 # What can run is let alone
 
 

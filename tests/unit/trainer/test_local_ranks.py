@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.processes import limits
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.protocol import Failure, RankReport
 from tandem_trainer.agent import local_ranks
@@ -128,6 +129,26 @@ def test_a_script_that_logs_its_steps_obeys_no_orders_and_its_exit_code_is_its_o
     assert ended.phase == "script", "no step is due of it any more"
     assert ranks.verdict() == "WorkerFailed", "75 means nothing in a script"
     ranks.close()
+
+
+def test_a_rank_that_the_kernel_kills_for_lack_of_memory_is_told_from_others(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [7]
+    monkeypatch.setattr(local_ranks, "oom_kills", lambda: counts[0])
+    monkeypatch.setattr(limits, "oom_kills", lambda: counts[0])
+    errors = []
+    for kills in (0, 1):
+        ranks = LocalRanks(1, 1)
+        counts[0] += kills
+        ranks.reports()
+        ranks.record_exit_codes({0: -signal.SIGKILL})
+        failure = ranks.failure()
+        assert failure is not None
+        errors.append(failure[1].error)
+        ranks.close()
+    assert errors[0] == ""
+    assert errors[1].startswith("killed by the kernel (SIGKILL): the memory ")
 
 
 def test_a_session_that_trains_saves_when_asked_and_its_exit_code_is_ours(memory: Path) -> None:

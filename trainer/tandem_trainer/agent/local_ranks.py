@@ -26,12 +26,14 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from tandem.processes.exitcode import ExitCode
+from tandem.processes.limits import describe_kill, oom_kills
 from tandem.wire.protocol import (
     DEBUGGER,
     MAX_ERROR_LENGTH,
@@ -60,6 +62,8 @@ ABORT_SECONDS = 0.5
 """Time after an abort at which a living rank is killed, in seconds: it is stopped, or stuck in code that holds the
 interpreter lock."""
 
+OOM_READINGS = 4
+"""Number of readings of the kernel's counter of kills that are held: a kill is noticed within some heartbeats."""
 FOLDER_PREFIX = "tandem-g"
 STALE_FOLDER_SECONDS = 10.0
 """Minimum age of a folder that is removed as stale, in seconds."""
@@ -113,6 +117,9 @@ class LocalRanks:
         self._pids: dict[int, int] = {}
         self._fork_server_exits = forkserver.endings
         self._forked_codes: dict[int, int] = {}
+        self._oom_kills = deque([oom_kills()], maxlen=OOM_READINGS)
+        """Newest readings of the kernel's counter, one a report. The oldest is from before a kill that is noticed
+        now."""
 
     # State of the ranks
 
@@ -257,6 +264,8 @@ class LocalRanks:
                 content = record(StoppedEarly(beat.step, beat.total_steps), None, MAX_ERROR_LENGTH)
             announced = self._has_announced(local_rank, code)
             failed_at, failure = read(content, rank, code, self._ended_at[local_rank], announced)
+            if not failure.error and (killed := describe_kill(code, self._oom_kills[0])):
+                failure = failure.model_copy(update={"error": killed})
             step = None if beat is None or (beat.phase == SCRIPT and not beat.step) else beat.step
             failures.append((failed_at, failure.model_copy(update={"step": step})))
         if failures and all(failure.consequence for _, failure in failures):
@@ -282,6 +291,7 @@ class LocalRanks:
     def reports(self) -> list[RankReport]:
         """Collect the reports of the ranks, for the coordinator."""
         reports = []
+        self._oom_kills.append(oom_kills())
         watch = self._gpus
         gpus = {} if watch is None or watch.absent else watch.poll(self._without_gpu_use())
         for local_rank, view in enumerate(self._views):
