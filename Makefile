@@ -3,8 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean index \
-	bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning bench-bucket
+	.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean index \ bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning bench-bucket soak-strangers
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -112,6 +111,9 @@ soak: $(STAMP) ## Random faults against one job, everything checked after each; 
 
 soak-operator: $(STAMP) ## Hostile objects into an operator, each measured in time and memory (ARGS="--objects 10000 --seed 1"; some minutes)
 	@$(BIN)/python -m tests.soak.hostile $(ARGS)
+
+soak-strangers: $(STAMP) ## A client without a token against each server: longest /healthz and memory (ARGS="--only gzip silent"; 4 min)
+	@$(BIN)/python -m tests.soak.strangers $(ARGS)
 
 picture: $(STAMP) ## Take the pictures of README and the live page anew, and of both pages into runs/pictures (quiet cores, Chromium)
 	@$(BIN)/python -m tests.support.picture
