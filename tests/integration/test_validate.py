@@ -34,6 +34,16 @@ def test_bad_manifests_end_with_2_and_never_with_a_stack_trace() -> None:
     assert all(f"{name}:" in result.stderr for name in BAD)
 
 
+def test_a_script_is_checked_as_tandem_run_would_run_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def work(rank): print(rank)\n")
+    result = tandem("validate", "--here", "train.py", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("OK train.py: train: ")
+    missing = tandem("validate", "nothing.py", cwd=tmp_path)
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "nothing.py" in missing.stderr
+
+
 def test_a_mistake_looks_like_a_compilers() -> None:
     text = b"""\
 apiVersion: tandem.dev/v1alpha1

@@ -11,14 +11,18 @@ from tandem.errors import ManifestError, Problem, UserError
 from tandem.formatting import one_line
 from tandem.job.manifest.fields import dotted
 from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
-from tandem.job.manifest.source import Source
+from tandem.job.manifest.source import Source, parse
 from tandem.job.resource import DistributedTrainingJob
+from tandem_cli import launch_line
 from tandem_cli.job_words import summary, warnings
+from tandem_cli.launch_line import is_launch_line
 from tandem_cli.output import Output, OutputOption, echo, emit
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE…", help="Manifests; `-` reads standard input. Or scripts: train.py.")
+    ],
     output: OutputOption = Output.TEXT,
     on_this_machine: Annotated[
         bool, typer.Option("--here", help="Also check whether the job can run on this machine, as tandem run does.")
@@ -49,11 +53,18 @@ class _Valid:
 
 def _validate(file: str, on_this_machine: bool) -> _Valid | UserError:
     try:
-        source = read_source(file)
+        source = _source(file)
         job = parse_job(source)
         return _Valid(job, warnings(job) + (_machine_warnings(job, source) if on_this_machine else []))
     except UserError as error:
         return error
+
+
+def _source(file: str) -> Source:
+    """Read a manifest; for a script, generate the one with which `tandem run` would run it."""
+    if not is_launch_line(file):
+        return read_source(file)
+    return parse(launch_line.read([file]).manifest([file]).encode(), f"manifest of {file}")
 
 
 def _machine_warnings(job: DistributedTrainingJob, source: Source) -> list[str]:
