@@ -100,3 +100,14 @@ def test_what_a_rank_has_started_ends_with_it_where_torchrun_stops_it(monkeypatc
         for pid in (deaf, writer):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_imports_torchs_agent_first_is_shown_no_error() -> None:
+    """As transformers and accelerate do: torch then loads this entry point in the middle of that import."""
+    code = (
+        "import torch.distributed.elastic.agent.server.api\n"
+        "from torch.distributed.elastic.rendezvous.registry import handler_registry\n"
+        "print('tandem' in handler_registry._registry)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

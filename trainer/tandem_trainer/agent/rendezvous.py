@@ -35,11 +35,10 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from torch.distributed import DistError, HashStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
@@ -75,6 +74,11 @@ from tandem_trainer.agent.local_ranks import LocalRanks, remove_stale_folders
 from tandem_trainer.agent.log import log, log_to_stderr
 from tandem_trainer.agent.preflight import processes
 from tandem_trainer.agent.warm.leftovers import end_group, end_leftovers, runs
+
+if TYPE_CHECKING:
+    # torch loads this module for its entry point, also in the middle of this import: any program that imports
+    # transformers' Trainer or accelerate would show the error of a circle.
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """The network interface of gloo; a user may have set it."""
@@ -305,7 +309,9 @@ class TandemRendezvous(RendezvousHandler):
         sign that a coordinator of an earlier version, or one that is gone, does not take away.
         """
 
-        def exit_barrier(agent: SimpleElasticAgent) -> None:
+        from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+        def exit_barrier(agent: "SimpleElasticAgent") -> None:
             # Scripts for preemptible machines end with 0 when they are asked to leave: that does not complete the job.
             self._raise_if_signalled()
             if self._heartbeat.is_preparing:
