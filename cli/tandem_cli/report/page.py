@@ -43,7 +43,7 @@ from tandem_coordinator.charts import chart, completions
 MAX_ROWS = 100
 """Rows of a table; of more the last are shown, and those that stand out."""
 
-MAX_ALIKE = 3
+MAX_ALIKE = 2
 """Equal rows that are shown one by one; more of them become one row."""
 
 MAX_EVENTS = 200
@@ -181,6 +181,8 @@ def _lead(run: RunData) -> str:
 def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]]:
     """Generate kind, name, value and a second line of each key figure."""
     best = run.best.evaluation if run.best else None
+    # What a script without evaluators would be scored by is unknown.
+    unscored = "Best score" if says_nothing(run) else f"Best test {metric_name(run.metric)}"
     yield (
         (
             "best",
@@ -189,7 +191,7 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
             f"at step {run.best.step:,}{on_validation(run.metric, best.validation)}",
         )
         if best and run.best
-        else ("", f"Best test {metric_name(run.metric)}", "–", "nothing evaluated")
+        else ("", unscored, "–", "nothing evaluated")
     )
     total = f"of {run.total_steps:,}" if run.total_steps else ""
     redone = f"{summary.redone:,} done again" if summary.redone else ""
@@ -480,7 +482,13 @@ def _numeric(right: bool) -> str:
 
 
 def _cells(*values: str) -> str:
-    return "".join(f'<td class="n">{escape(value)}</td>' for value in values)
+    return "".join(f'<td class="n">{_with_difference(value)}</td>' for value in values)
+
+
+def _with_difference(value: str) -> str:
+    """A value as HTML, with a difference in parentheses on a line of its own: several metrics fit beside each other."""
+    value, opening, difference = value.partition(" (")
+    return escape(value) + (f' <span class="difference">({escape(difference)}</span>' if opening else "")
 
 
 def _last(entries: Sequence[Entry], always: Sequence[Entry]) -> list[Entry]:
