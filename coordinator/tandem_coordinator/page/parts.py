@@ -6,7 +6,7 @@ converts them to its own time zone. No part has a style or a script of its own, 
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from tandem.formatting import (
@@ -232,17 +232,23 @@ def _member(member: MemberView, slow: float | None) -> str:
 
 def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
     reported = {view.generation: view.seen() for view in snapshot.generations}
-    generations = {**(timeline.generations if timeline is not None else {}), **reported}
+    logged = timeline.generations if timeline is not None else {}
+    generations = {**logged, **reported}
+    for known in reported.keys() & logged.keys():
+        # A coordinator that was started again has not seen the end of what came before it; the log has.
+        if generations[known].closed_at is None:
+            generations[known] = replace(generations[known], closed_at=logged[known].closed_at)
     if not generations:
         return '<p class="note">None was formed yet.</p>'
     numbers = sorted(generations, reverse=True)[:MAX_TABLE_ROWS]
-    rows = "".join(_generation(generations[number]) for number in numbers)
+    rows = "".join(_generation(generations[number], number == numbers[0]) for number in numbers)
     heads = _header_row(("", True), ("Since", True), ("Ranks", True), ("Why it was formed", False), ("Members", False),
                    ("Lasted", True))  # fmt: skip
     return _table(heads, rows) + _omitted_note(len(generations) - len(numbers))
 
 
-def _generation(generation: Generation) -> str:
+def _generation(generation: Generation, is_newest: bool) -> str:
+    """The row of one generation. Only the newest can go on, also where no record says when another one ended."""
     opened, closed = generation.opened_at, generation.closed_at
     reason_text = ": ".join(part for part in (reason(generation.reason), generation.detail) if part)
     names = ", ".join(generation.members[:6]) + (
@@ -250,13 +256,13 @@ def _generation(generation: Generation) -> str:
     )
     lasted = (
         "–"
-        if generation.opened_at is None
+        if generation.opened_at is None or (closed is None and not is_newest)
         else "goes on"
         if closed is None
         else duration(max(0.0, closed - generation.opened_at))
     )
     return (
-        f'<tr class="{"best" if closed is None else ""}">'
+        f'<tr class="{"best" if closed is None and is_newest else ""}">'
         + f'<td class="n">{generation.number}</td><td class="n">{_time(opened) if opened is not None else "–"}</td>'
         + _number("–" if generation.world_size is None else str(generation.world_size))
         + f'<td class="long">{_text(reason_text)}</td><td class="long">{_text(names)}</td>'

@@ -181,6 +181,21 @@ class TestThePage:
     def test_tells_that_the_run_directory_cannot_be_read(self) -> None:
         assert "Stale file handle" in parts.texts(Glance(snapshot(), 1), None, "Stale file handle")["note"]
 
+    def test_only_the_newest_generation_goes_on(self, timeline: Timeline) -> None:
+        """A coordinator that was started again does not know the ends of earlier ones; the log may, or may not."""
+        views = [
+            GenerationView(generation=n, world_size=1, members=["a"], opened_at=T0 + n, reason="Started")
+            for n in (1, 2)
+        ]
+        told = snapshot().model_copy(update={"generations": views})
+        for known, lasted in ((timeline, r"\d s"), (None, "–")):
+            said = parts.texts(Glance(told, 1), known)["generations"]
+            second, first = re.findall(r"<tr[^>]*>.*?</tr>", said.partition("</thead>")[2] or said)[-2:]
+            assert "goes on" in second
+            assert re.search(lasted, Elements(first).words), first
+            assert "goes on" not in first
+            assert "best" not in first
+
     def test_has_a_bounded_number_of_rows_and_names_what_it_leaves_out(self, timeline: Timeline) -> None:
         views = [
             GenerationView(generation=n, world_size=2, members=["a"] * 5000, opened_at=T0, reason="MemberLost")
