@@ -21,16 +21,22 @@ PLACING_SECONDS = 5.0
 """Time after which a pod without a node is reported; before, its volume may still be being created."""
 
 
-def name_taken(kind: Kind, name: str, owner: str) -> JobProblem:
+def name_taken(kind: Kind, name: str, owner: str, job: str) -> JobProblem:
     """The problem that somebody else's object has the name of one of the job's. It is left alone.
 
     Args:
         owner: the UID of the job that owns it, empty if no job does.
+        job: name of this job.
     """
     conflict = f"{kind.name} {name} exists and is not this job's"
     if kind is kinds.CLAIM and not owner:
         adoption = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
         return JobProblem(Reason.NAME_TAKEN, f"{conflict}; {adoption}; else remove it, or give the job another name")
+    if not owner:
+        # kubectl delete --cascade=orphan has taken the owner away from all that an earlier job had, its pods too.
+        command = f"kubectl delete pods,services,configmaps,secrets -l {names.JOB}={job}"
+        advice = f"if a job of this name was deleted without its objects, remove those ({command}); else rename it"
+        return JobProblem(Reason.NAME_TAKEN, f"{conflict}; {advice}, or give the job another name")
     return JobProblem(Reason.NAME_TAKEN, f"{conflict}; remove or rename it, or give the job another name")
 
 

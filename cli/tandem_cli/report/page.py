@@ -135,7 +135,7 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def _header(run: RunData, summary: Summary) -> str:
-    message = f'<p class="why">{escape(run.message)}</p>' if run.message else ""
+    message = f'<p class="why">{_sentence(run.message)}</p>' if run.message else ""
     tiles = "".join(
         f'<div class="{kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
         + (f'<dd class="more">{escape(more)}</dd>' if more else "")
@@ -147,6 +147,12 @@ def _header(run: RunData, summary: Summary) -> str:
         f'<span class="result {run.result}">{phase_word(run.result, run.message)}</span></div>'
         f'<p class="lead">{escape(_lead(run))}</p>{message}{_troubles(run)}<dl class="tiles">{tiles}</dl></header>'
     )
+
+
+def _sentence(message: str) -> str:
+    """A message as HTML: it begins with a capital, and commands in backticks are code."""
+    text = escape(message[:1].upper() + message[1:])
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
 def _troubles(run: RunData) -> str:

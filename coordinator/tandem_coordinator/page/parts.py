@@ -234,10 +234,10 @@ def _generations(snapshot: Snapshot, timeline: Timeline | None) -> str:
     reported = {view.generation: view.seen() for view in snapshot.generations}
     logged = timeline.generations if timeline is not None else {}
     generations = {**logged, **reported}
-    for known in reported.keys() & logged.keys():
+    for common in reported.keys() & logged.keys():
         # A coordinator that was started again has not seen the end of what came before it; the log has.
-        if generations[known].closed_at is None:
-            generations[known] = replace(generations[known], closed_at=logged[known].closed_at)
+        if generations[common].closed_at is None:
+            generations[common] = replace(generations[common], closed_at=logged[common].closed_at)
     if not generations:
         return '<p class="note">None was formed yet.</p>'
     numbers = sorted(generations, reverse=True)[:MAX_TABLE_ROWS]

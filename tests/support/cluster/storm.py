@@ -43,7 +43,9 @@ class Storm:
         self.answers = Counter[str]()
         self.made: list[str] = []
         self._random = Random(seed)
-        cluster = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "-o", "yaml"))["clusters"][0]["cluster"]
+        cluster = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "yaml"))["clusters"][
+            0
+        ]["cluster"]
         self._server = cluster["server"]
         authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
         self._tls = ssl.create_default_context(cadata=authority)
@@ -60,6 +62,7 @@ class Storm:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10.0)
+        self._loop.close()
 
     async def _serve(self) -> None:
         application = web.Application(client_max_size=2**24)
@@ -111,7 +114,7 @@ class Storm:
         )
 
     async def _pass_on(self, request: web.Request) -> web.Response:
-        async with self._upstream(request, await request.read()) as answer:
+        async with self._upstream(request, await request.read() or None) as answer:
             content = await answer.read()
             if request.method == "POST" and request.path.endswith("/pods") and answer.status == 201:
                 self.made.append((await answer.json())["metadata"]["name"])

@@ -9,7 +9,7 @@ from tandem.wire.status import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.job_memory import Attempt, replica_key, write_key
 from tandem_operator.objects import Volumes
-from tandem_operator.observed import Children, KubeObject, Pod, VolumeClaim, children
+from tandem_operator.observed import Children, KubeObject, Pod, Service, VolumeClaim, children
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pod_starts import MAX_START_SECONDS, UNREAD
 from tandem_operator.reconcile import COORDINATOR_START_SECONDS, reconcile
@@ -237,6 +237,17 @@ def test_a_claim_that_nobody_owns_and_no_job_has_left_is_taken_only_where_it_say
     (mark,) = plan.update
     assert (mark["kind"], "spec" in mark) == ("PersistentVolumeClaim", False), "it is marked as the job's, and stays"
     assert "NameTaken" not in [one.reason for one in plan.status.conditions]
+
+
+def test_what_a_job_deleted_without_its_objects_has_left_is_named_with_the_command_that_removes_it() -> None:
+    of = job()
+    plan = decided(of, children([Service(name="digits-coordinator", owner="")]))
+    (why,) = (one for one in plan.status.conditions if one.type == "Initialized")
+    assert why.reason == "NameTaken"
+    assert "kubectl delete pods,services,configmaps,secrets -l tandem.dev/job=digits" in why.message
+    plan = decided(of, children([Service(name="digits-coordinator", owner="another")]))
+    (why,) = (one for one in plan.status.conditions if one.type == "Initialized")
+    assert "kubectl" not in why.message
 
 
 def test_a_claim_that_must_not_change_is_used_as_it_is() -> None:
