@@ -303,6 +303,8 @@ def _differs(before: KubeObject, after: KubeObject) -> bool:
 SWEEP_SECONDS = 60.0
 """Interval between two lists of everything."""
 RETRY_SECONDS = 2.0
+LIST_ATTEMPTS = 5
+"""Attempts at one list of a sweep, before the sweep begins anew."""
 PAGE_SIZE = 25
 """Objects in one page of kopf's lists, which together may cost as much as one (tandem_operator.bounded)."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
@@ -435,13 +437,27 @@ class Informer:
             started_at, has_changes = _now(), False
             for namespace in self._namespaces or ("",):
                 try:
-                    has_changes |= await self._list(kind, namespace)
+                    has_changes |= await self._list_patiently(kind, namespace)
                 except RequestRefused as error:
                     if error.code != FORBIDDEN or kind not in self._unwatched:
                         raise
                     log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
             if has_changes and self.synced.is_set() and kind not in self._unwatched:
                 self._owed_since[kind] = started_at
+
+    async def _list_patiently(self, kind: Kind, namespace: str) -> bool:
+        """List a kind, several times if the API server does not answer; returns whether something had changed.
+
+        Without this an overloaded server that fails every second request would hardly ever let all lists of a sweep
+        pass one after the other.
+        """
+        for _ in range(LIST_ATTEMPTS - 1):
+            try:
+                return await self._list(kind, namespace)
+            except Unavailable as error:
+                log.warning("event=not-listed error=%r", str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        return await self._list(kind, namespace)
 
     def _check_watch(self, kind: Kind) -> None:
         """Mark the watch of a kind as stalled if it has not reported what the last list found."""

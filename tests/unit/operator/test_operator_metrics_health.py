@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -162,3 +163,21 @@ async def test_a_stranger_gets_one_answer_and_nothing_is_unpacked() -> None:
         for path, options, status in (("/healthz", {}, 200), ("/metrics", {}, 200), ("/healthz", packed, 415)):
             code, headers = await operator.answer(path, **options)
             assert (code, headers["Connection"]) == (status, "close")
+
+
+async def test_everything_is_listed_soon_where_every_second_request_fails() -> None:
+    """Not all lists of a sweep begin anew with each failure: that would take dozens of sweeps."""
+    async with Operator() as operator:
+        pages, requests = operator.api.pages, Counter[str]()
+
+        async def every_second(kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
+            requests[kind.name] += 1
+            if requests[kind.name] % 2:
+                raise Unavailable("429 Too Many Requests")
+            async for page in pages(kind, namespace, selector):
+                yield page
+
+        operator.api.pages = every_second  # type: ignore[method-assign]
+        operator.api.answers.set()
+        await operator.turns("/readyz", *GREEN)
+        assert set(requests.values()) == {2}
