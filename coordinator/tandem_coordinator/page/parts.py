@@ -41,6 +41,7 @@ MAX_CHECKPOINTS = 12
 MAX_EVENTS = 60
 MAX_PROMPTS = 16
 FAILED_NOTE = '<p class="why bad">The page cannot be drawn; the log of the coordinator says why.</p>'
+NO_STEPS = "No step was logged yet. In a script of your own, tandem.log(step=step, loss=loss) in its loop logs them."
 MAX_TEXT_LENGTH = 500
 """Maximum length of a text that comes from a run, in characters."""
 LEVELS = {"info": "", "warning": "warning", "error": "error"}
@@ -80,7 +81,7 @@ def charts(glance: Glance, timeline: Timeline, viewport: Viewport) -> dict[str, 
     """Draw all charts for one kind of screen."""
     status = glance.snapshot.status
     return {
-        "losses": _figure(pictures.losses(timeline, status, viewport), "No step was logged yet."),
+        "losses": _figure(pictures.losses(timeline, status, viewport), NO_STEPS),
         "speed": _figure(pictures.speed(timeline, viewport), "No generation was formed yet."),
         "optimization": _figure(pictures.optimization(timeline, viewport)),
         "values": _figure(pictures.values(timeline, viewport)),
