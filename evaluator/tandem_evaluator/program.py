@@ -35,6 +35,7 @@ from tandem import evaluation
 from tandem.formatting import duration, one_line
 from tandem.job.resource import Evaluators
 from tandem.processes.launch import module_command, program_command, with_run_dir
+from tandem.processes.limits import describe_kill, oom_kills
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, is_damaged
 from tandem.rundir.code import environment_without_code
 from tandem.rundir.layout import RunDir
@@ -248,6 +249,8 @@ class _Program:
         self._is_busy, self._is_silent = True, False
         self._buffer = b""
         self._ended: float | None = None
+        self._oom_kills = oom_kills()
+        """The kernel's counter when the newest shard was handed out."""
         descriptor, path = tempfile.mkstemp(prefix="tandem-report-", suffix=".json")
         os.close(descriptor)
         self._report = Path(path)
@@ -298,6 +301,7 @@ class _Program:
         except BrokenPipeError:
             return False
         self._is_busy = True
+        self._oom_kills = oom_kills()
         return True
 
     def poll(self) -> Any:
@@ -361,6 +365,8 @@ class _Program:
         last = next((line for line in reversed(self._lines) if line.strip()), "")
         quoted = f": {one_line(last)[:MAX_MESSAGE_LENGTH]}" if last else ""
         if code < 0:
+            if killed := describe_kill(code, self._oom_kills):
+                raise _Failed(f"the program was {killed}{quoted}")
             with suppress(ValueError):
                 raise _Failed(f"the program was killed by {signal.Signals(-code).name}{quoted}")
         if code != 0:

@@ -17,6 +17,7 @@ import pytest
 from tandem import evaluation
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum
 from tandem.job.resource import Evaluators
+from tandem.processes import limits
 from tandem.wire.status import CheckpointRef
 from tandem_evaluator import program
 from tandem_evaluator.program import ProgramScoring
@@ -287,6 +288,23 @@ FAILURES = {
     "unreported": (f"{LIBRARY}pass", "step 100 was not reported"),
     "stays-and-ends": (f"{LIBRARY}break", "ended without a report"),
 }
+
+
+def test_a_program_that_the_kernel_kills_for_lack_of_memory_says_so(
+    scoring: Scorings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / "vmstat"
+    counter.write_text("oom_kill 1\n")
+    monkeypatch.setattr(limits, "VMSTAT", counter)
+    # Each try counts one more, as each kill does.
+    script = f"""
+import os, pathlib
+counter = pathlib.Path({str(counter)!r})
+counter.write_text(f"oom_kill {{int(counter.read_text().split()[1]) + 1}}")
+os.kill(os.getpid(), 9)
+"""
+    with pytest.raises(ProgramFailed, match=r"the program was killed by the kernel \(SIGKILL\): the memory"):
+        scored(scoring(script))
 
 
 @pytest.mark.parametrize(("script", "why"), FAILURES.values(), ids=FAILURES)
