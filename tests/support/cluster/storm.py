@@ -74,6 +74,10 @@ class Storm:
             self._ready.set()
             await self._over.wait()
             await runner.cleanup()
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
     def _drawn(self) -> str:
         """What becomes of the next request."""
