@@ -3,7 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-	.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster soak soak-operator generate picture images clean index \ bench bench-scale bench-recovery bench-checkpoint bench-operator bench-strategies bench-fine-tuning bench-bucket soak-strangers
+.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster \
+	soak soak-operator soak-strangers generate picture images clean index \
+	bench bench-scale bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies bench-fine-tuning
 .DEFAULT_GOAL := help
 
 help: ## Show this help

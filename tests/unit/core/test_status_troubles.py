@@ -48,6 +48,7 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         rewinds=1,
         micro_batches_halved=1,
         worse_than_base=3,
+        upload_message="it is away",
         evaluations_skipped=1,
     )
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [one.reason for one in trouble_messages(every)]
