@@ -31,6 +31,7 @@ from tandem_coordinator.group_state import (
     FailJob,
     FailureReport,
     Hung,
+    MemberFinished,
     Open,
     Retarget,
     Rules,
@@ -578,6 +579,8 @@ class Coordinator:
         self._count_time()
         self._polled.set()
         self._polled = asyncio.Event()
+        for member in observed.finished:
+            self._apply(MemberFinished(member))
         if observed.ending is not None and self.state.end is None:
             self._history.report(observed.ending.message, "error" if observed.ending.failed else "info")
             self._apply(RunEnded(Cause(observed.ending.reason, observed.ending.message)))

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.job.resource import Spec
+from tandem.rundir.layout import FinishedMember
 from tandem.wire.protocol import Failure, Member, Membership, PreflightReport, Sync
 
 
@@ -390,7 +391,14 @@ class RunEnded:
     cause: Cause
 
 
-Event = Synced | Disconnected | Retarget | Tick | Hung | RunEnded
+@dataclass(frozen=True, slots=True)
+class MemberFinished:
+    """All ranks of a member have exited with code 0, as its agent has recorded in the run directory."""
+
+    member: FinishedMember
+
+
+Event = Synced | Disconnected | Retarget | Tick | Hung | MemberFinished | RunEnded
 
 
 @dataclass(frozen=True, slots=True)

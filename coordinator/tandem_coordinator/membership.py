@@ -38,6 +38,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tandem.processes.exitcode import ExitCode
+from tandem.rundir.layout import FinishedMember
 from tandem.wire.protocol import Answer, Member, Membership, Order, Sync
 from tandem_coordinator import failures, preflight
 from tandem_coordinator.closing import close, complete, finish_saving, is_finished, mark_finished, preempt, resize
@@ -53,6 +54,7 @@ from tandem_coordinator.group_state import (
     Event,
     Exclusion,
     Hung,
+    MemberFinished,
     Open,
     Retarget,
     Rules,
@@ -127,6 +129,8 @@ def step(state: State, event: Event, now: float) -> Transition:
             return _tick(state, event, now)
         case Hung():
             return _close_hung(state, event, now)
+        case MemberFinished(member):
+            return _take_record(state, member)
         case RunEnded(cause):
             return _end(state, cause)
 
@@ -240,6 +244,12 @@ def _record_finished(state: State, sync: Sync, now: float) -> Transition:
     """Record that all ranks of a running member have exited with code 0."""
     is_in_group = (sync.replica, sync.incarnation) in state.members
     return mark_finished(state, sync.replica) if is_in_group and _has_finished(state, sync) else (state, ())
+
+
+def _take_record(state: State, member: FinishedMember) -> Transition:
+    """Take over from the run directory that a member has finished: its agent could not reach a coordinator."""
+    is_in_group = (member.replica, member.incarnation) in state.members and member.generation == state.number
+    return mark_finished(state, member.replica) if is_in_group and _takes_finished(state) else (state, ())
 
 
 def _close_on_request(state: State, sync: Sync, now: float) -> Transition:
@@ -517,8 +527,12 @@ def _runs(state: State, member: Member, generation: int) -> bool:
 
 def _has_finished(state: State, sync: Sync) -> bool:
     """Whether the sender's ranks have completed their work in the newest generation."""
-    goes_on = state.open or state.adopting_until is not None
-    return bool(sync.finished) and state.rules.completes_on_exit and goes_on and sync.generation == state.number
+    return bool(sync.finished) and _takes_finished(state) and sync.generation == state.number
+
+
+def _takes_finished(state: State) -> bool:
+    """Whether the exit of ranks with code 0 counts: the newest generation runs, or may still be adopted."""
+    return state.rules.completes_on_exit and (state.open or state.adopting_until is not None)
 
 
 def _is_expendable(state: State, agent: AgentState) -> bool:

@@ -24,7 +24,7 @@ from tandem.rundir.catalog import EvaluationResult, Lineage, RereadSchedule, Res
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import list_folder
 from tandem.rundir.evaluations import Rank
-from tandem.rundir.layout import EARLIER_FOLDERS, FOLDERS, RunDir, evaluator_of_log, stopped_early
+from tandem.rundir.layout import EARLIER_FOLDERS, FOLDERS, FinishedMember, RunDir, evaluator_of_log, stopped_early
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
 from tandem.wire.ledger import Purpose
@@ -104,6 +104,8 @@ class Observed:
     """The state of the run directory."""
 
     ending: Ending | None = None
+    finished: frozenset[FinishedMember] = frozenset()
+    """Members that have finished while no coordinator answered them."""
     latest_checkpoint: CheckpointRef | None = None
     foreign: tuple[int, str] | None = None
     """The newest checkpoint that is not Tandem's, and its modification time."""
@@ -227,6 +229,7 @@ class RunDirectory:
         foreign = self._foreign
         return Observed(
             ending=ending,
+            finished=self._rundir.finished_members(),
             latest_checkpoint=latest,
             foreign=None if foreign is None else foreign.poll(),
             foreign_candidate=None if foreign is None else foreign.candidate,

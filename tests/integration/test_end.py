@@ -17,6 +17,8 @@ from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(240)
 NAMES = ("worker-0", "worker-1", "worker-2")
+GONE_SECONDS = 20.0
+"""Time for an agent to find that no coordinator answers, on a busy machine; one that waited for it would take 300 s."""
 ONE_BY_ONE = """
 import os, time
 from pathlib import Path
@@ -94,6 +96,37 @@ def test_a_coordinator_that_is_gone_while_ranks_end_finds_all_that_have_ended(gr
         (group.rundir.path / f"ends-{rank}").touch()
     until(lambda: "event=coordinator-unreachable" in group.output("worker-2"), "an agent that tries to say so")
     group.start_coordinator()
+    is_complete(group)
+
+
+def test_agents_whose_ranks_have_ended_do_not_wait_for_a_coordinator_that_is_gone(group: Elastic) -> None:
+    """They leave what it has to know in the run directory; the one with the store stays while a rank may use it."""
+    group.kill_coordinator()
+    (group.rundir.path / "ends-0").touch()
+    (group.rundir.path / "ends-1").touch()
+    began = time.monotonic()
+    assert group.agents["worker-1"].wait(SECONDS) == ExitCode.DONE, group.output("worker-1")
+    assert time.monotonic() - began < GONE_SECONDS
+    assert group.agents["worker-0"].poll() is None, "rank 2 may use its store"
+    assert group.agents["worker-2"].poll() is None
+    (group.rundir.path / "ends-2").touch()
+    began = time.monotonic()
+    for name in ("worker-2", "worker-0"):
+        assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
+    assert time.monotonic() - began < GONE_SECONDS
+    assert group.rundir.done() is None
+    group.start_coordinator()
+    is_complete(group)
+
+
+def test_a_coordinator_that_comes_back_while_ranks_work_finds_who_has_left(group: Elastic) -> None:
+    group.kill_coordinator()
+    (group.rundir.path / "ends-1").touch()
+    assert group.agents["worker-1"].wait(SECONDS) == ExitCode.DONE, group.output("worker-1")
+    group.start_coordinator()
+    until(lambda: "but for worker-1, which finished" in group.output("coordinator"), "the same generation")
+    for rank in (0, 2):
+        (group.rundir.path / f"ends-{rank}").touch()
     is_complete(group)
 
 

@@ -6,6 +6,7 @@
     generations/000007.json               which checkpoint a generation resumed from; written once (see lineage)
     rewinds/000001.json                   where the loss became useless, and the data to skip (see lineage)
     micro-batches/000007.json             a micro-batch that did not fit into memory; written once (see micro_batch)
+    finished/000007.<incarnation>.worker-0  ranks that have ended well while the coordinator did not answer; empty
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
@@ -31,7 +32,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.formatting import one_line
 from tandem.job.resource import DistributedTrainingJob
@@ -53,6 +54,7 @@ _EVALUATOR_LOG = re.compile(r"^evaluator-(.+)\.jsonl$")
 _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
+_FINISHED = re.compile(r"^([0-9]{6,15})\.([0-9a-z]+)\.(.+)$")
 MAX_END_BYTES = 2**20
 """Maximum size of DONE and FAILED.json that is read."""
 MAX_STOP_REASON_LENGTH = 600
@@ -61,6 +63,14 @@ BAD = ".bad"
 STALE = ".stale"
 SET_ASIDE_NAME = re.compile(rf"^step-(?P<step>\d{{9,}})(?P<mark>{re.escape(BAD)}|{re.escape(STALE)})(?:\.\d+)?$")
 """Folder names of checkpoints that were set aside."""
+
+
+class FinishedMember(NamedTuple):
+    """A member of a generation whose ranks have all ended with exit code 0."""
+
+    generation: int
+    replica: str
+    incarnation: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +123,7 @@ class RunDir:
         self.generations = self.path / "generations"
         self.rewinds = self.path / "rewinds"
         self.micro_batches = self.path / "micro-batches"
+        self.finished = self.path / "finished"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.leases = self.path / "leases"
@@ -276,6 +287,18 @@ class RunDir:
         applies."""
         settings = memory_settings_digest(job)
         return [misfit.limit for misfit in self.misfits() if misfit.settings == settings]
+
+    # Members whose ranks have ended well
+
+    def record_finished(self, member: FinishedMember) -> None:
+        """Record that a member has finished, for a coordinator that does not answer now."""
+        self.finished.mkdir(exist_ok=True)
+        create_json(self.finished / f"{member.generation:06d}.{member.incarnation}.{member.replica}", {})
+
+    def finished_members(self) -> frozenset[FinishedMember]:
+        """The recorded members that have finished, of all generations."""
+        matches = [_FINISHED.match(path.name) for path in list_folder(self.finished)]
+        return frozenset(FinishedMember(int(match[1]), match[3], match[2]) for match in matches if match)
 
     # Checkpoints
 

@@ -7,8 +7,19 @@ from itertools import permutations, product
 
 import pytest
 
+from tandem.rundir.layout import FinishedMember
 from tandem.wire.protocol import Sync
-from tandem_coordinator.group_state import Close, Complete, Disconnected, Event, RunEnded, State, Synced, Tick
+from tandem_coordinator.group_state import (
+    Close,
+    Complete,
+    Disconnected,
+    Event,
+    MemberFinished,
+    RunEnded,
+    State,
+    Synced,
+    Tick,
+)
 from tandem_coordinator.membership import answer, initial_state, step
 from tandem_coordinator.snapshots import _are_all_running
 from tandem_coordinator.state_store import RecordedState
@@ -118,6 +129,36 @@ def test_in_whatever_order_agents_go_whose_ranks_have_finished_the_job_is_comple
         assert (end.closed, end.completed) == ([], 1), order
         assert end.state.end is not None
         assert end.state.end.reason == "Completed"
+
+
+def record_of(end: End, replica: str, generation: int, incarnation: str = "a") -> MemberFinished:
+    return MemberFinished(FinishedMember(generation, replica, incarnation))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_agents_have_recorded_counts_as_what_they_say(restarts: bool) -> None:
+    """They cannot reach this coordinator, or there was none when they left."""
+    end = End()
+    if restarts:
+        end.coordinator_restarts()
+    for replica in AGENTS[:2]:
+        del end.living[replica]
+        end.tell(record_of(end, replica, end.number))
+    end.passes(2 * SCRIPTS.lost_after)
+    assert (end.closed, end.completed) == ([], 0)
+    assert end.state.open
+    end.ranks_end(AGENTS[2])
+    assert end.completed == 1
+
+
+def test_a_record_of_another_generation_or_process_or_of_a_task_says_nothing() -> None:
+    end = End()
+    end.tell(record_of(end, AGENTS[0], end.number - 1))
+    end.tell(record_of(end, AGENTS[0], end.number, "b"))
+    assert not end.state.finished
+    end.state = replace(end.state, rules=RULES)
+    end.tell(record_of(end, AGENTS[0], end.number))
+    assert not end.state.finished
 
 
 def test_one_that_dies_before_its_ranks_have_finished_has_the_script_begin_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.rundir.checkpoint import FILE, Broken
 from tandem.rundir.durable import read_json, temporary_beside
-from tandem.rundir.layout import BAD, STALE, RunDir, checkpoint_name
+from tandem.rundir.layout import BAD, STALE, FinishedMember, RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.wire.status import CheckpointRef
 from tests.support import manifests
@@ -65,6 +65,14 @@ def test_a_generation_is_recorded_once(run: RunDir) -> None:
     assert not start(run, 2)
     assert run.generation_records()[1].resumed_from == first
     assert run.newest_generation() == 2
+
+
+def test_who_has_finished_is_recorded_by_generation_and_process(run: RunDir) -> None:
+    members = {FinishedMember(7, "worker-0.a", "0f1e"), FinishedMember(1_000_000, "worker-1", "a2")}
+    for member in [*members, *members]:
+        run.record_finished(member)
+    (run.finished / "notes.txt").touch()
+    assert run.finished_members() == members
 
 
 def test_checkpoints_that_count_come_newest_first(run: RunDir) -> None:

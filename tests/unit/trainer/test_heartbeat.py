@@ -18,6 +18,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, RequestCancelled, Unreachable
 from tandem.wire.protocol import PROTOCOL, Answer, Member, Membership, Sync
+from tandem_trainer.agent import finished as finished_module
 from tandem_trainer.agent import heartbeat
 from tandem_trainer.agent.heartbeat import Heartbeat, RanksEnded
 from tandem_trainer.agent.local_ranks import LocalRanks
@@ -195,6 +196,53 @@ def test_who_has_finished_goes_when_no_coordinator_takes_note_of_it(
     speaker.finish(never)
     speaker.leave()
     until(lambda: not speaker.is_alive(), "the end of its tries")
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_who_has_finished_leaves_its_word_in_the_run_directory_where_no_coordinator_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr(heartbeat, "UNANSWERED_SECONDS", 0.2)
+    coordinator, rundir = Answering(), RunDir(tmp_path)
+    coordinator.is_away = True
+    if ended:
+        rundir.mark_done(None)
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(lambda: True)
+    for _ in range(2):
+        # torchrun's way out, and the exit function.
+        speaker.leave()
+    until(lambda: not speaker.is_alive(), "the end of its tries")
+    assert rundir.finished_members() == (set() if ended else {(1, "worker-0", speaker.incarnation)})
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_who_has_finished_waits_for_the_coordinator_where_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """A disk that fails, and one that does not answer."""
+    monkeypatch.setattr(heartbeat, "UNANSWERED_SECONDS", 0.1)
+    monkeypatch.setattr(finished_module, "WRITE_SECONDS", 0.1)
+    hangs = threading.Event()
+
+    def record(*_: object) -> None:
+        if silent:
+            hangs.wait(SECONDS)
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(RunDir, "record_finished", record)
+    coordinator = Answering()
+    coordinator.is_away = True
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(lambda: True)
+    torchrun = threading.Thread(target=speaker.leave, daemon=True)
+    torchrun.start()
+    torchrun.join(1.0)
+    assert torchrun.is_alive()
+    coordinator.is_away = False
+    torchrun.join(SECONDS)
+    hangs.set()
+    assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
 
 
 def test_who_has_finished_begins_again_with_the_others(tmp_path: Path) -> None:

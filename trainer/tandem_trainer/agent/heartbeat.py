@@ -12,7 +12,8 @@ moment, while torchrun passes the signal on to the ranks: the coordinator asks t
 handler itself only records the signal (tandem_trainer.agent.rendezvous explains why).
 
 When the coordinator does not answer, training goes on: the thread tries again, and sends the membership to a restarted
-coordinator. When all ranks have ended with exit code 0, the agent reports it until the coordinator acknowledges it.
+coordinator. When all ranks have ended with exit code 0, the agent reports it until the coordinator acknowledges it, or
+writes it into the run directory if none answers (tandem_trainer.agent.finished).
 When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
 signalling them and waiting. Ranks that can regroup are ordered to leave their group instead, and stay.
 """
@@ -23,7 +24,6 @@ import secrets
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ from types import FrameType
 
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.process_age import process_age
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import FinishedMember, RunDir
 from tandem.wire.coordinator_client import (
     CoordinatorClient,
     CoordinatorRefused,
@@ -42,7 +42,8 @@ from tandem.wire.coordinator_client import (
     readable,
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
-from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks
+from tandem_trainer.agent.finished import is_recorded
+from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks, devices_of_worker
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
 
@@ -64,8 +65,10 @@ WATCH_SECONDS = 0.05
 FINISH_SECONDS = 30.0
 """Grace period of ranks after training is complete, in seconds."""
 ACKNOWLEDGE_SECONDS = 300.0
-"""Maximum time that an agent whose ranks have finished waits for the coordinator's acknowledgement, in seconds;
-torchrun waits as long for the other agents."""
+"""Maximum time that an agent whose ranks have finished waits for the coordinator's acknowledgement, in seconds, while
+the coordinator answers or the run directory cannot be written; torchrun waits as long for the other agents."""
+UNANSWERED_SECONDS = 2.0
+"""Time without an answer after which such an agent writes into the run directory instead, in seconds."""
 STORE_POLL_SECONDS = 0.2
 """Poll interval of the store, in which the other agents announce that their ranks have finished, in seconds."""
 REFUSAL_RETRY_SECONDS = 10.0
@@ -126,7 +129,7 @@ class Heartbeat(threading.Thread):
         self.address = address
         self._client, self._rundir = client, rundir
         self._processes, self._node = processes, node
-        self._started_at, self._devices = time.monotonic() - process_age(), _devices(processes)
+        self._started_at, self._devices = time.monotonic() - process_age(), devices_of_worker(processes)
         self._changed = threading.Condition()
         self._state = _AgentState()
         self._membership: Membership | None = None
@@ -134,7 +137,7 @@ class Heartbeat(threading.Thread):
         self._failure: tuple[float, Failure] | None = None
         self._closed = False
         self._closed_at = self._prepares_since = 0.0
-        self._finished = False
+        self._finished = self._recorded = False
         self._acknowledged_at = 0.0
         self._has_preflight = False
         self._preflight: PreflightReport | None = None
@@ -151,10 +154,9 @@ class Heartbeat(threading.Thread):
         self._refused_since: float | None = None
         self._leave_started_at = 0.0
         self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
         self._signals_read, self._signals_write = os.pipe()
-        os.set_blocking(self._signals_read, False)
-        os.set_blocking(self._signals_write, False)
+        for end in (self._wake_read, self._signals_read, self._signals_write):
+            os.set_blocking(end, False)
 
     # Called by torchrun's thread
 
@@ -378,7 +380,7 @@ class Heartbeat(threading.Thread):
 
     def leave(self, error: Exception | None = None) -> None:
         """Send the last message, if the coordinator answers in time, and stop. For ranks that have finished, the time
-        limit is longer.
+        limit is longer, unless the run directory has the message.
 
         Args:
             error: error that ends this agent, such as a program that cannot be started; it fails the generation.
@@ -392,8 +394,14 @@ class Heartbeat(threading.Thread):
             self._drop_ranks()
             self._state, self._leave_started_at = replace(self._state, state="leaving"), time.monotonic()
             self._wake()
-        if self.is_alive():
-            self.join(self._leave_seconds)
+        has_tried = False
+        while self.is_alive() and not self._leave_timed_out():
+            self.join(STORE_POLL_SECONDS)
+            since = self._unreachable_since
+            is_unanswered = since is not None and time.monotonic() - since > UNANSWERED_SECONDS
+            if is_unanswered and self._is_news and not has_tried:
+                member = FinishedMember(self._state.generation or 0, self.replica, self.incarnation)
+                has_tried, self._recorded = True, is_recorded(self._rundir, member)
 
     # The heartbeat thread
 
@@ -663,26 +671,19 @@ class Heartbeat(threading.Thread):
         os.write(self._wake_write, b"!")
 
     @property
-    def _leave_seconds(self) -> float:
-        is_news = self._finished and self._end is None and self._end_signal is None
-        return ACKNOWLEDGE_SECONDS if is_news else LEAVE_SECONDS
+    def _is_news(self) -> bool:
+        """Whether only this agent knows that its ranks have finished."""
+        return self._finished and self._end is None and self._end_signal is None and not self._recorded
 
     def _leave_timed_out(self) -> bool:
         """Whether the time limit of the last message is over."""
-        return time.monotonic() - self._leave_started_at + RETRY_SECONDS > self._leave_seconds
+        seconds = ACKNOWLEDGE_SECONDS if self._is_news else 0.0 if self._recorded else LEAVE_SECONDS
+        return time.monotonic() - self._leave_started_at + RETRY_SECONDS > seconds
 
     def _drop_ranks(self) -> None:
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
-
-
-def _devices(processes: int) -> dict[str, object]:
-    """CPUs and GPUs of a worker with this many ranks, for the coordinator's ledger."""
-    gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
-    gpu_count = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable), "gpus": gpu_count}
 
 
 def _read(pipe: int) -> bytes:

@@ -24,6 +24,7 @@ import os
 import select
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import deque
@@ -481,6 +482,14 @@ class LocalRanks:
         cpu = max(0.0, (usage.cpu_seconds - used_before) / (usage.sampled_at - since))
         self._usage[local_rank] = (usage, cpu)
         return usage, cpu
+
+
+def devices_of_worker(processes: int) -> dict[str, object]:
+    """CPUs and GPUs of a worker with this many ranks, for the coordinator's ledger."""
+    gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("OMP_NUM_THREADS", "")
+    gpu_count = None if gpus is None else len([name for name in gpus.split(",") if name.strip() not in ("", "-1")])
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {"cpus": float(processes * int(threads) if threads.isdecimal() else usable), "gpus": gpu_count}
 
 
 def remove_stale_folders() -> None:
