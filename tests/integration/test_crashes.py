@@ -61,6 +61,80 @@ def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_correcte
     assert RunDir(tmp_path / "run").done() is not None
 
 
+LOOP = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from tandem_trainer.session import Session
+
+def gather(rank):
+    dist.all_gather([torch.zeros(4), torch.zeros(4)], torch.zeros(4 - rank))
+
+with Session(seed=1) as session:
+    model = session.distribute(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.keep(model, optimizer)
+    for batch in session.batches(torch.rand(40, 4), 8, epochs=4):
+        {mistake}
+        batch.mean(model(batch.data).squeeze(1) ** 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+PLAIN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+for step in range(20):
+    {mistake}
+    model(torch.ones(2, 4)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "mistake", "error", "warm"),
+    [
+        pytest.param(LOOP, "batch.labels", "AttributeError: 'Batch' object has", True, id="first batch", marks=FULL),
+        pytest.param(LOOP, "batch.step < 8 or {}[True]", "KeyError: True", True, id="loop", marks=FULL),
+        pytest.param(
+            LOOP, "batch.step < 8 or session.rank == 0 or {}[1]", "KeyError: 1", True, id="one rank", marks=FULL
+        ),
+        pytest.param(LOOP, "gather(session.rank)", "RuntimeError: ProcessGroupGloo", True, id="collective"),
+        pytest.param(PLAIN, "model.nothing", "AttributeError: 'DistributedData", True, id="plain script", marks=FULL),
+        pytest.param(PLAIN, "model.nothing", "AttributeError: 'DistributedData", False, id="without warm start"),
+    ],
+)
+def test_wherever_a_mistake_stands_two_failures_find_it_and_the_users_traceback_comes_first_and_once(
+    tmp_path: Path, script: str, mistake: str, error: str, warm: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script.replace("{mistake}", mistake))
+    failed = run_job(
+        tmp_path,
+        trainer={"command": ["python", "train.py"]},
+        workers={"replicas": 2},
+        elasticity={"warmStart": warm, "maxRestarts": 10},
+    )
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    rundir = RunDir(tmp_path / "run")
+    assert rundir.newest_generation() <= 2
+    record = rundir.failed()
+    assert record is not None
+    assert record["reason"] == "RepeatedFailure"
+    lines = [re.sub(r"^ *(\[rank\d\]:)? *", "", line) for line in failed.stderr.splitlines()]
+    assert lines[1] == "Traceback (most recent call last):", failed.stderr
+    assert lines[2].startswith(f'File "{tmp_path}/train.py", line '), failed.stderr
+    assert failed.stderr.count("Traceback") == 1
+    assert any(line.startswith(error) for line in lines[3:]), failed.stderr
+    for frame in ("tandem_trainer", "torch/distributed/elastic", "torch/distributed/run.py"):
+        assert frame not in failed.stderr
+    if warm:
+        assert re.search(rf"{error}[^\n]*\({tmp_path}/train\.py:\d+, in ", record["message"]), record["message"]
+    assert "Connection closed by peer" not in failed.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "warm"),
     [(75, True), *(pytest.param(*case, marks=FULL) for case in ((75, False), (66, True), (66, False)))],

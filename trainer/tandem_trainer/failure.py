@@ -7,11 +7,14 @@ coordinator, which finds the first of all. A rank that was killed leaves none; i
 
 import json
 import re
+import sysconfig
 import time
 import traceback
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any
 
+from tandem import model
 from tandem.formatting import number, one_line
 from tandem.model import finite
 from tandem.processes.exitcode import ExitCode
@@ -67,6 +70,10 @@ with peers that were killed, had ended or were late, in each kind of collective.
 DISTRIBUTED_MODULE = "torch.distributed"
 DEVICE_ERRORS = ("AcceleratorError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 """Names of torch's errors of a device or a network."""
+LIBRARY_FOLDERS = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), str(Path(model.__file__).parent))
+"""Folders of Python's own modules and of Tandem's."""
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+"""Names of folders of installed packages."""
 CONSEQUENCE_CODES = {ExitCode.SUPERSEDED, ExitCode.PREEMPTED, ExitCode.PEER_LOST}
 """Exit codes whose cause is another rank, if Tandem has announced them."""
 
@@ -82,7 +89,7 @@ def record(error: BaseException, frames: TracebackType | None, max_bytes: int) -
     is_own = _is_own_error(error)
     text = "" if is_own else "".join(traceback.format_exception(type(error), error, frames))
     stack = [] if is_own else traceback.extract_tb(frames)
-    last = stack[-1] if stack else None
+    last = _location(stack)
     content: dict[str, Any] = {
         "at": time.monotonic(),
         "error": _sentence(error)[:MAX_ERROR_LENGTH],
@@ -144,6 +151,18 @@ def is_of_peers(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _location(stack: list[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return the innermost frame in the user's own code; the innermost of all where none is."""
+    return next((frame for frame in reversed(stack) if not _is_installed(frame.filename)), stack[-1] if stack else None)
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether a file belongs to Python, to an installed package or to Tandem."""
+    path = PurePath(filename)
+    in_package = not PACKAGE_FOLDERS.isdisjoint(path.parts) or filename.startswith("<frozen ")
+    return in_package or any(path.is_relative_to(folder) for folder in LIBRARY_FOLDERS)
 
 
 def _sentence(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
 from tandem.job.manifest.source import Source, parse
 from tandem.job.pod_template import is_gpu
 from tandem.job.resource import BUCKET_FIELDS, CoordinatorSpec, DistributedTrainingJob, RunPolicy, Storage
+from tandem.model import whole_number
 from tandem.processes.distribution import install_command
 from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.processes.launch import TOKEN, token_weakness
@@ -298,7 +299,7 @@ class _Run:
         lines = (
             str(traceback).splitlines()
             if traceback
-            else last_lines(factory.log(child), TAIL, of_ranks=True)
+            else last_lines(factory.log(child), TAIL, of_ranks=True, rank=whole_number(failed.get("rank")))
             if child
             else []
         )

@@ -19,6 +19,8 @@ from tandem_cli.printed_log import read_tail
 
 AGENT_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
 """Prefix of the lines of an agent and of torchrun, in the log that they share with the ranks."""
+JOINED_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=INFO event=joined generation=")
+"""Prefix of the line with which an agent begins a generation."""
 MAX_SHOWN = 500
 """Characters of a line that are shown where a run's last lines are."""
 
@@ -107,13 +109,27 @@ class Process:
                 self._running.send_signal(number)
 
 
-def last_lines(log: Path, count: int, of_ranks: bool = False) -> list[str]:
+def last_lines(log: Path, count: int, of_ranks: bool = False, rank: int | None = None) -> list[str]:
     """Return the last non-empty lines of the newest life, each up to MAX_SHOWN characters.
 
     Args:
-        of_ranks: omit the lines of the agent and torchrun, if there are others.
+        of_ranks: omit the lines of the agent and torchrun, if there are others, and those of earlier generations, if
+            the newest one has printed something: ranks that fail twice print their error twice.
+        rank: return only the lines of this rank, if the log names ranks.
     """
     newest = read_tail(log).rpartition("\n--- ")[2]
     lines = [line.rstrip() for line in newest.splitlines()[1:] if line.strip()]
-    own = [line for line in lines if not AGENT_LINE.match(line)] if of_ranks else []
-    return [line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …" for line in (own or lines)[-count:]]
+    shown = (_lines_of_ranks(lines, rank) or lines) if of_ranks else lines
+    return [line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …" for line in shown[-count:]]
+
+
+def _lines_of_ranks(lines: list[str], rank: int | None) -> list[str]:
+    """The lines of the newest generation's ranks, or else of all; of one rank, if the log names ranks."""
+    starts = [number for number, line in enumerate(lines) if JOINED_LINE.match(line)]
+    own = _of_ranks(lines[starts[-1] :] if starts else []) or _of_ranks(lines)
+    of_one = [line for line in own if line.startswith(f"[rank {rank}] ")]
+    return of_one or own
+
+
+def _of_ranks(lines: list[str]) -> list[str]:
+    return [line for line in lines if not AGENT_LINE.match(line)]

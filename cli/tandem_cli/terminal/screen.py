@@ -443,7 +443,8 @@ def state_line(scene: Scene, now: float) -> str:
         baseValue=_short(status.against_base[0].base) if status.against_base else None,
         trainerCpu=_short(use.trainer_cpu) if use else None,
         evaluatorCpu=_short(use.evaluator_cpu) if use else None,
-        output=scene.output or None,
+        # After a failure the last line may be the error of a rank that only lost its peer. Events name the cause.
+        output=None if status.phase in ("Restarting", "Failed") else scene.output or None,
         savesFailed=(troubles.saves_failed_in_a_row or None) if troubles else None,
         linesLost=(troubles.lines_lost or None) if troubles else None,
         waiting=scene.notice or scene.waiting or None,

@@ -27,6 +27,28 @@ def test_the_scripts_own_words_are_shown_and_not_those_of_its_agent(tmp_path: Pa
     assert "torch/distributed" in last_lines(log, 1)[0]
 
 
+JOINED = "2026-11-23 08:47:24,835 level=INFO event=joined generation={} index=1 replicas=2 reason=Started"
+ERROR = ["Traceback (most recent call last):", "ValueError: wrong"]
+
+
+def test_an_error_that_ends_two_generations_is_shown_once(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.txt"
+    log.write_text("\n".join(["", "--- now", JOINED.format(1), *ERROR, JOINED.format(2), *ERROR, ""]))
+    assert last_lines(log, 15, of_ranks=True) == ERROR
+    assert len(last_lines(log, 15)) == 6
+    with log.open("a") as file:
+        file.write(JOINED.format(3) + "\n")
+    assert last_lines(log, 15, of_ranks=True) == [*ERROR, *ERROR], "the newest generation has printed nothing"
+
+
+def test_of_several_ranks_in_one_log_the_one_that_failed_is_shown(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.txt"
+    lines = [f"[rank {rank}] {line}" for line in ERROR for rank in (2, 3)]
+    log.write_text("\n".join(["", "--- now", JOINED.format(1), *lines, ""]))
+    assert last_lines(log, 15, of_ranks=True, rank=3) == [f"[rank 3] {line}" for line in ERROR]
+    assert last_lines(log, 15, of_ranks=True, rank=4) == last_lines(log, 15, of_ranks=True) == lines
+
+
 def test_where_the_script_says_nothing_its_agent_does(tmp_path: Path) -> None:
     log = tmp_path / "worker-1.txt"
     log.write_text("\n--- now\n2026-11-23 08:47:37,662 level=INFO event=rank-ended code=2\n")

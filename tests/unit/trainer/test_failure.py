@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 from torch.distributed import DistBackendError
 
 from tandem.processes.exitcode import ExitCode
@@ -39,6 +40,22 @@ def test_the_error_its_place_and_its_traceback_arrive() -> None:
     assert failure.traceback.rstrip().endswith("KeyError: 'image'")
     assert not failure.consequence
     assert not failure.passing
+
+
+def test_the_place_is_in_the_code_of_the_user() -> None:
+    """Not where a library, Python or Tandem has noticed the mistake."""
+    net = nn.parallel.DataParallel(nn.Linear(1, 1))
+
+    def of_libraries() -> object:
+        return net.nothing
+
+    for mistake in (of_libraries, lambda: json.loads("{"), lambda: read(None, "a", 0, 0.0)):  # type: ignore[arg-type]
+        with pytest.raises((AttributeError, ValueError)) as raised:
+            mistake()
+        _, failure = read(record(raised.value, raised.value.__traceback__, ROOM), 0, 1, 0.0)
+        assert failure.where.partition(":")[0] == __file__, failure.where
+        assert failure.traceback.count("Traceback") == 1
+        assert failure.traceback.count("File ") > 2, "the whole way is shown"
 
 
 @pytest.mark.parametrize("letter", ["a", "ä", "𝄞"])
