@@ -13,6 +13,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import EXAMPLES, SCRIPTS, manifests
+from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun, evaluations
 from tests.support.ranks import Ranks, losses, records, run, sample_ids
 from tests.support.waiting import until
@@ -126,6 +127,35 @@ def test_a_callback_that_stops_it_stops_the_run_early(tmp_path: Path) -> None:
     assert done["totalSteps"] == 4
     assert done["stoppedEarly"] == "stopped early after step 4 of 18: a callback told the Trainer to stop"
     assert rundir.committed()[0].step == 4
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("command", "step"),
+    [
+        pytest.param((TRAINER, "--stop-at", "4"), 4, id="trainer"),
+        pytest.param((LIGHTNING, "--stop-at", "4"), 4, id="lightning"),
+        pytest.param((ACCELERATE, "--break-at", "4"), 4, id="accelerate"),
+    ],
+)
+def test_after_an_early_end_the_code_that_follows_is_tried_again_without_a_step(
+    tmp_path: Path, command: tuple[str, ...], step: int
+) -> None:
+    expected = run(rundir_of(tmp_path / "undisturbed"), 2, *command, imports=LIBRARY if command[0] == TRAINER else ())
+    script, *arguments = command
+    with Elastic(tmp_path, trainer={"command": ["python", script], "args": arguments}) as group:
+        (group.rundir.path / "fail").touch()
+        group.start("worker-0", "worker-1")
+        assert [agent.wait(120) for agent in group.agents.values()] == [0, 0], group.output("worker-0")
+        assert [record["step"] for record in records(group.rundir, "start")] == [0, step]
+        assert len(records(group.rundir, "step")) == step
+        output = group.output("worker-0")
+        assert output.count("RuntimeError: there is no room for the report\n") == 1
+        assert last_line(output) == last_line(expected)
+        done = group.rundir.done()
+        assert done is not None
+        assert (done["totalSteps"], done["plannedSteps"]) == (step, 18)
+        assert done["stoppedEarly"].startswith(f"stopped early after step {step} of 18")
 
 
 @pytest.mark.full("examples", "trainer")

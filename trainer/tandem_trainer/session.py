@@ -543,7 +543,7 @@ class Session:
         the loop is code after it, up to the end of the script."""
         try:
             yield
-            self._end_early()
+            self.leave_loop()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
@@ -562,7 +562,7 @@ class Session:
         """
         try:
             if error is None:
-                self._end_early()
+                self.leave_loop()
             if error is None or self._exits_well(error):
                 # Under an agent the run is complete at the end of the script, after the code behind the block.
                 if self._pulse is None:
@@ -637,7 +637,7 @@ class Session:
         if self._failed or error is not self._error_before:
             return
         try:
-            self._end_early()
+            self.leave_loop()
             if self._end_code in (None, ExitCode.DONE):
                 self._close()
             elif self._pulse is not None:
@@ -645,8 +645,14 @@ class Session:
         except (Exception, SystemExit) as error:
             self._leave(self._code_after(error) or ExitCode.FAILED)
 
-    def _end_early(self) -> None:
-        """End a loop that the script left early."""
+    def has_left_loop(self) -> bool:
+        """Whether the script had left its loop where this run starts from, for a framework whose loop would go on.
+        Collective, after `batches`."""
+        return self._elastic is not None and self._elastic.resume_early_end()
+
+    def leave_loop(self) -> None:
+        """End a loop that the script, or a framework, left early: save the last checkpoint. Collective. Does nothing if
+        the loop has ended."""
         elastic = self._elastic
         if elastic is None or self._end_code is not None:
             return

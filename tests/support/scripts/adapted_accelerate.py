@@ -4,7 +4,7 @@ import argparse
 
 import torch
 from accelerate import Accelerator
-from slow_steps import pause
+from slow_steps import fail_once, pause
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,6 +43,7 @@ def main() -> None:
                 if run.session.step + 1 == options.break_at:
                     break
     assert not any("tandem" in name for name in model.state_dict()), "a script may save the model as it is"
+    fail_once()
     print(f"after the loop: step={run.session.step} rate={schedule.get_last_lr()[0]:.6f}", flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning
 import torch
-from slow_steps import pause
+from slow_steps import fail_once, pause
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -33,10 +33,21 @@ class Module(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class StopAt(lightning.Callback):
+    """Ends training early."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *others: Any) -> None:
+        trainer.should_stop = trainer.global_step >= self._step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--stop-at", type=int)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(3)
@@ -53,9 +64,10 @@ def main() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[elastic],
+        callbacks=[elastic, *([StopAt(options.stop_at)] if options.stop_at else [])],
     )
     trainer.fit(Module(options.pause), elastic.loader)
+    fail_once()
     print(f"after the loop: step={trainer.global_step} epoch={trainer.current_epoch}", flush=True)
 
 

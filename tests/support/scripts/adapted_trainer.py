@@ -5,7 +5,7 @@ import tempfile
 from typing import Any
 
 import torch
-from slow_steps import pause
+from slow_steps import fail_once, pause
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -125,6 +125,7 @@ def main() -> None:
         trainer.add_callback(StopAt(options.stop_at))
     trainer.train()
     assert not any("tandem" in name for name in trainer.model.state_dict()), "a script may save the model as it is"
+    fail_once()
     state = trainer.state
     print(f"after the loop: step={state.global_step} epoch={state.epoch:.3f} logs={len(state.log_history)}", flush=True)
 

@@ -116,7 +116,7 @@ def test_a_stream_that_is_left_is_complete_unless_a_reason_is_given(tmp_path: Pa
 def test_the_reason_of_a_loop_that_was_left_survives_a_failure_of_what_follows_it(tmp_path: Path) -> None:
     with pytest.raises(SystemExit), Session(tmp_path) as session:
         train(session, stops_and_breaks)
-        session._end_early()
+        session.leave_loop()
         raise OSError("the upload failed")
     assert ended(tmp_path) == NOTHING
     with Session(tmp_path) as session:

@@ -132,6 +132,7 @@ class Elastic(Callback):
         self._batches: Iterator[Batch] = iter(())
         self._now: CollatedMicroBatch | None = None
         self._on_term: Any = None
+        self._has_ended = False
 
     @property
     def session(self) -> Session:
@@ -217,12 +218,16 @@ class Elastic(Callback):
             loader_workers=self._source.num_workers,
             collate=CollateParts(cast("Any", self._source.collate_fn), self._parts),
         )
+        self._has_ended = session.has_left_loop()
         if session.step:
             self._count_from(trainer, session.step)
 
     def _count_from(self, trainer: Trainer, step: int) -> None:
         """Set Lightning's counters to the values after `step` optimizer steps."""
         epoch, steps = divmod(step, self._per_epoch)
+        if self._has_ended and steps:
+            # Lightning has ended the epoch in which it was told to stop.
+            epoch, steps = epoch + 1, 0
         loop = trainer.fit_loop
         inside = loop.epoch_loop
         started = epoch + (steps > 0)
@@ -248,7 +253,8 @@ class Elastic(Callback):
                 return
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the handler of SIGTERM."""
+        """Restore the handler of SIGTERM, and end the loop at once if an earlier generation has ended it early."""
+        trainer.should_stop = trainer.should_stop or self._has_ended
         # Lightning has set its own handler, which would end training without a checkpoint.
         signal.signal(signal.SIGTERM, self._on_term)
 
@@ -281,6 +287,8 @@ class Elastic(Callback):
         else:
             self.session.stop(_stop_reason(trainer))
             cast("Any", self._batches).close()
+            # Before an average replaces the weights.
+            self.session.leave_loop()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the session's context; code after the loop follows."""

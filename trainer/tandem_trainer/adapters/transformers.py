@@ -169,6 +169,8 @@ class _TrainerState:
             ConfigurationError: a callback holds weights, and has no state.
         """
         state = asdict(self._trainer.state)
+        # The summary of a training that has ended. If code after it fails, `train` is called again and adds another.
+        state["log_history"] = [entry for entry in state["log_history"] if "train_runtime" not in entry]
         for callback in (*self._trainer.callback_handler.callbacks, self._trainer.control):
             if isinstance(callback, ExportableState):
                 states = state["stateful_callbacks"]
@@ -335,6 +337,7 @@ class _Run:
             # A callback stopped it, after the same step on all ranks.
             self.session.stop(_stop_reason(self._trainer))
             cast("Any", self._batches).close()
+            self.session.leave_loop()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the Trainer's values in the session."""
