@@ -73,7 +73,7 @@ def measure(rank: int, port: int) -> None:
     started = time.process_time()
     train_state.copy_objects()
     schedule.last_epoch += 1
-    lost = train_state.lost_in_round_trip()
+    lost = train_state.lost_in_round_trip(group)
     once = time.process_time() - started
     assert not lost
     vote = statistics.median(b - a for a, b in zip(without, with_digest, strict=True))

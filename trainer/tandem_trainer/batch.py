@@ -89,7 +89,7 @@ class Batch:
         for number, (start, end) in enumerate(cuts):
             weight = float(start < end)
             start, end = (start, end) if start < end else (0, 1)
-            data = cut(self.data, count, start, end, self._loaded.of_fields)
+            data = cut(self.data, count, start, end, self._loaded.layout)
             sample_keys = self._sample_keys[start:end]
             self._models.draw(self.step, sample_keys, number)
             with self._models.synchronised(last=number == len(cuts) - 1):

@@ -208,6 +208,14 @@ def test_what_is_large_or_holds_a_file_or_a_process_is_not_copied(kind: type[Cou
     assert copied is None
 
 
+def test_what_is_too_large_to_be_tested_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    state = kept(large=Large(), many=Many(), ends=Ends(), small=Counter())
+    for _ in range(2):
+        state.lost_in_round_trip(ALONE)
+    names = [message.partition(" is too large to be tested at the first save; ")[0] for message in caplog.messages]
+    assert names == ["kept=large", "kept=many"]
+
+
 def test_an_object_that_refers_to_the_model_changes_neither_it_nor_what_is_drawn() -> None:
     class Engine(Counter):
         def __init__(self, model: nn.Module) -> None:

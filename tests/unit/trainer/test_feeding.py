@@ -182,8 +182,8 @@ def test_lists_that_torch_makes_of_fields_are_no_samples() -> None:
     reading = Reading(0, 1, seed=5)
     pairs = [((torch.tensor(number), torch.tensor(10 + number)), "ab"[number]) for number in range(2)]
     (fed,) = feed(pairs, Order(2, 2, seed=5), range(1), reading)
-    assert fed.of_fields
-    (first, second), names = cut(fed.data, 2, 1, 2, fed.of_fields)
+    assert fed.layout.of_fields
+    (first, second), names = cut(fed.data, 2, 1, 2, fed.layout)
     assert (first.tolist(), second.tolist(), list(names)) == ([fed.mine[1]], [10 + fed.mine[1]], ["ab"[fed.mine[1]]])
 
 
@@ -194,6 +194,51 @@ def test_what_cannot_be_cut_is_refused_and_left_whole_in_one_part(data: Any) -> 
     ):
         cut(data, 4, 0, 2)
     assert cut(data, 4, 0, 4) is data
+
+
+def images(number: int) -> dict[str, torch.Tensor]:
+    """A sample of detection, with as many channels and boxes as there are samples."""
+    return {"image": torch.full((number, 2, 2), float(number)), "boxes": torch.zeros(number, 4)}
+
+
+COLLATES: dict[str, Any] = {
+    "the samples": lambda samples: samples,
+    "a list of them": list,
+    "a tuple of changed ones": lambda samples: tuple({**sample, "drawn": torch.rand(1)} for sample in samples),
+}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("name", COLLATES)
+def test_a_batch_that_is_a_list_of_samples_is_cut_between_them(name: str, count: int) -> None:
+    reading = Reading(0, 1, seed=5, collate=COLLATES[name])
+    (fed,) = feed([images(count)] * count, Order(count, count, seed=5), range(1), reading)
+    part = cut(fed.data, count, 1, 2, fed.layout)
+    assert len(part) == 1
+    assert part[0] is fed.data[1]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_list_of_fields_is_none_of_samples_however_many_there_are(count: int) -> None:
+    """And finding that out changes no random number."""
+
+    def collate(samples: list[Any]) -> list[Any]:
+        return [torch.rand(len(samples)), torch.arange(len(samples)), [sample["boxes"] for sample in samples]]
+
+    fed = [
+        next(iter(feed([images(2)] * 4, Order(4, count, seed=5), range(1), Reading(0, 1, seed=5, collate=one))))
+        for one in (collate, lambda samples: (*collate(samples), None))
+    ]
+    noise, numbers, boxes = cut(fed[0].data, count, 1, 2, fed[0].layout)
+    assert (len(noise), numbers.tolist(), len(boxes)) == (1, [1], 1)
+    assert fed[0].data[0].equal(fed[1].data[0])
+
+
+def test_a_list_of_tensors_within_a_field_is_refused_unless_it_has_one_for_each_sample() -> None:
+    """Features of three scales: of three samples they would be taken for these."""
+    batch = {"features": [torch.zeros(4, 8), torch.zeros(4, 4), torch.zeros(4, 2)], "label": torch.zeros(4)}
+    with pytest.raises(ValueError, match="cannot cut a list of 3 items for 4 samples: a list of tensors"):
+        cut(batch, 4, 0, 2)
 
 
 class Talks:

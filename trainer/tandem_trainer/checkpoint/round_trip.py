@@ -4,21 +4,20 @@ A restart creates each object anew and has it load the saved state. So each obje
 it, and at the first save at which the object has changed, the copy loads what is saved. The copy's own state must then
 equal the saved one.
 
-Only small objects that can be copied are tested (`MAX_BYTES`, `MAX_OBJECTS`). In a copy, weights and moments of the
-model, to which a schedule refers through its optimizer, are placeholders on the meta device: they take no memory, and
-loading a state cannot change the run.
+Only small objects that can be copied are tested (`MAX_BYTES`, `MAX_OBJECTS`), because a second copy of a large state
+may not fit into memory; a warning names larger ones. In a copy, weights and moments of the model, to which a schedule
+refers through its optimizer, are placeholders on the meta device: they take no memory, and loading a state cannot
+change the run.
 
 Rejected: loading into the object itself (side effects could disturb the run, and a method that does nothing would
 pass), a copy made at the save (it would pass, too: it has the values already), an error instead of a warning (a state
 may hold a time or a counter that changes on purpose).
 """
 
-import contextlib
 import copy
 import gc
 import json
 import logging
-import random
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -34,6 +33,7 @@ from tandem.errors import join_names
 from tandem.job.architectures import unwrapped_name
 from tandem_trainer.checkpoint.sharding import is_sharded
 from tandem_trainer.checkpoint.state import custom_loaders, join, split
+from tandem_trainer.data.keyed import random_state_restored
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ NOT_COPIED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionT
 """Types whose objects a copy shares with the original."""
 LOAD_ERRORS = (KeyError, ValueError, TypeError, AttributeError)
 """Errors by which an object rejects a state."""
+
+
+class _TooLarge(Exception):  # noqa: N818 - it says why an object is not tested
+    """An object is larger than MAX_BYTES or MAX_OBJECTS."""
 
 
 class RoundTrip:
@@ -62,8 +66,13 @@ class RoundTrip:
         # With placeholders, a RuntimeError may only mean that their values were needed, so it is not taken for a
         # rejection.
         self._errors = LOAD_ERRORS if placeholders else (*LOAD_ERRORS, RuntimeError)
+        self.is_too_large = False
+        """Whether the object is not tested because of its size."""
         # Copied now, before training changes the object: a copy made at a save would have the right values already.
-        self._copy = _copy_of(live, placeholders)
+        try:
+            self._copy = _copy_of(live, placeholders)
+        except _TooLarge:
+            self._copy, self.is_too_large = None, True
 
     @property
     def is_finished(self) -> bool:
@@ -75,7 +84,9 @@ class RoundTrip:
 
         Asks the object for its state once, also after the test has finished: its `state_dict` may be a collective.
         """
-        with _random_state_restored():
+        with random_state_restored(), warnings.catch_warnings():
+            # Copies may warn of what the objects have warned of.
+            warnings.simplefilter("ignore")
             return self._try()
 
     def _try(self) -> str:
@@ -173,7 +184,11 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _copy_of(live: Any, placeholders: Mapping[int, Tensor]) -> Any:
-    """Copy an object, with placeholders for the run's tensors; None if it is large, or cannot be copied."""
+    """Copy an object, with placeholders for the run's tensors; None if it cannot be copied.
+
+    Raises:
+        _TooLarge: the copy would take too much time or memory.
+    """
     try:
         if (parts := _copied_objects(live, placeholders.keys())) is None:
             return None
@@ -185,6 +200,8 @@ def _copy_of(live: Any, placeholders: Mapping[int, Tensor]) -> Any:
         for optimizer in optimizers:
             vars(memo[id(optimizer)]).update(copy.deepcopy(vars(optimizer), memo))
         return copy.deepcopy(live, memo)
+    except _TooLarge:
+        raise
     except Exception as error:
         log.debug("a %s cannot be copied: %r", type(live).__name__, error)
         return None
@@ -196,8 +213,11 @@ def _placeholder(tensor: Tensor) -> Tensor:
 
 
 def _copied_objects(live: Any, excluded: Set[int]) -> list[Any] | None:
-    """Return the objects that a copy would copy; None if that takes much time or memory, or could start or end
-    something."""
+    """Return the objects that a copy would copy; None if that could start or end something.
+
+    Raises:
+        _TooLarge: it would take much time or memory.
+    """
     objects, waiting, seen_ids, size = [], [live], {id(live)}, 0
     while waiting:
         objects.append(current := waiting.pop())
@@ -210,28 +230,15 @@ def _copied_objects(live: Any, excluded: Set[int]) -> list[Any] | None:
         elif isinstance(current, str | bytes | bytearray):
             size += len(current)
         elif isinstance(current, list | tuple | dict | set | frozenset) and len(current) > MAX_OBJECTS:
-            return None
+            raise _TooLarge
         if hasattr(type(current), "__del__") or (isinstance(current, DataLoader) and current.num_workers):
             # What has a finalizer may hold a file or a process; a loader with workers would start others.
             return None
         if size > MAX_BYTES or len(seen_ids) > MAX_OBJECTS:
-            return None
+            raise _TooLarge
         # The same references that `deepcopy` would follow, as far as the garbage collector knows them.
         for part in gc.get_referents(current):
             if id(part) not in seen_ids and id(part) not in excluded and not isinstance(part, NOT_COPIED):
                 seen_ids.add(id(part))
                 waiting.append(part)
     return objects
-
-
-@contextlib.contextmanager
-def _random_state_restored() -> Iterator[None]:
-    """Restore the random state afterwards, and suppress warnings of copies."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

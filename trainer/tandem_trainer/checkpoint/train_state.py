@@ -8,6 +8,7 @@ are rounded, or an average over steps), training has files of its own.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -54,6 +55,8 @@ from tandem_trainer.checkpoint.state import (
     weights,
 )
 from tandem_trainer.process_group import Group
+
+log = logging.getLogger(__name__)
 
 SMALL_BYTES = 2**20
 """Size up to which a rank's own tensors are always saved as rank 0 has them, in bytes."""
@@ -284,6 +287,13 @@ class TrainState:
             if optimizer.has_added_groups:
                 # A restart adds the groups before it loads; the copy lacks them.
                 self._round_trips.pop(f"optimizer {optimizer.name}".strip(), None)
+        # Named once: what has no copy is removed below.
+        for name in [name for name, trip in self._round_trips.items() if trip.is_too_large and group.rank == 0]:
+            log.warning(
+                "kept=%s is too large to be tested at the first save; interrupt a run and continue it to see whether "
+                "it comes back",
+                name,
+            )
         losses = problems(self._round_trips)
         finished = [name for name, trip in self._round_trips.items() if trip.is_finished]
         for name in group.tell({"over": finished})["over"]:

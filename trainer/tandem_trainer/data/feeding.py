@@ -25,7 +25,7 @@ import itertools
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from tandem.rundir.checkpoint import DataPosition
-from tandem_trainer.data.keyed import mixed, seed_everything
+from tandem_trainer.data.keyed import mixed, random_state_restored, seed_everything
 from tandem_trainer.data.order import Batches, Order, share
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.pulse import die_with_parent
@@ -47,6 +47,16 @@ INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16}
 """Types of labels and tokens. Bytes are pixels."""
 COMMON = 2
 """Number of samples that every rank reads at a start."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Meaning of the lists in a collated batch."""
+
+    of_fields: bool = False
+    """Lists hold fields at any depth, because torch's own `default_collate` made them."""
+    of_samples: bool = False
+    """The batch is a list with one item for each sample."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,8 @@ class RankBatch:
     """Digest of what the ids refer to, where they do not determine it; the same on every rank."""
     common: int = 0
     """Digest of samples that every rank has read; 0 except in the first batch after a start."""
-    of_fields: bool = False
-    """Whether lists in the data hold fields and not samples, because torch's own `default_collate` made them."""
+    layout: Layout = Layout()
+    """Meaning of the lists in the data."""
 
 
 class Indexed(Protocol):
@@ -99,18 +109,35 @@ class Reading:
     """Function that is applied to each of this rank's samples."""
     pin: bool = False
     """Whether batches are put into pinned memory, from which a GPU copies asynchronously."""
+    _layouts: list[Layout] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The layout, once a batch has shown it."""
 
     def own(self, ids: Tensor) -> Tensor:
         """Return this rank's share of a global batch, or, if that is empty, its first sample."""
         own_ids = share(ids, self.rank, self.world_size)
         return own_ids if len(own_ids) else ids[:1]
 
+    def collated(self, samples: list[Any]) -> tuple[Any, Layout]:
+        """Collate samples; returns the batch and its layout, which a batch of two samples or more shows."""
+        data = self.collate(samples)
+        if self.collate is default_collate:
+            return data, Layout(of_fields=True)
+        if not self._layouts and len(samples) > 1:
+            self._layouts.append(Layout(of_samples=_is_of_samples(self.collate, samples, data)))
+        return data, self._layouts[0] if self._layouts else Layout()
+
     def as_batch(
-        self, position: DataPosition, ids: Tensor, keys: Tensor, data: Any, content: int, common: int = 0
+        self,
+        position: DataPosition,
+        ids: Tensor,
+        keys: Tensor,
+        collated: tuple[Any, Layout],
+        content: int,
+        common: int = 0,
     ) -> RankBatch:
         """Build this rank's batch after its samples were read."""
         weight = 1.0 if len(share(ids, self.rank, self.world_size)) else 0.0
-        return RankBatch(position, ids, self.own(keys), data, weight, content, common, self.collate is default_collate)
+        return RankBatch(position, ids, self.own(keys), collated[0], weight, content, common, collated[1])
 
     def sample(self, epoch: int, key: int, read: Callable[[], Any]) -> Any:
         """Read a sample with random numbers that follow from its key, and transform it."""
@@ -166,9 +193,9 @@ def read(dataset: Indexed, planned: Iterable[Planned], reading: Reading) -> Iter
 
     rows = _Rows(dataset, reading)
     # Loaders yield batches in the order of the lists, so the oldest plan in flight belongs to the next batch.
-    for data, common in reading.loader(rows, batch_sampler=lists(), collate_fn=_Collate(reading.collate)):
+    for collated, common in reading.loader(rows, batch_sampler=lists(), collate_fn=_Collate(reading)):
         plan = in_flight.popleft()
-        yield reading.as_batch(plan.position, plan.ids, plan.keys, data, plan.content, common)
+        yield reading.as_batch(plan.position, plan.ids, plan.keys, collated, plan.content, common)
 
 
 class _SampleRequest(NamedTuple):
@@ -202,12 +229,27 @@ class _Common:
 class _Collate:
     """Collates this rank's samples, and computes a digest of those that every rank reads, which come first."""
 
-    collate: Collate
+    reading: Reading
 
-    def __call__(self, samples: list[Any]) -> tuple[Any, int]:
+    def __call__(self, samples: list[Any]) -> tuple[tuple[Any, Layout], int]:
         common = [sample.content for sample in samples if isinstance(sample, _Common)]
         digest = xxhash.xxh3_64_intdigest(repr(common).encode()) if common else 0
-        return self.collate(samples[len(common) :]), digest
+        return self.reading.collated(samples[len(common) :]), digest
+
+
+def _is_of_samples(collate: Collate, samples: list[Any], data: Any) -> bool:
+    """Whether a batch is a list with one item for each sample, and not one with so many fields by chance: of one sample
+    fewer, the list is shorter."""
+    if not isinstance(data, list | tuple) or hasattr(data, "_fields") or len(data) != len(samples):
+        return False
+    if all(item is sample for item, sample in zip(data, samples, strict=True)):
+        return True
+    with random_state_restored():
+        try:
+            return len(collate(samples[:-1])) < len(data)
+        except Exception:
+            # It takes no other number of samples.
+            return False
 
 
 class Stream:
@@ -364,7 +406,7 @@ class _Pages(IterableDataset[Any]):
             for number in own_ids.tolist()
         ]
         position = DataPosition(seed=self._reading.seed, epoch=epoch, cursor=cursor)
-        return self._reading.as_batch(position, ids, ids, self._reading.collate(samples), content_of(records[0]))
+        return self._reading.as_batch(position, ids, ids, self._reading.collated(samples), content_of(records[0]))
 
 
 def content_of(sample: Any) -> int:
@@ -422,26 +464,35 @@ def to_device(data: Any, device: torch.device) -> Any:
     return _mapped(data, lambda part: to_device(part, device))
 
 
-def cut(data: Any, count: int, start: int, end: int, of_fields: bool = False) -> Any:
+def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) -> Any:
     """Cut some of the `count` samples out of a batch.
 
-    A batch is a field, or a dictionary, tuple or list of fields. A field is a tensor, an array, a list or a tuple. Its
-    first dimension is that of the samples; a field of another length stays whole. Within a field nothing is cut: its
-    items are samples, whatever their sizes are.
+    A batch is a list of samples, a field, or a dictionary, tuple or list of fields. A field is a tensor, an array, a
+    list or a tuple. Its first dimension is that of the samples; a tensor or a list of texts or numbers of another
+    length stays whole. Within a field nothing is cut: its items are samples, whatever their sizes are.
 
     Args:
-        of_fields: whether lists and tuples hold fields at any depth, as in the result of `default_collate`.
+        layout: meaning of lists and tuples.
 
     Raises:
-        ValueError: no field has as many items as there are samples.
+        ValueError: no field has as many items as there are samples, or a list of tensors has another number.
     """
     cut_fields = []
+    of_fields = layout.of_fields
 
     def walk(part: Any, is_field: bool) -> Any:
         if isinstance(part, Tensor | np.ndarray):
             is_cut = bool(part.ndim) and len(part) == count
-        elif isinstance(part, list | tuple) and not hasattr(part, "_fields") and len(part) == count:
-            is_cut = (is_field and not of_fields) or not any(isinstance(item, CONTAINERS) for item in part)
+        elif isinstance(part, list | tuple) and not hasattr(part, "_fields"):
+            holds_tensors = any(isinstance(item, CONTAINERS) for item in part)
+            is_list_of_samples = not holds_tensors or (is_field and not of_fields)
+            is_cut = len(part) == count and is_list_of_samples
+            if holds_tensors and is_list_of_samples and not is_cut:
+                raise ValueError(
+                    f"batch.parts cannot cut a {type(part).__name__} of {len(part)} items for {count} samples: a list "
+                    "of tensors within a field has one item for each sample. Let collate return a dictionary, in which "
+                    "each tensor has a name of its own"
+                )
         else:
             is_cut = False
         if is_cut:
@@ -451,6 +502,8 @@ def cut(data: Any, count: int, start: int, end: int, of_fields: bool = False) ->
 
     if (start, end) == (0, count):
         return data
+    if layout.of_samples and len(data) == count:
+        return data[start:end]
     result = walk(data, is_field=False)
     if not cut_fields:
         raise ValueError(

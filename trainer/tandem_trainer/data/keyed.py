@@ -15,8 +15,10 @@ the upper bits alone and draws for every unit of every sample: `hash_in_place` l
 numbers of half the width and less memory.
 """
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -44,6 +46,18 @@ def seed_everything(seed: int, device: torch.device) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     seed_torch(seed, device)
+
+
+@contextlib.contextmanager
+def random_state_restored() -> Iterator[None]:
+    """Restore the states of Python's, numpy's and torch's generators for the CPU afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 LOWER = 0xFFFF_FFFF

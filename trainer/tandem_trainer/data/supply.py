@@ -94,7 +94,7 @@ class LoaderSupply:
         def part(start: int, end: int) -> tuple[Any, Tensor]:
             # As in Resident, a stand-in for an empty share: feeding reads one sample even then.
             start, end = (start, end) if start < end else (0, 1)
-            return cut(data, count, start, end, batch.of_fields), batch.mine[start:end].to(self._device)
+            return cut(data, count, start, end, batch.layout), batch.mine[start:end].to(self._device)
 
         return Share(batch.ids, count if batch.weight else 0, part, batch.common)
 
