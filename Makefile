@@ -3,9 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run one fmt lint type check test gate chance e2e e2e-prepare e2e-full slurm recording gpu cluster \
-	soak soak-operator soak-strangers generate picture images clean index \
-	bench bench-scale bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies bench-fine-tuning
+.PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm recording gpu \
+	cluster soak soak-operator soak-strangers generate picture images clean index \
+	bench bench-scale bench-short-jobs bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies \
+	bench-fine-tuning
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -83,6 +84,9 @@ bench: $(STAMP) ## Throughput beside a bare DDP loop, with and without evaluator
 
 bench-scale: $(STAMP) ## One coordinator under 1,000 and 10,000 simulated agents (ARGS="--agents 1000 --seconds 20")
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
+
+bench-short-jobs: $(STAMP) ## Thousands of short jobs, some of which lose their coordinator, and whether each ends (ARGS="--jobs 200 --ranks real --beside 2")
+	@$(BIN)/python -m benchmarks.short_jobs $(ARGS)
 
 bench-recovery: $(STAMP) ## Recovery from faults beside plain torchrun (root; ARGS="--only all --rounds 5")
 	@$(BIN)/python -m benchmarks.recovery $(ARGS)
