@@ -74,7 +74,7 @@ class Ended:
     lost: bool
     """Whether the coordinator was killed."""
     problem: str
-    """What else is wrong, in a sentence; empty if nothing is."""
+    """Further problem, in a sentence; empty if there is none."""
 
 
 def play(number: int, folder: Path, ranks: str, replicas: int, lose: bool, seed: int) -> Ended:
