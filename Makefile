@@ -75,6 +75,9 @@ slurm: $(STAMP) ## Tests on a real SLURM, started here from Debian's packages (r
 gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
 	@$(BIN)/pytest tests/gpu
 
+mutations: $(STAMP) ## Weaken each rule against wrong results in a copy, and see whether a test fails (5 min; ARGS=NAME)
+	@$(BIN)/python -m tests.support.mutations $(ARGS)
+
 recording: $(STAMP) ## Text frames of a run, a kill, Ctrl-C and resume on two terminals, in runs/recording
 	@$(BIN)/python -m tests.support.recording
 

@@ -35,8 +35,8 @@ GIVE_UP_SECONDS = 120.0
 BACK_SECONDS = 1.0
 """Time until a killed coordinator starts again, in seconds."""
 PLAYED = """
-begun=$TANDEM_RUN_DIR/begun-$RANK
-echo begun >> "$begun"
+started=$TANDEM_RUN_DIR/begun-$RANK
+echo begun >> "$started"
 sleep {seconds}
 date +%s.%N > "$TANDEM_RUN_DIR/ended-$RANK"
 """
@@ -111,13 +111,13 @@ def play(number: int, folder: Path, ranks: str, replicas: int, lose: bool, seed:
         while (done := job.rundir.done()) is None and time.monotonic() < deadline:
             time.sleep(0.02)
         ends = [float(path.read_text()) for path in job.rundir.path.glob("ended-*")]
-        begun = [len(path.read_text().splitlines()) for path in job.rundir.path.glob("begun-*")]
+        starts = [len(path.read_text().splitlines()) for path in job.rundir.path.glob("begun-*")]
         output = "" if codes == [ExitCode.DONE] * replicas else job.output(names[0])[-500:]
     last = max(back_at, *ends) if ends else agents_ended
     problems = [
         f"agents ended with {codes}: {output}" if output else "",
         f"{len(ends)} of {replicas} ranks ended" if len(ends) != replicas else "",
-        f"ranks began {begun} times" if begun != [1] * replicas else "",
+        f"ranks started {starts} times" if starts != [1] * replicas else "",
         "" if done else f"no DONE: {job.rundir.failed()}",
     ]
     shutil.rmtree(folder)
@@ -148,11 +148,11 @@ def table(rows: Sequence[Ended]) -> str:
         f"{'seconds after the work':24} {'jobs':>6} {'agents: median':>16} {'99 %':>7} {'last':>7} {'DONE: last':>12}"
     ]
     for name, lost in (("undisturbed", False), ("lost their coordinator", True)):
-        some = sorted(row.agents_seconds for row in rows if row.lost == lost)
-        if some:
+        values = sorted(row.agents_seconds for row in rows if row.lost == lost)
+        if values:
             done = max(row.done_seconds for row in rows if row.lost == lost)
-            middle, most = some[len(some) // 2], some[min(len(some) - 1, len(some) * 99 // 100)]
-            lines.append(f"{name:24} {len(some):6} {middle:16.2f} {most:7.2f} {some[-1]:7.2f} {done:12.2f}")
+            middle, late = values[len(values) // 2], values[min(len(values) - 1, len(values) * 99 // 100)]
+            lines.append(f"{name:24} {len(values):6} {middle:16.2f} {late:7.2f} {values[-1]:7.2f} {done:12.2f}")
     return "\n".join(lines)
 
 
@@ -192,11 +192,11 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as root, busy(options.beside), ThreadPoolExecutor(options.at_once) as pool:
 
-        def one(number: int) -> Ended:
+        def play_numbered(number: int) -> Ended:
             lose = bool(options.lose_every) and number % options.lose_every == 0
             return play(number, Path(root) / str(number), options.ranks, options.replicas, lose, options.seed)
 
-        for row in pool.map(one, range(options.jobs)):
+        for row in pool.map(play_numbered, range(options.jobs)):
             rows.append(row)
             if row.problem:
                 print(f"job {row.number}: {row.problem}", flush=True)
