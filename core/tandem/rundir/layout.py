@@ -6,7 +6,7 @@
     generations/000007.json               which checkpoint a generation resumed from; written once (see lineage)
     rewinds/000001.json                   where the loss became useless, and the data to skip (see lineage)
     micro-batches/000007.json             a micro-batch that did not fit into memory; written once (see micro_batch)
-    finished/000007.<incarnation>.worker-0  ranks that have ended well while the coordinator did not answer; empty
+    finished-members/000007.<id>.worker-0 its ranks have ended well while no coordinator answered
     checkpoints/step-000000500/           committed by one rename of a never-used name; never written again
         manifest.json                     files, checksums, generation, parent, mesh, data position, RNG, versions
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
@@ -123,7 +123,7 @@ class RunDir:
         self.generations = self.path / "generations"
         self.rewinds = self.path / "rewinds"
         self.micro_batches = self.path / "micro-batches"
-        self.finished = self.path / "finished"
+        self.finished = self.path / "finished-members"
         self.checkpoints = self.path / "checkpoints"
         self.evaluations = self.path / "evaluations"
         self.leases = self.path / "leases"
@@ -297,7 +297,11 @@ class RunDir:
 
     def finished_members(self) -> frozenset[FinishedMember]:
         """The recorded members that have finished, of all generations."""
-        matches = [_FINISHED.match(path.name) for path in list_folder(self.finished)]
+        try:
+            matches = [_FINISHED.match(path.name) for path in list_folder(self.finished)]
+        except NotADirectoryError:
+            # A file of the script's own.
+            return frozenset()
         return frozenset(FinishedMember(int(match[1]), match[3], match[2]) for match in matches if match)
 
     # Checkpoints

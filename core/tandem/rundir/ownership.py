@@ -102,7 +102,7 @@ UNMOVED_NAMES = {LOCK, ENDPOINT, SLURM, BUCKETS, "numbering.json", "code", *EARL
 """Names that are not moved. Code is named by its content, so a run that was moved away still finds its own."""
 TANDEM_NAMES = (
     *FOLDERS,
-    *("stacks", "watched", "micro-batches", "finished", "tracking"),
+    *("stacks", "watched", "micro-batches", "finished-members", "tracking"),
     *("coordinator.json", "coordinator.beside.json"),
     *("best.json", "latest.json", "wrong.json"),
     *("BROKEN-OFF", "DONE", "FAILED.json", "report.html", "report", "csv", "tensorboard"),

@@ -75,6 +75,11 @@ def test_who_has_finished_is_recorded_by_generation_and_process(run: RunDir) -> 
     assert run.finished_members() == members
 
 
+def test_a_file_of_the_scripts_own_in_the_place_of_that_record_says_nothing(run: RunDir) -> None:
+    run.finished.touch()
+    assert run.finished_members() == frozenset()
+
+
 def test_checkpoints_that_count_come_newest_first(run: RunDir) -> None:
     start(run, 1)
     commit(run, 10)
