@@ -119,14 +119,15 @@ def last_lines(log: Path, count: int, of_ranks: bool = False, rank: int | None =
     """
     newest = read_tail(log).rpartition("\n--- ")[2]
     lines = [line.rstrip() for line in newest.splitlines()[1:] if line.strip()]
-    shown = (_lines_of_ranks(lines, rank) or lines) if of_ranks else lines
-    return [line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …" for line in shown[-count:]]
+    selected = (_lines_of_ranks(lines, rank) or lines) if of_ranks else lines
+    return [line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} …" for line in selected[-count:]]
 
 
 def _lines_of_ranks(lines: list[str], rank: int | None) -> list[str]:
     """The lines of the newest generation's ranks, or else of all; of one rank, if the log names ranks."""
     starts = [number for number, line in enumerate(lines) if JOINED_LINE.match(line)]
-    own = _of_ranks(lines[starts[-1] :] if starts else []) or _of_ranks(lines)
+    newest_lines = lines[starts[-1] :] if starts else []
+    own = _of_ranks(newest_lines) or _of_ranks(lines)
     of_one = [line for line in own if line.startswith(f"[rank {rank}] ")]
     return of_one or own
 

@@ -41,7 +41,7 @@ FILES = (
     *("DONE", "FAILED.json", "BROKEN-OFF", "job.json", "numbering.json", "coordinator.json", "coordinator.beside.json"),
     *("best.json", "latest.json", "wrong.json"),
 )
-FOLDERS = ("generations", "rewinds", "micro-batches", "evaluations", "stacks", "log")
+FOLDERS = ("generations", "rewinds", "micro-batches", "finished-members", "evaluations", "stacks", "log")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 """Names of files and folders of a run directory. Others, such as `.nfs…`, are not Tandem's, or not complete."""
 RENEWAL_SECONDS = lease.LEASE_LENGTH_SECONDS / 3
