@@ -56,8 +56,7 @@ def tandem_upload(url: str, prefix: str, folder: Path) -> None:
     rundir = RunDir(folder.parent.parent)
     (rundir.path / "buckets.json").unlink(missing_ok=True)
     store = place(url, prefix)
-    claim(store, rundir, is_empty=False)
-    uploader = Uploader(store, rundir)
+    uploader = Uploader(store, rundir, claim(store, rundir, is_empty=False))
     uploader.survey()
     uploader.upload_checkpoints()
 

@@ -25,8 +25,6 @@ from tandem.rundir.upload import Uploader
 from tandem_cli.output import echo
 from tandem_cli.terminal.canvas import PrintableConsole
 
-ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-
 
 def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
     """Open a place in a bucket.
@@ -42,30 +40,25 @@ def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
     except ValueError as error:
         raise UserError(f"{url}: {error}") from error
     with bucket_errors():
-        return Store(location, endpoint or _endpoint(location), region)
+        return Store(location, endpoint, region)
 
 
-def _endpoint(location: Location) -> str:
-    names = ENDPOINT_VARIABLES if location.scheme == "s3" else ()
-    return next((value for name in names if (value := os.environ.get(name))), "")
-
-
-def continue_from(storage: Storage, run_dir: RunDir) -> list[str]:
+def continue_from(storage: Storage, run_dir: RunDir) -> tuple[Writer | None, list[str]]:
     """Become the writer of a job's bucket, and get what it holds if nothing was saved in the run directory.
 
     Returns:
-        Notes for the user.
+        The right to write the bucket, which the caller ends if the run does not start, and notes for the user.
 
     Raises:
         UserError: the bucket cannot be used, or holds another run or a newer state of this one.
     """
     store = open_store(storage.bucket or "", storage.endpoint or "", storage.region or "")
     with bucket_errors(), progress("downloading") as tick:
-        result = continue_run(store, run_dir, _waiting, tick)
-    if result is None:
-        return []
+        continuation = continue_run(store, run_dir, _waiting, tick)
+    if (result := continuation.downloaded) is None:
+        return continuation.writer, []
     count = count_noun(len(result.checkpoints), "checkpoint")
-    return [f"continues the run in {store.location}: {count}, {size(result.size)}", *result.faults]
+    return continuation.writer, [f"continues the run in {store.location}: {count}, {size(result.size)}"]
 
 
 def describe_missing(storage: Storage, run_dir: RunDir) -> str:
@@ -78,7 +71,7 @@ def describe_missing(storage: Storage, run_dir: RunDir) -> str:
 
 
 def upload(run_dir: RunDir, store: Store) -> int:
-    """Bring a run directory into a bucket, completely. Returns the bytes sent.
+    """Bring a run directory, whose lock the caller holds, into a bucket, completely. Returns the bytes sent.
 
     Raises:
         UserError: the bucket cannot be used, or holds another run.
@@ -88,12 +81,15 @@ def upload(run_dir: RunDir, store: Store) -> int:
         writer = claim(store, run_dir, is_empty=False, waiting=_waiting)
         try:
             with writer.renewing(), progress("uploading") as tick:
-                uploader = Uploader(store, run_dir, tick)
+                uploader = Uploader(store, run_dir, writer, tick)
                 uploader.survey()
                 uploader.upload_checkpoints()
                 uploader.upload_records()
+            record = BucketRecord.load(run_dir, str(store.location))
+            if record is not None and record.missing:
+                record.model_copy(update={"missing": ""}).write(run_dir)
         finally:
-            _end(writer)
+            writer.end()
     if uploader.damaged:
         raise UserError(f"not uploaded: {'; '.join(uploader.damaged.values())}")
     return uploader.bytes
@@ -113,6 +109,8 @@ def download(store: Store, folder: Path, selectors: list[str]) -> Downloaded:
     record = BucketRecord.load(run_dir, url)
     if record is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} already exists and is no copy of {url}; choose another folder")
+    if record is not None and (record.writer or record.claiming):
+        raise UserError(f"{folder} is the run directory of the run in {url}, and no copy of it; choose another folder")
     with bucket_errors():
         store.ping()
         downloader = Downloader(store)
@@ -155,14 +153,6 @@ def _download(downloader: Downloader, run_dir: RunDir, selectors: list[str]) -> 
         result = downloader.checkpoints(run_dir, selectors, tick)
     result.size += received
     return result
-
-
-def _end(writer: Writer) -> None:
-    """End a right; the next writer waits if that fails."""
-    try:
-        writer.renew(has_ended=True)
-    except (SupersededWriter, StoreAccessError, StoreUnavailableError) as error:
-        echo("", mark=f"warning: {error}", colour="yellow", err=True)
 
 
 @contextmanager

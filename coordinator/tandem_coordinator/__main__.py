@@ -128,9 +128,8 @@ async def _serve(
     job = _job(rundir) if manifest is None else _read_manifest(manifest)
     state_store = StateStore(rundir, os.environ.get(POD) or None)
     try:
-        if manifest is not None:
-            # On a machine of its own, `tandem run` has done so.
-            await asyncio.to_thread(_continue_from_bucket, rundir, job)
+        # The bucket may have gone on elsewhere since this directory was prepared.
+        await asyncio.to_thread(_continue_from_bucket, rundir, job)
         is_new = manifest is not None and _claim_rundir(rundir, job)
         rundir.create()
         changed_settings = ""
@@ -282,7 +281,7 @@ def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
     complete_moves(rundir)
     try:
         store = Store(Location.parse(storage.bucket), storage.endpoint or "", storage.region or "")
-        result = continue_run(store, rundir, lambda writer: log.info("event=bucket-waits writer=%s", writer))
+        result = continue_run(store, rundir, lambda writer: log.info("event=bucket-waits writer=%s", writer)).downloaded
     except (Occupied, StoreAccessError, StoreUnavailableError) as error:
         raise CannotStart(f"spec.checkpoint.storage.bucket: {error}") from None
     if result is not None:

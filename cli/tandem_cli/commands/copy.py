@@ -19,6 +19,7 @@ from tandem_cli.bucket import download, open_store, progress, upload
 from tandem_cli.cluster import ContextOption, NamespaceOption, validate_job_name
 from tandem_cli.kubernetes import copying
 from tandem_cli.kubernetes.kubectl import Kubectl
+from tandem_cli.local.prepare import locked
 from tandem_cli.output import echo
 from tandem_cli.runs import open_run
 
@@ -99,6 +100,8 @@ def _to_bucket(source: str, store: Store) -> None:
     if is_url(source):
         raise UserError("copy from one bucket to another by way of a folder: tandem copy URL FOLDER, then FOLDER URL")
     run_dir = open_run(Path(source))
-    sent = upload(run_dir, store)
+    # A run that is alive has an upload of its own.
+    with locked(run_dir.path):
+        sent = upload(run_dir, store)
     echo(f"copied    {size(sent)} to {store.location}")
     echo(f"next      tandem report {store.location}")

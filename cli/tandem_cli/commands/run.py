@@ -249,6 +249,8 @@ class _Run:
         session = LocalRun(
             factory, claimed, display_for(self._console), self._requests, self._command.port, not done, str(self._path)
         )
+        # The coordinator's upload takes the right to write the bucket over.
+        claimed.writer = None
         session.run()
         return self._end(session, factory, time.monotonic() - started, before.step)
 

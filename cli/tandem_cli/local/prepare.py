@@ -21,6 +21,7 @@ from typing import Any
 from tandem.errors import UserError
 from tandem.formatting import size
 from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.bucket import Writer
 from tandem.rundir.durable import encode, unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import (
@@ -55,6 +56,8 @@ class HeldFolder:
     """Descriptor of the lock, shared with the guardian."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
+    writer: Writer | None = None
+    """The right to write the job's bucket, until the coordinator's upload takes it over."""
 
     def sign(self, mark: str) -> None:
         """Write the holder into the lock, for messages and to find leftover processes by the mark."""
@@ -72,6 +75,8 @@ class HeldFolder:
 
     def release(self) -> None:
         """Release the lock. The guardian may hold it a moment longer."""
+        if self.writer is not None:
+            self.writer.end()
         os.close(self.lock)
 
 
@@ -96,24 +101,43 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: s
     with disk_errors(path):
         _make(path)
         lock = _lock(path)
+    writer: Writer | None = None
+    from_bucket: list[str] = []
     try:
         with disk_errors(path):
             run_dir = RunDir(path)
             complete_moves(run_dir)
-            storage = job.spec.checkpoint.storage
-            from_bucket = continue_from(storage, run_dir) if storage.bucket is not None else []
-            finding = _inspect(run_dir, job, fresh, fresh_command)
             need_space(path)
             if missing := unsupported_operation(path):
                 raise UserError(f"{missing}.")
+            if (storage := job.spec.checkpoint.storage).bucket is not None:
+                writer, from_bucket = continue_from(storage, run_dir)
+            finding = _inspect(run_dir, job, fresh, fresh_command)
             notes = [*from_bucket, *_notes(run_dir, job, finding)]
             apply_decision(run_dir, finding)
             run_dir.create()
             run_dir.write_job(job_to_record(run_dir, job))
     except BaseException:
+        if writer is not None:
+            writer.end()
         os.close(lock)
         raise
-    return HeldFolder(run_dir, lock, tuple(notes))
+    return HeldFolder(run_dir, lock, tuple(notes), writer)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of an existing run directory.
+
+    Raises:
+        UserError: a run uses it.
+    """
+    with disk_errors(path):
+        lock = _lock(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _make(path: Path) -> None:

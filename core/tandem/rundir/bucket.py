@@ -20,8 +20,9 @@ follow from them, and the end of the run last: whoever finds DONE finds everythi
 **One writer.** Two machines must not continue one run. A process becomes the writer by replacing writer.json if its
 writer has ended, or has shown no sign of life for TAKEOVER_SECONDS by the clock of the process that waits: no two
 clocks are compared. The run directory records the last writer (`BucketRecord`). If another one has written since, this
-directory is not the newest state of the run, and is refused. Files that change are replaced only if they are as this
-writer has left them, so that a writer that slept through its end is stopped by its next write (`SupersededWriter`).
+directory is not the newest state of the run, and is refused. A writer whose last sign is older than FRESH_SECONDS
+renews it before it writes anything else, and always before it commits or deletes, so one that slept through its end
+stops there (`SupersededWriter`). Files that change are replaced only if they are as this writer has left them.
 
 **Small pieces.** Parts are objects of PIECE_BYTES: an upload that breaks off continues with the next piece, several
 ranks can write one file, and no provider keeps an incomplete multipart upload that costs money and shows in no listing.
@@ -39,6 +40,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -62,6 +64,10 @@ THREADS = 4
 """Pieces that are sent or received at once: more would not be faster from one machine, and cost memory."""
 WRITER_SECONDS = 10.0
 """Interval at which the writer shows that it is alive, in seconds."""
+FRESH_SECONDS = 20.0
+"""Age of the writer's last sign in seconds from which it renews it before it writes anything else."""
+MAX_CLAIMS = 20
+"""Maximum number of recorded claims whose outcome is unknown."""
 TAKEOVER_SECONDS = 35.0
 """Time after which a writer that has shown no sign of life is replaced, in seconds: three signs may be lost."""
 
@@ -105,9 +111,9 @@ class BucketRecord(Model):
     """The run's identity in run.json."""
     writer: str
     """The writer that this directory has had last: if the bucket has had another one since, the bucket is newer."""
-    claiming: str = ""
-    """The writer that this directory is about to have. It is recorded first: whoever dies in between must not take its
-    own name in the bucket for that of another."""
+    claiming: list[str] = []
+    """Writers that this directory was about to have since. They are recorded first: whoever dies in between, or gets no
+    answer, must not take its own name in the bucket for that of another."""
     complete: bool = True
     """Whether everything in the bucket has arrived here."""
     missing: str = ""
@@ -141,6 +147,8 @@ class Writer:
     def __init__(self, store: Store, name: str, version: Mapping[str, str]) -> None:
         self._store, self._name, self._version = store, name, version
         self._lock = threading.Lock()
+        self._renewed_at = time.monotonic()
+        self._superseded = ""
 
     def renew(self, has_ended: bool = False) -> None:
         """Show that this process is alive.
@@ -153,10 +161,23 @@ class Writer:
             StoreAccessError, StoreUnavailableError: the bucket cannot be used.
         """
         with self._lock:
+            if self._superseded:
+                raise SupersededWriter(self._superseded)
             try:
                 self._version = self._store.replace(WRITER, _sign(self._name, has_ended), self._version)
             except Stale as error:
-                raise SupersededWriter(f"{self._store.location}: {error}") from error
+                self._superseded = f"{self._store.location}: {error}"
+                raise SupersededWriter(self._superseded) from error
+            self._renewed_at = time.monotonic()
+
+    def ensure(self) -> None:
+        """Check before a write that nobody can have taken over; renew the right if its last sign is old.
+
+        Raises:
+            SupersededWriter, StoreAccessError, StoreUnavailableError: as `renew`.
+        """
+        if self._superseded or time.monotonic() - self._renewed_at > FRESH_SECONDS:
+            self.renew()
 
     @contextmanager
     def renewing(self) -> Iterator[None]:
@@ -176,6 +197,12 @@ class Writer:
             done.set()
             thread.join()
 
+    def end(self) -> None:
+        """End the right, so that the next writer need not wait. It waits if this fails; one that was taken over stays
+        with its new writer."""
+        with suppress(SupersededWriter, StoreAccessError, StoreUnavailableError):
+            self.renew(has_ended=True)
+
 
 def claim(store: Store, rundir: RunDir, is_empty: bool, waiting: Callable[[str], None] = lambda writer: None) -> Writer:
     """Become the writer of a run, and record that in the run directory, whose lock the caller holds.
@@ -193,19 +220,41 @@ def claim(store: Store, rundir: RunDir, is_empty: bool, waiting: Callable[[str],
     url, name = str(store.location), f"{socket.gethostname()}-{secrets.token_hex(8)}"
     recorded = BucketRecord.load(rundir, url)
     before = recorded or BucketRecord(url=url, run="", writer="", complete=not is_empty)
-    planned = before.model_copy(update={"run": before.run or secrets.token_hex(16), "claiming": name})
+    planned = before.model_copy(
+        update={"run": before.run or secrets.token_hex(16), "claiming": [*before.claiming, name][-MAX_CLAIMS:]}
+    )
     planned.write(rundir)
     try:
-        is_new = store.create(IDENTITY, encode({"format": FORMAT, "run": planned.run})) is not None
+        is_new = _create_identity(store, planned.run)
         run = planned.run if is_new else _expected_run(store, planned.run, is_empty)
-        own_names = {before.writer, before.claiming} - {""}
+        own_names = {before.writer, *before.claiming} - {""}
         is_behind, version = _take(store, name, own_names, is_empty, waiting)
     except Occupied:
         before.write(rundir)
         raise
     complete = is_new or (before.complete and not is_behind)
-    BucketRecord(url=url, run=run, writer=name, complete=complete).write(rundir)
+    BucketRecord(url=url, run=run, writer=name, complete=complete, missing=before.missing).write(rundir)
     return Writer(store, name, version)
+
+
+def _create_identity(store: Store, run: str) -> bool:
+    """Begin a new run in the bucket. Returns False if there is one.
+
+    Raises:
+        Occupied: the prefix has other objects, which an upload would take for its own, or belongs to another run.
+    """
+    if store.read(IDENTITY) is not None:
+        return False
+    other = next((entry.name for entry in store.entries() if not entry.name.startswith(".probe-")), None)
+    # Another process may have begun the run a moment ago.
+    if other is not None and store.read(IDENTITY) is None:
+        raise Occupied(f"{store.location} is not empty (it has {other}). Choose a prefix without objects for a new run")
+    parts = store.location.prefix.split("/")
+    for count in range(1, len(parts)):
+        parent = replace(store.location, prefix="/".join(parts[:count]))
+        if Store(parent, store.endpoint, store.region, store.patience).read(IDENTITY) is not None:
+            raise Occupied(f"{store.location} lies within the run in {parent}. Choose another prefix")
+    return store.create(IDENTITY, encode({"format": FORMAT, "run": run})) is not None
 
 
 def _expected_run(store: Store, run: str, is_empty: bool) -> str:

@@ -8,17 +8,17 @@ A bucket that is being written is read in an order that keeps the rules of a run
 is written last), and a checkpoint only with a manifest. One that retention deletes meanwhile is skipped.
 """
 
+import errno
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tandem.rundir.archive import FILES, select
+from tandem.rundir.archive import run_files, select
 from tandem.rundir.bucket import (
     CHECKPOINTS,
     IDENTITY,
@@ -28,12 +28,12 @@ from tandem.rundir.bucket import (
     SEGMENT_BYTES,
     THREADS,
     BucketRecord,
-    SupersededWriter,
+    Writer,
     claim,
     piece_name,
     remote_names,
 )
-from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum
+from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, OtherFormat, checksum
 from tandem.rundir.durable import TEMPORARY, commit_folder, sync_file, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import OwnershipDecision, apply_decision, has_saved
@@ -72,6 +72,8 @@ class Downloader:
         if IDENTITY not in self._sizes:
             raise StoreAccessError(f"{store.location} holds no run of Tandem")
         self._names = sorted(remote_names(self._sizes))
+        self.unreadable: list[str] = []
+        """Sentences about checkpoints in the format of another version of Tandem."""
 
     def records(self, rundir: RunDir) -> int:
         """Write all records and logs into a run directory, and delete those that the run does not have. Returns the
@@ -94,21 +96,26 @@ class Downloader:
                 received += len(content.data)
         for log, segments in logs.items():
             received += self._log(rundir.log / log, segments)
-        for name in FILES:
-            if name not in self._sizes:
-                (rundir.path / name).unlink(missing_ok=True)
+        names = {*self._names, *(f"{LOG}/{log}" for log in logs)}
+        for path in run_files(rundir):
+            if path.relative_to(rundir.path).as_posix() not in names:
+                path.unlink(missing_ok=True)
         return received
 
     def manifests(self, rundir: RunDir) -> list[Manifest]:
-        """Write the manifests of all checkpoints into a run directory that has none of them itself: enough to list and
-        compare them. Returns those that are sound, the lowest step first."""
-        manifests = []
-        for name in self._checkpoint_names():
+        """Write the manifests of all checkpoints into a run directory that has no checkpoints itself: enough to list
+        and compare them. Returns those that are sound, the lowest step first."""
+        manifests, names = [], self._checkpoint_names()
+        for name in set(rundir.checkpoint_names()) - set(names):
+            shutil.rmtree(rundir.checkpoint(name))
+        for name in names:
             content = self._store.read(f"{CHECKPOINTS}/{name}/{FILE}")
             if content is not None:
                 _write(rundir.checkpoint(name) / FILE, content.data)
                 try:
                     manifests.append(Manifest.load(rundir.checkpoint(name)))
+                except OtherFormat as error:
+                    self.unreadable.append(str(error))
                 except Broken:
                     continue
         return manifests
@@ -132,6 +139,7 @@ class Downloader:
                 if path.is_dir():
                     shutil.copytree(path, view.path / path.name)
             self.manifests(view)
+            result.faults += self.unreadable
             selected = select(view, selectors)
             missing = [manifest for manifest in selected if _digest(rundir, manifest.name) != manifest.digest]
             total = sum(manifest.size for manifest in missing)
@@ -204,7 +212,9 @@ class Downloader:
             if content is None:
                 raise Broken(f"{manifest.name}: a part of {entry.path} is missing in the bucket")
             if len(content) == length and checksum(content) == entry.xxh3[number]:
-                return os.pwrite(descriptor, content, start)
+                if (written := os.pwrite(descriptor, content, start)) < length:
+                    raise OSError(errno.ENOSPC, f"only {written} of {length} bytes could be written")
+                return length
         raise Broken(f"{manifest.name}/{entry.path} does not match its checksum at byte {start}")
 
     def _log(self, path: Path, segments: list[str]) -> int:
@@ -225,12 +235,22 @@ class Downloader:
         return received
 
 
+@dataclass(frozen=True)
+class ContinuedRun:
+    """A run directory that its bucket belongs to now."""
+
+    writer: Writer | None
+    """The right to write the bucket; None if the bucket could not be asked, and the run directory is complete."""
+    downloaded: Downloaded | None
+    """The files from the bucket; None if nothing was missing here."""
+
+
 def continue_run(
     store: Store,
     rundir: RunDir,
     waiting: Callable[[str], None] = lambda writer: None,
     tick: Tick = lambda received, total: None,
-) -> Downloaded | None:
+) -> ContinuedRun:
     """Become the writer of a run in a bucket, and get the run from there if nothing was saved in the run directory.
 
     The caller holds the lock of the run directory.
@@ -238,43 +258,44 @@ def continue_run(
     Args:
         waiting: called with the name of the present writer if it has to be waited for.
 
-    Returns:
-        What was downloaded; None if the run directory has everything, or the bucket has no run yet.
-
     Raises:
         Occupied: the bucket holds another run, or a newer state of this one.
-        StoreAccessError, StoreUnavailableError: it cannot be used, and may have what the run directory lacks.
+        StoreAccessError, StoreUnavailableError: it cannot be used, and may have what the run directory lacks; or a
+            checkpoint in it cannot be read.
         OSError: the run directory cannot be written.
     """
     record = BucketRecord.load(rundir, str(store.location))
+    is_partial = record is not None and not record.complete
     try:
         store.probe()
-        is_empty = not has_saved(rundir) if record is None or record.complete else True
-        if is_empty and record is None and rundir.job_file.exists():
-            # Files of an attempt that saved nothing must not mix with those of the bucket.
-            apply_decision(rundir, OwnershipDecision("attempt"))
-        writer = claim(store, rundir, is_empty, waiting)
+        writer = claim(store, rundir, is_partial or not has_saved(rundir), waiting)
     except (StoreAccessError, StoreUnavailableError):
         # The run directory is complete, and its upload reports the problem.
         if record is not None and record.complete:
-            return None
+            return ContinuedRun(None, None)
         raise
     try:
         claimed = BucketRecord.load(rundir, str(store.location))
         if claimed is None or claimed.complete:
-            return None
+            return ContinuedRun(writer, None)
+        if not is_partial and rundir.job_file.exists():
+            # Files of an attempt that saved nothing must not mix with those of the bucket.
+            apply_decision(rundir, OwnershipDecision("attempt"))
         with writer.renewing():
             downloader = Downloader(store)
             received = downloader.records(rundir)
             result = downloader.checkpoints(rundir, ("all",), tick)
+        # What is missing here would be deleted there.
+        if result.faults:
+            raise StoreAccessError(
+                f"{store.location}: {result.faults[0]}. To continue without it, delete its manifest.json there"
+            )
         claimed.model_copy(update={"complete": True}).write(rundir)
     except BaseException:
-        # The next one need not wait.
-        with suppress(SupersededWriter, StoreAccessError, StoreUnavailableError):
-            writer.renew(has_ended=True)
+        writer.end()
         raise
     result.size += received
-    return result
+    return ContinuedRun(writer, result)
 
 
 def _digest(rundir: RunDir, name: str) -> str:

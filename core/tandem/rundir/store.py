@@ -47,14 +47,15 @@ _PREFIX_PART = re.compile(r"^[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*$")
 MAX_URL_LENGTH = 512
 RETRIES = 6
 """Repetitions of a request that failed by 429, 5xx or the network, with exponential back-off and jitter."""
-RETRY_SECONDS = 20.0
-"""Time within which a request is repeated, in seconds. An upload goes on with its next pass."""
-REQUEST_SECONDS = 60.0
-"""Timeout of one request in seconds: 64 MiB at 1 MiB/s."""
+RETRY_SECONDS = 600.0
+"""Time within which a request is repeated, in seconds."""
+REQUEST_SECONDS, CONNECT_SECONDS = 300.0, 5.0
+"""Timeouts of one request and of its connection in seconds: four parts of 64 MiB at once take so long at 1 MiB/s."""
 PROBE_SECONDS = 2.0
 """Timeout of a store that is asked for the first time, in seconds: a user waits."""
 CREDENTIALS_SECONDS = 300.0
 """Interval at which a credentials file is read again, in seconds: keys are rotated."""
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 NONCE = "tandemnonce"
 """Name of the metadata with the random value of a write. Azure takes no hyphens."""
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -75,6 +76,11 @@ class StoreUnavailableError(OSError):
 
 class Stale(Exception):  # noqa: N818 - a state of the object
     """Another process has written or deleted the object meanwhile."""
+
+    def __init__(self, message: str, is_gone: bool) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
+        """Whether the object does not exist."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,8 @@ class Store:
     """Operations by kind: `write`, `read`, `list` and `delete`. Retries are not counted."""
 
     def __post_init__(self) -> None:
+        if not self.endpoint and self.location.scheme == "s3":
+            self.endpoint = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
         self._store = _open(self)
         self._process = secrets.token_hex(8)
 
@@ -206,7 +214,8 @@ class Store:
         # An earlier write of this process has arrived although it seemed to fail.
         if current is not None and current.nonce.startswith(self._process):
             return current.version if current.data == data else self.replace(name, data, current.version)
-        raise Stale(f"{name} was {'deleted' if current is None else 'written by another process'}")
+        is_gone = current is None
+        raise Stale(f"{name} was {'deleted' if is_gone else 'written by another process'}", is_gone)
 
     def _replace(self, name: str, data: bytes, version: Mapping[str, str]) -> Mapping[str, str]:
         import obstore
@@ -359,7 +368,8 @@ class Store:
         except (AlreadyExistsError, PreconditionError):
             raise
         except (BaseError, OSError) as error:
-            if isinstance(error, NotFoundError | FileNotFoundError) and "NoSuchBucket" not in str(error):
+            is_missing = isinstance(error, NotFoundError | FileNotFoundError)
+            if is_missing and not any(code in str(error) for code in _NO_BUCKET):
                 raise NotFoundError(name) from error
             raise self._explained(error, kind, name) from error
 
@@ -399,8 +409,9 @@ _VARIABLES = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _SENTENCES = {
-    ("NoSuchBucket", "ContainerNotFound"): "there is no bucket {place} at {server}",
+    _NO_BUCKET: "there is no bucket {place} at {server}",
     ("InvalidAccessKeyId", "InvalidToken"): "{server} does not know the access key for {place}",
     ("SignatureDoesNotMatch", "AuthenticationFailed"): "{server} rejects the secret key for {place}",
     ("ExpiredToken", "TokenRefreshRequired"): "the credentials for {place} have expired",
@@ -433,12 +444,12 @@ def _open(store: Store) -> "ObjectStore":
         config["azure_storage_endpoint" if scheme == "az" else "endpoint"] = store.endpoint
     if store.region and scheme == "s3":
         config["region"] = store.region
+    timeout = store.patience if store.patience <= PROBE_SECONDS else REQUEST_SECONDS
     options: Any = {
-        "timeout": timedelta(seconds=min(REQUEST_SECONDS, store.patience)),
-        "connect_timeout": timedelta(seconds=min(5.0, store.patience)),
+        "timeout": timedelta(seconds=timeout),
+        "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, timeout)),
+        "allow_http": store.endpoint.startswith("http://"),
     }
-    if store.endpoint.startswith("http://") or os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
-        options["allow_http"] = True
     retries: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=store.patience)}
     settings: dict[str, Any] = {"config": config, "client_options": options, "retry_config": retries}
     if scheme == "s3" and (provider := _credentials_file()) is not None:

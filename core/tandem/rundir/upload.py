@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR
@@ -36,10 +36,12 @@ from tandem.rundir.bucket import (
     BucketRecord,
     Occupied,
     SupersededWriter,
+    Writer,
     claim,
     parts_of,
     piece_name,
     pieces,
+    remote_names,
     segment_name,
 )
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, open_file
@@ -64,14 +66,19 @@ class Uploader:
     """Brings what is new in a run directory into its bucket.
 
     Args:
-        store: its bucket, whose right to write the caller holds.
+        store: its bucket.
+        writer: the right to write it.
         tick: called with the bytes sent and the bytes of the present checkpoint.
     """
 
     def __init__(
-        self, store: Store, rundir: RunDir, tick: Callable[[int, int], None] = lambda sent, total: None
+        self,
+        store: Store,
+        rundir: RunDir,
+        writer: Writer,
+        tick: Callable[[int, int], None] = lambda sent, total: None,
     ) -> None:
-        self._store, self._rundir, self._tick = store, rundir, tick
+        self._store, self._rundir, self._writer, self._tick = store, rundir, writer, tick
         self._versions: dict[str, Any] = {}
         """Versions of the objects in the bucket."""
         self._sizes: dict[str, int] = {}
@@ -79,6 +86,8 @@ class Uploader:
         """Identity, size and time of the files that were sent."""
         self._sent: dict[str, int] = {}
         """Bytes of each log in the bucket."""
+        self._tails: dict[str, str] = {}
+        """Checksum of the newest segment of each log in the bucket."""
         self.checkpoints: dict[str, str] = {}
         """Digests of the manifests in the bucket, by the checkpoint's name."""
         self.damaged: dict[str, str] = {}
@@ -93,9 +102,11 @@ class Uploader:
         Raises:
             StoreAccessError, StoreUnavailableError: it cannot be listed.
         """
-        for entry in self._store.entries():
-            self._versions[entry.name], self._sizes[entry.name] = entry.version, entry.size
-        for name in self._versions:
+        entries = {entry.name: entry for entry in self._store.entries()}
+        # Objects that are no files of a run are somebody else's.
+        for name in remote_names(entries):
+            self._versions[name], self._sizes[name] = entries[name].version, entries[name].size
+        for name in list(self._versions):
             folder, _, relative = name.partition("/")
             if folder == LOG:
                 log, _, offset = relative.rpartition("/")
@@ -123,7 +134,7 @@ class Uploader:
         if with_end:
             for name in ENDS:
                 self._upload_file(name, names[name])
-        self._delete(name for name in list(self._versions) if self._is_gone(name))
+        self._delete([name for name in list(self._versions) if self._is_gone(name)])
 
     def upload_checkpoints(self) -> None:
         """Send the checkpoints that the bucket lacks, the newest first, and delete those that the disk has no longer.
@@ -147,16 +158,15 @@ class Uploader:
                 if self._rundir.checkpoint(name).is_dir():
                     self.damaged[manifest.digest] = str(error)
         self._expect_rundir()
-        # The manifest first: a checkpoint without one does not exist. One that is damaged here stays there.
-        for name in self.checkpoints.keys() - set(self._rundir.checkpoint_names()):
+        # One that is damaged here is perhaps sound there.
+        set_aside = {entry.checkpoint for entry in self._rundir.all_set_aside() if entry.is_bad}
+        for name in self.checkpoints.keys() - set(self._rundir.checkpoint_names()) - set_aside:
+            # The manifest first: a checkpoint without one does not exist.
             self._delete([f"{CHECKPOINTS}/{name}/{FILE}"])
             del self.checkpoints[name]
-        referenced = {parts_of(digest) for digest in self.checkpoints.values()}
-        self._delete(
-            name
-            for name in list(self._versions)
-            if name.startswith(f"{PARTS}/") and not name.startswith(tuple(referenced))
-        )
+        referenced = tuple(parts_of(digest) for digest in self.checkpoints.values())
+        parts = [name for name in list(self._versions) if name.startswith(f"{PARTS}/")]
+        self._delete([name for name in parts if not name.startswith(referenced)])
 
     def _expect_rundir(self) -> None:
         """Raise FileNotFoundError if the run directory is gone: then nothing may be deleted in the bucket."""
@@ -166,7 +176,11 @@ class Uploader:
         if name.startswith((f"{CHECKPOINTS}/", f"{PARTS}/")) or name in (IDENTITY, WRITER):
             return False
         path = name.rpartition("/")[0] if name.startswith(f"{LOG}/") else name
-        return not (self._rundir.path / path).exists()
+        try:
+            (self._rundir.path / path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return False
 
     def _upload_checkpoint(self, manifest: Manifest) -> None:
         name, sent = manifest.name, 0
@@ -174,13 +188,15 @@ class Uploader:
             for count in self._upload_parts(manifest, entry):
                 sent += count
                 self._tick(sent, manifest.size)
-        # A checkpoint counts only with the records of its generations, and its steps with their log.
+        # A checkpoint counts only with the records of generations and rewinds, and its steps with their log.
         log = self._rundir.training_log(manifest.generation)
-        for path in (*list_folder(self._rundir.generations), log):
+        for path in (*list_folder(self._rundir.generations), *list_folder(self._rundir.rewinds), log):
             self._upload_file(path.relative_to(self._rundir.path).as_posix(), path)
         target = f"{CHECKPOINTS}/{name}/{FILE}"
         with open_regular(self._rundir.checkpoint(name) / FILE) as file:
-            self._replace(target, file.read())
+            content = file.read()
+        self._writer.renew()
+        self._replace(target, content)
         self.checkpoints[name] = manifest.digest
 
     def _upload_parts(self, manifest: Manifest, entry: FileEntry) -> Iterator[int]:
@@ -203,6 +219,7 @@ class Uploader:
                 raise Broken(
                     f"{manifest.name}/{entry.path} does not match its checksum at byte {(first + index) * CHUNK_BYTES}"
                 )
+        self._writer.ensure()
         self._store.put(target, piece)
         self._sizes[target] = len(piece)
         self._versions[target] = None
@@ -236,34 +253,55 @@ class Uploader:
 
     def _upload_log(self, path: Path, log: str, size: int) -> None:
         """Send what a log has grown by: fill its last segment, then begin new ones."""
-        done = self._sent.get(log, 0)
-        if size < done:
-            # It was begun anew.
-            self._delete([name for name in self._versions if name.startswith(f"{LOG}/{log}/")])
-            done = 0
-        start = done - done % SEGMENT_BYTES
         with open_regular(path) as file:
+            if not self._continues(log, file, size):
+                self._delete([name for name in list(self._versions) if name.startswith(f"{LOG}/{log}/")])
+                self._sent.pop(log, None)
+            done = self._sent.get(log, 0)
+            start = done - done % SEGMENT_BYTES
             while done < size:
                 file.seek(start)
                 content = file.read(min(SEGMENT_BYTES, size - start))
                 self._replace(segment_name(log, start), content)
+                self._tails[log] = checksum(content)
                 done = self._sent[log] = start + len(content)
+                # It was cut meanwhile: the next pass looks again.
                 if len(content) < SEGMENT_BYTES:
                     break
                 start += SEGMENT_BYTES
 
+    def _continues(self, log: str, file: BinaryIO, size: int) -> bool:
+        """Whether a log goes on from what the bucket has of it: it may have been begun anew, or replaced by another
+        file."""
+        done = self._sent.get(log, 0)
+        if not done or size < done:
+            return not done
+        start = (done - 1) // SEGMENT_BYTES * SEGMENT_BYTES
+        if log not in self._tails:
+            content = self._store.read(segment_name(log, start))
+            self._tails[log] = "" if content is None else checksum(content.data)
+        file.seek(start)
+        return checksum(file.read(done - start)) == self._tails[log]
+
     def _replace(self, name: str, content: bytes) -> None:
+        self._writer.ensure()
         try:
             self._versions[name] = self._store.replace(name, content, self._versions.get(name))
         except Stale as error:
-            raise SupersededWriter(f"{self._store.location}: {error}") from error
+            if not error.is_gone:
+                raise SupersededWriter(f"{self._store.location}: {error}") from error
+            # A deletion whose response was lost has arrived.
+            self._versions.pop(name, None)
+            self._replace(name, content)
+            return
         self._sizes[name] = len(content)
         self.bytes += len(content)
 
-    def _delete(self, names: Iterable[str]) -> None:
-        names = list(names)
-        self._store.delete(names)
+    def _delete(self, names: Sequence[str]) -> None:
+        if names:
+            self._writer.renew()
         for name in names:
+            self._store.delete([name])
             self._versions.pop(name, None)
             self._sizes.pop(name, None)
 
@@ -280,16 +318,16 @@ class Upload:
 
     Args:
         report: called with the reason why something is missing in the bucket; with "" once nothing is.
+        ending: set to send what is left, and end.
     """
 
-    def __init__(self, uploader: Uploader, report: Callable[[str], None]) -> None:
-        self._uploader, self._report = uploader, report
-        self.ending = threading.Event()
-        """Set to send what is left, and end."""
+    def __init__(self, uploader: Uploader, report: Callable[[str], None], ending: threading.Event) -> None:
+        self._uploader, self._report, self.ending = uploader, report, ending
         self._problems: dict[str, str] = {}
         self._reported: str | None = None
         self._lock = threading.Lock()
-        self._superseded: SupersededWriter | None = None
+        self._error: Exception | None = None
+        """The error that ends the upload: another writer, or a defect."""
 
     @property
     def problem(self) -> str:
@@ -303,37 +341,42 @@ class Upload:
             SupersededWriter: another process writes this run now.
         """
         side = threading.Thread(
-            target=self._repeat, args=("checkpoints", self._uploader.upload_checkpoints, LOOK_SECONDS)
+            target=self._repeat, args=("checkpoints", self._uploader.upload_checkpoints, LOOK_SECONDS), daemon=True
         )
         side.start()
         self._repeat("records", partial(self._uploader.upload_records, with_end=False), RECORDS_SECONDS)
         side.join()
-        if self._superseded is not None:
-            raise self._superseded
         # The end of the run comes after everything else.
-        if not self._problems:
+        if self._error is None and not self._problems:
             self._repeat("records", self._uploader.upload_records, 0.0)
+        if self._error is not None:
+            raise self._error
 
     def _repeat(self, kind: str, upload: Callable[[], None], interval: float) -> None:
-        pause, succeeded_at = RECORDS_SECONDS, time.monotonic()
-        while self._superseded is None:
+        pause, progress_at, sent, was_last = RECORDS_SECONDS, time.monotonic(), self._uploader.bytes, False
+        while self._error is None:
             # Read before the pass: what is written until then is part of the last one.
             is_last = self.ending.is_set()
             try:
                 upload()
-            except SupersededWriter as error:
-                self._superseded = error
-                self.ending.set()
-                return
             except OSError as error:
                 self._tell(kind, str(error))
-                if is_last and time.monotonic() - succeeded_at > FINAL_SECONDS:
+                # The time limit begins with the last pass, and anew with everything that arrives.
+                if (is_last and not was_last) or self._uploader.bytes > sent:
+                    progress_at, sent = time.monotonic(), self._uploader.bytes
+                was_last = is_last
+                if is_last and time.monotonic() - progress_at > FINAL_SECONDS:
                     return
-                self._wait(min(pause, FINAL_SECONDS / 4) if is_last else pause, is_last)
+                self._wait(min(pause, FINAL_SECONDS / 10) if is_last else pause, is_last)
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 continue
+            except Exception as error:
+                # `run` raises it again.
+                self._error = error
+                self.ending.set()
+                return
             self._tell(kind, "")
-            pause, succeeded_at = RECORDS_SECONDS, time.monotonic()
+            pause = RECORDS_SECONDS
             if is_last:
                 return
             self.ending.wait(interval)
@@ -364,36 +407,49 @@ def _record_missing(rundir: RunDir, store: Store, reason: str) -> None:
         record.model_copy(update={"missing": reason}).write(rundir)
 
 
+def _end_with_parent() -> None:
+    """End this process when its standard input ends, because its parent is gone: the next one uploads."""
+    # Not through sys.stdin, whose lock would be held when the interpreter ends.
+    while os.read(0, 1):
+        pass
+    os._exit(ExitCode.FAILED)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Upload the run in $TANDEM_RUN_DIR to the bucket that its record names, until SIGTERM."""
+    """Upload the run in $TANDEM_RUN_DIR to the bucket that its job names, until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
+    # The terminal's Ctrl-C is for `tandem run`, which ends this process when the others have ended.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     rundir = RunDir(os.environ[RUN_DIR])
+    problem, code = "", ExitCode.DONE
 
-    def report(problem: str) -> None:
-        print(json.dumps({"failing": problem}), flush=True)
+    def report(text: str) -> None:
+        print(json.dumps({"failing": text}), flush=True)
 
+    storage = rundir.read_job().spec.checkpoint.storage
+    store = Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
     try:
-        storage = rundir.read_job().spec.checkpoint.storage
-        store = Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
-        writer = claim(store, rundir, is_empty=False)
-        uploader = Uploader(store, rundir)
-        upload = Upload(uploader, report)
         _record_missing(rundir, store, "the upload was interrupted")
-        signal.signal(signal.SIGTERM, lambda number, frame: upload.ending.set())
-        # The terminal's Ctrl-C is for `tandem run`, which ends this process when the others have ended.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        writer = claim(store, rundir, is_empty=False)
+        _record_missing(rundir, store, "the upload was interrupted")
+        uploader = Uploader(store, rundir, writer)
+        upload = Upload(uploader, report, ending)
         with writer.renewing():
             uploader.survey()
             upload.run()
-        _record_missing(rundir, store, upload.problem)
-        writer.renew(has_ended=True)
+        problem = upload.problem
+        writer.end()
     except (SupersededWriter, Occupied, StoreAccessError) as error:
-        report(str(error))
-        return ExitCode.CONFIGURATION
+        problem, code = str(error), ExitCode.CONFIGURATION
+        report(problem)
     except OSError as error:
-        report(str(error))
-        return ExitCode.FAILED
-    return ExitCode.DONE
+        problem, code = str(error), ExitCode.FAILED
+        report(problem)
+    _record_missing(rundir, store, problem)
+    return code
 
 
 if __name__ == "__main__":

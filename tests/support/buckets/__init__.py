@@ -24,9 +24,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem.rundir.bucket import claim
+from tandem.rundir.download import Downloader, continue_run
 from tandem.rundir.durable import encode
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.store import Location, Store
+from tandem.rundir.upload import Uploader
 from tandem.wire.status import CheckpointRef
 from tests.support.checkpoints import begin, commit
 from tests.support.cluster.pinned import Pinned
@@ -255,3 +258,46 @@ def add_checkpoint(rundir: RunDir, step: int, size: int = 3000, generation: int 
     """Commit a checkpoint of two files of random bytes."""
     files = {name: os.urandom(size) for name in ("weights.safetensors", "state/optimizer.safetensors")}
     return commit(rundir, step, generation, files=files)
+
+
+def store(url: str, patience: float = 5.0) -> Store:
+    server, _, prefix = url.partition(" ")
+    return place(server, f"runs/{prefix}", patience)
+
+
+def everything(rundir: RunDir) -> dict[str, bytes]:
+    """The files of a run directory that a bucket has, too."""
+    return {
+        path.relative_to(rundir.path).as_posix(): path.read_bytes()
+        for path in rundir.path.rglob("*")
+        if path.is_file() and path.name != "buckets.json" and "attempt" not in path.parts
+    }
+
+
+def bring(url: str, rundir: RunDir) -> Uploader:
+    """Upload a run directory completely, as its writer."""
+    place = store(url)
+    writer = claim(place, rundir, is_empty=False)
+    uploader = Uploader(place, rundir, writer)
+    uploader.survey()
+    uploader.upload_checkpoints()
+    uploader.upload_records()
+    writer.end()
+    return uploader
+
+
+def get(url: str, folder: Path) -> RunDir:
+    """Continue a run of a bucket in a new folder."""
+    rundir = RunDir(folder)
+    folder.mkdir()
+    assert continue_run(store(url), rundir).downloaded is not None
+    return rundir
+
+
+def get_copy(url: str, folder: Path) -> RunDir:
+    """Read a run of a bucket, as a copy that continues nothing."""
+    rundir = RunDir(folder)
+    downloader = Downloader(store(url))
+    downloader.records(rundir)
+    downloader.checkpoints(rundir, ["all"])
+    return rundir

@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tandem.rundir import bucket, upload
+from tandem.rundir import bucket
 from tandem.rundir.bucket import (
     IDENTITY,
     PIECE_BYTES,
@@ -20,84 +19,27 @@ from tandem.rundir.bucket import (
     SupersededWriter,
     claim,
 )
-from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, WEIGHTS, Manifest, is_damaged
+from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, WEIGHTS, Manifest, _digest, is_damaged
 from tandem.rundir.download import Downloader, continue_run
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Location, StoreAccessError, StoreUnavailableError
-from tandem.rundir.upload import Upload, Uploader
+from tandem.rundir.upload import Uploader
 from tests.support.buckets import (
     BUCKET,
-    CREDENTIALS,
-    SERVERS,
     Disturbance,
     a_run,
     add_checkpoint,
+    bring,
     disturbed,
+    everything,
+    get,
+    get_copy,
     place,
-    server_named,
+    store,
 )
 from tests.support.checkpoints import begin
-from tests.support.waiting import until
 
-
-@pytest.fixture(scope="module", params=SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server_named(request.param, tmp_path_factory.mktemp("server")) as url:
-        yield url
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def url(server: str, tmp_path: Path) -> str:
-    return f"{server} {tmp_path.name}"
-
-
-def store(url: str, patience: float = 5.0) -> bucket.Store:
-    server, _, prefix = url.partition(" ")
-    return place(server, f"runs/{prefix}", patience)
-
-
-def everything(rundir: RunDir) -> dict[str, bytes]:
-    """The files of a run directory that a bucket has, too."""
-    return {
-        path.relative_to(rundir.path).as_posix(): path.read_bytes()
-        for path in rundir.path.rglob("*")
-        if path.is_file() and path.name != "buckets.json" and "attempt" not in path.parts
-    }
-
-
-def bring(url: str, rundir: RunDir) -> Uploader:
-    """Upload a run directory completely, as its writer."""
-    place = store(url)
-    writer = claim(place, rundir, is_empty=False)
-    uploader = Uploader(place, rundir)
-    uploader.survey()
-    uploader.upload_checkpoints()
-    uploader.upload_records()
-    writer.renew(has_ended=True)
-    return uploader
-
-
-def get(url: str, folder: Path) -> RunDir:
-    """Continue a run of a bucket in a new folder."""
-    rundir = RunDir(folder)
-    folder.mkdir()
-    assert continue_run(store(url), rundir) is not None
-    return rundir
-
-
-def get_copy(url: str, folder: Path) -> RunDir:
-    """Read a run of a bucket, as a copy that continues nothing."""
-    rundir = RunDir(folder)
-    downloader = Downloader(store(url))
-    downloader.records(rundir)
-    downloader.checkpoints(rundir, ["all"])
-    return rundir
+pytestmark = pytest.mark.usefixtures("credentials")
 
 
 def test_a_run_is_the_same_on_the_other_side(url: str, tmp_path: Path) -> None:
@@ -130,7 +72,6 @@ def test_files_of_several_pieces_and_of_none(url: str, tmp_path: Path) -> None:
 def test_logs_grow_in_segments(url: str, tmp_path: Path) -> None:
     here = a_run(tmp_path / "here", steps=())
     uploader = bring(url, here)
-    claim(store(url), here, is_empty=False)
     line = b'{"text": "' + b"x" * 1000 + b'"}\n'
     for _ in range(4):
         with here.coordinator_log.open("ab") as log:
@@ -240,8 +181,7 @@ class Breaking(bucket.Store):
 
 def pass_over(place: bucket.Store, rundir: RunDir) -> None:
     """All that a new process does."""
-    claim(place, rundir, is_empty=False)
-    uploader = Uploader(place, rundir)
+    uploader = Uploader(place, rundir, claim(place, rundir, is_empty=False))
     uploader.survey()
     uploader.upload_checkpoints()
     uploader.upload_records()
@@ -380,7 +320,7 @@ def test_a_dead_writer_is_replaced_and_its_next_write_fails(
 ) -> None:
     here = a_run(tmp_path / "here")
     sleeping = claim(store(url), here, is_empty=False)
-    uploader = Uploader(store(url), here)
+    uploader = Uploader(store(url), here, sleeping)
     uploader.survey()
     uploader.upload_checkpoints()
     uploader.upload_records()
@@ -392,9 +332,15 @@ def test_a_dead_writer_is_replaced_and_its_next_write_fails(
     there.hint_latest(add_checkpoint(there, 40, generation=2))
     here.hint_latest(add_checkpoint(here, 50))
     bring(url, there)
-    # It wakes up.
-    with pytest.raises(SupersededWriter):
-        uploader.upload_records()
+    # It wakes up, with a checkpoint to send and one to delete.
+    before = {entry.name: entry.version for entry in store(url).entries()}
+    add_checkpoint(here, 60)
+    shutil.rmtree(here.checkpoint("step-000000010"))
+    for upload_all in (uploader.upload_checkpoints, uploader.upload_records):
+        with pytest.raises(SupersededWriter):
+            upload_all()
+    assert {entry.name for entry in store(url).entries("checkpoints")} <= set(before)
+    assert set(before) <= {entry.name for entry in store(url).entries()}
     with pytest.raises(SupersededWriter):
         sleeping.renew()
     assert everything(get(url, tmp_path / "third")) == everything(there)
@@ -426,15 +372,49 @@ def test_a_download_that_broke_off_goes_on(url: str, tmp_path: Path, monkeypatch
     assert record is not None
     assert not record.complete
     monkeypatch.setattr(Downloader, "_chunk", original)
-    assert continue_run(store(url), there) is not None
+    assert continue_run(store(url), there).downloaded is not None
     assert everything(there) == everything(RunDir(tmp_path / "here"))
+
+
+def test_a_directory_with_a_record_and_nothing_saved_takes_over_everything(url: str, tmp_path: Path) -> None:
+    """It has failed five times before its first save; meanwhile another machine has saved."""
+    first = a_run(tmp_path / "first", steps=())
+    bring(url, first)
+    second = RunDir(tmp_path / "second")
+    second.path.mkdir()
+    continue_run(store(url), second)
+    add_checkpoint(second, 40)
+    bring(url, second)
+    for generation in range(2, 6):
+        begin(first, generation)
+    assert continue_run(store(url), first).downloaded is not None
+    assert everything(first) == everything(second)
+    bring(url, first)
+    assert get_copy(url, tmp_path / "copy").checkpoint_names() == ["step-000000040"]
+
+
+def test_a_claim_that_got_no_answer_twice_is_the_directorys_own(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here")
+    bring(url, here)
+    server, _, prefix = url.partition(" ")
+    faults: list[str] = []
+
+    def fault(number: int, method: str, path: str) -> str | None:
+        return faults[-1] if path.endswith(WRITER) and method == "PUT" else None
+
+    with disturbed(server, Disturbance(fault)) as proxy:
+        for kind in ("lose", "refuse"):
+            faults.append(kind)
+            with pytest.raises(StoreUnavailableError):
+                claim(place(proxy, f"runs/{prefix}", 0.5), here, is_empty=False)
+    claim(store(url), here, is_empty=False)
 
 
 def test_an_attempt_that_saved_nothing_is_moved_out_of_the_way(url: str, tmp_path: Path) -> None:
     bring(url, a_run(tmp_path / "here"))
     there = a_run(tmp_path / "there", steps=())
     begin(there, 7)
-    assert continue_run(store(url), there) is not None
+    assert continue_run(store(url), there).downloaded is not None
     assert everything(there) == everything(RunDir(tmp_path / "here"))
     assert (there.path / "attempt" / "generations" / "000007.json").exists()
 
@@ -443,13 +423,108 @@ def test_a_bucket_that_is_away_stops_no_run_that_has_everything(url: str, tmp_pa
     here = a_run(tmp_path / "here")
     bring(url, here)
     away = store("http://127.0.0.1:9 " + url.partition(" ")[2], patience=1.0)
-    assert continue_run(away, here) is None
+    assert continue_run(away, here).downloaded is None
     (tmp_path / "new").mkdir()
     with pytest.raises(StoreUnavailableError):
         continue_run(away, RunDir(tmp_path / "new"))
 
 
 # What a bucket may contain
+
+
+def test_a_prefix_with_other_objects_is_refused_and_left_alone(url: str, tmp_path: Path) -> None:
+    other = store(url)
+    other.put("images/cat.jpg", b"cat")
+    with pytest.raises(Occupied, match=r"is not empty \(it has images/cat.jpg\)"):
+        claim(other, a_run(tmp_path / "here"), is_empty=False)
+
+
+def test_objects_of_others_that_came_later_are_left_alone(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here")
+    bring(url, here)
+    for name in ("images/cat.jpg", "log/loose", "notes.txt"):
+        store(url).put(name, b"x")
+    bring(url, here)
+    names = {entry.name for entry in store(url).entries()}
+    assert {"images/cat.jpg", "log/loose", "notes.txt"} <= names
+
+
+def test_a_run_within_another_one_is_refused(url: str, tmp_path: Path) -> None:
+    bring(url, a_run(tmp_path / "here"))
+    inner = store(f"{url}/inner")
+    with pytest.raises(Occupied, match="lies within the run in"):
+        claim(inner, a_run(tmp_path / "other"), is_empty=False)
+
+
+@pytest.mark.parametrize("damage", ["part", "format"])
+def test_a_run_does_not_start_without_a_checkpoint_that_it_would_then_delete(
+    url: str, tmp_path: Path, damage: str
+) -> None:
+    here = a_run(tmp_path / "here")
+    bring(url, here)
+    manifest = here.manifest("step-000000020")
+    if damage == "part":
+        store(url).put(bucket.piece_name(manifest.digest, WEIGHTS, 0), b"x" * 3000)
+    else:
+        body = {**manifest.dump(), "format": 5}
+        body["digest"] = _digest(body)
+        store(url).put(f"checkpoints/step-000000020/{FILE}", json.dumps(body).encode())
+    (tmp_path / "there").mkdir()
+    with pytest.raises(StoreAccessError, match="To continue without it, delete its manifest"):
+        continue_run(store(url), RunDir(tmp_path / "there"))
+    assert len(list(store(url).entries("checkpoints"))) == 2
+
+
+def test_a_damaged_checkpoint_that_is_set_aside_stays_in_the_bucket(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here")
+    uploader = bring(url, here)
+    here.set_aside("step-000000020", why="a flipped bit")
+    uploader.upload_checkpoints()
+    assert get_copy(url, tmp_path / "copy").checkpoint_names() == ["step-000000010", "step-000000020"]
+
+
+def test_a_log_that_was_replaced_by_a_longer_one_is_sent_anew(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here", steps=())
+    log = here.log / "worker-0.txt.1"
+    log.write_bytes(b"a" * (2 * SEGMENT_BYTES))
+    uploader = bring(url, here)
+    for content in (b"b" * (3 * SEGMENT_BYTES - 5), b"c" * (3 * SEGMENT_BYTES + 5)):
+        log.unlink()
+        uploader.upload_records()
+        log.write_bytes(content)
+        uploader.upload_records()
+        assert (get_copy(url, tmp_path / f"copy-{len(content)}").log / log.name).read_bytes() == content
+    # By the next process, too.
+    log.write_bytes(b"d" * (4 * SEGMENT_BYTES))
+    bring(url, here)
+    assert (get_copy(url, tmp_path / "copy").log / log.name).read_bytes() == b"d" * (4 * SEGMENT_BYTES)
+
+
+def test_a_deletion_whose_response_was_lost_is_no_other_writer(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here")
+    here.mark_done(None)
+    uploader = bring(url, here)
+    store(url).delete(["DONE"])
+    here.reopen()
+    here.mark_done(None)
+    uploader.upload_records()
+    assert store(url).read("DONE") is not None
+
+
+def test_a_view_has_what_the_bucket_has(url: str, tmp_path: Path) -> None:
+    here = a_run(tmp_path / "here")
+    uploader = bring(url, here)
+    view = RunDir(tmp_path / "view")
+    Downloader(store(url)).records(view)
+    Downloader(store(url)).manifests(view)
+    shutil.rmtree(here.checkpoint("step-000000010"))
+    shutil.rmtree(here.evaluations / "step-000000010")
+    uploader.upload_checkpoints()
+    uploader.upload_records()
+    Downloader(store(url)).records(view)
+    Downloader(store(url)).manifests(view)
+    assert view.checkpoint_names() == ["step-000000020"]
+    assert not (view.evaluations / "step-000000010" / "g000001.json").exists()
 
 
 def test_only_names_of_a_run_directory_are_accepted(url: str, tmp_path: Path) -> None:
@@ -489,95 +564,6 @@ def test_a_run_of_another_format_is_refused(url: str, tmp_path: Path) -> None:
     store(url).put(IDENTITY, json.dumps({"format": 2, "run": "x"}).encode())
     with pytest.raises(Occupied, match="another version"):
         claim(store(url), here, is_empty=False)
-
-
-# The process beside the coordinator
-
-
-def test_it_uploads_while_the_run_goes_on_and_completely_at_its_end(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upload, "RECORDS_SECONDS", 0.1)
-    monkeypatch.setattr(upload, "LOOK_SECONDS", 0.1)
-    here = a_run(tmp_path / "here", steps=(10,))
-    claim(store(url), here, is_empty=False)
-    uploader = Uploader(store(url), here)
-    uploader.survey()
-    reported: list[str] = []
-    process = Upload(uploader, reported.append)
-    thread = threading.Thread(target=process.run)
-    thread.start()
-    add_checkpoint(here, 20)
-    until(lambda: "step-000000020" in uploader.checkpoints, "the upload of the new checkpoint")
-    assert store(url).read("DONE") is None
-    here.mark_done(None)
-    add_checkpoint(here, 30)
-    process.ending.set()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert everything(get_copy(url, tmp_path / "there")) == everything(here)
-    assert reported == [""]
-
-
-def test_it_reports_a_bucket_that_is_away_and_that_it_is_back(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, _, prefix = url.partition(" ")
-    monkeypatch.setattr(upload, "RECORDS_SECONDS", 0.1)
-    monkeypatch.setattr(upload, "LOOK_SECONDS", 0.1)
-    here = a_run(tmp_path / "here")
-    away = False
-    with disturbed(server, Disturbance(lambda number, method, path: "refuse" if away else None)) as proxy:
-        through = place(proxy, f"runs/{prefix}", patience=0.5)
-        claim(through, here, is_empty=False)
-        uploader = Uploader(through, here)
-        uploader.survey()
-        reported: list[str] = []
-        process = Upload(uploader, reported.append)
-        thread = threading.Thread(target=process.run)
-        thread.start()
-        until(lambda: reported == [""], "the first upload")
-        away = True
-        add_checkpoint(here, 30)
-        until(lambda: len(reported) > 1, "the problem")
-        assert "503 SlowDown" in reported[1]
-        away = False
-        until(lambda: reported[-1] == "", "that it is solved")
-        process.ending.set()
-        thread.join(30)
-    assert everything(get_copy(url, tmp_path / "there")) == everything(here)
-
-
-def test_at_the_end_it_gives_up_a_bucket_that_stays_away(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upload, "FINAL_SECONDS", 0.4)
-    here = a_run(tmp_path / "here")
-    claim(store(url), here, is_empty=False)
-    away = store("http://127.0.0.1:9 " + url.partition(" ")[2], patience=0.2)
-    reported: list[str] = []
-    process = Upload(Uploader(away, here), reported.append)
-    process.ending.set()
-    process.run()
-    assert "does not answer" in reported[-1]
-
-
-def test_it_ends_when_another_machine_has_continued_the_run(url: str, tmp_path: Path) -> None:
-    here = a_run(tmp_path / "here")
-    claim(store(url), here, is_empty=False)
-    uploader = Uploader(store(url), here)
-    uploader.survey()
-    uploader.upload_records()
-    other = store(url)
-    current = other.read("job.json")
-    assert current is not None
-    other.replace("job.json", b"{}", current.version)
-    job = here.read_job()
-    here.write_job(job)
-    process = Upload(uploader, lambda problem: None)
-    process.ending.set()
-    with pytest.raises(SupersededWriter):
-        process.run()
 
 
 def test_the_names_of_a_bucket_are_those_of_the_decision(url: str, tmp_path: Path) -> None:
