@@ -154,7 +154,7 @@ pulse.last_word(0)
 
 
 def test_each_version_says_what_it_reads_and_is_read_by_who_says_nothing(tmp_path: Path, previous: Previous) -> None:
-    for old, known in (("coordinator", "2"), ("nobody", str(PROTOCOL))):
+    for old, known in (("coordinator", "3"), ("nobody", str(PROTOCOL))):
         (tmp_path / old).mkdir()
         with Mixed(tmp_path / old, previous, old) as group:
             group.start_coordinator()
