@@ -110,7 +110,8 @@ def initial_state(rules: Rules, target: int, now: float, recorded: RecordedState
     # The ranks may never have noticed the restart: their generation is adopted if all of its members report it.
     cause = Cause("Started", "the job starts again")
     state = replace(with_latest(state, latest), cause=cause, adopting_until=now + _return_time(rules))
-    return replace(state, finished=frozenset(recorded.finished), largest=0 if latest is None else len(latest.members))
+    finished = frozenset(recorded.finished if rules.completes_on_exit else ())
+    return replace(state, finished=finished, largest=0 if latest is None else len(latest.members))
 
 
 def step(state: State, event: Event, now: float) -> Transition:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from tandem.model import Model, WholeNumber
 from tandem.rundir.durable import read_json_or_none, replace_json
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import FinishedMember, RunDir
 from tandem.rundir.ledger import newest_ledger
 from tandem.rundir.records import LedgerRecord
 from tandem.wire.measures import is_restart
@@ -165,16 +165,17 @@ class StateStore:
         else:
             # A generation that has a record but no page was handed out by a coordinator whose disk lost the page.
             current = page.generation >= newest
+            membership = page.membership if current else None
             recorded_state = RecordedState(
                 generation=max(page.generation, newest),
                 first=first,
-                membership=page.membership if current else None,
+                membership=membership,
                 failures=page.failures,
                 target=page.target if page.replicas == replicas else None,
                 started_at=page.started_at,
                 exclusions=page.left_out or [],
                 restarts=_restarts(page) if page.generation >= first else 0,
-                finished=page.finished or [] if current else [],
+                finished=sorted({*(page.finished or ()), *self._finished_of(membership)}) if current else [],
                 settings_changed=settings_changed or page.settings_changed or "",
                 history=page.history,
             )
@@ -207,6 +208,16 @@ class StateStore:
         if current is not None and current.owner != self.owner:
             raise TakenOver(f"coordinator {current.owner} has taken over this job")
         self._write(page)
+
+    def _finished_of(self, membership: Membership | None) -> set[str]:
+        """The replicas of a generation whose agents have recorded that they have finished. The run watcher's first poll
+        may come after the generation is given up."""
+        if membership is None:
+            return set()
+        members = {
+            FinishedMember(membership.generation, member.replica, member.incarnation) for member in membership.members
+        }
+        return {member.replica for member in members & self._rundir.finished_members()}
 
     def _read(self) -> CoordinatorState | None:
         page = _read(CoordinatorState, self._rundir.coordinator_file)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tandem.rundir.durable import replace_json
+from tandem.rundir.layout import FinishedMember
+from tandem.wire.protocol import Member, Membership
 from tandem.wire.status import GenerationView
 from tandem_coordinator.state_store import CoordinatorState, StateStore, TakenOver
 from tests.support.manifests import job, run_directory
@@ -77,3 +79,17 @@ def test_a_change_of_settings_is_known_until_a_generation_has_read_it(tmp_path: 
     assert second.claim(2).settings_changed == "the job has changed checkpoint.everySteps"
     second.record(CoordinatorState(owner=second.owner, generation=1, replicas=2, target=2))
     assert StateStore(rundir).claim(2).settings_changed == ""
+
+
+@pytest.mark.parametrize("generation", [4, 5])
+def test_records_of_members_that_have_finished_count_from_the_start(tmp_path: Path, generation: int) -> None:
+    """Before the run watcher's first poll, which a slow disk may delay beyond the time for the others to come back."""
+    rundir = run_directory(tmp_path / "run", job())
+    first = StateStore(rundir)
+    first.claim(2)
+    members = [Member(replica=f"worker-{n}", incarnation="a", address="h", port=1, processes=1) for n in range(2)]
+    group = Membership(generation=5, members=members, reason="Started")
+    first.record(CoordinatorState(owner=first.owner, generation=5, membership=group, replicas=2, target=2))
+    rundir.record_finished(FinishedMember(generation, "worker-0", "a"))
+    rundir.record_finished(FinishedMember(5, "worker-1", "b"))
+    assert StateStore(rundir).claim(2).finished == (["worker-0"] if generation == 5 else [])
