@@ -139,14 +139,14 @@ MUTATIONS = (
     Mutation(
         "lists-of-samples-are-fields",
         f"{TRAINER}data/feeding.py",
-        "    if layout.of_samples and len(data) == count:\n",
+        "    if layout.of_samples and isinstance(data, list | tuple):\n",
         "    if False:\n",
         FEEDING,
     ),
     Mutation(
         "as-many-fields-as-samples-are-samples",
         f"{TRAINER}data/feeding.py",
-        "return len(collate(samples[:-1])) < len(data)",
+        "return len(self._collate(self._copies)) < len(data)",
         "return True",
         FEEDING,
     ),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
+from tandem_trainer.adapters.micro_batches import CollateParts
 from tandem_trainer.data.feeding import RankBatch, Reading, Stream, cut, feed, to_device
 from tandem_trainer.data.order import Order
 from tandem_trainer.data.supply import Resident
@@ -232,6 +233,44 @@ def test_a_list_of_fields_is_none_of_samples_however_many_there_are(count: int) 
     noise, numbers, boxes = cut(fed[0].data, count, 1, 2, fed[0].layout)
     assert (len(noise), numbers.tolist(), len(boxes)) == (1, [1], 1)
     assert fed[0].data[0].equal(fed[1].data[0])
+
+
+def test_a_collate_that_changes_its_samples_gets_each_of_them_once() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [sample.pop("image").div_(255) for sample in samples]
+
+    samples = [{"image": torch.full((2,), 255.0)} for _ in range(2)]
+    fed = next(iter(feed(samples, Order(2, 2, seed=5), range(1), Reading(0, 1, seed=5, collate=collate))))
+    assert [image.tolist() for image in fed.data] == [[1.0, 1.0]] * 2
+    assert fed.layout.of_samples
+
+
+def test_samples_that_cannot_be_copied_and_those_of_adapters_are_collated_once() -> None:
+    calls = []
+
+    def collate(samples: list[Any]) -> list[Any]:
+        calls.append(len(samples))
+        return [[sample] for sample in samples]
+
+    Reading(0, 1, seed=5, collate=collate).collated([(number for number in range(2))] * 2)
+    assert calls == [2]
+    Reading(0, 1, seed=5, collate=CollateParts(collate, 2)).collated([1, 2])
+    assert calls == [2, 1, 1]
+
+
+def test_a_collate_that_leaves_samples_out_is_refused_and_its_next_batch_is_cut_between_them() -> None:
+    def collate(samples: list[Any]) -> list[Any]:
+        return [{"image": sample["image"].clone()} for sample in samples if not sample.get("broken")]
+
+    reading = Reading(0, 1, seed=5, collate=collate)
+    whole, broken = [images(2) for _ in range(3)], {**images(2), "broken": True}
+    assert not reading.collated([*whole[:2], broken])[1].of_samples
+    data, layout = reading.collated(whole)
+    assert layout.of_samples
+    assert len(cut(data, 3, 0, 2, layout)) == 2
+    data, layout = reading.collated([*whole[:2], broken])
+    with pytest.raises(ValueError, match="cannot cut the list of 2 samples that collate made of 3"):
+        cut(data, 3, 0, 2, layout)
 
 
 def test_a_list_of_tensors_within_a_field_is_refused_unless_it_has_one_for_each_sample() -> None:

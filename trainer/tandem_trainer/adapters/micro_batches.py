@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_trainer.batch import Batch
-from tandem_trainer.data.feeding import Collate
+from tandem_trainer.data.feeding import Collate, UncutCollate
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def cuts(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class CollateParts:
+class CollateParts(UncutCollate):
     """Collate function for a share: makes a list of micro-batches."""
 
     collate: Collate

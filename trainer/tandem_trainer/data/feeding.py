@@ -21,10 +21,12 @@ epoch would repeat and lose samples), the state of a loader in the checkpoint (v
 of workers).
 """
 
+import copy
 import itertools
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -47,6 +49,13 @@ INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16}
 """Types of labels and tokens. Bytes are pixels."""
 COMMON = 2
 """Number of samples that every rank reads at a start."""
+PROBES = 3
+"""Number of batches that are examined before their lists are taken for lists of fields. A function that leaves broken
+samples out shows only with a batch without one what its lists are."""
+
+
+class UncutCollate:
+    """Base class of collate functions whose batches nobody cuts."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ class Reading:
     pin: bool = False
     """Whether batches are put into pinned memory, from which a GPU copies asynchronously."""
     _layouts: list[Layout] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The layout, once a batch has shown it."""
+    """The layouts that the first batches have shown."""
 
     def own(self, ids: Tensor) -> Tensor:
         """Return this rank's share of a global batch, or, if that is empty, its first sample."""
@@ -118,13 +127,21 @@ class Reading:
         return own_ids if len(own_ids) else ids[:1]
 
     def collated(self, samples: list[Any]) -> tuple[Any, Layout]:
-        """Collate samples; returns the batch and its layout, which a batch of two samples or more shows."""
-        data = self.collate(samples)
+        """Collate samples; returns the batch and its layout, which batches of two samples or more show."""
         if self.collate is default_collate:
-            return data, Layout(of_fields=True)
-        if not self._layouts and len(samples) > 1:
-            self._layouts.append(Layout(of_samples=_is_of_samples(self.collate, samples, data)))
-        return data, self._layouts[0] if self._layouts else Layout()
+            return self.collate(samples), Layout(of_fields=True)
+        if isinstance(self.collate, UncutCollate):
+            return self.collate(samples), Layout()
+        if len(samples) > 1 and not self._is_layout_known():
+            probe = _Probe(self.collate, samples)
+            data = self.collate(samples)
+            self._layouts.append(Layout(of_samples=probe.is_of_samples(data)))
+        else:
+            data = self.collate(samples)
+        return data, self._layouts[-1] if self._layouts else Layout()
+
+    def _is_layout_known(self) -> bool:
+        return len(self._layouts) >= PROBES or any(layout.of_samples for layout in self._layouts)
 
     def as_batch(
         self,
@@ -237,19 +254,32 @@ class _Collate:
         return self.reading.collated(samples[len(common) :]), digest
 
 
-def _is_of_samples(collate: Collate, samples: list[Any], data: Any) -> bool:
-    """Whether a batch is a list with one item for each sample, and not one with so many fields by chance: of one sample
-    fewer, the list is shorter."""
-    if not isinstance(data, list | tuple) or hasattr(data, "_fields") or len(data) != len(samples):
-        return False
-    if all(item is sample for item, sample in zip(data, samples, strict=True)):
-        return True
-    with random_state_restored():
-        try:
-            return len(collate(samples[:-1])) < len(data)
-        except Exception:
-            # It takes no other number of samples.
+class _Probe:
+    """Finds out whether a collate function makes lists of samples. Create it before the samples are collated: the
+    function may change them, so it is called again with copies."""
+
+    def __init__(self, collate: Collate, samples: list[Any]) -> None:
+        self._collate, self._samples = collate, list(samples)
+        self._copies: list[Any] | None = None
+        # Samples that cannot be copied are collated only once.
+        with suppress(Exception):
+            self._copies = copy.deepcopy(samples[:-1])
+
+    def is_of_samples(self, data: Any) -> bool:
+        """Whether a batch is a list with one item for each sample, and not one with so many fields by chance: of one
+        sample fewer, the list is shorter."""
+        if not isinstance(data, list | tuple) or hasattr(data, "_fields") or len(data) != len(self._samples):
             return False
+        if all(item is sample for item, sample in zip(data, self._samples, strict=True)):
+            return True
+        if self._copies is None:
+            return False
+        with random_state_restored():
+            try:
+                return len(self._collate(self._copies)) < len(data)
+            except Exception:
+                # It takes no other number of samples.
+                return False
 
 
 class Stream:
@@ -475,7 +505,7 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
         layout: meaning of lists and tuples.
 
     Raises:
-        ValueError: no field has as many items as there are samples, or a list of tensors has another number.
+        ValueError: no field has as many items as there are samples, or a list of samples or tensors has another number.
     """
     cut_fields = []
     of_fields = layout.of_fields
@@ -502,7 +532,12 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
 
     if (start, end) == (0, count):
         return data
-    if layout.of_samples and len(data) == count:
+    if layout.of_samples and isinstance(data, list | tuple):
+        if len(data) != count:
+            raise ValueError(
+                f"batch.parts cannot cut the {type(data).__name__} of {len(data)} samples that collate made of "
+                f"{count}: let collate make an item of each sample"
+            )
         return data[start:end]
     result = walk(data, is_field=False)
     if not cut_fields:
