@@ -146,14 +146,14 @@ MUTATIONS = (
     Mutation(
         "as-many-fields-as-samples-are-samples",
         f"{TRAINER}data/feeding.py",
-        "return len(self._collate(self._copies)) < len(data)",
-        "return True",
+        "yield path, len(smaller) < len(data)",
+        "yield path, True",
         FEEDING,
     ),
     Mutation(
         "lists-of-another-length-are-cut-inside",
         f"{TRAINER}data/feeding.py",
-        "if holds_tensors and is_list_of_samples and not is_cut:",
+        "if not is_cut and (is_list_of_samples or not _are_fields(part, count)):",
         "if False:",
         FEEDING,
     ),

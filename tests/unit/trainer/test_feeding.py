@@ -273,11 +273,27 @@ def test_a_collate_that_leaves_samples_out_is_refused_and_its_next_batch_is_cut_
         cut(data, 3, 0, 2, layout)
 
 
-def test_a_list_of_tensors_within_a_field_is_refused_unless_it_has_one_for_each_sample() -> None:
-    """Features of three scales: of three samples they would be taken for these."""
+def test_a_list_of_tensors_within_a_field_is_refused_unless_it_has_one_or_a_row_for_each_sample() -> None:
+    """Features of three scales, and packed ones."""
     batch = {"features": [torch.zeros(4, 8), torch.zeros(4, 4), torch.zeros(4, 2)], "label": torch.zeros(4)}
+    assert [feature.shape for feature in cut(batch, 4, 0, 2)["features"]] == [(2, 8), (2, 4), (2, 2)]
     with pytest.raises(ValueError, match="cannot cut a list of 3 items for 4 samples: a list of tensors"):
-        cut(batch, 4, 0, 2)
+        cut({**batch, "features": [torch.zeros(4, 8), torch.zeros(16), torch.zeros(5)]}, 4, 0, 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_list_within_a_batch_is_one_of_inputs_or_of_samples_as_a_probe_shows(count: int) -> None:
+    """Two inputs of a model, and pictures with as many channels as there are samples."""
+
+    def collate(samples: list[Any]) -> list[Any]:
+        rows = torch.stack([sample["boxes"][0] for sample in samples])
+        return [[rows, rows + 1], torch.arange(len(samples)), [sample["image"] for sample in samples]]
+
+    data, layout = Reading(0, 1, seed=5, collate=collate).collated([images(count)] * count)
+    inputs, numbers, pictures = cut(data, count, 0, 1, layout)
+    assert [len(rows) for rows in inputs] == [1, 1]
+    assert numbers.tolist() == [0]
+    assert [picture.shape for picture in pictures] == [(count, 2, 2)]
 
 
 class Talks:

@@ -66,6 +66,9 @@ class Layout:
     """Lists hold fields at any depth, because torch's own `default_collate` made them."""
     of_samples: bool = False
     """The batch is a list with one item for each sample."""
+    lists: Mapping[tuple[Any, ...], bool] = field(default_factory=dict)
+    """Whether a list within the batch has one item for each sample, by the keys and indices that lead to it; of lists
+    that a probe has compared."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Reading:
         if len(samples) > 1 and not self._is_layout_known():
             probe = _Probe(self.collate, samples)
             data = self.collate(samples)
-            self._layouts.append(Layout(of_samples=probe.is_of_samples(data)))
+            self._layouts.append(probe.layout(data))
         else:
             data = self.collate(samples)
         return data, self._layouts[-1] if self._layouts else Layout()
@@ -255,8 +258,8 @@ class _Collate:
 
 
 class _Probe:
-    """Finds out whether a collate function makes lists of samples. Create it before the samples are collated: the
-    function may change them, so it is called again with copies."""
+    """Finds out which lists of a collate function have one item for each sample. Create it before the samples are
+    collated: the function may change them, so it is called again with copies."""
 
     def __init__(self, collate: Collate, samples: list[Any]) -> None:
         self._collate, self._samples = collate, list(samples)
@@ -265,21 +268,42 @@ class _Probe:
         with suppress(Exception):
             self._copies = copy.deepcopy(samples[:-1])
 
-    def is_of_samples(self, data: Any) -> bool:
-        """Whether a batch is a list with one item for each sample, and not one with so many fields by chance: of one
-        sample fewer, the list is shorter."""
-        if not isinstance(data, list | tuple) or hasattr(data, "_fields") or len(data) != len(self._samples):
-            return False
-        if all(item is sample for item, sample in zip(data, self._samples, strict=True)):
-            return True
-        if self._copies is None:
-            return False
+    def layout(self, data: Any) -> Layout:
+        """Return the layout of a batch. A list with one item for each sample, and not with so many fields by chance, is
+        shorter in a batch of one sample fewer."""
+        if _is_list(data) and [id(item) for item in data] == [id(sample) for sample in self._samples]:
+            return Layout(of_samples=True)
+        if self._copies is None or not _holds_list(data):
+            return Layout()
         with random_state_restored():
             try:
-                return len(self._collate(self._copies)) < len(data)
+                lists = dict(_compared_lists(data, self._collate(self._copies), ()))
             except Exception:
                 # It takes no other number of samples.
-                return False
+                return Layout()
+        return Layout(of_samples=lists.pop((), False), lists=lists)
+
+
+def _is_list(data: Any) -> bool:
+    return isinstance(data, list | tuple) and not hasattr(data, "_fields")
+
+
+def _holds_list(data: Any) -> bool:
+    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, tuple) else ()
+    return _is_list(data) or any(_holds_list(part) for part in parts)
+
+
+def _compared_lists(data: Any, smaller: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], bool]]:
+    """Yield the lists that are in a batch and in one of fewer samples, and whether they are shorter there."""
+    if isinstance(data, Mapping) and isinstance(smaller, Mapping):
+        for key in data.keys() & smaller.keys():
+            yield from _compared_lists(data[key], smaller[key], (*path, key))
+    elif isinstance(data, list | tuple) and isinstance(smaller, list | tuple):
+        if _is_list(data):
+            yield path, len(smaller) < len(data)
+        if len(smaller) == len(data):
+            for index, parts in enumerate(zip(data, smaller, strict=True)):
+                yield from _compared_lists(*parts, (*path, index))
 
 
 class Stream:
@@ -499,7 +523,8 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
 
     A batch is a list of samples, a field, or a dictionary, tuple or list of fields. A field is a tensor, an array, a
     list or a tuple. Its first dimension is that of the samples; a tensor or a list of texts or numbers of another
-    length stays whole. Within a field nothing is cut: its items are samples, whatever their sizes are.
+    length stays whole. A list of tensors within a field has one item for each sample, whatever their sizes are, unless
+    the layout says otherwise, or each of them has one row for each sample.
 
     Args:
         layout: meaning of lists and tuples.
@@ -508,27 +533,27 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
         ValueError: no field has as many items as there are samples, or a list of samples or tensors has another number.
     """
     cut_fields = []
-    of_fields = layout.of_fields
 
-    def walk(part: Any, is_field: bool) -> Any:
+    def walk(part: Any, path: tuple[Any, ...]) -> Any:
+        is_cut = False
         if isinstance(part, Tensor | np.ndarray):
             is_cut = bool(part.ndim) and len(part) == count
-        elif isinstance(part, list | tuple) and not hasattr(part, "_fields"):
+        elif _is_list(part):
             holds_tensors = any(isinstance(item, CONTAINERS) for item in part)
-            is_list_of_samples = not holds_tensors or (is_field and not of_fields)
-            is_cut = len(part) == count and is_list_of_samples
-            if holds_tensors and is_list_of_samples and not is_cut:
-                raise ValueError(
-                    f"batch.parts cannot cut a {type(part).__name__} of {len(part)} items for {count} samples: a list "
-                    "of tensors within a field has one item for each sample. Let collate return a dictionary, in which "
-                    "each tensor has a name of its own"
-                )
-        else:
-            is_cut = False
+            is_cut = len(part) == count and not holds_tensors
+            if holds_tensors and path and not layout.of_fields:
+                is_list_of_samples = layout.lists.get(path, len(part) == count)
+                is_cut = len(part) == count and is_list_of_samples
+                if not is_cut and (is_list_of_samples or not _are_fields(part, count)):
+                    raise ValueError(
+                        f"batch.parts cannot cut a {type(part).__name__} of {len(part)} items for {count} samples: a "
+                        "list of tensors within a field has one item for each sample, or each tensor has one row for "
+                        "each. Let collate return a dictionary, in which each tensor has a name of its own"
+                    )
         if is_cut:
             cut_fields.append(part)
             return part[start:end]
-        return _mapped(part, lambda item: walk(item, is_field=True))
+        return _mapped_by_key(part, lambda key, item: walk(item, (*path, key)))
 
     if (start, end) == (0, count):
         return data
@@ -539,7 +564,7 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
                 f"{count}: let collate make an item of each sample"
             )
         return data[start:end]
-    result = walk(data, is_field=False)
+    result = walk(data, ())
     if not cut_fields:
         raise ValueError(
             f"batch.parts cannot cut the {type(data).__name__} that collate made: nothing in it has one item for each "
@@ -549,13 +574,22 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
     return result
 
 
+def _are_fields(parts: list[Any] | tuple[Any, ...], count: int) -> bool:
+    """Whether each part is a tensor with one row for each sample."""
+    return all(isinstance(part, Tensor | np.ndarray) and part.ndim and len(part) == count for part in parts)
+
+
 def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+    return _mapped_by_key(data, lambda _, part: change(part))
+
+
+def _mapped_by_key(data: Any, change: Callable[[Any, Any], Any]) -> Any:
     if isinstance(data, Mapping):
-        return {key: change(part) for key, part in data.items()}
+        return {key: change(key, part) for key, part in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(change(part) for part in data))
+        return type(data)(*(change(index, part) for index, part in enumerate(data)))
     if isinstance(data, list | tuple):
-        return type(data)(change(part) for part in data)
+        return type(data)(change(index, part) for index, part in enumerate(data))
     return data
 
 
