@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.lightning import Elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
+from tests.support.interrupted import Killed, assert_same_when_killed, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -90,9 +90,10 @@ def fit(
     schedule: str = "",
     loader: dict[str, Any] | None = None,
     begin: dict[str, Any] | None = None,
+    fails_after: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train, up to a kill; where it ended."""
+    """Train, up to a kill, or one of the code after the loop; where it ended."""
     source = DataLoader(ROWS, **({"batch_size": 12, "shuffle": True} | (loader or {})))
     elastic = Elastic(source, folder=str(folder), checkpoint={"everySteps": kill_at})
     # What averages weights stands before, which must not matter.
@@ -101,6 +102,8 @@ def fit(
     module = Module(schedule)
     with script():
         trainer.fit(module, elastic.loader, DataLoader(ROWS, batch_size=32), **(begin or {}))
+        if fails_after:
+            raise Killed
     return {
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,
@@ -143,6 +146,31 @@ def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     done = assert_same_when_killed(fit, tmp_path, kill_at, **CASES[name])
     is_early = name in ("EarlyStopping", "min_epochs")
     assert ("EarlyStopping: no better val in" in done.get("stoppedEarly", "")) == is_early
+
+
+class StopAt(Callback):
+    """Ends training early."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *others: Any) -> None:
+        trainer.should_stop = trainer.global_step >= self._step
+
+
+@pytest.mark.parametrize("callbacks", [(), (lambda: StopAt(8),), (lambda: StopAt(16),)])
+def test_code_after_the_loop_sees_the_averaged_weights_again_when_it_is_run_once_more(
+    tmp_path: Path, callbacks: tuple[Callable[[], Callback], ...]
+) -> None:
+    """After all steps, and after an early end in the second of three epochs and in the last one."""
+    callbacks = (lambda: EMAWeightAveraging(decay=0.9), *callbacks)
+    before = fit(tmp_path, callbacks=callbacks, fails_after=True)
+    again = fit(tmp_path, callbacks=callbacks)
+    assert {**again, "weights": None} == {**before, "weights": None}
+    assert again["weights"].equal(before["weights"])
+    done = RunDir(tmp_path).done()
+    assert done is not None
+    assert done["totalSteps"] == before["step"]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

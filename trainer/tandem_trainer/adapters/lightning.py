@@ -221,6 +221,7 @@ class Elastic(Callback):
         self._has_ended = session.has_left_loop()
         if session.step:
             self._count_from(trainer, session.step)
+            _run_ended_loop(trainer)
 
     def _count_from(self, trainer: Trainer, step: int) -> None:
         """Set Lightning's counters to the values after `step` optimizer steps."""
@@ -301,6 +302,14 @@ class Elastic(Callback):
         if self._guard is not None:
             guard, self._guard = self._guard, None
             guard.__exit__(type(exception), exception, exception.__traceback__)
+
+
+def _run_ended_loop(trainer: Trainer) -> None:
+    """Make the Trainer call `on_train_start` and `on_train_end` of a run whose steps are all taken, too: callbacks
+    exchange weights there, which the code after the loop uses. Lightning leaves a loop with nothing to do before."""
+    loop = trainer.fit_loop
+    # A subclass, because `skip` is a property. It is read before the loop begins.
+    loop.__class__ = type("ResumedLoop", (type(loop),), {"skip": False})
 
 
 def _stop_reason(trainer: Trainer) -> str:
