@@ -58,6 +58,38 @@ def test_the_place_is_in_the_code_of_the_user() -> None:
         assert failure.traceback.count("File ") > 2, "the whole way is shown"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<string>",
+        "<eval_with_key>.3",
+        "<attrs generated init model.Config>",
+        "pandas/_libs/index.pyx",
+        "/build/pandas/_libs/index.pxi",
+        "/build/a.pxd",
+        "train.py",
+        "/tmp/torchinductor_user/ab/cab.py",
+    ],
+)
+def test_the_place_is_not_in_code_that_a_library_has_generated(name: str) -> None:
+    assert place(name).partition(":")[0] == __file__
+
+
+@pytest.mark.parametrize(
+    "name", ["/tmp/ipykernel_17/2604.py", "<ipython-input-3-0a1b>", "<stdin>", "/home/me/train.py"]
+)
+def test_the_place_may_be_in_a_notebook(name: str) -> None:
+    assert place(name).partition(":")[0] == name
+
+
+def place(name: str) -> str:
+    """The place of an error in code of a file of that name, which this one calls."""
+    code = compile("1 / 0", name, "exec")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(code, {})
+    return read(record(raised.value, raised.value.__traceback__, ROOM), 0, 1, 0.0)[1].where
+
+
 @pytest.mark.parametrize("letter", ["a", "ä", "𝄞"])
 def test_what_is_long_is_cut_and_keeps_its_end(letter: str) -> None:
     error = raised(ValueError(letter * 10_000 + "\nand the end"))
