@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir.layout import RunDir
+from tandem.rundir.layout import FinishedMember, RunDir
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, RequestCancelled, Unreachable
 from tandem.wire.protocol import PROTOCOL, Answer, Member, Membership, Sync
 from tandem_trainer.agent import finished as finished_module
@@ -202,7 +202,7 @@ def test_who_has_finished_goes_when_no_coordinator_takes_note_of_it(
 def test_who_has_finished_leaves_its_word_in_the_run_directory_where_no_coordinator_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
-    monkeypatch.setattr(heartbeat, "UNANSWERED_SECONDS", 0.2)
+    monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.2)
     coordinator, rundir = Answering(), RunDir(tmp_path)
     coordinator.is_away = True
     if ended:
@@ -221,8 +221,7 @@ def test_who_has_finished_waits_for_the_coordinator_where_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
     """A disk that fails, and one that does not answer."""
-    monkeypatch.setattr(heartbeat, "UNANSWERED_SECONDS", 0.1)
-    monkeypatch.setattr(finished_module, "WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.1)
     hangs = threading.Event()
 
     def record(*_: object) -> None:
@@ -243,6 +242,56 @@ def test_who_has_finished_waits_for_the_coordinator_where_it_cannot_write(
     torchrun.join(SECONDS)
     hangs.set()
     assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
+
+
+@pytest.mark.parametrize("error", [None, OSError(116, "Stale file handle")])
+def test_who_has_finished_goes_as_soon_as_a_slow_or_failing_disk_has_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.1)
+    monkeypatch.setattr(finished_module, "WRITE_RETRY_SECONDS", 0.5)
+    write, attempts, may_write = RunDir.record_finished, [], threading.Event()
+
+    def record(rundir: RunDir, member: FinishedMember) -> None:
+        attempts.append(member)
+        if error is None:
+            may_write.wait(SECONDS)
+        elif len(attempts) == 1:
+            raise error
+        write(rundir, member)
+
+    monkeypatch.setattr(RunDir, "record_finished", record)
+    coordinator = Answering()
+    coordinator.is_away = True
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(lambda: True)
+    # Longer than until the next attempt.
+    threading.Timer(1.0, may_write.set).start()
+    speaker.leave()
+    assert len(attempts) == (1 if error is None else 2)
+    assert RunDir(tmp_path).finished_members() == set(attempts)
+
+
+@pytest.mark.parametrize("code", [ExitCode.PEER_LOST, ExitCode.FAILED])
+def test_who_has_finished_does_not_end_well_where_the_run_directory_shows_another_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode
+) -> None:
+    """The others have begun again, or the job has failed."""
+    monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.1)
+    coordinator, rundir = Answering(), RunDir(tmp_path)
+    coordinator.is_away = True
+    speaker = finished(tmp_path, coordinator)
+    speaker.finish(lambda: True)
+    if code == ExitCode.FAILED:
+        rundir.mark_failed("WorkerFailed", "it failed", int(code))
+    else:
+        monkeypatch.setattr(RunDir, "newest_generation", lambda rundir: 2)
+    with pytest.raises(SystemExit) as ended:
+        speaker.leave()
+    assert ended.value.code == code
+    speaker.leave()
+    until(lambda: not speaker.is_alive(), "the end of its tries")
+    assert not rundir.finished_members()
 
 
 def test_who_has_finished_begins_again_with_the_others(tmp_path: Path) -> None:

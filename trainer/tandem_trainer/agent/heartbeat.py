@@ -42,7 +42,7 @@ from tandem.wire.coordinator_client import (
     readable,
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
-from tandem_trainer.agent.finished import is_recorded
+from tandem_trainer.agent.finished import FinishedRecorder
 from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks, devices_of_worker
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
@@ -50,8 +50,7 @@ from tandem_trainer.stacks import write_stacks
 log = logging.getLogger("tandem.agent")
 
 RETRY_SECONDS = 0.3
-"""Interval between attempts to reach a coordinator that does not answer, in seconds: it must hear from every agent
-within lostAfterSeconds."""
+"""Interval between attempts to reach a coordinator, in seconds: it must hear from all within lostAfterSeconds."""
 WAITING_LOG_SECONDS = 30.0
 """Interval between log lines about a coordinator that does not answer, in seconds."""
 PAUSE_SECONDS = 0.3
@@ -67,8 +66,6 @@ FINISH_SECONDS = 30.0
 ACKNOWLEDGE_SECONDS = 300.0
 """Maximum time that an agent whose ranks have finished waits for the coordinator's acknowledgement, in seconds, while
 the coordinator answers or the run directory cannot be written; torchrun waits as long for the other agents."""
-UNANSWERED_SECONDS = 2.0
-"""Time without an answer after which such an agent writes into the run directory instead, in seconds."""
 STORE_POLL_SECONDS = 0.2
 """Poll interval of the store, in which the other agents announce that their ranks have finished, in seconds."""
 REFUSAL_RETRY_SECONDS = 10.0
@@ -384,6 +381,9 @@ class Heartbeat(threading.Thread):
 
         Args:
             error: error that ends this agent, such as a program that cannot be started; it fails the generation.
+
+        Raises:
+            SystemExit: no coordinator answers, and the run directory shows that the job goes on, or has failed.
         """
         with self._changed:
             if error is not None and self._membership is not None and not (self._closed or self._finished):
@@ -394,14 +394,14 @@ class Heartbeat(threading.Thread):
             self._drop_ranks()
             self._state, self._leave_started_at = replace(self._state, state="leaving"), time.monotonic()
             self._wake()
-        has_tried = False
+        member = FinishedMember(self._state.generation or 0, self.replica, self.incarnation)
+        recorder = FinishedRecorder(self._rundir, member)
         while self.is_alive() and not self._leave_timed_out():
             self.join(STORE_POLL_SECONDS)
-            since = self._unreachable_since
-            is_unanswered = since is not None and time.monotonic() - since > UNANSWERED_SECONDS
-            if is_unanswered and self._is_news and not has_tried:
-                member = FinishedMember(self._state.generation or 0, self.replica, self.incarnation)
-                has_tried, self._recorded = True, is_recorded(self._rundir, member)
+            if self._is_news and (code := recorder.poll(self._unreachable_since)) is not None:
+                self._recorded = True
+                if code != ExitCode.DONE:
+                    raise SystemExit(code)
 
     # The heartbeat thread
 
