@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.mutations import MUTATIONS, Mutation
+from tests.support import ROOT, mutations
+from tests.support.mutations import MUTATIONS, Mutation, run_tests
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
@@ -19,3 +20,31 @@ def test_the_rule_and_its_tests_are_there(mutation: Mutation) -> None:
 
 def test_each_mutation_has_a_name_of_its_own() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+HANGS = """
+import pathlib, subprocess, time
+
+def test_hangs():
+    child = subprocess.Popen(["sleep", "600"])
+    pathlib.Path("child").write_text(str(child.pid))
+    while True:
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            pass
+"""
+
+
+def test_tests_that_take_too_long_are_no_failures_and_leave_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutations, "SECONDS", 6.0)
+    monkeypatch.setattr(mutations, "INTERRUPT_SECONDS", 0.5)
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    with pytest.raises(TimeoutError, match=r"test_hangs.py takes more than 6 s"):
+        run_tests("test_hangs.py", tmp_path)
+    status = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    until(
+        lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z", "the end of the child"
+    )
