@@ -203,7 +203,7 @@ def test_who_has_finished_leaves_its_word_in_the_run_directory_where_no_coordina
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.2)
-    monkeypatch.setattr(heartbeat, "ACKNOWLEDGE_SECONDS", 20.0)
+    monkeypatch.setattr(heartbeat, "ACKNOWLEDGE_SECONDS", 5.0)
     coordinator, rundir = Answering(), RunDir(tmp_path)
     coordinator.is_away = True
     if ended:
