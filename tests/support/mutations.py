@@ -275,6 +275,9 @@ def run_tests(tests: str, folder: Path) -> list[str]:
         except subprocess.TimeoutExpired:
             end_group(process)
             raise TimeoutError(f"{tests} takes more than {SECONDS:.0f} s") from None
+        except KeyboardInterrupt:
+            end_group(process)
+            raise
     if process.returncode not in (0, 1):
         raise RuntimeError(output[-1000:] + errors[-1000:])
     return [line.split(" - ")[0].split("::")[-1] for line in output.splitlines() if line.startswith("FAILED ")]
