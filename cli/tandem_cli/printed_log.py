@@ -10,6 +10,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,8 +18,23 @@ MAX_PART_BYTES = 64 * 2**20
 """Size at which a log is moved aside. Two parts of a few processes fit beside the smallest checkpoints."""
 TAIL_BYTES = 64 * 1024
 """Bytes at the end of a log that are read."""
-MAX_FIRST_LINE_BYTES = 512
-_PART = re.compile(rb"^--- \S+ \S+ .*, part (\d+) of its output")
+HEADER_BYTES = 64 * 1024
+"""Bytes at the start of a part in which its header is searched: the child may print before it is written."""
+_HEADER = re.compile(
+    rb"--- \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\n]*, part (\d+) of its output;"
+    rb"(?:[^\n]* without (\d+) of its bytes)?[^\n]*\n"
+)
+_HOLE = re.compile(rb"\0{512,}")
+"""A hole of a log: a child that has opened it without O_APPEND goes on at its old place after the log is emptied."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the header of a part says."""
+
+    number: int = 1
+    omitted: int = 0
+    """Bytes of the part before that are not in its copy."""
 
 
 def earlier_part(log: Path) -> Path:
@@ -26,11 +42,15 @@ def earlier_part(log: Path) -> Path:
     return log.with_name(f"{log.name}.1")
 
 
-def first_line(file: BinaryIO) -> bytes:
-    """Return the start of a log's first line, which no other part of it has; empty while that line is not whole."""
-    content = os.pread(file.fileno(), MAX_FIRST_LINE_BYTES, 0)
-    line, end, _ = content.partition(b"\n")
-    return line if end or len(content) == MAX_FIRST_LINE_BYTES else b""
+def partial_copy(log: Path) -> Path:
+    """Return the path of the copy of a part until the log is emptied."""
+    return log.with_name(f".{earlier_part(log).name}")
+
+
+def read_part(file: BinaryIO) -> Part:
+    """Read the header of a part; the first part has none."""
+    match = _HEADER.search(os.pread(file.fileno(), HEADER_BYTES, 0))
+    return Part(int(match[1]), int(match[2] or 0)) if match else Part()
 
 
 def describe_limit(log: Path) -> str:
@@ -49,54 +69,87 @@ def limit_size(log: Path, max_bytes: int = MAX_PART_BYTES) -> int | None:
         The number of the part that begins, from 2; None if the log is small enough. From part 3 on, lines are gone.
     """
     try:
-        if log.stat().st_size <= max_bytes:
+        status = log.stat()
+        # On the disk: holes take no room. A few file systems do not count blocks.
+        if min(status.st_size, status.st_blocks * 512 or status.st_size) <= max_bytes:
             return None
-        with log.open("r+b") as file:
-            match = _PART.match(first_line(file))
-            number = int(match[1]) + 1 if match else 2
-            _keep(file, earlier_part(log), max_bytes)
+        # Open for the header already: as little as possible is printed before it.
+        with log.open("r+b") as file, log.open("ab", buffering=0) as end:
+            number = read_part(file).number + 1
+            earlier_part(log).unlink(missing_ok=True)
+            omitted = _copy_end(file, partial_copy(log), max_bytes)
             file.truncate(0)
-        with log.open("ab", buffering=0) as file:
-            file.write(
-                f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {log.stem}, part {number} of its output; part {number - 1} "
-                f"is in {earlier_part(log).name}{', older ones are deleted' if number > 2 else ''}\n".encode()
-            )
+            end.write(_header(log, number, omitted))
+        # Only now: readers take a new copy for the sign that the log has been emptied.
+        if omitted is not None:
+            _rename(partial_copy(log), earlier_part(log))
     except OSError:
         # A disk that does not answer now is asked again at the next look.
         return None
     return number
 
 
-def _keep(file: BinaryIO, target: Path, max_bytes: int) -> None:
-    """Copy the end of a log. Where the disk has no room for it, the bound counts more than these lines."""
-    # The older part first, so that its room is free.
-    target.unlink(missing_ok=True)
-    partial = target.with_name(f".{target.name}")
-    # All of it, so that readers find their place again. Only of a child that prints faster than anybody looks, a part.
-    limit = 2 * max_bytes
-    file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+def _header(log: Path, number: int, omitted: int | None) -> bytes:
+    before = f"part {number - 1} is in {earlier_part(log).name}"
+    if omitted is None:
+        before = f"part {number - 1} could not be copied"
+    elif omitted:
+        before += f" without {omitted} of its bytes"
+    older = ", older ones are deleted" if number > 2 else ""
+    return (
+        f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {log.stem}, part {number} of its output; {before}{older}\n"
+    ).encode()
+
+
+def _rename(partial: Path, target: Path) -> None:
     try:
-        with partial.open("wb") as copy:
-            while copy.tell() < limit and (content := file.read(2**20)):
-                copy.write(content)
         partial.replace(target)
     except OSError:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
 
 
-def read_tail(log: Path) -> str:
-    """Return the end of a log, with that of its earlier part where a new one has just begun; empty without a log."""
+def _copy_end(file: BinaryIO, target: Path, max_bytes: int) -> int | None:
+    """Copy the end of a log without its holes.
+
+    Returns:
+        The number of bytes that are not in the copy. None if there is no copy: where the disk has no room for it, the
+        bound counts more than these lines.
+    """
+    # All of it, so that readers find their place again. Only of a child that prints faster than anybody looks, a part.
+    limit = 2 * max_bytes
+    omitted = max(0, os.fstat(file.fileno()).st_size - limit)
+    file.seek(omitted)
+    try:
+        with target.open("wb") as copy:
+            # What is printed meanwhile too, but not for ever.
+            while copy.tell() < 2 * limit and (content := file.read(2**20)):
+                omitted += len(content) - copy.write(_HOLE.sub(b"", content))
+    except OSError:
+        with suppress(OSError):
+            target.unlink(missing_ok=True)
+        return None
+    return omitted
+
+
+def read_tail(log: Path, earlier_start: int = 0) -> str:
+    """Return the end of a log, with that of its earlier part where a new one has just begun; empty without a log.
+
+    Args:
+        earlier_start: place in the earlier part before which nothing is returned, as it was before it was copied.
+    """
     text = b""
     with suppress(OSError), log.open("rb") as file:
         text = _last_bytes(file, TAIL_BYTES)
-        if len(text) < TAIL_BYTES and _PART.match(first_line(file)):
+        if len(text) < TAIL_BYTES and (match := _HEADER.search(text)):
+            # The header is none of the lines that the child has printed.
+            text = text[: match.start()] + text[match.end() :]
+            start = max(0, earlier_start - read_part(file).omitted)
             with suppress(OSError), earlier_part(log).open("rb") as earlier:
-                # The line about the parts is none that the child has printed.
-                text = _last_bytes(earlier, TAIL_BYTES - len(text)) + text.partition(b"\n")[2]
+                text = _last_bytes(earlier, TAIL_BYTES - len(text), start) + text
     return text.decode(errors="replace")
 
 
-def _last_bytes(file: BinaryIO, count: int) -> bytes:
-    file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+def _last_bytes(file: BinaryIO, count: int, start: int = 0) -> bytes:
+    file.seek(max(start, os.fstat(file.fileno()).st_size - count))
     return file.read()

@@ -70,6 +70,8 @@ class KubeObject:
     """UID of the job that owns it; empty for a volume that outlives its job."""
     applied: str = ""
     """Hash of the manifest that the operator last wrote it from."""
+    job: str = ""
+    """Name of the job that its label names."""
     deleting: bool = False
     """Its deletion has been requested."""
 

@@ -4,6 +4,7 @@ Agents, coordinator and evaluators stamp their lines with the time. A line of a 
 """
 
 import heapq
+import os
 import re
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from typing import BinaryIO
 
 from tandem.errors import UserError
 from tandem_cli.log_lines import MAX_LINE_BYTES, MAX_READ_BYTES, Line, printable_line
-from tandem_cli.printed_log import earlier_part, first_line
+from tandem_cli.printed_log import earlier_part, partial_copy, read_part
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
@@ -57,8 +58,10 @@ class Logs:
         """Bytes read of each file."""
         self._timestamps: dict[Path, int] = {}
         """Timestamp of the last line of each file."""
-        self._first_lines: dict[Path, bytes] = {}
-        """First line of each file; another one begins with each part of a log."""
+        self._parts: dict[Path, int] = {}
+        """Number of the part of each log that is read."""
+        self._copies: dict[Path, tuple[int, int] | None] = {}
+        """Identity of the copy of the part before; another one appears with each part."""
         self._cut: set[Path] = set()
         """Files that stopped in the middle of an overlong line; the rest of that line is skipped."""
 
@@ -86,21 +89,46 @@ class Logs:
 
     def _new_lines(self, file: Path) -> Iterator[Line]:
         with suppress(OSError), file.open("rb") as content:
-            first = first_line(content)
-            if not first:
-                return
-            if first != self._first_lines.get(file):
-                # A new part of the log. What is left of the part before has the same place in its own file.
-                self._first_lines[file] = first
-                with suppress(OSError), earlier_part(file).open("rb") as earlier:
-                    yield from self._lines_of(file, earlier, is_over=True)
-                self._read[file] = 0
-                self._cut.discard(file)
+            place, copy = self._read.get(file), None
+            with suppress(OSError):
+                copy = _identity(earlier_part(file).stat())
+            if place is None or copy not in (None, self._copies[file]):
+                yield from self._end_of_earlier_part(file, content, place)
+            elif os.fstat(content.fileno()).st_size < place and not partial_copy(file).exists():
+                # Emptied without a copy, because the disk is full.
+                self._begin(file, read_part(content).number, copy)
+                yield self._missing(file)
             yield from self._lines_of(file, content)
+
+    def _end_of_earlier_part(self, file: Path, content: BinaryIO, place: int | None) -> Iterator[Line]:
+        """Yield what the copy of the part before has after this place, and begin a new part there."""
+        part, copy = read_part(content), None
+        with suppress(OSError), earlier_part(file).open("rb") as earlier:
+            copy = _identity(os.fstat(earlier.fileno()))
+            self._read[file] = 0
+            if place is not None and part.number == self._parts[file] + 1 and place >= part.omitted:
+                self._read[file] = place - part.omitted
+            elif place is not None:
+                self._cut.discard(file)
+                yield self._missing(file)
+            yield from self._lines_of(file, earlier, is_over=True)
+        self._begin(file, part.number, copy)
+
+    def _begin(self, file: Path, number: int, copy: tuple[int, int] | None) -> None:
+        self._read[file], self._parts[file], self._copies[file] = 0, number, copy
+        self._cut.discard(file)
+
+    def _missing(self, file: Path) -> Line:
+        text = f"--- lines are missing here: {file.stem} prints faster than its log is read"
+        return Line(self._timestamps.get(file, 0), file.stem, text)
 
     def _lines_of(self, file: Path, content: BinaryIO, is_over: bool = False) -> Iterator[Line]:
         content.seek(self._read.get(file, 0))
         while raw := content.readline(MAX_READ_BYTES):
+            if hole := len(raw) - len(raw.lstrip(b"\0")):
+                self._read[file] = self._read.get(file, 0) + hole
+                content.seek(self._read[file])
+                continue
             is_whole, was_cut = raw.endswith(b"\n") or (is_over and len(raw) < MAX_READ_BYTES), file in self._cut
             if not is_whole and len(raw) < MAX_READ_BYTES:
                 # The rest of the line is not written yet.
@@ -115,6 +143,11 @@ class Logs:
             text = raw[:MAX_LINE_BYTES].decode(errors="replace")
             timestamp = self._timestamps[file] = max(_time(text) or 0, self._timestamps.get(file, 0))
             yield Line(timestamp, file.stem, printable_line(text) + ("" if is_whole else CUT))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file from earlier and later ones of its name."""
+    return status.st_ino, status.st_mtime_ns
 
 
 def _time(text: str) -> int | None:

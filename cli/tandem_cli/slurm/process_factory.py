@@ -14,7 +14,7 @@ from tandem.processes import launch
 from tandem.processes.supervision import SAVING_SECONDS
 from tandem.rundir.layout import RunDir
 from tandem_cli.local.local_run import COORDINATOR
-from tandem_cli.printed_log import limit_size, read_tail
+from tandem_cli.printed_log import TAIL_BYTES, limit_size, read_tail
 from tandem_cli.slurm.extension import outer_environment
 from tandem_cli.slurm.jobs import NodeAllocation
 from tandem_cli.slurm.step import LEAVE, PING
@@ -39,11 +39,14 @@ class SlurmStep:
     """Node on which srun starts it; empty: this node."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_offset: int = 0
+    """Place at which this life begins in the log, or in its earlier part if a new one has begun since."""
+    _new_parts: int = 0
+    """Number of parts of the log that have begun in this life."""
     _is_limited: bool = False
 
     def start(self) -> None:
         """Start the process."""
-        self._log_offset = self.log.stat().st_size if self.log.exists() else 0
+        self._log_offset, self._new_parts = self.log.stat().st_size if self.log.exists() else 0, 0
         with self.log.open("ab", buffering=0) as output:
             self._process = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
@@ -64,9 +67,9 @@ class SlurmStep:
 
         None if it never started, or was lost with its node: srun's exit code then tells nothing about it.
         """
-        if self._is_limited:
+        if self._new_parts:
             # Its last line may be the last one of the earlier part.
-            codes = [int(match[1]) for match in ENDED.finditer(read_tail(self.log).encode())]
+            codes = [int(match[1]) for match in ENDED.finditer(self._tail())]
             return codes[-1] if codes else None
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._log_offset)
@@ -75,23 +78,31 @@ class SlurmStep:
         return None
 
     def limit_log(self) -> bool:
-        """Keep the log below its bound; return whether it has exceeded it for the first time in this life."""
+        """Keep the log below its bound; return whether it has exceeded it for the first time."""
         if limit_size(self.log) is None:
             return False
+        self._new_parts += 1
+        if self._new_parts > 1:
+            self._log_offset = 0
         was_limited, self._is_limited = self._is_limited, True
-        self._log_offset = 0
         return not was_limited
 
     def preamble(self) -> str | None:
         """Return srun's output before the step's start; None once the step has started."""
-        if self._is_limited:
+        if self._new_parts:
             # Only a step that has started prints so much.
-            return None
+            output = self._tail()
+            is_started = self._new_parts > 1 or len(output) >= TAIL_BYTES or STARTED.search(output)
+            return None if is_started else output.decode(errors="replace")
         output = b""
         with suppress(OSError), self.log.open("rb") as printed:
             printed.seek(self._log_offset)
             output = printed.read(MAX_PREAMBLE_BYTES)
         return None if STARTED.search(output) else output.decode(errors="replace")
+
+    def _tail(self) -> bytes:
+        """Return the end of what this life has printed, once a new part has begun."""
+        return read_tail(self.log, self._log_offset).encode()
 
     def ask(self) -> None:
         """Ask it to save and exit."""

@@ -72,7 +72,8 @@ def test_a_line_without_an_end_is_never_held_whole(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     log = tmp_path / "log" / "worker-0.txt"
     with log.open("wb") as file:
-        file.truncate(64 * MAX_READ_BYTES)
+        for _ in range(64):
+            file.write(b"x" * MAX_READ_BYTES)
     logs = Logs(tmp_path, (), "", None)
     tracemalloc.start()
     (first,) = logs.lines()

@@ -112,3 +112,102 @@ def test_a_process_that_prints_faster_than_anybody_looks_keeps_its_newest_lines(
     assert limit_size(log, BOUND) == 2
     assert earlier_part(log).stat().st_size <= 2 * BOUND
     assert earlier_part(log).read_text().endswith(f"{999:099d}\n")
+
+
+def test_a_process_whose_first_line_is_empty_has_lines(log: Path) -> None:
+    log.write_text("\n0\n1\n")
+    assert read(Logs(log.parent.parent, (), "", None)) == [0, 1]
+
+
+@pytest.fixture
+def _hasty(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child prints the same line before each header."""
+    header = printed_log._header
+
+    def late_header(path: Path, number: int, omitted: int | None) -> bytes:
+        with path.open("a") as file:
+            file.write("Epoch\n")
+        return header(path, number, omitted)
+
+    monkeypatch.setattr(printed_log, "_header", late_header)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_a_part_is_known_wherever_its_header_is(log: Path) -> None:
+    logs, lines, parts = Logs(log.parent.parent, (), "", None), list[int](), list[int | None]()
+    for number in range(60):
+        printed(log, number)
+        part = limit_size(log, BOUND)
+        parts += [part] if part else []
+        lines += read(logs)
+        assert f"{number:099d}" in last_lines(log, 3)
+    assert parts == list(range(2, 2 + len(parts)))
+    assert lines == list(range(60))
+
+
+def test_a_follower_that_misses_a_part_says_so(log: Path) -> None:
+    logs = Logs(log.parent.parent, (), "", None)
+    printed(log, *range(5))
+    read(logs)
+    for number in range(5, 60):
+        printed(log, number)
+        limit_size(log, BOUND)
+    texts = [line.text for line in logs.lines()]
+    numbers = [int(text) for text in texts if text.isdigit()]
+    assert "lines are missing" in texts[0]
+    assert numbers == list(range(numbers[0], 60))
+    assert not any("missing" in text for text in texts[1:])
+
+
+def test_a_follower_finds_its_place_in_a_copy_without_its_start(log: Path) -> None:
+    logs = Logs(log.parent.parent, (), "", None)
+    printed(log, *range(40))
+    lines = read(logs)
+    printed(log, *range(40, 45))
+    assert limit_size(log, BOUND) == 2
+    assert "without" in log.read_text()
+    assert lines + read(logs) == list(range(45))
+    printed(log, *range(45, 100))
+    limit_size(log, BOUND)
+    texts = [line.text for line in logs.lines()]
+    assert "lines are missing" in texts[0]
+    assert texts[-2] == f"{99:099d}"
+
+
+def test_a_follower_goes_on_where_the_disk_has_no_room_for_copies(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(printed_log, "_copy_end", lambda *_: None)
+    logs = Logs(log.parent.parent, (), "", None)
+    printed(log, *range(20))
+    read(logs)
+    limit_size(log, BOUND)
+    assert "could not be copied" in log.read_text()
+    printed(log, 20)
+    assert read(logs) == [20]
+
+
+def test_what_is_printed_during_the_copy_is_copied(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed(log, *range(1000))
+    fstat = printed_log.os.fstat
+
+    def fstat_and_print(descriptor: int) -> object:
+        status = fstat(descriptor)
+        printed(log, 1000)
+        return status
+
+    monkeypatch.setattr(printed_log.os, "fstat", fstat_and_print)
+    limit_size(log, BOUND)
+    monkeypatch.undo()
+    assert earlier_part(log).read_text().endswith(f"{1000:099d}\n")
+
+
+def test_a_child_that_does_not_append_leaves_a_hole_that_nobody_reads(log: Path) -> None:
+    logs, lines, parts = Logs(log.parent.parent, (), "", None), list[int](), 0
+    with log.open("r+b", buffering=0) as child:
+        for first in range(0, 10_000, 100):
+            child.write(b"".join(b"%099d\n" % number for number in range(first, first + 100)))
+            parts += limit_size(log, 2**18) is not None
+            lines += read(logs)
+            assert last_lines(log, 1) == [f"{first + 99:099d}"]
+    assert 2 <= parts <= 4
+    assert lines == list(range(10_000))
+    assert b"\0" * 512 not in earlier_part(log).read_bytes()

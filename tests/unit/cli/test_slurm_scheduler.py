@@ -296,6 +296,24 @@ def test_a_step_that_prints_without_end_is_no_refusal_and_keeps_its_outcome(
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 9**5 * 6
 
 
+@pytest.mark.parametrize("size", [100, 2**13])
+def test_a_life_that_srun_refused_has_no_outcome_of_the_life_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(printed_log.limit_size, "__defaults__", (2**12,))
+    one = step(tmp_path, sys.executable, "-c", f"print('x' * {size})")
+    one.start()
+    until(lambda: one.ended() is not None, "its end")
+    one.limit_log()
+    assert one.outcome() == 0
+    one.command = [sys.executable, "-c", "print('srun: ' + 'busy ' * 1_000, flush=True); exit(1)"]
+    one.start()
+    until(lambda: one.ended() is not None, "its end")
+    one.limit_log()
+    assert one.outcome() is None
+    assert (one.preamble() or "").startswith("srun: busy")
+
+
 def test_a_command_that_is_not_there_has_the_outcome_that_a_shell_gives_it(tmp_path: Path) -> None:
     """Else it would count as lost with its node, and be tried for ever."""
     one = step(tmp_path, str(tmp_path / "aptainer"), "exec")
