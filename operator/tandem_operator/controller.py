@@ -394,7 +394,7 @@ class Controller:
                 return False, None
             facts = observe(kind, existing)
             if not is_owned(facts, manifest):
-                return False, name_taken(kind, metadata["name"], facts.owner, metadata["labels"][names.JOB])
+                return False, name_taken(facts, metadata["namespace"], metadata["labels"][names.JOB])
             return False, await self._adopt(kind, manifest, existing) if kind in kinds.WATCHED else None
         if kind in kinds.WATCHED:
             self._cache.upsert(kind, created)

@@ -233,6 +233,7 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> KubeObject:
         "version": version(metadata),
         "owner": _owner(metadata),
         "applied": _limited(annotations.get(names.APPLIED)),
+        "job": _limited((metadata.get("labels") or {}).get(names.JOB)),
         "deleting": "deletionTimestamp" in metadata,
     }
     status = body.get("status") or {}

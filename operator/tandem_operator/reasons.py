@@ -7,9 +7,8 @@ from tandem.wire.reasons import Reason
 from tandem_operator import kinds, names, pod_starts
 from tandem_operator.gang_deadlock import BACKOFF_SECONDS, backoff_ends, claimant, rival, starved_for
 from tandem_operator.job_memory import replica_key
-from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, find_condition, is_initialized
-from tandem_operator.observed import BROKEN_WAITING, Pod
+from tandem_operator.observed import BROKEN_WAITING, KubeObject, Pod
 from tandem_operator.plan import ReconcileInputs
 from tandem_operator.pod_ends import CONSEQUENCES, HEALTHY_SECONDS, PodEnd
 from tandem_operator.replicas import NewPod
@@ -21,23 +20,27 @@ PLACING_SECONDS = 5.0
 """Time after which a pod without a node is reported; before, its volume may still be being created."""
 
 
-def name_taken(kind: Kind, name: str, owner: str, job: str) -> JobProblem:
+def name_taken(existing: KubeObject, namespace: str, job: str) -> JobProblem:
     """The problem that somebody else's object has the name of one of the job's. It is left alone.
 
     Args:
-        owner: the UID of the job that owns it, empty if no job does.
+        namespace: of the object and of this job.
         job: name of this job.
     """
-    conflict = f"{kind.name} {name} exists and is not this job's"
-    if kind is kinds.CLAIM and not owner:
+    conflict = f"{existing.kind.name} {existing.name} exists and is not this job's"
+    if existing.owner:
+        return JobProblem(Reason.NAME_TAKEN, f"{conflict}; remove or rename it, or give the job another name")
+    if existing.kind is kinds.CLAIM:
         adoption = f'to have this job train on it, annotate it with {names.ADOPT}="true"'
         return JobProblem(Reason.NAME_TAKEN, f"{conflict}; {adoption}; else remove it, or give the job another name")
-    if not owner:
-        # kubectl delete --cascade=orphan has taken the owner away from all that an earlier job had, its pods too.
-        command = f"kubectl delete pods,services,configmaps,secrets -l {names.JOB}={job}"
-        advice = f"if a job of this name was deleted without its objects, remove those ({command}); else rename it"
-        return JobProblem(Reason.NAME_TAKEN, f"{conflict}; {advice}, or give the job another name")
-    return JobProblem(Reason.NAME_TAKEN, f"{conflict}; remove or rename it, or give the job another name")
+    if existing.job != job:
+        conflict += "" if existing.job else ", nor any job's"
+        return JobProblem(Reason.NAME_TAKEN, f"{conflict}; rename it, or give the job another name")
+    # kubectl delete --cascade=orphan has taken the owner away from all that an earlier job had, its pods too.
+    objects = "pods,services,configmaps,secrets,networkpolicies"
+    command = f"kubectl delete {objects} -n {namespace} -l {names.JOB}={job}"
+    advice = f"if a job of this name was deleted without its objects, remove those ({command}); else rename it"
+    return JobProblem(Reason.NAME_TAKEN, f"{conflict}; {advice}, or give the job another name")
 
 
 def backoff_for_rival(inputs: ReconcileInputs, lifecycle: Lifecycle, workers: Sequence[Pod]) -> JobProblem | None:

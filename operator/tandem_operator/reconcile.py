@@ -317,7 +317,7 @@ def _required_objects(inputs: ReconcileInputs) -> _RequiredObjects:
         waits = retry_time(inputs.attempts, key, inputs.now) is not None
         if existing is not None and not is_owned(existing, manifest):
             # Somebody else's object is never touched; the user has to rename one of the two.
-            conflicts.append(name_taken(kind, name, existing.owner, inputs.job.metadata.name))
+            conflicts.append(name_taken(existing, manifest["metadata"]["namespace"], inputs.job.metadata.name))
             waits = True
         elif existing is not None and (existing.deleting or existing.applied == objects.applied(manifest)):
             resolved.append(key)
