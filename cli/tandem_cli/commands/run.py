@@ -32,6 +32,7 @@ from tandem.model import whole_number
 from tandem.processes.distribution import install_command
 from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.processes.launch import TOKEN, token_weakness
+from tandem.processes.limits import raise_open_files
 from tandem.processes.supervision import is_given_up
 from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
@@ -181,6 +182,7 @@ class _Run:
     def run(self, fresh: bool) -> ExitCode:
         """Check everything before anything is written, then run the job."""
         check_torch()
+        raise_open_files()
         cores = usable_cores()
         placement = self._place(cores)
         check_port(self._command.port)

@@ -296,6 +296,20 @@ class Requests:
             os.read(self._signals, 4096)
 
 
+NO_PROCESS = "no further process can be started here"
+
+
+@contextmanager
+def _limit_named(consequence: str) -> Iterator[None]:
+    """Raise a UserError with this consequence for an error that a limit of this process has caused."""
+    try:
+        yield
+    except OSError as error:
+        if limit := explain(error):
+            raise UserError(f"{consequence}: {error.strerror} ({limit})") from error
+        raise
+
+
 class LocalRun:
     """One local run, from the first process to the last.
 
@@ -347,19 +361,16 @@ class LocalRun:
             UserError: this process has met a limit of its own.
         """
         try:
-            # The guardian first: from here on every process that starts is cleaned up, however this one ends.
-            self._guard()
-            while not self._step(time.monotonic()):
-                # Child ends and requests to stop wake the wait below; only the display needs the short interval.
-                calm = self._is_calm
-                if self._watch is not None:
-                    self._watch.calm(calm)
-                self._requests.wait(CALM_SECONDS if calm else TICK_SECONDS)
-            self._display.end(self._final_scene())
-        except OSError as error:
-            if limit := explain(error):
-                raise UserError(f"no further process can be started here: {error.strerror} ({limit})") from error
-            raise
+            with _limit_named("this run cannot continue"):
+                # The guardian first: from here on every process that starts is cleaned up, however this one ends.
+                self._guard()
+                while not self._step(time.monotonic()):
+                    # Child ends and requests to stop wake the wait below; only the display needs the short interval.
+                    calm = self._is_calm
+                    if self._watch is not None:
+                        self._watch.calm(calm)
+                    self._requests.wait(CALM_SECONDS if calm else TICK_SECONDS)
+                self._display.end(self._final_scene())
         finally:
             self._close()
 
@@ -439,7 +450,8 @@ class LocalRun:
             case StartChild(name):
                 if name not in self._processes:
                     self._processes[name] = self._build(name)
-                self._processes[name].start()
+                with _limit_named(NO_PROCESS):
+                    self._processes[name].start()
                 self.children[name] = self.children[name].started(now)
             case TerminateChild(name):
                 if self.children[name].role == "evaluator":
@@ -495,7 +507,7 @@ class LocalRun:
         paths = [self._factory.scratch, self._claim.endpoint_file]
         terminal = os.dup(sys.stdout.fileno()) if sys.stdout is not None and sys.stdout.isatty() else None
         terminal_options = [] if terminal is None else ["--terminal", str(terminal)]
-        with self._factory.log("guardian").open("ab") as log:
+        with _limit_named(NO_PROCESS), self._factory.log("guardian").open("ab") as log:
             self._guardian = subprocess.Popen(
                 launch.module_command(
                     "tandem_cli.local.guardian", *terminal_options, self._factory.mark, *map(str, paths)

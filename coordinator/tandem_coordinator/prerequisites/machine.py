@@ -65,13 +65,14 @@ def this_machine(cores: int, gpus: Sequence[str] | None) -> Machine:
     if gpus is None and not _may_have_gpu():
         has_gpu = False
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Machine(
         cores,
         _memory(),
         _processes(),
         has_gpu,
         # A process may raise its own limit up to the hard one, and `tandem run` does.
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        open_files=None if open_files == resource.RLIM_INFINITY else open_files,
         address_space=None if address_space == resource.RLIM_INFINITY else address_space,
     )
 
@@ -91,7 +92,8 @@ def _limits(host: Machine) -> Iterator[UnmetRequirement]:
     """Check the limits of each process (ulimit) with which no process of a job starts."""
     if host.open_files is not None and host.open_files < MIN_OPEN_FILES:
         message = (
-            f"a process may open {host.open_files:,} files, and needs {MIN_OPEN_FILES}; raise it with ulimit -n 1024"
+            f"a process may open {host.open_files:,} files, and needs {MIN_OPEN_FILES}; this is the hard limit "
+            "(ulimit -Hn), which only root can raise"
         )
         yield UnmetRequirement((), message)
     if host.address_space is not None and host.address_space < MIN_ADDRESS_SPACE:

@@ -5,11 +5,15 @@ for lack of memory: a process that was killed by SIGKILL while it grew was kille
 """
 
 import errno
+import os
+import re
 import resource
 import signal
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.formatting import size
 
@@ -23,7 +27,13 @@ ALLOCATION_FAILURES = (
     *("Unable to allocate", "std::bad_alloc", "unable to mmap"),
 )
 """Parts of messages of torch, numpy and the loader of shared libraries."""
-THREAD_FAILURES = ("can't start new thread", "Resource temporarily unavailable")
+THREAD_FAILURE = re.compile(
+    r"can't start new thread|(?:fork|[Tt]hread|pthread_create|what\(\)).*Resource temporarily unavailable"
+)
+"""Messages of Python, shells and C++ about a thread or process that cannot be started. Others of this errno are about
+files, sockets and locks."""
+MAX_OPEN_FILES = 2**16
+"""Open files up to which the limit of a run's processes is raised."""
 
 
 def explain(error: BaseException) -> str:
@@ -35,10 +45,8 @@ def explain(error: BaseException) -> str:
         return _limit(resource.RLIMIT_NOFILE, "a process may open {:,} files: ulimit -n")
     if number == errno.EFBIG:
         return _limit(resource.RLIMIT_FSIZE, "a file may have {size}: ulimit -f")
-    if number == errno.EAGAIN or any(part in text for part in THREAD_FAILURES):
-        if (limit := process_limit()) is not None:
-            return f"there may be {limit:,} processes and threads: pids.max of the container"
-        return _limit(resource.RLIMIT_NPROC, "this user may have {:,} processes and threads: ulimit -u")
+    if THREAD_FAILURE.search(text) or (number == errno.EAGAIN and _is_of_fork(error)):
+        return _describe_process_limit()
     if number == errno.ENOMEM or isinstance(error, MemoryError) or any(part in text for part in ALLOCATION_FAILURES):
         return _limit(resource.RLIMIT_AS, "a process may use {size} of address space: ulimit -v")
     return ""
@@ -49,11 +57,58 @@ def _limit(kind: int, text: str) -> str:
     return "" if soft_limit == resource.RLIM_INFINITY else text.format(soft_limit, size=size(soft_limit))
 
 
-def oom_kills() -> int | None:
-    """Return the number of processes that the kernel has killed on this machine for lack of memory, by the limit of a
-    container or of the machine; None where it does not count."""
+def _is_of_fork(error: BaseException) -> bool:
+    """Return whether an error was raised by a call that starts a process, such as os.fork."""
+    calls = traceback.extract_tb(error.__traceback__)
+    return bool(calls) and any(name in (calls[-1].line or "") for name in ("fork", "spawn"))
+
+
+def _describe_process_limit() -> str:
+    """Describe the limit of processes that is met first; empty if there is none."""
+    group_limit, (user_limit, _) = process_limit(), resource.getrlimit(resource.RLIMIT_NPROC)
+    # The kernel does not apply the limit of a user to root.
+    has_user_limit = os.geteuid() != 0 and user_limit != resource.RLIM_INFINITY
+    if group_limit is not None and not (has_user_limit and user_limit < group_limit):
+        return f"there may be {group_limit:,} processes and threads: pids.max of its control group"
+    return f"this user may have {user_limit:,} processes and threads: ulimit -u" if has_user_limit else ""
+
+
+def raise_open_files() -> None:
+    """Raise the number of files that this process, and those that it starts, may open, as far as it may."""
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = MAX_OPEN_FILES if hard_limit == resource.RLIM_INFINITY else min(hard_limit, MAX_OPEN_FILES)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard_limit))
+
+
+class OomKills(NamedTuple):
+    """Numbers of processes that the kernel has killed for lack of memory."""
+
+    group: int | None
+    """In this process's control group, by its limit or by that of the machine; None where it is not counted."""
+    machine: int
+    """On this machine, by the limit of a container or of the machine."""
+
+
+def oom_kills() -> OomKills | None:
+    """Read the kernel's counters; None where it does not count."""
+    machine = _oom_counter(VMSTAT)
+    return None if machine is None else OomKills(_group_oom_kills(), machine)
+
+
+def _group_oom_kills() -> int | None:
+    for folder, version in _own_groups("memory"):
+        name = {2: "memory.events", 1: "memory.oom_control"}[version]
+        for group in (folder, *folder.parents):
+            # In a container the path may be that on the host; then the group is the topmost folder.
+            if group.is_relative_to(CGROUP) and (count := _oom_counter(group / name)) is not None:
+                return count
+    return None
+
+
+def _oom_counter(file: Path) -> int | None:
     with suppress(OSError, ValueError):
-        for line in VMSTAT.read_text().splitlines():
+        for line in file.read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
@@ -96,17 +151,19 @@ def _own_groups(controller: str) -> Iterator[tuple[Path, int]]:
                 yield CGROUP / controller / path.lstrip("/"), 1
 
 
-def describe_kill(code: int | None, kills_before: int | None) -> str:
+def describe_kill(code: int | None, kills_before: OomKills | None) -> str:
     """Return a sentence about a process that the kernel has killed for lack of memory; empty if another one did.
 
     Args:
         code: exit code, or minus the signal.
         kills_before: `oom_kills` shortly before.
     """
-    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or kills_before is None:
+    kills = oom_kills()
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or kills is None or kills_before is None:
         return ""
-    if (oom_kills() or 0) <= kills_before:
+    is_of_group = None not in (kills.group, kills_before.group) and kills.group != kills_before.group
+    if not is_of_group and kills.machine <= kills_before.machine:
         return ""
-    limit = memory_limit()
+    limit = memory_limit() if is_of_group else None
     scope = "of this machine" if limit is None else f"limit of {size(limit)}"
     return f"killed by the kernel (SIGKILL): the memory {scope} is used up"

@@ -207,7 +207,7 @@ def test_two_checkpoints_have_to_have_room(monkeypatch: pytest.MonkeyPatch, fold
 @pytest.mark.parametrize(
     ("changes", "words", "fails"),
     [
-        ({"open_files": 24}, "a process may open 24 files, and needs 32; raise it with ulimit -n 1024", True),
+        ({"open_files": 24}, "a process may open 24 files, and needs 32; this is the hard limit (ulimit -Hn)", True),
         ({"address_space": 2**31}, "a process may use 2.1 GB of address space, and torch alone needs about", False),
     ],
 )

@@ -135,8 +135,8 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory_is_told_from_others(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [7]
-    monkeypatch.setattr(local_ranks, "oom_kills", lambda: counts[0])
-    monkeypatch.setattr(limits, "oom_kills", lambda: counts[0])
+    monkeypatch.setattr(local_ranks, "oom_kills", lambda: limits.OomKills(None, counts[0]))
+    monkeypatch.setattr(limits, "oom_kills", lambda: limits.OomKills(None, counts[0]))
     errors = []
     for kills in (0, 1):
         ranks = LocalRanks(1, 1)
