@@ -29,8 +29,8 @@ _HOLE = re.compile(rb"\0{512,}")
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the header of a part says."""
+class PartHeader:
+    """Header of a part of a log; the first part has none."""
 
     number: int = 1
     omitted: int = 0
@@ -47,10 +47,10 @@ def partial_copy(log: Path) -> Path:
     return log.with_name(f".{earlier_part(log).name}")
 
 
-def read_part(file: BinaryIO) -> Part:
+def read_part(file: BinaryIO) -> PartHeader:
     """Read the header of a part; the first part has none."""
     match = _HEADER.search(os.pread(file.fileno(), HEADER_BYTES, 0))
-    return Part(int(match[1]), int(match[2] or 0)) if match else Part()
+    return PartHeader(int(match[1]), int(match[2] or 0)) if match else PartHeader()
 
 
 def describe_limit(log: Path) -> str:

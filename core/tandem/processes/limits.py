@@ -85,9 +85,9 @@ class OomKills(NamedTuple):
     """Numbers of processes that the kernel has killed for lack of memory."""
 
     group: int | None
-    """In this process's control group, by its limit or by that of the machine; None where it is not counted."""
+    """Number in this process's control group, by its limit or the machine's; None where it is not counted."""
     machine: int
-    """On this machine, by the limit of a container or of the machine."""
+    """Number on this machine, by the limit of a container or of the machine."""
 
 
 def oom_kills() -> OomKills | None:
