@@ -118,13 +118,16 @@ def _copy_end(file: BinaryIO, target: Path, max_bytes: int) -> int | None:
     """
     # All of it, so that readers find their place again. Only of a child that prints faster than anybody looks, a part.
     limit = 2 * max_bytes
-    omitted = max(0, os.fstat(file.fileno()).st_size - limit)
-    file.seek(omitted)
     try:
         with target.open("wb") as copy:
-            # What is printed meanwhile too, but not for ever.
-            while copy.tell() < 2 * limit and (content := file.read(2**20)):
-                omitted += len(content) - copy.write(_HOLE.sub(b"", content))
+            # What is printed meanwhile too, but not for ever: the second time only the newest lines.
+            for count in (limit, limit // 16):
+                copy.truncate(copy.seek(0))
+                omitted = file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+                while copy.tell() < 2 * limit and (content := file.read(2**20)):
+                    omitted += len(content) - copy.write(_HOLE.sub(b"", content))
+                if copy.tell() < 2 * limit:
+                    break
     except OSError:
         with suppress(OSError):
             target.unlink(missing_ok=True)
