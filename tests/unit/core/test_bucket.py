@@ -98,7 +98,7 @@ def test_what_is_gone_here_goes_there_and_nothing_else(url: str, tmp_path: Path)
     here.reopen()
     uploader.upload_checkpoints()
     uploader.upload_records()
-    there = get(url, tmp_path / "there")
+    there = get_copy(url, tmp_path / "there")
     # The one that is damaged here is sound there.
     assert there.checkpoint_names() == ["step-000000020", "step-000000030"]
     assert isinstance(there.manifests()["step-000000030"], Manifest)
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_generation_takes_the_place_of_one(url: str, tmp
     add_checkpoint(here, 20, generation=2)
     uploader.upload_checkpoints()
     uploader.upload_records()
-    assert everything(get(url, tmp_path / "there")) == everything(here)
+    assert everything(get_copy(url, tmp_path / "there")) == everything(here)
 
 
 # Every point at which an upload can break off
