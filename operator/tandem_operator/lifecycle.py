@@ -20,6 +20,7 @@ from typing import Literal
 
 from tandem.formatting import count_noun, parse_rfc3339
 from tandem.job.resource import DistributedTrainingJob
+from tandem.model import MAX_TIMESTAMP
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.reasons import RECORDED_REASONS, Reason
 from tandem.wire.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
@@ -163,7 +164,8 @@ def deadline(job: DistributedTrainingJob) -> float | None:
             return None
         # The start time may be that of an earlier job on the same volume, and then it is older than the other stamps.
         stamps.append(job.status.start_time)
-    return max(parse_rfc3339(stamp) or 0.0 for stamp in stamps) + limit
+    # A whole number may be too large for a time.
+    return max(parse_rfc3339(stamp) or 0.0 for stamp in stamps) + min(limit, MAX_TIMESTAMP)
 
 
 def find_condition(status: Status | None, kind: str) -> Condition | None:

@@ -47,6 +47,7 @@ from dataclasses import dataclass, replace
 
 from tandem.formatting import parse_rfc3339
 from tandem.job.resource import DistributedTrainingJob
+from tandem.model import MAX_TIMESTAMP
 from tandem.processes import launch
 from tandem.wire.status import Snapshot, Status
 from tandem_operator import kinds, names, objects, pod_starts, pods, replicas
@@ -579,7 +580,8 @@ def _expiry(job: DistributedTrainingJob, new_status: Status) -> float | None:
     ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, parse_rfc3339(new_status.completion_time)
     if ttl is None or ended is None or new_status.phase not in ("Succeeded", "Failed"):
         return None
-    return ended + ttl
+    # A whole number may be too large for a time.
+    return ended + min(ttl, MAX_TIMESTAMP)
 
 
 def poll_interval(jobs: int) -> float:

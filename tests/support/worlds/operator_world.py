@@ -193,7 +193,9 @@ class Cluster:
         """Somebody makes an object."""
         self.version += 1
         body = copy.deepcopy(body)
-        body["metadata"] |= {"uid": f"uid-{self.version}", "generation": 1, "creationTimestamp": rfc3339(time.time())}
+        # Old enough that a Secret of its name is its own.
+        created = rfc3339(time.time() - 60)
+        body["metadata"] |= {"uid": f"uid-{self.version}", "generation": 1, "creationTimestamp": created}
         self._cache((kind, NAMESPACE, body["metadata"]["name"]), body, "ADDED")
 
     def edit(self, kind: Kind, name: str, change: Object) -> None:

@@ -1,7 +1,7 @@
 """Whatever news is lost, late or told twice, and wherever the operator dies between two writes: it gets there."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tandem_operator import kinds, liveness, names
@@ -13,6 +13,7 @@ PEERS = Peers(({"podSelector": {}},))
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEPS, max_size=40), st.integers(1, 4), st.sampled_from([None, PEERS]))
+@example([Step("die", 1, flag=True)], 1, None)
 def test_it_converges(steps: list[Step], replicas: int, peers: Peers | None) -> None:
     world = World()
     world.options = {"peers": peers}

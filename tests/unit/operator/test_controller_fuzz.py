@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, HealthCheck, settings
 from hypothesis import strategies as st
 
 from tandem.wire.protocol import MAX_BRIEF_BYTES
@@ -41,6 +41,7 @@ def _quiet() -> Iterator[None]:
 
 @FEW
 @given(st.integers(0, 2**32), st.sampled_from(["ADDED", "MODIFIED", "DELETED"]))
+@example(269, "ADDED")
 def test_no_object_harms_the_others(seed: int, what: str) -> None:
     chance = Random(seed)
     bodies: list[tuple[Any, Any]] = []
