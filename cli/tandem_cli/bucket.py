@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from tandem.errors import UserError
 from tandem.formatting import count_noun, size
 from tandem.job.resource import Storage
-from tandem.rundir.bucket import BucketRecord, Occupied, SupersededWriter, Writer, claim
+from tandem.rundir.bucket import BucketRecord, Occupied, SupersededWriter, Writer, claim, open_bucket
 from tandem.rundir.download import Downloaded, Downloader, Tick, continue_run
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
@@ -52,8 +52,8 @@ def continue_from(storage: Storage, run_dir: RunDir) -> tuple[Writer | None, lis
     Raises:
         UserError: the bucket cannot be used, or holds another run or a newer state of this one.
     """
-    store = open_store(storage.bucket or "", storage.endpoint or "", storage.region or "")
     with bucket_errors(), progress("downloading") as tick:
+        store = open_bucket(storage)
         continuation = continue_run(store, run_dir, _waiting, tick)
     if (result := continuation.downloaded) is None:
         return continuation.writer, []

@@ -34,7 +34,7 @@ from tandem.processes.launch import (
     listen,
     token_weakness,
 )
-from tandem.rundir.bucket import Occupied
+from tandem.rundir.bucket import Occupied, open_bucket
 from tandem.rundir.download import continue_run
 from tandem.rundir.durable import temporary_beside, unsupported_operation
 from tandem.rundir.layout import RunDir
@@ -47,7 +47,7 @@ from tandem.rundir.ownership import (
     decide_ownership,
     job_to_record,
 )
-from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
+from tandem.rundir.store import StoreAccessError, StoreUnavailableError
 from tandem.wire.http_server import BACKLOG, HttpServer
 from tandem.wire.reasons import CONFIGURATION_ERROR
 from tandem_coordinator.coordinator import Coordinator
@@ -280,7 +280,7 @@ def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
     rundir.path.mkdir(parents=True, exist_ok=True)
     complete_moves(rundir)
     try:
-        store = Store(Location.parse(storage.bucket), storage.endpoint or "", storage.region or "")
+        store = open_bucket(storage)
         result = continue_run(store, rundir, lambda writer: log.info("event=bucket-waits writer=%s", writer)).downloaded
     except (Occupied, StoreAccessError, StoreUnavailableError) as error:
         raise CannotStart(f"spec.checkpoint.storage.bucket: {error}") from None

@@ -13,7 +13,6 @@ import typer
 
 from tandem.errors import UserError, join_names
 from tandem.formatting import one_line, size
-from tandem.rundir.download import Downloaded
 from tandem.rundir.store import Store, is_url
 from tandem_cli.bucket import download, open_store, progress, upload
 from tandem_cli.cluster import ContextOption, NamespaceOption, validate_job_name
@@ -79,7 +78,7 @@ def copy(
     if is_url(source):
         store = open_store(source, endpoint, region)
         folder = Path(target or Path("runs", store.location.prefix.rpartition("/")[2]))
-        copied: Downloaded | copying.CopyResult = download(store, folder, selectors)
+        copied = download(store, folder, selectors)
     else:
         folder = Path(target or Path("runs", source))
         with progress("copying") as tick:

@@ -19,9 +19,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +30,7 @@ from tandem.job import labels
 from tandem.processes.launch import module_command
 from tandem.rundir.archive import END, FILES, FOLDERS, NAME, TOTAL
 from tandem.rundir.checkpoint import FILE
+from tandem.rundir.download import Downloaded, Tick
 from tandem.rundir.durable import commit_folder, read_json_or_none, replace_json, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem_cli.checkpoints.verification import verify
@@ -53,23 +53,9 @@ CHUNK = 2**20
 _NO_ARCHIVER = re.compile(r"No module named '?tandem")
 
 Raw = dict[str, Any]
-Tick = Callable[[int, int], None]
-"""Called with the bytes received and the bytes expected."""
 
 
-@dataclass
-class CopyResult:
-    """Result of a copy."""
-
-    size: int = 0
-    """Bytes received."""
-    checkpoints: list[str] = field(default_factory=list)
-    """Names of the new checkpoints, all verified."""
-    faults: list[str] = field(default_factory=list)
-    """Sentences about checkpoints that arrived damaged or are missing."""
-
-
-def copy(kubectl: Kubectl, name: str, target: Path, checkpoints: Sequence[str], image: str, tick: Tick) -> CopyResult:
+def copy(kubectl: Kubectl, name: str, target: Path, checkpoints: Sequence[str], image: str, tick: Tick) -> Downloaded:
     """Copy the new files of a job.
 
     Args:
@@ -132,8 +118,8 @@ def _digests(rundir: RunDir) -> list[str]:
 # Receiving
 
 
-def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], tick: Tick) -> CopyResult:
-    result, is_complete, received = CopyResult(), False, set[str]()
+def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], tick: Tick) -> Downloaded:
+    result, is_complete, received = Downloaded(), False, set[str]()
     assert child.stdout is not None
     # Checkpoints are assembled beside the run directory, where no command takes them for complete.
     staging = RunDir(temporary_beside(rundir.path / "copy"))
@@ -205,7 +191,7 @@ def _is_expected(member: tarfile.TarInfo) -> bool:
     return member.isreg() and is_known and all(NAME.fullmatch(part) for part in member.name.split("/"))
 
 
-def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging: RunDir, result: CopyResult) -> None:
+def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging: RunDir, result: Downloaded) -> None:
     """Write one file. A checkpoint is committed when its manifest, which arrives last, verifies it."""
     is_part = member.name.startswith("checkpoints/")
     path = (staging if is_part else rundir).path / member.name
@@ -220,7 +206,7 @@ def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging:
         _commit(path.parent.name, rundir, staging, result)
 
 
-def _commit(name: str, rundir: RunDir, staging: RunDir, result: CopyResult) -> None:
+def _commit(name: str, rundir: RunDir, staging: RunDir, result: Downloaded) -> None:
     verdict = verify(staging, name)
     if verdict.outcome != "sound":
         result.faults += [f"{name}: {fault}" for fault in verdict.faults or (verdict.outcome,)]

@@ -1,6 +1,6 @@
 """A run in a bucket: the names of its objects, who may write them, and their upload.
 
-    run.json                           the format, and which run this is; created once
+    run.json                              the format, and which run this is; created once
     writer.json                           the process that writes; replaced every WRITER_SECONDS (see `Writer`)
     job.json, generations/000007.json, …  as in the run directory (tandem.rundir.layout)
     log/coordinator.jsonl/000000000000    a log, in segments named after the offset of their first byte
@@ -14,8 +14,8 @@ what is complete into the bucket while training goes on (tandem.rundir.upload), 
 The bucket shows what the run directory shows: files that are gone there are deleted here. A machine with an empty run
 directory gets the run from the bucket (tandem.rundir.download), and continues it.
 
-**Order.** A manifest is written after the parts that it lists, records of generations before the checkpoints that
-follow from them, and the end of the run last: whoever finds DONE finds everything else.
+**Order.** A manifest is written after the parts that it lists and after the records of its generation. DONE is written
+last, so a reader that sees it can read the whole run.
 
 **One writer.** Two machines must not continue one run. A process becomes the writer by replacing writer.json if its
 writer has ended, or has shown no sign of life for TAKEOVER_SECONDS by the clock of the process that waits: no two
@@ -45,13 +45,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.job.resource import Storage
 from tandem.model import Model
 from tandem.rundir.archive import FILES, FOLDERS, NAME
 from tandem.rundir.checkpoint import CHUNK_BYTES, FileEntry
 from tandem.rundir.durable import encode, read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import BUCKETS
-from tandem.rundir.store import Stale, Store, StoreAccessError, StoreUnavailableError
+from tandem.rundir.store import Location, Stale, Store, StoreAccessError, StoreUnavailableError
 
 FORMAT = 1
 IDENTITY, WRITER = "run.json", "writer.json"
@@ -83,6 +84,15 @@ class Occupied(Exception):  # noqa: N818 - a state of the bucket
     """The bucket holds another run below this prefix. The message says which."""
 
 
+def open_bucket(storage: Storage) -> Store:
+    """Open the bucket of a job that has one.
+
+    Raises:
+        StoreAccessError: it cannot be opened.
+    """
+    return Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
+
+
 def parts_of(digest: str) -> str:
     """The folder with the parts of the checkpoint whose manifest has this digest."""
     return f"{PARTS}/{digest[:32]}/"
@@ -112,8 +122,8 @@ class BucketRecord(Model):
     writer: str
     """The writer that this directory has had last: if the bucket has had another one since, the bucket is newer."""
     claiming: list[str] = []
-    """Writers that this directory was about to have since. They are recorded first: whoever dies in between, or gets no
-    answer, must not take its own name in the bucket for that of another."""
+    """Names of claims whose outcome is unknown. A claim is recorded before it is written to the bucket, so that a
+    process that crashes or gets no response recognizes its own name there."""
     complete: bool = True
     """Whether everything in the bucket has arrived here."""
     missing: str = ""
@@ -281,7 +291,7 @@ def _take(
             if (created := store.create(WRITER, _sign(name, has_ended=False))) is not None:
                 return False, created
             continue
-        sign = _parsed(current.data)
+        sign = parse_object(current.data)
         writer, now = str(sign.get("writer", "somebody")), time.monotonic()
         is_behind = writer not in own_names
         if is_behind and not is_empty:
@@ -310,7 +320,7 @@ def _sign(name: str, has_ended: bool) -> bytes:
 
 
 def remote_names(names: Iterable[str]) -> Iterator[str]:
-    """The names that files of a run directory have, of all in a bucket: whoever writes there is not trusted."""
+    """Filter the names of objects for valid paths of a run directory. Other objects in the bucket are ignored."""
     for name in names:
         top, _, relative = name.partition("/")
         is_known = name in FILES or (relative and top in (*FOLDERS, CHECKPOINTS, PARTS))
@@ -324,10 +334,11 @@ def _object(store: Store, name: str) -> dict[str, Any]:
     content = store.read(name)
     if content is None:
         raise StoreAccessError(f"{store.location}/{name} was deleted a moment ago")
-    return _parsed(content.data)
+    return parse_object(content.data)
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parse a JSON object; empty if the data is none."""
     with suppress(ValueError, RecursionError):
         value = json.loads(data)
         if isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Gets a run from its bucket: records, logs and checkpoints, into a run directory.
 
-Whoever may write into the bucket is not trusted: only names that a run directory has are accepted, sizes are bounded,
-and each CHUNK_BYTES of a checkpoint is compared with its checksum before it is written; the checkpoint gets its name
+The content of a bucket is not trusted. Only valid paths of a run directory are accepted, sizes are bounded, and each
+CHUNK_BYTES of a checkpoint is compared with its checksum before it is written; the checkpoint gets its name
 when it is complete. What is there already is not received again, so a download that breaks off continues.
 
 A bucket that is being written is read in an order that keeps the rules of a run directory: the end of the run first (it
@@ -48,7 +48,7 @@ Tick = Callable[[int, int], None]
 
 @dataclass
 class Downloaded:
-    """Result of a download."""
+    """Result of a download or copy."""
 
     size: int = 0
     """Bytes received."""
@@ -102,10 +102,10 @@ class Downloader:
                 path.unlink(missing_ok=True)
         return received
 
-    def manifests(self, rundir: RunDir) -> list[Manifest]:
+    def manifests(self, rundir: RunDir) -> None:
         """Write the manifests of all checkpoints into a run directory that has no checkpoints itself: enough to list
-        and compare them. Returns those that are sound, the lowest step first."""
-        manifests, names = [], self._checkpoint_names()
+        and compare them."""
+        names = self._checkpoint_names()
         for name in set(rundir.checkpoint_names()) - set(names):
             shutil.rmtree(rundir.checkpoint(name))
         for name in names:
@@ -113,12 +113,11 @@ class Downloader:
             if content is not None:
                 _write(rundir.checkpoint(name) / FILE, content.data)
                 try:
-                    manifests.append(Manifest.load(rundir.checkpoint(name)))
+                    Manifest.load(rundir.checkpoint(name))
                 except OtherFormat as error:
                     self.unreadable.append(str(error))
                 except Broken:
                     continue
-        return manifests
 
     def checkpoints(
         self, rundir: RunDir, selectors: Iterable[str], tick: Tick = lambda received, total: None

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +37,8 @@ from tandem.rundir.bucket import (
     SupersededWriter,
     Writer,
     claim,
+    open_bucket,
+    parse_object,
     parts_of,
     piece_name,
     pieces,
@@ -47,7 +48,7 @@ from tandem.rundir.bucket import (
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, open_file
 from tandem.rundir.durable import list_folder, open_regular
 from tandem.rundir.layout import RunDir
-from tandem.rundir.store import MAX_OBJECT_BYTES, Location, Stale, Store, StoreAccessError
+from tandem.rundir.store import MAX_OBJECT_BYTES, Stale, Store, StoreAccessError
 
 RECORDS_SECONDS = 10.0
 """Interval at which records and logs are sent, in seconds: each log that has grown costs a request."""
@@ -308,9 +309,7 @@ class Uploader:
     def _digest(self, name: str) -> str:
         """The digest of a manifest in the bucket; empty if it cannot be read, so that it is sent again."""
         content = self._store.read(name)
-        with suppress(ValueError, RecursionError, KeyError, TypeError):
-            return str(json.loads(b"" if content is None else content.data)["digest"])
-        return ""
+        return "" if content is None else str(parse_object(content.data).get("digest", ""))
 
 
 class Upload:
@@ -429,8 +428,7 @@ def main(arguments: Sequence[str]) -> int:
     def report(text: str) -> None:
         print(json.dumps({"failing": text}), flush=True)
 
-    storage = rundir.read_job().spec.checkpoint.storage
-    store = Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
+    store = open_bucket(rundir.read_job().spec.checkpoint.storage)
     try:
         _record_missing(rundir, store, "the upload was interrupted")
         writer = claim(store, rundir, is_empty=False)

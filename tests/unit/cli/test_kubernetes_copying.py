@@ -14,9 +14,10 @@ import pytest
 from tandem.errors import UserError
 from tandem.rundir import archive, lease
 from tandem.rundir.archive import END, TOTAL
+from tandem.rundir.download import Downloaded
 from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes import copying
-from tandem_cli.kubernetes.copying import CopyResult, reader_pod
+from tandem_cli.kubernetes.copying import reader_pod
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 from tests.support import ROOT, manifests
 from tests.support.checkpoints import begin, commit
@@ -85,7 +86,7 @@ class Cluster:
                 archive.addfile(info, io.BytesIO(content))
         (self.folder / "sends").write_bytes(buffer.getvalue()[:cut])
 
-    def copy(self, to: Path, *words: str, image: str = "") -> CopyResult:
+    def copy(self, to: Path, *words: str, image: str = "") -> Downloaded:
         """One call."""
         return copying.copy(self.kubectl, "digits", to, words, image, lambda count, total: None)
 

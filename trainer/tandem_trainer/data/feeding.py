@@ -269,8 +269,8 @@ class _Probe:
             self._copies = copy.deepcopy(samples[:-1])
 
     def layout(self, data: Any) -> Layout:
-        """Return the layout of a batch. A list with one item for each sample, and not with so many fields by chance, is
-        shorter in a batch of one sample fewer."""
+        """Return the layout of a batch. To distinguish a list of samples from a list of fields, a batch of one sample
+        fewer is collated: a list of samples becomes shorter, a list of fields does not."""
         if _is_list(data) and [id(item) for item in data] == [id(sample) for sample in self._samples]:
             return Layout(of_samples=True)
         if self._copies is None or not _holds_list(data):
