@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "8b02e9e67a742a280b45b3e969e0b3849060cab6"
+COMMIT = "7cf1ae5821595692f2d1ee73aeb0915b151bc08b"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
