@@ -11,16 +11,16 @@ import copy
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from hypothesis import strategies as st
 
 from tandem.formatting import rfc3339
 from tandem.wire.status import GenerationView, Snapshot, Status
-from tandem_operator import kinds, names
+from tandem_operator import controller, kinds, names
 from tandem_operator.api import ListPart, Object, RequestRefused, Unavailable
-from tandem_operator.controller import OLD_SECRET_SECONDS, Controller
 from tandem_operator.informer import Cache
 from tandem_operator.kinds import Kind
 from tandem_operator.operator_metrics import OperatorMetrics
@@ -346,13 +346,15 @@ class World:
         self.cluster = Cluster() if cluster is None else cluster
         self.cluster.put(kinds.JOB, merged(job, {"spec": {"runPolicy": policy}}))
         self.tokens: set[str] = set()
+        self.passed = 0.0
+        """Seconds that the operator's clock is ahead."""
         self.start()
 
     def start(self) -> None:
         """A new operator, which knows nothing."""
         self.cache = Cache()
         api: Any = self.cluster
-        self.controller = Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key", **self.options)
+        self.controller = controller.Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key", **self.options)
         self.relist()
 
     def relist(self) -> None:
@@ -373,7 +375,8 @@ class World:
         self.cluster.dies_in, self.cluster.last_counts = dies_in, last_counts
         again_in = None
         try:
-            again_in = LOOP.run(self.controller.sync(KEY))
+            with mock.patch.object(controller, "time", self._clock()):
+                again_in = LOOP.run(self.controller.sync(KEY))
         except Died:
             self.start()
         self.cluster.dies_in = None
@@ -381,6 +384,16 @@ class World:
         if secret is not None:
             self.tokens.add(secret["data"]["token"])
         return again_in
+
+    def _retry_in(self) -> float | None:
+        """Seconds until the operator repeats a request that was not answered; None: there is none."""
+        memory = self.controller._memories.get(KEY)
+        due = [attempt.due for attempt in memory.attempts.values() if attempt.trouble is None] if memory else []
+        now = time.time() + self.passed
+        return max(0.0, min(due) - now) if due else None
+
+    def _clock(self) -> SimpleNamespace:
+        return SimpleNamespace(time=lambda: time.time() + self.passed, monotonic=time.monotonic)
 
     def resync(self) -> float | None:
         """The operator looks at all that there is."""
@@ -424,11 +437,13 @@ class World:
                 self.resync()
             except Unavailable:
                 # It looks again when a Secret of this name can only be the job's own.
-                self.cluster.version += 1
-                job = self.cluster.objects[kinds.JOB, *KEY]
-                job["metadata"]["creationTimestamp"] = rfc3339(time.time() - OLD_SECRET_SECONDS - 1)
-            if not self.cluster.tick() and before == (self.cluster.version, len(self.cluster.written)):
+                self.passed += controller.OLD_SECRET_SECONDS
+                continue
+            if self.cluster.tick() or before != (self.cluster.version, len(self.cluster.written)):
+                continue
+            if (retry_in := self._retry_in()) is None:
                 return
+            self.passed += retry_in
         raise AssertionError("it never comes to rest")
 
 
@@ -461,9 +476,9 @@ STEPS = st.one_of(
 def happen(world: World, step: Step) -> None:
     match step.what:
         case "look":
-            world.look()
+            _try_to_look(world)
         case "die":
-            world.look(step.index, step.flag)
+            _try_to_look(world, step.index, step.flag)
         case "tick":
             world.cluster.tick()
         case "tell":
@@ -478,6 +493,14 @@ def happen(world: World, step: Step) -> None:
             world.cluster.edit(kinds.JOB, NAME, {"runPolicy": {"suspend": step.flag}})
         case _:
             world.hurt(step.what, step.index)
+
+
+def _try_to_look(world: World, dies_in: int | None = None, last_counts: bool = True) -> None:
+    try:
+        world.look(dies_in, last_counts)
+    except Unavailable:
+        # The operator's queue looks again later.
+        pass
 
 
 def live(world: World, role: str) -> list[int]:
