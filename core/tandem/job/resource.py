@@ -387,6 +387,9 @@ class Storage(Model):
     all pods on one node."""
     retain: bool = True
     """Whether the volume outlives the job."""
+    shared: bool = True
+    """Whether all processes use one directory. `false`: each pod has a directory of its own, which the bucket keeps
+    equal to the others, and no volume is claimed. `tandem run` and SLURM do not use it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -401,10 +404,23 @@ class Storage(Model):
             "endpoint, region and credentialsSecret belong to a bucket",
             "bucket",
         ),
+        Rule(
+            lambda s: (
+                s.shared
+                or (
+                    s.bucket is not None and (s.claim_name, s.size, s.storage_class_name, s.access_modes) == (None,) * 4
+                )
+            ),
+            "self.shared || (has(self.bucket) && !has(self.claimName) && !has(self.size) && "
+            "!has(self.storageClassName) && !has(self.accessModes))",
+            "a job without a shared directory needs a bucket, and has no volume: omit claimName, size, "
+            "storageClassName and accessModes",
+            "shared",
+        ),
     )
 
 
-BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret")
+BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret", "shared")
 """Fields of a storage that belong to its bucket."""
 OnExisting = Literal["Resume", "Fresh", "Refuse"]
 """Policy for the checkpoints of an earlier run."""
