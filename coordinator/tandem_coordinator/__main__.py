@@ -48,6 +48,7 @@ from tandem.rundir.ownership import (
     job_to_record,
 )
 from tandem.rundir.store import StoreAccessError, StoreUnavailableError
+from tandem.rundir.sync_service import begin, owner_of
 from tandem.wire.http_server import BACKLOG, HttpServer
 from tandem.wire.reasons import CONFIGURATION_ERROR
 from tandem_coordinator.coordinator import Coordinator
@@ -190,8 +191,10 @@ def _senders(job: DistributedTrainingJob, rundir: RunDir, coordinator: Coordinat
     senders = []
     if (mlflow := job.spec.tracking.mlflow) is not None:
         senders.append(RunSender("tandem_coordinator.tracking", rundir, mlflow.literal, coordinator.report_tracking))
-    if job.spec.checkpoint.storage.bucket is not None:
-        senders.append(RunSender("tandem.rundir.upload", rundir, {}, coordinator.report_upload))
+    storage = job.spec.checkpoint.storage
+    if storage.bucket is not None:
+        module = "tandem.rundir.upload" if storage.shared else "tandem.rundir.sync_service"
+        senders.append(RunSender(module, rundir, {}, coordinator.report_upload))
     return senders
 
 
@@ -268,7 +271,8 @@ def _claim_rundir(rundir: RunDir, job: DistributedTrainingJob) -> bool:
 
 
 def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
-    """Get the run from the job's bucket if nothing was saved in the run directory.
+    """Get the run from the job's bucket if nothing was saved in the run directory; without checkpoints where it is that
+    of this pod alone.
 
     Raises:
         CannotStart: the bucket holds another run, or cannot be used.
@@ -279,9 +283,16 @@ def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
         return
     rundir.path.mkdir(parents=True, exist_ok=True)
     complete_moves(rundir)
+
+    def waiting(writer: str) -> None:
+        log.info("event=bucket-waits writer=%s", writer)
+
     try:
         store = open_bucket(storage)
-        result = continue_run(store, rundir, lambda writer: log.info("event=bucket-waits writer=%s", writer)).downloaded
+        if not storage.shared:
+            begin(store, rundir, owner_of(job.metadata.annotations.get(UID_ANNOTATION, "")), waiting)
+            return
+        result = continue_run(store, rundir, waiting).downloaded
     except (Occupied, StoreAccessError, StoreUnavailableError) as error:
         raise CannotStart(f"spec.checkpoint.storage.bucket: {error}") from None
     if result is not None:

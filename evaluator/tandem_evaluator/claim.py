@@ -75,10 +75,14 @@ def claim(path: Path, holder: str, seconds: float = lease.LEASE_LENGTH_SECONDS) 
     """Claim a shard; None if another process has it.
 
     Raises:
-        OSError: the lease cannot be written.
+        OSError: the lease cannot be written, or the bucket does not answer.
     """
     acquired = lease.acquire(path, holder, seconds)
-    return Claim(acquired) if acquired else None
+    if acquired is None:
+        return None
+    # Where pods share no disk, another one may have been first in the bucket.
+    RunDir.refresh()
+    return Claim(acquired) if acquired.is_held() else None
 
 
 def release_leftovers(rundir: RunDir, holder: str) -> None:

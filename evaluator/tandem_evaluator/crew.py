@@ -13,6 +13,7 @@ from types import FrameType
 from tandem.processes import launch
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.supervision import Child, has_succeeded, is_due, restart_delay
+from tandem.processes.sync_process import exchanging
 
 POLL_SECONDS = 0.2
 HOPELESS = (ExitCode.CONFIGURATION, ExitCode.USAGE)
@@ -35,6 +36,11 @@ def run_processes(processes: int) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
+    with exchanging():
+        return _look_after_all(members, signals)
+
+
+def _look_after_all(members: list[_Member], signals: list[int]) -> int:
     try:
         while not signals:
             for member in members:

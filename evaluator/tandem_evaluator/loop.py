@@ -13,11 +13,13 @@ Failures of four kinds, and how they are handled:
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tandem.job.resource import Evaluators
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir.checkpoint import Broken
+from tandem.rundir import sync_client
+from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN_GENERATION
@@ -248,7 +250,7 @@ class Evaluator:
             if self._stopped:
                 return None
             try:
-                return self._scoring.read(*self._survey.open(reference))
+                return self._scoring.read(*self._open(reference))
             except FileNotFoundError:
                 return None
             except Broken as error:
@@ -261,6 +263,13 @@ class Evaluator:
                 failure = error
         self._mark_unusable(reference, f"it cannot be read: {failure}")
         return None
+
+    def _open(self, reference: CheckpointRef) -> tuple[Path, Manifest | None]:
+        """Folder and manifest of a checkpoint whose weights are on this disk. Raises as `Survey.open`."""
+        folder, manifest = self._survey.open(reference)
+        if manifest is not None:
+            sync_client.fetch(manifest.name, [WEIGHTS])
+        return folder, manifest
 
     def _is_unchanged(self, reference: CheckpointRef) -> bool:
         """Whether the checkpoint is still the one that was evaluated: a script may overwrite its own checkpoints

@@ -9,6 +9,7 @@ the final checkpoint.
 
 import logging
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from tandem.formatting import count_noun, number
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir import records
+from tandem.rundir import records, sync_client
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
@@ -288,7 +289,7 @@ class ElasticRun:
         parent = None if checkpoint is None else checkpoint.name
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(
-            context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, 1 if facts.is_shared else None
+            context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, _writers(facts.is_shared)
         )
         if group.rank == 0:
             troubles = TroubleCounts(context.pulse)
@@ -697,3 +698,12 @@ def _record_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -
         log.warning("checkpoint=%s not written: %s", outcome["name"], reason)
         if "failed" in outcome:
             troubles.save_failed(str(reason))
+
+
+def _writers(is_shared: bool) -> int | None:
+    """The number of first ranks that write checkpoints; None for all."""
+    # Under hogwild all ranks have the same copy in memory.
+    if is_shared:
+        return 1
+    # Where pods share no disk, the first node writes: it has to see all parts before it commits them.
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get(sync_client.SOCKET) else None

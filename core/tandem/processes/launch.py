@@ -44,6 +44,8 @@ CODE = "TANDEM_CODE"
 """Digest of the job's code, if it has any (tandem.rundir.code)."""
 UID = "TANDEM_JOB_UID"
 """UID of the job's object. A recorded job with another UID is an earlier job of that name."""
+STORAGE = "TANDEM_STORAGE"
+"""The job's storage as JSON, for pods that share no directory (tandem.rundir.sync)."""
 UID_ANNOTATION = "tandem.dev/uid"
 """Annotation of a job in a file: the UID of its object. A job of the same name with another UID, on the volume of an
 earlier one, is a new attempt."""

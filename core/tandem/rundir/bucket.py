@@ -214,20 +214,28 @@ class Writer:
             self.renew(has_ended=True)
 
 
-def claim(store: Store, rundir: RunDir, is_empty: bool, waiting: Callable[[str], None] = lambda writer: None) -> Writer:
+def claim(
+    store: Store,
+    rundir: RunDir,
+    is_empty: bool,
+    waiting: Callable[[str], None] = lambda writer: None,
+    owner: str = "",
+) -> Writer:
     """Become the writer of a run, and record that in the run directory, whose lock the caller holds.
 
     Args:
         is_empty: whether nothing was saved in the run directory, so that it may become a copy of any run. Its record
             says afterwards whether it has to be downloaded.
         waiting: called with the name of the present writer if it has to be waited for.
+        owner: the job whose writer this is. A writer of the same job is replaced at once: it was in a pod that is gone,
+            or stops with its next write.
 
     Raises:
         Occupied: the bucket holds another run, a newer state of this one, or its writer is alive.
         StoreAccessError, StoreUnavailableError: the bucket cannot be used.
         OSError: the run directory cannot be written.
     """
-    url, name = str(store.location), f"{socket.gethostname()}-{secrets.token_hex(8)}"
+    url, name = str(store.location), f"{owner or socket.gethostname()}-{secrets.token_hex(8)}"
     recorded = BucketRecord.load(rundir, url)
     before = recorded or BucketRecord(url=url, run="", writer="", complete=not is_empty)
     planned = before.model_copy(
@@ -238,7 +246,7 @@ def claim(store: Store, rundir: RunDir, is_empty: bool, waiting: Callable[[str],
         is_new = _create_identity(store, planned.run)
         run = planned.run if is_new else _expected_run(store, planned.run, is_empty)
         own_names = {before.writer, *before.claiming} - {""}
-        is_behind, version = _take(store, name, own_names, is_empty, waiting)
+        is_behind, version = _take(store, name, own_names, is_empty, waiting, owner)
     except Occupied:
         before.write(rundir)
         raise
@@ -280,7 +288,7 @@ def _expected_run(store: Store, run: str, is_empty: bool) -> str:
 
 
 def _take(
-    store: Store, name: str, own_names: Collection[str], is_empty: bool, waiting: Callable[[str], None]
+    store: Store, name: str, own_names: Collection[str], is_empty: bool, waiting: Callable[[str], None], owner: str
 ) -> tuple[bool, Mapping[str, str]]:
     """Write this process into writer.json. Returns whether another writer has written since, and the
     version."""
@@ -293,7 +301,7 @@ def _take(
             continue
         sign = parse_object(current.data)
         writer, now = str(sign.get("writer", "somebody")), time.monotonic()
-        is_behind = writer not in own_names
+        is_behind = writer not in own_names and not is_of(writer, owner)
         if is_behind and not is_empty:
             raise Occupied(
                 f"{store.location} was continued by {writer} after this run directory was written. To go on from "
@@ -312,6 +320,37 @@ def _take(
                 return is_behind, store.replace(WRITER, _sign(name, has_ended=False), current.version)
         else:
             time.sleep(min(1.0, deadline - now))
+
+
+def is_of(writer: str, owner: str) -> bool:
+    """Whether a writer is one of this job."""
+    return bool(owner) and writer.rpartition("-")[0] == owner
+
+
+class JobWriter:
+    """The right of the other processes of a job to write, as long as its coordinator has that of `Writer`."""
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._checked_at: float | None = None
+
+    def renew(self) -> None:
+        """Check that a writer of this job has the bucket.
+
+        Raises:
+            SupersededWriter: another job has it.
+            StoreAccessError, StoreUnavailableError: it cannot be read.
+        """
+        current = self._store.read(WRITER)
+        writer = "nobody" if current is None else str(parse_object(current.data).get("writer", "somebody"))
+        if not is_of(writer, self._owner):
+            raise SupersededWriter(f"{self._store.location} is written by {writer}, and not for this job")
+        self._checked_at = time.monotonic()
+
+    def ensure(self) -> None:
+        """Check it again if the last check is old. Raises as `renew`."""
+        if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
+            self.renew()
 
 
 def _sign(name: str, has_ended: bool) -> bytes:

@@ -58,6 +58,51 @@ class Downloaded:
     """Sentences about checkpoints that are damaged, or were deleted meanwhile."""
 
 
+class CheckpointReader:
+    """Gets files of checkpoints from a bucket."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def file(self, manifest: Manifest, entry: FileEntry, path: Path) -> Iterator[int]:
+        """Get one file, unless it is there; yields the bytes of each chunk.
+
+        Raises:
+            Broken: it is damaged, or missing in the bucket.
+            StoreAccessError, StoreUnavailableError, OSError: the bucket cannot be read, or the disk not written.
+        """
+        if path.exists():
+            yield entry.size
+            return
+        temporary = path.with_name(f"{TEMPORARY}{path.name}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.truncate(descriptor, entry.size)
+            with ThreadPoolExecutor(THREADS) as pool:
+                yield from pool.map(partial(self._chunk, manifest, entry, descriptor), range(len(entry.xxh3)))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+
+    def _chunk(self, manifest: Manifest, entry: FileEntry, descriptor: int, number: int) -> int:
+        start = number * CHUNK_BYTES
+        length = min(CHUNK_BYTES, entry.size - start)
+        # An earlier download may have received it.
+        if checksum(os.pread(descriptor, length, start)) == entry.xxh3[number]:
+            return length
+        name = piece_name(manifest.digest, entry.path, start // PIECE_BYTES)
+        for _ in range(ATTEMPTS):
+            content = self._store.read_range(name, start % PIECE_BYTES, length)
+            if content is None:
+                raise Broken(f"{manifest.name}: a part of {entry.path} is missing in the bucket")
+            if len(content) == length and checksum(content) == entry.xxh3[number]:
+                if (written := os.pwrite(descriptor, content, start)) < length:
+                    raise OSError(errno.ENOSPC, f"only {written} of {length} bytes could be written")
+                return length
+        raise Broken(f"{manifest.name}/{entry.path} does not match its checksum at byte {start}")
+
+
 class Downloader:
     """The files of one run in a bucket.
 
@@ -67,7 +112,7 @@ class Downloader:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._reader = store, CheckpointReader(store)
         self._sizes = {entry.name: entry.size for entry in store.entries()}
         if IDENTITY not in self._sizes:
             raise StoreAccessError(f"{store.location} holds no run of Tandem")
@@ -173,7 +218,7 @@ class Downloader:
         for entry in manifest.files:
             path = folder / entry.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            for size in self._file(manifest, entry, path):
+            for size in self._reader.file(manifest, entry, path):
                 received += size
                 tick(received)
         shutil.copyfile(view.checkpoint(manifest.name) / FILE, folder / FILE)
@@ -182,39 +227,6 @@ class Downloader:
         # One of the same name is of an earlier generation: it would have the same digest otherwise.
         shutil.rmtree(final, ignore_errors=True)
         commit_folder(folder, final)
-
-    def _file(self, manifest: Manifest, entry: FileEntry, path: Path) -> Iterator[int]:
-        """Get one file, unless an earlier download has; yields the bytes of each chunk."""
-        if path.exists():
-            yield entry.size
-            return
-        temporary = path.with_name(f"{TEMPORARY}{path.name}")
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.truncate(descriptor, entry.size)
-            with ThreadPoolExecutor(THREADS) as pool:
-                yield from pool.map(partial(self._chunk, manifest, entry, descriptor), range(len(entry.xxh3)))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.rename(path)
-
-    def _chunk(self, manifest: Manifest, entry: FileEntry, descriptor: int, number: int) -> int:
-        start = number * CHUNK_BYTES
-        length = min(CHUNK_BYTES, entry.size - start)
-        # An earlier download may have received it.
-        if checksum(os.pread(descriptor, length, start)) == entry.xxh3[number]:
-            return length
-        name = piece_name(manifest.digest, entry.path, start // PIECE_BYTES)
-        for _ in range(ATTEMPTS):
-            content = self._store.read_range(name, start % PIECE_BYTES, length)
-            if content is None:
-                raise Broken(f"{manifest.name}: a part of {entry.path} is missing in the bucket")
-            if len(content) == length and checksum(content) == entry.xxh3[number]:
-                if (written := os.pwrite(descriptor, content, start)) < length:
-                    raise OSError(errno.ENOSPC, f"only {written} of {length} bytes could be written")
-                return length
-        raise Broken(f"{manifest.name}/{entry.path} does not match its checksum at byte {start}")
 
     def _log(self, path: Path, segments: list[str]) -> int:
         """Write a log, whose segments follow each other without a gap. Returns the bytes received."""

@@ -39,7 +39,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tracking import FOLDER
 from tandem.model import finite, whole_number
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir import lease
+from tandem.rundir import lease, sync_client
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat
 from tandem.rundir.durable import create_json, list_folder, read_json, read_json_or_none, replace_json
 from tandem.rundir.lineage import Chain, GenerationRecord, Rewind, chain, counts, is_rewound
@@ -149,6 +149,16 @@ class RunDir:
         for name in FOLDERS:
             (self.path / name).mkdir(parents=True, exist_ok=True)
 
+    @staticmethod
+    def refresh() -> None:
+        """Get what processes of other pods have written until now, and send what was written here. Where all processes
+        share one directory nothing is to be done.
+
+        Raises:
+            OSError: the bucket does not answer, or refuses.
+        """
+        sync_client.exchange()
+
     # Logs
 
     @property
@@ -196,8 +206,16 @@ class RunDir:
     # Generations
 
     def record_generation(self, record: GenerationRecord) -> bool:
-        """Write a generation's record. Returns False if that generation already has one."""
-        return create_json(self.generations / f"{record.generation:06d}.json", record.dump_brief())
+        """Write a generation's record. Returns False if that generation already has one.
+
+        Raises:
+            OSError: the disk, or the bucket, cannot be written.
+        """
+        if not create_json(self.generations / f"{record.generation:06d}.json", record.dump_brief()):
+            return False
+        # Where pods share no disk, another group may have been first in the bucket: its record has replaced ours then.
+        sync_client.exchange()
+        return self.generation_record(record.generation) == record
 
     def generation_records(self) -> list[GenerationRecord]:
         """All records, oldest first.
@@ -254,7 +272,9 @@ class RunDir:
     def record_rewind(self, rewind: Rewind) -> bool:
         """Write a rewind's record. Returns False if one of that number exists."""
         self.rewinds.mkdir(exist_ok=True)
-        return create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump_brief())
+        is_new = create_json(self.rewinds / f"{rewind.number:06d}.json", rewind.dump_brief())
+        sync_client.exchange()
+        return is_new
 
     def rewind_files(self) -> list[Path]:
         """The records of rewinds, oldest first."""
@@ -270,7 +290,9 @@ class RunDir:
         """Record that a micro-batch did not fit into memory. Returns False if its generation already has such a
         record."""
         self.micro_batches.mkdir(exist_ok=True)
-        return create_json(self.micro_batches / f"{misfit.generation:06d}.json", misfit.dump_brief())
+        is_new = create_json(self.micro_batches / f"{misfit.generation:06d}.json", misfit.dump_brief())
+        sync_client.exchange()
+        return is_new
 
     def misfits(self) -> list[OutOfMemoryRecord]:
         """The recorded micro-batches that did not fit, oldest first. Damaged records are skipped: the next run out of
@@ -468,6 +490,7 @@ class RunDir:
         early = {"stoppedEarly": stopped_early} if stopped_early else {}
         content = {"final": None if final is None else final.dump(), "at": time.time()}
         create_json(self.done_file, {**content, **early, **facts})
+        sync_client.exchange()
 
     def mark_failed(self, reason: str, message: str, exit_code: int, **facts: Any) -> None:
         """Record that the job has failed for good: a CamelCase reason and a sentence for people. An existing record is

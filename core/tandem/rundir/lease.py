@@ -39,6 +39,10 @@ class Lease:
     def __init__(self, path: Path, holder: str, seconds: float) -> None:
         self.path, self.holder, self.seconds = path, holder, seconds
 
+    def is_held(self) -> bool:
+        """Whether no other process has taken it over."""
+        return _holder(self.path) == self.holder
+
     def renew(self) -> bool:
         """Extend the lease to its full length. Returns False, and changes nothing, if another process has taken it
         over."""

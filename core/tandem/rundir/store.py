@@ -273,8 +273,11 @@ class Store:
         except NotFoundError:
             return None
 
-    def entries(self, folder: str = "") -> Iterator[ListedObject]:
+    def entries(self, folder: str = "", after: str = "") -> Iterator[ListedObject]:
         """The objects below a folder, whatever their depth, by name.
+
+        Args:
+            after: only those whose names come after this one.
 
         Raises:
             StoreAccessError, StoreUnavailableError: they could not be listed.
@@ -282,7 +285,7 @@ class Store:
         import obstore
 
         with self._operation("list", folder):
-            for page in obstore.list(self._store, prefix=folder or None):
+            for page in obstore.list(self._store, prefix=folder or None, offset=after or None):
                 self.requests["list"] += 1
                 for meta in page:
                     yield ListedObject(str(meta["path"]), int(meta["size"]), _version(meta))

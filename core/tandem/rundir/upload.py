@@ -33,6 +33,7 @@ from tandem.rundir.bucket import (
     THREADS,
     WRITER,
     BucketRecord,
+    JobWriter,
     Occupied,
     SupersededWriter,
     Writer,
@@ -76,7 +77,7 @@ class Uploader:
         self,
         store: Store,
         rundir: RunDir,
-        writer: Writer,
+        writer: Writer | JobWriter,
         tick: Callable[[int, int], None] = lambda sent, total: None,
     ) -> None:
         self._store, self._rundir, self._writer, self._tick = store, rundir, writer, tick
@@ -184,21 +185,31 @@ class Uploader:
         return False
 
     def _upload_checkpoint(self, manifest: Manifest) -> None:
-        name, sent = manifest.name, 0
-        for entry in manifest.files:
-            for count in self._upload_parts(manifest, entry):
-                sent += count
-                self._tick(sent, manifest.size)
+        self.upload_parts(manifest)
         # A checkpoint counts only with the records of generations and rewinds, and its steps with their log.
         log = self._rundir.training_log(manifest.generation)
         for path in (*list_folder(self._rundir.generations), *list_folder(self._rundir.rewinds), log):
             self._upload_file(path.relative_to(self._rundir.path).as_posix(), path)
-        target = f"{CHECKPOINTS}/{name}/{FILE}"
-        with open_regular(self._rundir.checkpoint(name) / FILE) as file:
+        target = f"{CHECKPOINTS}/{manifest.name}/{FILE}"
+        with open_regular(self._rundir.checkpoint(manifest.name) / FILE) as file:
             content = file.read()
         self._writer.renew()
         self._replace(target, content)
-        self.checkpoints[name] = manifest.digest
+        self.checkpoints[manifest.name] = manifest.digest
+
+    def upload_parts(self, manifest: Manifest) -> None:
+        """Send the files of a checkpoint, without its manifest.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            Broken: it is damaged.
+            SupersededWriter, StoreAccessError, StoreUnavailableError, OSError: as `upload_records`.
+        """
+        sent = 0
+        for entry in manifest.files:
+            for count in self._upload_parts(manifest, entry):
+                sent += count
+                self._tick(sent, manifest.size)
 
     def _upload_parts(self, manifest: Manifest, entry: FileEntry) -> Iterator[int]:
         """Send the pieces of a file; yields the bytes of each."""
@@ -406,7 +417,7 @@ def _record_missing(rundir: RunDir, store: Store, reason: str) -> None:
         record.model_copy(update={"missing": reason}).write(rundir)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process when its standard input ends, because its parent is gone: the next one uploads."""
     # Not through sys.stdin, whose lock would be held when the interpreter ends.
     while os.read(0, 1):
@@ -421,7 +432,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: ending.set())
     # The terminal's Ctrl-C is for `tandem run`, which ends this process when the others have ended.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
     rundir = RunDir(os.environ[RUN_DIR])
     problem, code = "", ExitCode.DONE
 

@@ -331,7 +331,7 @@ def test_each_element_is_written_by_one_rank(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_rank_alone_writes_where_it_saves_for_all(rundir: RunDir) -> None:
     state = {"big": torch.arange(3 * MIN_PART // 4, dtype=torch.float32)}
-    savers = [Saver(rundir, Author(1, None, 2, rank, parts=1), lambda: None, lambda outcome: None) for rank in (0, 1)]
+    savers = [Saver(rundir, Author(1, None, 2, rank, writers=1), lambda: None, lambda outcome: None) for rank in (0, 1)]
     other = {"big": torch.zeros_like(state["big"])}
     for saver, weights in zip(savers, (state, other), strict=True):
         saver.save(1, POSITION, Contents(weights, {}))

@@ -33,9 +33,11 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
+from tandem.processes import sync_process
 from tandem.processes.exitcode import ExitCode, exit_process
 from tandem.processes.launch import CODE, RUN_DIR, UID, module_command, wait_for_job, with_run_dir
 from tandem.processes.requirements import prepare_code
+from tandem.processes.sync_process import SyncProcess
 from tandem.rundir.code import Code, CodeError, JobEnded
 from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import SCRIPT
@@ -70,6 +72,8 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 fork."""
 
 
+_exchange: SyncProcess | None = None
+"""The exchange with the bucket, where this pod shares its run directory with no other."""
 _code_folders: list[str] = []
 """Folders of the job's code, in the fork server and its ranks."""
 
@@ -87,6 +91,9 @@ def main() -> None:
         options.append("--logs-specs=tandem")
     is_python = _is_python(command)
     forkable = under_this_python(command)
+    has_own_directory = sync_process.is_needed()
+    if has_own_directory:
+        SyncProcess.prepare()
     # Warm ranks are forked from a server that this process forks first: a fork after torchrun has started its threads
     # would copy locks that nobody releases.
     if warm and forkable and preload(AGENT_MODULES):
@@ -97,12 +104,16 @@ def main() -> None:
         if request is not None:
             run_and_exit(request.arguments)
         os.close(read_end)
+        if has_own_directory:
+            _start_exchange()
         command = [sys.executable, "-I", "-S", stub.__file__, *forkable]
         is_python = False
         # Prepare the code only now: while it is downloaded and its packages are installed, the server imports what
         # ranks need.
         _send_code(write_end, _enter_code())
     else:
+        if has_own_directory:
+            _start_exchange()
         _enter_code()
     # Not before the fork: torchrun makes threads.
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -119,6 +130,19 @@ def main() -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         _exit(ExitCode.FAILED)
     _exit(ExitCode.DONE)
+
+
+def _start_exchange() -> None:
+    """Start the process that exchanges this pod's run directory with the bucket, and wait for the job's record, which
+    it gets from there. Not before the fork: it is watched by a thread."""
+    global _exchange
+    _exchange = SyncProcess()
+    log_to_stderr()
+    try:
+        wait_for_job(RunDir(os.environ[RUN_DIR]), log.info, os.environ.get(UID, ""))
+    except (OSError, ValueError) as error:
+        log.error("the job cannot be read: %s", error)
+        _exit(ExitCode.FAILED)
 
 
 def _enter_code() -> Code | None:
@@ -195,6 +219,8 @@ def _exit(code: int | str | None) -> NoReturn:
 
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    if _exchange is not None:
+        _exchange.close()
     exit_process(code)
 
 

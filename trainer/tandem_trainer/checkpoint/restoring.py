@@ -40,6 +40,7 @@ import xxhash
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from tandem.rundir import sync_client
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
@@ -150,6 +151,7 @@ def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
     """Return the newest checkpoint that has not been passed over, as rank 0 sees it; empty if there never was one."""
     if group.rank != 0:
         return {}
+    rundir.refresh()
     manifests = rundir.manifests()
     wrong = [manifest for manifest in manifests.values() if isinstance(manifest, Broken)]
     if other := next((error for error in reversed(wrong) if isinstance(error, OtherFormat)), None):
@@ -184,6 +186,7 @@ def _fill(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
     """Read this rank's part of the files into the memory."""
     name = manifest.name
     try:
+        sync_client.fetch(name)
         damage = memory.fill(rundir.checkpoint(name))
     except Broken as error:
         return {"broken": str(error)}
@@ -288,6 +291,7 @@ def record_start(
             members=members,
             started_at=time.time(),
         )
+        rundir.refresh()
         # Recording is what fences: it fails if the number is in use, so at most one group has it.
         if rundir.newest_generation() > generation:
             problem = f"generation {rundir.newest_generation()} is already running"

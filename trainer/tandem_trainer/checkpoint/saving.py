@@ -51,8 +51,8 @@ class Author:
     """Whether weights for evaluators are rounded to bfloat16; weights to resume from have a file of their own then."""
     mesh: Mapping[str, int] | None = None
     """Number of ranks in each dimension of the mesh; None if all ranks are replicas."""
-    parts: int | None = None
-    """Maximum number of ranks that write a part of a checkpoint; None for all."""
+    writers: int | None = None
+    """Number of ranks, counted from 0, that may write a part of a checkpoint; None for all."""
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
@@ -102,9 +102,10 @@ class Saver:
         self._signature = signature(files)
         # The layout has the dtypes of the files; staging casts the live tensors to them.
         laid_out = files | {WEIGHTS: contents.rounded()} if self._author.rounds_weights else files
-        self._layout = FileLayout.from_files(laid_out, self._author.parts or self._author.world_size)
-        self._part = self._layout.part_of(self._author.rank, self._author.world_size)
-        self._exchange = Exchange(laid_out, self._layout, self._author.rank, self._author.world_size)
+        writers = self._author.writers or self._author.world_size
+        self._layout = FileLayout.from_files(laid_out, writers)
+        self._part = self._layout.part_of(self._author.rank, writers)
+        self._exchange = Exchange(laid_out, self._layout, self._author.rank, writers)
         if self._part is not None:
             self._staging = Staging(self._descriptor, laid_out, self._layout, self._part)
             if self._process is None:

@@ -49,7 +49,7 @@ from typing import Any
 
 from tandem.errors import join_names
 from tandem.job.resource import CheckpointSpec, DistributedTrainingJob
-from tandem.rundir import evaluations
+from tandem.rundir import evaluations, sync_client
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, chunks
 from tandem.rundir.durable import (
     MAX_JSON_BYTES,
@@ -220,6 +220,7 @@ def commit(rundir: RunDir, request: Request, memory: memoryview) -> dict[str, An
         notes = _gather(rundir, folder, request)
         manifest = _manifest(request, notes, _write_trees(folder, request))
         _finish(rundir, folder, manifest, request["parts"])
+        _upload(manifest)
     except OSError as error:
         if request["part"] != 0:
             leave_failure_note(folder, request["part"], str(error), error.errno)
@@ -333,6 +334,21 @@ def _finish(rundir: RunDir, folder: Path, manifest: Manifest, parts: int) -> Non
     except FileExistsError:
         _move_stale_checkpoint(rundir, manifest)
         commit_folder(folder, final)
+
+
+def _upload(manifest: Manifest) -> None:
+    """Bring the checkpoint into the bucket, where pods share no disk: it counts once it is there.
+
+    Raises:
+        Superseded: it does not count any more.
+        OSError: the bucket does not answer, or refuses. It is sent later, if it still counts then.
+    """
+    try:
+        sync_client.upload(manifest.name)
+    except FileNotFoundError as error:
+        raise Superseded(str(error)) from error
+    except Broken as error:
+        raise OSError(str(error)) from error
 
 
 def _refuse_if_superseded(rundir: RunDir, name: str, generation: int) -> None:

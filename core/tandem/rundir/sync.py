@@ -1,0 +1,567 @@
+"""Keeps the run directory of one pod equal to those of the others, through the bucket, where pods share no disk.
+
+Every process reads and writes the directory of its own pod, as if all pods shared it. One process in each pod
+(tandem.rundir.sync_service) sends what was written here, and gets what was written elsewhere, every few seconds, and at
+once where a process waits for it (tandem.rundir.sync_client).
+
+**Who is right.** An object is created only if it does not exist, and replaced only in the version that this directory
+has. Where two pods have written the same name, the bucket's content replaces the local one. So what is written once
+(records of generations, scores, DONE) has one author, and a process that must know whether it was the first writes,
+exchanges, and reads again. Leases may change their holder that way; all work under a lease is idempotent.
+
+**Checkpoints.** Here they are folders with a manifest, and with files only where a process needs them: the node that
+writes a checkpoint has them, others get them on request (`fetch`). A checkpoint is committed by the creation of
+its manifest in the bucket, after its parts and after the records of its generation; one that does not count by the
+lineage is not sent. Only the newest files stay on the disk.
+
+**What was deleted.** A file is deleted in the bucket if it was here before, and deleted here if it was in the bucket
+before. A name that was never at both places is new. What was equal when is recorded in STATE_FILE, so that a restarted
+process does not have to guess.
+
+Rejected: the coordinator as a file server (all checkpoints would pass through one pod, and nothing could be read
+while it is away), one copy that each process reads through the network (a survey of an evaluator would cost a request
+for each name), requests of each rank and evaluator to the bucket (each of them would need its credentials and its
+rules).
+"""
+
+import shutil
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tandem.model import Model
+from tandem.rundir.archive import NAME, leases, run_files
+from tandem.rundir.bucket import (
+    CHECKPOINTS,
+    LOG,
+    PARTS,
+    SEGMENT_BYTES,
+    JobWriter,
+    Writer,
+    parse_object,
+    parts_of,
+    remote_names,
+    segment_name,
+)
+from tandem.rundir.checkpoint import FILE, Broken, Manifest, checksum
+from tandem.rundir.download import CheckpointReader
+from tandem.rundir.durable import (
+    commit_folder,
+    list_folder,
+    open_regular,
+    read_json_or_none,
+    replace_json,
+    temporary_beside,
+)
+from tandem.rundir.layout import RunDir
+from tandem.rundir.store import MAX_OBJECT_BYTES, ListedObject, Stale, Store
+from tandem.rundir.upload import ENDS, Uploader
+
+STATE_FILE = ".sync.json"
+MAX_STATE_BYTES = 2**28
+ALSO = ("leases/", "tracking/")
+"""Folders that are exchanged although they belong to no copy of a run."""
+MAX_COMPLETE = 2
+"""Number of checkpoints whose files stay on the disk of a pod, besides those that a process reads."""
+_FIRST = ("generations/", "rewinds/")
+"""Folders whose files come before the others: they decide what counts."""
+
+
+class SyncedFile(Model):
+    """A file as it was when it was equal here and in the bucket."""
+
+    version: dict[str, str]
+    """The object's version."""
+    signature: tuple[int, int, int]
+    """The local file's inode, size in bytes and time in nanoseconds."""
+    checksum: str
+
+
+class SyncedCheckpoint(Model):
+    """A checkpoint that is in the bucket."""
+
+    version: dict[str, str]
+    """Version of its manifest's object."""
+    digest: str
+    """Digest of its manifest."""
+
+
+class SyncState(Model):
+    """What was equal here and in the bucket after the last exchange."""
+
+    files: dict[str, SyncedFile] = {}
+    logs: dict[str, int] = {}
+    """Bytes of each log."""
+    checkpoints: dict[str, SyncedCheckpoint] = {}
+    complete: list[str] = []
+    """Checkpoints whose files are here, in the order in which they were needed."""
+    damaged: list[str] = []
+    """Digests of checkpoints that were set aside here because they are damaged."""
+
+
+class Synchronizer:
+    """The exchange of one run directory with its bucket. Methods may be called from several threads."""
+
+    def __init__(self, store: Store, rundir: RunDir, writer: Writer | JobWriter) -> None:
+        self._store, self._rundir, self._writer = store, rundir, writer
+        self._uploader = Uploader(store, rundir, writer)
+        self._reader = CheckpointReader(store)
+        self._state = _read_state(rundir)
+        self._recorded: dict[str, Any] = {}
+        self._manifests: dict[str, tuple[tuple[int, int, int], Manifest | None]] = {}
+        """Manifests of the checkpoints here, by name, with the signatures of their files."""
+        self._unsendable: dict[str, str] = {}
+        """Checkpoints that are damaged here, by digest, each with the reason."""
+        self._segments: dict[str, Mapping[str, str]] = {}
+        """Versions of the newest segments of logs."""
+        self._lock, self._uploading, self._fetching = threading.Lock(), threading.Lock(), threading.Lock()
+
+    def exchange(self) -> None:
+        """Send what was written here, and then get what was written elsewhere; without the files of checkpoints.
+
+        Raises:
+            SupersededWriter: the bucket belongs to another job now.
+            StoreAccessError, StoreUnavailableError: it cannot be used; the next call continues.
+            OSError: the disk fails.
+        """
+        with self._lock:
+            self._writer.ensure()
+            self._push()
+            self._pull()
+            self._record()
+
+    def upload(self) -> None:
+        """Send the checkpoints that are complete here and missing in the bucket, and delete those that retention has
+        deleted here. Raises as `exchange`."""
+        with self._uploading:
+            for manifest in self._unsent():
+                try:
+                    # Retention keeps it until it is sent.
+                    with leases(self._rundir, [manifest.name]):
+                        self._uploader.upload_parts(manifest)
+                        self._commit(manifest)
+                # Deleted meanwhile.
+                except FileNotFoundError:
+                    continue
+                except Broken as error:
+                    self._unsendable[manifest.digest] = str(error)
+            with self._lock:
+                self._delete_checkpoints()
+                self._make_room()
+                self._record()
+
+    def require_sent(self, name: str) -> None:
+        """Raise an error unless the bucket has the checkpoint that has this name here.
+
+        Raises:
+            FileNotFoundError: it is gone, or does not count any more.
+            Broken: it is damaged here.
+        """
+        digest = self._digest(name)
+        if reason := self._unsendable.get(digest):
+            raise Broken(reason)
+        synced = self._state.checkpoints.get(name)
+        if synced is None or synced.digest != digest:
+            raise FileNotFoundError(f"{name} does not count any more")
+
+    def fetch(self, name: str, paths: Collection[str] | None = None) -> None:
+        """Get files of a checkpoint; those that are here already are not received again.
+
+        Args:
+            paths: files in the checkpoint; None: all.
+
+        Raises:
+            FileNotFoundError: the checkpoint is gone.
+            Broken: it is damaged.
+            StoreAccessError, StoreUnavailableError, OSError: as `exchange`.
+        """
+        # Ranks of a node ask for the same checkpoint at once: the first one gets it.
+        with self._fetching:
+            manifest = self._rundir.manifest(name)
+            folder = self._rundir.checkpoint(name)
+            for entry in manifest.files:
+                if paths is not None and entry.path not in paths:
+                    continue
+                path = folder / entry.path
+                if path.exists():
+                    continue
+                path.parent.mkdir(exist_ok=True)
+                try:
+                    for _ in self._reader.file(manifest, entry, path):
+                        pass
+                except Broken:
+                    # Retention may have deleted it since the last exchange.
+                    current = self._store.read(f"{CHECKPOINTS}/{name}/{FILE}")
+                    if current is None or parse_object(current.data).get("digest") != manifest.digest:
+                        raise FileNotFoundError(f"{name} was deleted") from None
+                    raise
+            with self._lock:
+                self._note_complete(name)
+                self._make_room()
+
+    def sweep(self, suspects: Collection[str]) -> set[str]:
+        """Delete parts that belong to no checkpoint, which an upload that broke off has left. Returns the folders that
+        may be such, and are deleted by the next call unless a manifest has come by then.
+
+        Args:
+            suspects: the result of the last call.
+        """
+        folders: dict[str, list[str]] = defaultdict(list)
+        for entry in self._store.entries(f"{PARTS}/"):
+            folders["/".join(entry.name.split("/")[:2]) + "/"].append(entry.name)
+        self.exchange()
+        with self._lock:
+            used = {parts_of(synced.digest) for synced in self._state.checkpoints.values()}
+        unused = folders.keys() - used
+        for folder in unused & set(suspects):
+            self._writer.renew()
+            self._store.delete(folders[folder])
+        return unused - set(suspects)
+
+    # From here to the bucket
+
+    def _push(self) -> None:
+        # Without a run directory everything in the bucket would seem to be deleted.
+        self._rundir.path.stat()
+        present: set[str] = set()
+        has_unsent = bool(self._unsent())
+        for name, path in sorted(self._local_files().items(), key=lambda item: _order(item[0])):
+            # The end of a run comes after everything else.
+            if name in ENDS and has_unsent:
+                present.add(name)
+            elif name.startswith(f"{LOG}/"):
+                with suppress(FileNotFoundError):
+                    self._push_log(name.removeprefix(f"{LOG}/"), path)
+                    present.add(name)
+            elif self._push_file(name, path):
+                present.add(name)
+        for name in self._state.files.keys() - present:
+            self._store.delete([name])
+            del self._state.files[name]
+        for log in [log for log in self._state.logs if f"{LOG}/{log}" not in present]:
+            self._delete_log(log)
+
+    def _local_files(self) -> dict[str, Path]:
+        others = (path for folder in ALSO for path in list_folder(self._rundir.path / folder))
+        paths = (*run_files(self._rundir), *(path for path in others if NAME.fullmatch(path.name)))
+        return {path.relative_to(self._rundir.path).as_posix(): path for path in paths}
+
+    def _push_file(self, name: str, path: Path) -> bool:
+        """Send a file if it has changed. Returns whether it exists."""
+        synced = self._state.files.get(name)
+        try:
+            signature = _signature(path)
+            if synced is not None and synced.signature == signature:
+                return True
+            with open_regular(path) as file:
+                content = file.read(MAX_OBJECT_BYTES)
+        # It is gone, or no file.
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+            return False
+        digest = checksum(content)
+        if synced is None or synced.checksum != digest:
+            try:
+                version = self._store.replace(name, content, None if synced is None else synced.version)
+            except Stale:
+                # Another pod was first: `_pull` replaces the local content. Where it has deleted it, the next exchange
+                # creates it.
+                self._state.files.pop(name, None)
+                return True
+        else:
+            version = synced.version
+        self._state.files[name] = SyncedFile(version=dict(version), signature=signature, checksum=digest)
+        return True
+
+    def _push_log(self, log: str, path: Path) -> None:
+        size, done = path.stat().st_size, self._state.logs.get(log, 0)
+        if size < done:
+            # It was begun anew.
+            self._delete_log(log)
+            done = 0
+        start = done - done % SEGMENT_BYTES
+        with open_regular(path) as file:
+            while done < size:
+                file.seek(start)
+                content = file.read(min(SEGMENT_BYTES, size - start))
+                name = segment_name(log, start)
+                try:
+                    self._segments[name] = self._store.replace(name, content, self._segments.get(name))
+                except Stale:
+                    # Each log has one writer. One of an earlier pod may still be sending its last lines: they come
+                    # here first.
+                    return
+                done = self._state.logs[log] = start + len(content)
+                start += SEGMENT_BYTES
+
+    def _delete_log(self, log: str) -> None:
+        names = [entry.name for entry in self._store.entries(f"{LOG}/{log}/")]
+        self._store.delete(names)
+        for name in names:
+            self._segments.pop(name, None)
+        self._state.logs.pop(log, None)
+
+    def _unsent(self) -> list[Manifest]:
+        """The checkpoints that count and are complete here, but are not in the bucket; newest first."""
+        known = self._state.checkpoints
+        new = {}
+        for name in self._rundir.checkpoint_names():
+            manifest = self._manifest(name)
+            if manifest is None or manifest.digest in self._unsendable:
+                continue
+            if name not in known or known[name].digest != manifest.digest:
+                new[name] = manifest
+        return self._rundir.counting(new) if new else []
+
+    def _manifest(self, name: str) -> Manifest | None:
+        """The manifest of a checkpoint here; None if there is none, or none that can be read."""
+        folder = self._rundir.checkpoint(name)
+        try:
+            signature = _signature(folder / FILE)
+            if self._manifests.get(name, (None,))[0] != signature:
+                self._manifests[name] = signature, None
+                self._manifests[name] = signature, Manifest.load(folder)
+        except FileNotFoundError:
+            return None
+        except Broken:
+            pass
+        return self._manifests[name][1]
+
+    def _digest(self, name: str) -> str:
+        manifest = self._manifest(name)
+        return "" if manifest is None else manifest.digest
+
+    def _commit(self, manifest: Manifest) -> None:
+        """Create the manifest of a checkpoint whose parts are in the bucket."""
+        self.exchange()
+        name = manifest.name
+        with self._lock:
+            # A newer generation may have begun meanwhile, and the exchange has got its record.
+            if name not in {unsent.name for unsent in self._unsent()}:
+                return
+            with open_regular(self._rundir.checkpoint(name) / FILE) as file:
+                content = file.read()
+            self._writer.renew()
+            synced = self._state.checkpoints.get(name)
+            target = f"{CHECKPOINTS}/{name}/{FILE}"
+            try:
+                version = self._store.replace(target, content, None if synced is None else synced.version)
+            except Stale:
+                # Another generation has committed this name: the next exchange gets its manifest.
+                self._state.checkpoints.pop(name, None)
+                return
+            self._state.checkpoints[name] = SyncedCheckpoint(version=dict(version), digest=manifest.digest)
+            if synced is not None:
+                self._delete_parts(synced.digest)
+            self._note_complete(name)
+            self._record()
+
+    def _delete_checkpoints(self) -> None:
+        """Delete in the bucket what was deleted here. One that is damaged here is perhaps sound there."""
+        local = set(self._rundir.checkpoint_names())
+        damaged = {entry.checkpoint for entry in self._rundir.all_set_aside() if entry.is_bad}
+        for name in self._state.checkpoints.keys() - local:
+            synced = self._state.checkpoints.pop(name)
+            if name in damaged:
+                self._state.damaged.append(synced.digest)
+                continue
+            self._writer.renew()
+            # The manifest first: a checkpoint without one does not exist.
+            self._store.delete([f"{CHECKPOINTS}/{name}/{FILE}"])
+            self._delete_parts(synced.digest)
+
+    def _delete_parts(self, digest: str) -> None:
+        self._store.delete([entry.name for entry in self._store.entries(parts_of(digest))])
+
+    # From the bucket to here
+
+    def _pull(self) -> None:
+        listing = {entry.name: entry for entry in self._listing()}
+        logs: dict[str, dict[int, ListedObject]] = defaultdict(dict)
+        manifests: dict[str, ListedObject] = {}
+        names = [*remote_names(listing), *(name for name in listing if _is_also(name))]
+        for name in sorted(names, key=_order):
+            top, _, relative = name.partition("/")
+            if top == CHECKPOINTS:
+                if relative.endswith(f"/{FILE}"):
+                    manifests[relative.partition("/")[0]] = listing[name]
+            elif top == LOG:
+                log, _, offset = relative.rpartition("/")
+                logs[log][int(offset)] = listing[name]
+            elif name not in ENDS:
+                self._pull_file(listing[name])
+        for log, segments in logs.items():
+            self._pull_log(log, segments)
+        self._pull_manifests(manifests)
+        for name in ENDS:
+            if name in listing:
+                self._pull_file(listing[name])
+        for name in self._state.files.keys() - listing.keys():
+            synced, path = self._state.files.pop(name), self._rundir.path / name
+            # A file that has changed here since is new.
+            with suppress(FileNotFoundError):
+                if _signature(path) == synced.signature:
+                    path.unlink()
+
+    def _listing(self) -> Iterator[ListedObject]:
+        """All objects but the parts of checkpoints, of which there may be thousands."""
+        for entry in self._store.entries():
+            if entry.name.startswith(f"{PARTS}/"):
+                break
+            yield entry
+        # `0` follows the slash.
+        yield from self._store.entries(after=f"{PARTS}0")
+
+    def _pull_file(self, entry: ListedObject) -> None:
+        name, path = entry.name, self._rundir.path / entry.name
+        synced = self._state.files.get(name)
+        if synced is not None and _tag(synced.version) == _tag(entry.version):
+            return
+        try:
+            # A file that was changed here meanwhile is sent first, and loses.
+            if synced is not None and _signature(path) != synced.signature:
+                return
+        except FileNotFoundError:
+            # Deleted here since: the next exchange deletes it there.
+            return
+        if (content := self._store.read(name)) is None:
+            return
+        with suppress(FileNotFoundError, ValueError):
+            with open_regular(path) as file:
+                local = file.read(MAX_OBJECT_BYTES)
+            if local == content.data:
+                self._note_file(name, path, content.data, content.version)
+                return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(path)
+        temporary.write_bytes(content.data)
+        temporary.replace(path)
+        self._note_file(name, path, content.data, content.version)
+
+    def _note_file(self, name: str, path: Path, content: bytes, version: Mapping[str, str]) -> None:
+        self._state.files[name] = SyncedFile(
+            version=dict(version), signature=_signature(path), checksum=checksum(content)
+        )
+
+    def _pull_log(self, log: str, segments: Mapping[int, ListedObject]) -> None:
+        """Append what a log has grown by in another pod."""
+        newest = max(segments)
+        end, done = newest + segments[newest].size, self._state.logs.get(log, 0)
+        self._segments[segments[newest].name] = segments[newest].version
+        if end <= done:
+            return
+        path = self._rundir.log / log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if file.tell() != done:
+                # Lines that were written here before those of the bucket had arrived: nobody else has read them.
+                file.truncate(done)
+            while done < end:
+                start = done - done % SEGMENT_BYTES
+                content = self._store.read_range(segment_name(log, start), done - start, SEGMENT_BYTES)
+                if not content:
+                    break
+                file.write(content)
+                done += len(content)
+        self._state.logs[log] = done
+
+    def _pull_manifests(self, manifests: Mapping[str, ListedObject]) -> None:
+        known = self._state.checkpoints
+        for name, entry in manifests.items():
+            if name in known and _tag(known[name].version) == _tag(entry.version):
+                continue
+            content = self._store.read(entry.name)
+            if content is None:
+                continue
+            digest = str(parse_object(content.data).get("digest"))
+            if digest in self._state.damaged:
+                continue
+            if self._digest(name) != digest:
+                self._install(name, content.data)
+            known[name] = SyncedCheckpoint(version=dict(content.version), digest=digest)
+        for name in known.keys() - manifests.keys():
+            if self._digest(name) == known[name].digest:
+                self._remove(name)
+            del known[name]
+
+    def _install(self, name: str, manifest: bytes) -> None:
+        """Create the folder of a checkpoint, with its manifest alone."""
+        final = self._rundir.checkpoint(name)
+        self._remove(name)
+        temporary = temporary_beside(final)
+        temporary.mkdir(parents=True)
+        (temporary / FILE).write_bytes(manifest)
+        commit_folder(temporary, final)
+
+    def _remove(self, name: str) -> None:
+        """Delete a checkpoint here. A reader sees the whole of it, or nothing."""
+        temporary = temporary_beside(self._rundir.checkpoint(name))
+        with suppress(FileNotFoundError):
+            self._rundir.checkpoint(name).rename(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    # The disk
+
+    def _note_complete(self, name: str) -> None:
+        self._state.complete[:] = [*(other for other in self._state.complete if other != name), name]
+
+    def _make_room(self) -> None:
+        """Delete the files of checkpoints that nobody has needed for long; their manifests stay."""
+        readers = self._rundir.readers(by_own_clock=True)
+        for name in self._state.complete[:-MAX_COMPLETE]:
+            if name in readers:
+                continue
+            self._state.complete.remove(name)
+            synced = self._state.checkpoints.get(name)
+            if synced is not None and synced.digest == self._digest(name):
+                for path in list_folder(self._rundir.checkpoint(name)):
+                    if path.name == FILE:
+                        continue
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+
+    def _record(self) -> None:
+        content = self._state.dump()
+        if content != self._recorded:
+            replace_json(self._rundir.path / STATE_FILE, content, durable=False)
+            self._recorded = content
+
+
+def _read_state(rundir: RunDir) -> SyncState:
+    content = read_json_or_none(rundir.path / STATE_FILE, MAX_STATE_BYTES)
+    with suppress(ValidationError):
+        if isinstance(content, dict):
+            return SyncState.read(content)
+    return SyncState()
+
+
+def _order(name: str) -> tuple[int, str]:
+    """The order in which files are sent and received: what decides first, and the end last."""
+    if name.startswith(_FIRST):
+        return 0, name
+    return (2 if name in ENDS else 1), name
+
+
+def _is_also(name: str) -> bool:
+    folder, _, file = name.partition("/")
+    return f"{folder}/" in ALSO and NAME.fullmatch(file) is not None
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    """
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _tag(version: Mapping[str, str]) -> str:
+    """The part of a version that listings have, too."""
+    return version.get("e_tag", "")

@@ -1,0 +1,95 @@
+"""Asks the process that exchanges this pod's run directory with the bucket (tandem.rundir.sync_service).
+
+Where all processes share one directory there is no such process, and every function returns at once.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tandem.rundir.checkpoint import Broken
+
+SOCKET = "TANDEM_SYNC_SOCKET"
+"""Path of the Unix socket on which that process listens."""
+MAX_LINE_BYTES = 2**20
+CONNECT_ATTEMPTS = 50
+CONNECT_PAUSE_SECONDS = 0.1
+"""The process is being started, or started again, for a few seconds."""
+
+
+def exchange() -> None:
+    """Send what was written here, and get what was written elsewhere until now; without the files of checkpoints.
+
+    Raises:
+        OSError: the bucket does not answer, or refuses.
+    """
+    _ask({"do": "exchange"})
+
+
+def upload(name: str) -> None:
+    """Bring a checkpoint into the bucket; returns when it is committed there.
+
+    Raises:
+        FileNotFoundError: it is gone, or does not count any more.
+        Broken: it is damaged.
+        OSError: as `exchange`.
+    """
+    _ask({"do": "upload", "name": name})
+
+
+def fetch(name: str, paths: Collection[str] | None = None) -> None:
+    """Get files of a checkpoint, unless they are here.
+
+    Args:
+        paths: files in the checkpoint; None: all.
+
+    Raises:
+        FileNotFoundError: the checkpoint is gone.
+        Broken: it is damaged in the bucket.
+        OSError: as `exchange`.
+    """
+    _ask({"do": "fetch", "name": name, "paths": None if paths is None else sorted(paths)})
+
+
+def _ask(request: Mapping[str, Any]) -> None:
+    if not (path := os.environ.get(SOCKET)):
+        return
+    with _connected(path) as connection, connection.makefile("rwb") as stream:
+        stream.write(json.dumps(request).encode() + b"\n")
+        stream.flush()
+        line = stream.readline(MAX_LINE_BYTES)
+    if not line:
+        raise OSError("the process that exchanges the run directory with the bucket has died")
+    answer = json.loads(line)
+    message = str(answer.get("error", ""))
+    match answer.get("kind"):
+        case None:
+            return
+        case "gone":
+            raise FileNotFoundError(message)
+        case "broken":
+            raise Broken(message)
+        case _:
+            raise OSError(message)
+
+
+def _connected(path: str) -> socket.socket:
+    """
+    Raises:
+        OSError: nobody listens.
+    """
+    for attempt in range(CONNECT_ATTEMPTS):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            if attempt == CONNECT_ATTEMPTS - 1:
+                raise
+            time.sleep(CONNECT_PAUSE_SECONDS)
+        else:
+            return connection
+    raise AssertionError
