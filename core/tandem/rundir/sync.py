@@ -24,6 +24,7 @@ for each name), requests of each rank and evaluator to the bucket (each of them 
 rules).
 """
 
+import logging
 import shutil
 import threading
 from collections import defaultdict
@@ -54,13 +55,14 @@ from tandem.rundir.durable import (
     commit_folder,
     list_folder,
     open_regular,
-    read_json_or_none,
     replace_json,
     temporary_beside,
 )
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import MAX_OBJECT_BYTES, ListedObject, Stale, Store
 from tandem.rundir.upload import ENDS, Uploader
+
+logger = logging.getLogger("tandem.sync")
 
 STATE_FILE = ".sync.json"
 MAX_STATE_BYTES = 2**28
@@ -155,14 +157,13 @@ class Synchronizer:
                 self._make_room()
                 self._record()
 
-    def require_sent(self, name: str) -> None:
-        """Raise an error unless the bucket has the checkpoint that has this name here.
+    def require_sent(self, name: str, digest: str) -> None:
+        """Raise an error unless the bucket has the checkpoint whose manifest has this digest.
 
         Raises:
             FileNotFoundError: it is gone, or does not count any more.
             Broken: it is damaged here.
         """
-        digest = self._digest(name)
         if reason := self._unsendable.get(digest):
             raise Broken(reason)
         synced = self._state.checkpoints.get(name)
@@ -471,6 +472,8 @@ class Synchronizer:
 
     def _pull_manifests(self, manifests: Mapping[str, ListedObject]) -> None:
         known = self._state.checkpoints
+        # One of this pod that counts replaces an older one of its name.
+        unsent = {manifest.name for manifest in self._unsent()}
         for name, entry in manifests.items():
             if name in known and _tag(known[name].version) == _tag(entry.version):
                 continue
@@ -480,7 +483,7 @@ class Synchronizer:
             digest = str(parse_object(content.data).get("digest"))
             if digest in self._state.damaged:
                 continue
-            if self._digest(name) != digest:
+            if self._digest(name) != digest and name not in unsent:
                 self._install(name, content.data)
             known[name] = SyncedCheckpoint(version=dict(content.version), digest=digest)
         for name in known.keys() - manifests.keys():
@@ -534,10 +537,14 @@ class Synchronizer:
 
 
 def _read_state(rundir: RunDir) -> SyncState:
-    content = read_json_or_none(rundir.path / STATE_FILE, MAX_STATE_BYTES)
-    with suppress(ValidationError):
-        if isinstance(content, dict):
-            return SyncState.read(content)
+    try:
+        with open_regular(rundir.path / STATE_FILE) as file:
+            return SyncState.read_json(file.read(MAX_STATE_BYTES))
+    except FileNotFoundError:
+        pass
+    except ValidationError as error:
+        # The content of the bucket counts then.
+        logger.warning("event=damaged file=%s why=%r", STATE_FILE, str(error))
     return SyncState()
 
 

@@ -29,15 +29,18 @@ def exchange() -> None:
     _ask({"do": "exchange"})
 
 
-def upload(name: str) -> None:
+def upload(name: str, digest: str) -> None:
     """Bring a checkpoint into the bucket; returns when it is committed there.
+
+    Args:
+        digest: that of its manifest.
 
     Raises:
         FileNotFoundError: it is gone, or does not count any more.
         Broken: it is damaged.
         OSError: as `exchange`.
     """
-    _ask({"do": "upload", "name": name})
+    _ask({"do": "upload", "name": name, "digest": digest})
 
 
 def fetch(name: str, paths: Collection[str] | None = None) -> None:

@@ -94,7 +94,7 @@ class SyncService:
                         self._synchronizer.exchange()
                     case "upload":
                         self._synchronizer.upload()
-                        self._synchronizer.require_sent(name)
+                        self._synchronizer.require_sent(name, str(request.get("digest")))
                     case "fetch":
                         self._synchronizer.fetch(name, request.get("paths"))
                     case other:

@@ -344,7 +344,7 @@ def _upload(manifest: Manifest) -> None:
         OSError: the bucket does not answer, or refuses. It is sent later, if it still counts then.
     """
     try:
-        sync_client.upload(manifest.name)
+        sync_client.upload(manifest.name, str(manifest.sealed()["digest"]))
     except FileNotFoundError as error:
         raise Superseded(str(error)) from error
     except Broken as error:

@@ -1,0 +1,371 @@
+"""Run directories of pods that share no disk, kept equal through a bucket."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.rundir import lease
+from tandem.rundir.bucket import JobWriter, SupersededWriter, claim
+from tandem.rundir.checkpoint import FILE, Broken
+from tandem.rundir.durable import replace_json
+from tandem.rundir.layout import RunDir, checkpoint_name
+from tandem.rundir.lineage import GenerationRecord
+from tandem.rundir.store import Store, StoreUnavailableError
+from tandem.rundir.sync import STATE_FILE, Synchronizer
+from tests.support.buckets import add_checkpoint, store
+from tests.support.checkpoints import begin, commit
+from tests.support.manifests import job, run_directory
+
+pytestmark = pytest.mark.usefixtures("credentials")
+OWNER = "0b6a2a1e"
+
+
+class Pod:
+    """One pod's run directory and its exchange."""
+
+    def __init__(self, url: str, path: Path, coordinates: bool = False) -> None:
+        self.url, self.rundir, self.coordinates = url, RunDir(path), coordinates
+        self.rundir.create()
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process, which knows what the disk tells."""
+        bucket = store(self.url)
+        writer = claim(bucket, self.rundir, True, owner=OWNER) if self.coordinates else JobWriter(bucket, OWNER)
+        self.sync = Synchronizer(bucket, self.rundir, writer)
+
+    def exchange(self) -> "Pod":
+        self.sync.exchange()
+        return self
+
+    def upload(self) -> "Pod":
+        self.sync.upload()
+        return self
+
+    @property
+    def content(self) -> dict[str, bytes]:
+        """Its files, but for those of checkpoints and those of its own."""
+        files = (path for path in self.rundir.path.rglob("*") if path.is_file())
+        names = {path.relative_to(self.rundir.path).as_posix(): path.read_bytes() for path in files}
+        own = ("buckets.json", STATE_FILE)
+        return {
+            name: content
+            for name, content in names.items()
+            if name not in own and (not name.startswith("checkpoints/") or name.endswith(FILE))
+        }
+
+
+@pytest.fixture
+def pods(url: str, tmp_path: Path) -> Callable[[int], list[Pod]]:
+    """A coordinator's pod with a job, and others."""
+
+    def make(count: int) -> list[Pod]:
+        first = Pod(url, tmp_path / "pod-0", coordinates=True)
+        run_directory(first.rundir.path, job())
+        first.exchange()
+        return [first, *(Pod(url, tmp_path / f"pod-{number}").exchange() for number in range(1, count))]
+
+    return make
+
+
+def test_what_one_pod_writes_the_others_get(pods: Callable[[int], list[Pod]]) -> None:
+    first, second, third = pods(3)
+    assert second.rundir.read_job() == first.rundir.read_job()
+    begin(second.rundir, 1)
+    second.rundir.training_log(1).write_bytes(b'{"step": 1}\n')
+    (third.rundir.evaluations / "step-000000010").mkdir()
+    replace_json(third.rundir.evaluations / "step-000000010" / "g000001.json", {"loss": 1})
+    for pod in (second, third, first, second):
+        pod.exchange()
+    assert first.content == second.content
+    assert third.exchange().content == first.content
+    # Logs grow, hints change, files are deleted.
+    with second.rundir.training_log(1).open("ab") as log:
+        log.write(b'{"step": 2}\n' * 200_000)
+    replace_json(third.rundir.best_file, {"value": 1})
+    (third.rundir.evaluations / "step-000000010" / "g000001.json").unlink()
+    for pod in (second, third, first, second, third):
+        pod.exchange()
+    assert first.content == second.content == third.content
+    assert len(first.rundir.training_log(1).read_bytes()) == 12 * 200_001
+    assert "evaluations/step-000000010/g000001.json" not in first.content
+
+
+def test_a_pod_that_waits_costs_one_listing(pods: Callable[[int], list[Pod]]) -> None:
+    _, second = pods(2)
+    second.exchange()
+    requests = second.sync._store.requests
+    before = requests.total()
+    second.exchange()
+    assert requests.total() - before == 2  # a listing before the parts, and one after them
+
+
+def test_of_two_records_of_one_generation_the_first_counts(
+    pods: Callable[[int], list[Pod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second, third = pods(3)
+
+    def record(pod: Pod, members: list[str]) -> bool:
+        monkeypatch.setattr("tandem.rundir.sync_client.exchange", pod.sync.exchange)
+        generation = GenerationRecord(generation=1, world_size=1, started_at=0.0, members=members)
+        return pod.rundir.record_generation(generation)
+
+    assert record(second, ["a"])
+    assert not record(third, ["b"])
+    assert third.rundir.generation_records() == second.rundir.generation_records()
+    assert second.exchange().rundir.generation_records()[0].members == ["a"]
+
+
+def test_of_two_that_take_a_lease_at_once_one_has_it(pods: Callable[[int], list[Pod]]) -> None:
+    _, second, third = pods(3)
+    acquired = []
+    for pod in (second, third):
+        held = lease.acquire(pod.rundir.leases / "evaluate-step-000000010.json", pod.rundir.path.name)
+        assert held is not None
+        acquired.append(held)
+    second.exchange()
+    third.exchange()
+    assert [held.is_held() for held in acquired] == [True, False]
+    acquired[0].release()
+    second.exchange()
+    third.exchange()
+    assert list(third.rundir.leases.iterdir()) == []
+
+
+def test_a_checkpoint_is_committed_in_the_bucket_and_its_files_are_got_on_request(
+    pods: Callable[[int], list[Pod]],
+) -> None:
+    first, second, third = pods(3)
+    begin(second.rundir, 1)
+    add_checkpoint(second.rundir, 10)
+    second.exchange()
+    assert third.exchange().rundir.committed() == []
+    second.upload()
+    second.sync.require_sent("step-000000010", second.rundir.manifest("step-000000010").digest)
+    manifest = third.exchange().rundir.manifest("step-000000010")
+    assert manifest == second.rundir.manifest("step-000000010")
+    folder = third.rundir.checkpoint("step-000000010")
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    third.sync.fetch("step-000000010", ["weights.safetensors"])
+    assert sorted(path.name for path in folder.iterdir()) == [FILE, "weights.safetensors"]
+    third.sync.fetch("step-000000010")
+    for entry in manifest.files:
+        assert (folder / entry.path).read_bytes() == (
+            second.rundir.checkpoint("step-000000010") / entry.path
+        ).read_bytes()
+    # Retention deletes it in one pod, and everywhere.
+    os.rename(second.rundir.checkpoint("step-000000010"), second.rundir.checkpoints / ".gone")  # noqa: PTH104
+    second.upload()
+    assert third.exchange().rundir.checkpoint_names() == first.exchange().rundir.checkpoint_names() == []
+    assert [entry.name for entry in store(third.url).entries("parts/")] == []
+    with pytest.raises(FileNotFoundError):
+        third.sync.fetch("step-000000010")
+
+
+def test_a_checkpoint_of_a_generation_that_counts_no_longer_is_not_sent(pods: Callable[[int], list[Pod]]) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    ten = add_checkpoint(second.rundir, 10)
+    second.upload()
+    third.exchange()
+    # Cut off from the bucket, the first group goes on while another one begins from step 10.
+    add_checkpoint(second.rundir, 20)
+    digest = second.rundir.manifest("step-000000020").digest
+    begin(third.rundir, 2, parent=ten)
+    third.exchange()
+    twenty = add_checkpoint(third.rundir, 20, generation=2)
+    third.upload()
+    second.upload()
+    with pytest.raises(FileNotFoundError):
+        second.sync.require_sent("step-000000020", digest)
+    second.exchange()
+    assert second.rundir.manifest("step-000000020").reference == twenty
+    assert [manifest.reference for manifest in second.rundir.committed()] == [twenty, ten]
+
+
+def test_an_older_checkpoint_of_a_name_gives_way(pods: Callable[[int], list[Pod]]) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    ten, twenty = (add_checkpoint(second.rundir, step) for step in (10, 20))
+    second.upload()
+    third.exchange()
+    begin(third.rundir, 2, parent=ten)
+    third.rundir.set_aside(twenty.name, mark=".stale")
+    newer = add_checkpoint(third.rundir, 20, generation=2)
+    third.upload()
+    assert second.exchange().rundir.manifest(twenty.name).reference == newer
+    second.sync.fetch(newer.name)
+    digests = {entry.name.split("/")[1] for entry in store(second.url).entries("parts/")}
+    assert len(digests) == 2, "the parts of the older one are gone"
+
+
+def test_only_the_newest_files_stay_on_a_disk(pods: Callable[[int], list[Pod]]) -> None:
+    _, second = pods(2)
+    begin(second.rundir, 1)
+    for step in (10, 20, 30, 40):
+        add_checkpoint(second.rundir, step)
+        second.upload()
+    complete = {
+        name for name in second.rundir.checkpoint_names() if len(list(second.rundir.checkpoint(name).iterdir())) > 1
+    }
+    assert complete == {"step-000000030", "step-000000040"}
+    assert len(second.rundir.committed()) == 4
+    second.sync.fetch("step-000000010")
+    assert (second.rundir.checkpoint("step-000000010") / "weights.safetensors").exists()
+
+
+def test_damage_on_a_disk_is_not_sent_and_damage_in_the_bucket_is_not_got_twice(
+    pods: Callable[[int], list[Pod]],
+) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    add_checkpoint(second.rundir, 10)
+    (second.rundir.checkpoint("step-000000010") / "weights.safetensors").write_bytes(b"0" * 3000)
+    second.upload()
+    with pytest.raises(Broken, match="does not match its checksum"):
+        second.sync.require_sent("step-000000010", second.rundir.manifest("step-000000010").digest)
+    assert third.exchange().rundir.checkpoint_names() == []
+
+    add_checkpoint(second.rundir, 20)
+    second.upload()
+    (part,) = [entry.name for entry in store(third.url).entries("parts/") if "weights" in entry.name]
+    store(third.url).put(part, b"0" * 3000)
+    third.exchange()
+    with pytest.raises(Broken):
+        third.sync.fetch("step-000000020")
+    third.rundir.set_aside("step-000000020")
+    third.upload()
+    assert third.exchange().rundir.checkpoint_names() == []
+    assert second.exchange().rundir.checkpoint_names()[-1] == "step-000000020", "here it is sound"
+
+
+def test_a_restarted_exchange_knows_what_was_equal(pods: Callable[[int], list[Pod]]) -> None:
+    first, second = pods(2)
+    replace_json(first.rundir.coordinator_file, {"generation": 1})
+    first.exchange()
+    begin(second.exchange().rundir, 1)
+    second.exchange()
+    # Both processes die; one file changes and one is deleted meanwhile.
+    replace_json(first.rundir.coordinator_file, {"generation": 2})
+    (first.rundir.leases / "old.json").write_text("{}")
+    second.exchange()
+    first.restart()
+    second.restart()
+    first.exchange()
+    second.exchange()
+    assert first.content == second.content
+    assert b"2" in second.content["coordinator.json"]
+    assert second.rundir.newest_generation() == 1
+
+
+def test_the_end_comes_after_the_checkpoints(pods: Callable[[int], list[Pod]]) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    final = add_checkpoint(second.rundir, 10)
+    second.rundir.mark_done(final)
+    second.exchange()
+    assert not third.exchange().rundir.ended()
+    second.upload()
+    second.exchange()
+    assert third.exchange().rundir.ended()
+    assert third.rundir.committed()[0].reference == final
+
+
+def test_a_directory_that_is_gone_deletes_nothing(pods: Callable[[int], list[Pod]]) -> None:
+    first, second = pods(2)
+    second.rundir.path.rename(second.rundir.path.with_name("moved"))
+    with pytest.raises(FileNotFoundError):
+        second.exchange()
+    assert first.exchange().rundir.job_file.exists()
+
+
+def test_a_bucket_of_another_job_is_not_written(pods: Callable[[int], list[Pod]], url: str, tmp_path: Path) -> None:
+    _, second = pods(2)
+    other = Synchronizer(store(url), second.rundir, JobWriter(store(url), "another"))
+    with pytest.raises(SupersededWriter, match="not for this job"):
+        other.exchange()
+
+
+class Breaking:
+    """A store whose n-th request fails, before or after it has arrived."""
+
+    def __init__(self, bucket: Store, number: int, arrives: bool) -> None:
+        self._bucket, self._number, self._arrives, self.requests = bucket, number, arrives, 0
+        self.location = bucket.location
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._bucket, name)
+
+        def request(*args: Any, **more: Any) -> Any:
+            self.requests += 1
+            if self.requests != self._number:
+                return method(*args, **more)
+            if self._arrives:
+                method(*args, **more)
+            raise StoreUnavailableError("played")
+
+        return request
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_every_request_may_fail(url: str, tmp_path: Path, arrives: bool) -> None:
+    """The next exchange continues, wherever the last one broke off."""
+    for number in range(1, 100):
+        place = f"{url}-{number}"
+        first = Pod(place, tmp_path / f"first-{number}", coordinates=True)
+        run_directory(first.rundir.path, job())
+        begin(first.rundir, 1)
+        first.exchange()
+        bucket: Any = Breaking(store(place), number, arrives)
+        pod = RunDir(tmp_path / f"broken-{number}")
+        pod.create()
+        exchange = Synchronizer(bucket, pod, JobWriter(bucket, OWNER))
+        name = f"broken-{number}"
+
+        def write(pod: RunDir = pod, name: str = name, step: int = number) -> None:
+            (pod.evaluations / name).mkdir()
+            (pod.evaluations / name / "g.json").write_text(f'"{name}"')
+            (pod.log / f"{name}.jsonl").write_text(name)
+            (pod.leases / f"{name}.json").write_text("{}")
+            add_checkpoint(pod, step)
+
+        def delete(pod: RunDir = pod, name: str = name) -> None:
+            (pod.leases / f"{name}.json").unlink()
+
+        failures = 0
+        for work in (exchange.exchange, write, exchange.exchange, exchange.upload, delete, exchange.exchange):
+            try:
+                work()
+            except StoreUnavailableError:
+                failures += 1
+                work()
+        assert failures == (bucket.requests >= number)
+        if not failures:
+            return
+        first.exchange()
+        assert (first.rundir.log / f"{name}.jsonl").read_text() == name
+        assert (first.rundir.evaluations / name / "g.json").read_text() == f'"{name}"'
+        assert list(first.rundir.leases.iterdir()) == []
+        assert first.rundir.manifest(checkpoint_name(number)) == pod.manifest(checkpoint_name(number))
+        first.sync.fetch(checkpoint_name(number))
+    pytest.fail("there are more requests than were broken off")
+
+
+def test_parts_that_belong_to_no_checkpoint_are_swept(pods: Callable[[int], list[Pod]]) -> None:
+    first, second = pods(2)
+    begin(second.rundir, 1)
+    add_checkpoint(second.rundir, 10)
+    manifest = second.rundir.manifest("step-000000010")
+    second.sync._uploader.upload_parts(manifest)
+    suspects = first.sync.sweep(())
+    assert len(suspects) == 1
+    second.upload()
+    assert first.sync.sweep(suspects) == set()
+    second.sync.fetch("step-000000010")
+    commit(second.rundir, 20, files={"weights.safetensors": b"1" * 100})
+    second.sync._uploader.upload_parts(second.rundir.manifest("step-000000020"))
+    assert first.sync.sweep(first.sync.sweep(())) == set()
+    assert {entry.name.split("/")[1] for entry in store(second.url).entries("parts/")} == {manifest.digest[:32]}
