@@ -34,6 +34,7 @@ from tandem.processes.launch import (
     listen,
     token_weakness,
 )
+from tandem.processes.sync_process import SyncProcess
 from tandem.rundir.bucket import Occupied, open_bucket
 from tandem.rundir.download import continue_run
 from tandem.rundir.durable import temporary_beside, unsupported_operation
@@ -290,6 +291,7 @@ def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
     try:
         store = open_bucket(storage)
         if not storage.shared:
+            SyncProcess.prepare()
             begin(store, rundir, owner_of(job.metadata.annotations.get(UID_ANNOTATION, "")), waiting)
             return
         result = continue_run(store, rundir, waiting).downloaded

@@ -385,6 +385,10 @@ class RunDirectory:
         return None
 
 
+REFRESH_SECONDS = 2.0
+"""Time in seconds for which a bucket is asked for news, where pods share no disk."""
+
+
 class RunWatcher(threading.Thread):
     """A thread that polls the run directory.
 
@@ -405,8 +409,14 @@ class RunWatcher(threading.Thread):
         """Poll until stopped."""
         last_error = ""
         while not self._stopped:
+            is_awaited = self._wake.is_set()
             self._wake.clear()
             try:
+                if is_awaited:
+                    # What an agent's message refers to may have been written in its own pod. The process that
+                    # exchanges reports a bucket that is away.
+                    with suppress(OSError):
+                        RunDir.refresh(REFRESH_SECONDS)
                 self._on_observed(self._directory.poll(time.time()))
                 last_error = ""
             # Whatever goes wrong, the next poll may succeed; each different error is reported once.

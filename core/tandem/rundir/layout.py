@@ -55,6 +55,8 @@ _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
 _FINISHED = re.compile(r"^([0-9]{6,15})\.([0-9a-z]+)\.(.+)$")
+END_SECONDS = 5.0
+"""Time in seconds for which a bucket is asked for the end of a run."""
 MAX_END_BYTES = 2**20
 """Maximum size of DONE and FAILED.json that is read."""
 MAX_STOP_REASON_LENGTH = 600
@@ -150,14 +152,17 @@ class RunDir:
             (self.path / name).mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def refresh() -> None:
+    def refresh(patience: float = sync_client.PATIENCE_SECONDS) -> None:
         """Get what processes of other pods have written until now, and send what was written here. Where all processes
         share one directory nothing is to be done.
+
+        Args:
+            patience: seconds for which it is tried.
 
         Raises:
             OSError: the bucket does not answer, or refuses.
         """
-        sync_client.exchange()
+        sync_client.exchange(patience)
 
     # Logs
 
@@ -502,6 +507,9 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         content = {"reason": reason, "message": message, "exitCode": exit_code, "at": time.time()}
         create_json(self.failed_file, {**facts, **content})
+        # Where pods share no disk: it is sent with the next exchange, or the last one of this pod.
+        with suppress(OSError):
+            sync_client.exchange(END_SECONDS)
 
     def set_aside_failure(self) -> None:
         """Remove the record of a failure because the job is retried; it stays among the logs."""
@@ -530,6 +538,10 @@ class RunDir:
 
     def end_code(self) -> int | None:
         """The exit code for processes of a run that has ended, as it records it; None if it records no end."""
+        if not self.ended():
+            # Where pods share no disk, another one may have recorded it a moment ago.
+            with suppress(OSError):
+                self.refresh(END_SECONDS)
         if self.done() is not None:
             return ExitCode.DONE
         if (failed := self.failed()) is None:

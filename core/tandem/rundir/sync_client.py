@@ -15,18 +15,23 @@ from tandem.rundir.checkpoint import Broken
 SOCKET = "TANDEM_SYNC_SOCKET"
 """Path of the Unix socket on which that process listens."""
 MAX_LINE_BYTES = 2**20
+PATIENCE_SECONDS = 60.0
+"""Time for which a waiting process is not told of a bucket that does not answer."""
 CONNECT_ATTEMPTS = 50
 CONNECT_PAUSE_SECONDS = 0.1
 """The process is being started, or started again, for a few seconds."""
 
 
-def exchange() -> None:
+def exchange(patience: float = PATIENCE_SECONDS) -> None:
     """Send what was written here, and get what was written elsewhere until now; without the files of checkpoints.
+
+    Args:
+        patience: seconds for which it is tried.
 
     Raises:
         OSError: the bucket does not answer, or refuses.
     """
-    _ask({"do": "exchange"})
+    _ask({"do": "exchange", "patience": patience})
 
 
 def upload(name: str, digest: str) -> None:

@@ -29,15 +29,13 @@ from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Store
 from tandem.rundir.sync import Synchronizer
-from tandem.rundir.sync_client import MAX_LINE_BYTES, SOCKET
+from tandem.rundir.sync_client import MAX_LINE_BYTES, PATIENCE_SECONDS, SOCKET
 from tandem.rundir.upload import FINAL_SECONDS, end_with_parent
 
 EXCHANGE_SECONDS = 2.0
 """Interval of exchanges in seconds: each costs a listing."""
 LOOK_SECONDS = 0.5
 """Interval at which the disk is searched for a checkpoint that nobody waits for, in seconds."""
-PATIENCE_SECONDS = 60.0
-"""Time for which a waiting process is not told of a bucket that does not answer."""
 RETRY_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
 
@@ -86,7 +84,7 @@ class SyncService:
     def answer(self, request: Mapping[str, Any]) -> dict[str, str]:
         """Do what a process waits for; returns `error` and its `kind`, or nothing."""
         name = str(request.get("name"))
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + request.get("patience", PATIENCE_SECONDS)
         while True:
             try:
                 match request.get("do"):
