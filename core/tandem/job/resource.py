@@ -20,6 +20,9 @@ from tandem.job.pod_template import (
     is_whole_number,
     processes_in_cel,
 )
+from tandem.job.storage import BUCKET_FIELDS as BUCKET_FIELDS
+from tandem.job.storage import RULES as STORAGE_RULES
+from tandem.job.storage import Storage as Storage
 from tandem.job.strategies import RULES, worker_multiple_of
 from tandem.job.tasks import (
     BUILT_IN,
@@ -42,7 +45,6 @@ from tandem.model import (
     MetricName,
     Model,
     ObjectName,
-    PerhapsName,
     Rule,
     ShortName,
     Transition,
@@ -356,72 +358,6 @@ class Evaluators(Model):
         return self.goal or GOALS.get(self.metric, "Maximize")
 
 
-BUCKET_URL = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_=+@-][A-Za-z0-9._=+@-]*)+$"
-
-
-class Storage(Model):
-    """The volume that trainer and evaluators share, and the bucket to which its content is brought."""
-
-    bucket: Annotated[str, Field(pattern=BUCKET_URL, max_length=512)] | None = None
-    """Place in an object store, such as `s3://bucket/runs/digits`, `gs://…` or `az://container/…`: checkpoints, scores
-    and logs are uploaded while the job runs, and a job whose run directory is empty continues from there. One run for
-    each prefix. Credentials come from the environment."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@?#]+(/[^@?#]*)?$", max_length=512)] | None = None
-    """URL of the bucket's server, where it is not the provider's own."""
-    region: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = None
-    """Region of the bucket, for S3."""
-    credentials_secret: ObjectName | None = None
-    """Secret with the bucket's credentials, by the names of their variables: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-    GOOGLE_SERVICE_ACCOUNT_KEY, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY. Without one, the identity of the
-    coordinator's pod counts. `tandem run` does not use it."""
-    claim_name: ObjectName | None = None
-    """An existing PersistentVolumeClaim to use."""
-    size: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=64)] | None = None
-    """Size of the claim to create, such as 500Mi or 1Ti. Default: the operator's setting, or else 10Gi."""
-    storage_class_name: PerhapsName | None = None
-    """Storage class of the claim to create. Default: the operator's setting, or else the cluster's default."""
-    access_modes: (
-        Annotated[list[Literal["ReadWriteMany", "ReadWriteOnce"]], Field(min_length=1, max_length=2)] | None
-    ) = None
-    """Access modes of the claim to create. Default: the operator's setting, or else ReadWriteMany. ReadWriteOnce keeps
-    all pods on one node."""
-    retain: bool = True
-    """Whether the volume outlives the job."""
-    shared: bool = True
-    """Whether all processes use one directory. `false`: each pod has a directory of its own, which the bucket keeps
-    equal to the others, and no volume is claimed. `tandem run` and SLURM do not use it."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda s: not s.claim_name or (s.size is None and s.storage_class_name is None),
-            "!has(self.claimName) || (!has(self.size) && !has(self.storageClassName))",
-            "an existing claimName has its own size and storageClassName; omit those",
-            "claimName",
-        ),
-        Rule(
-            lambda s: s.bucket is not None or (s.endpoint, s.region, s.credentials_secret) == (None, None, None),
-            "has(self.bucket) || (!has(self.endpoint) && !has(self.region) && !has(self.credentialsSecret))",
-            "endpoint, region and credentialsSecret belong to a bucket",
-            "bucket",
-        ),
-        Rule(
-            lambda s: (
-                s.shared
-                or (
-                    s.bucket is not None and (s.claim_name, s.size, s.storage_class_name, s.access_modes) == (None,) * 4
-                )
-            ),
-            "self.shared || (has(self.bucket) && !has(self.claimName) && !has(self.size) && "
-            "!has(self.storageClassName) && !has(self.accessModes))",
-            "a job without a shared directory needs a bucket, and has no volume: omit claimName, size, "
-            "storageClassName and accessModes",
-            "shared",
-        ),
-    )
-
-
-BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret", "shared")
-"""Fields of a storage that belong to its bucket."""
 OnExisting = Literal["Resume", "Fresh", "Refuse"]
 """Policy for the checkpoints of an earlier run."""
 
@@ -622,6 +558,7 @@ class Spec(Model):
             "trainer.loop.tensorParallel",
         ),
         *LANGUAGE_RULES,
+        *STORAGE_RULES,
         *RULES,
     )
 
