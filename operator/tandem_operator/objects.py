@@ -79,7 +79,11 @@ def is_on_one_node(job: DistributedTrainingJob, volumes: Volumes) -> bool:
     """Whether a job's claim can be mounted on one node at a time: then all pods have to go to a node on which workers
     can run, whichever of them is placed first."""
     storage = job.spec.checkpoint.storage
-    return storage.claim_name is None and "ReadWriteMany" not in (storage.access_modes or volumes.access_modes)
+    return (
+        storage.shared
+        and storage.claim_name is None
+        and "ReadWriteMany" not in (storage.access_modes or volumes.access_modes)
+    )
 
 
 def completed(manifest: Manifest, job: DistributedTrainingJob, volumes: Volumes) -> Manifest:

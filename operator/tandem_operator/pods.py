@@ -4,6 +4,8 @@ All pass the `restricted` Pod Security Standard. A user's template is merged ove
 fields that the operator relies on are restored: its labels, and the restart policy of each role.
 
 Everything that a job must keep is in one folder of its volume, named like the job: one volume may serve several jobs.
+Where pods share no directory (`checkpoint.storage.shared: false`), each has that folder in an emptyDir, and knows the
+bucket and its credentials.
 
 Objects are merged field by field. In a list whose entries have a name (containers, volumes, env, …), entries of the
 same name are merged and new ones added; volume mounts are identified by their path, ports by their number, topology
@@ -16,6 +18,7 @@ An entry of the allow-list is the path of a field, with everything below it, suc
 allowed.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -141,14 +144,15 @@ TRACKING_MEMORY, TRACKING_GRACE = 256, 120
 """Additional MiB, and seconds between SIGTERM and SIGKILL, if the run is sent to a tracking server: 83 MB were
 measured, and weights are uploaded at the end."""
 UPLOAD_MEMORY, UPLOAD_GRACE, UPLOAD_START = 512, 600, 3600
-"""Additional MiB, seconds between SIGTERM and SIGKILL, and seconds until the coordinator has to be healthy, if the run
-is brought into a bucket: the last checkpoint is uploaded at the end, and all may be downloaded at the start."""
+"""Additional MiB of a coordinator, seconds between SIGTERM and SIGKILL of a pod that uploads, and seconds until the
+coordinator has to be healthy, if the run is brought into a bucket: the last checkpoint is uploaded at the end, and all
+may be downloaded at the start."""
 BUCKET_CREDENTIALS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_SERVICE_ACCOUNT_KEY"),
     *("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY"),
 )
-"""Keys of the Secret with a bucket's credentials, and the variables that the coordinator gets from it. No others, for
-some variables make a program run other code."""
+"""Keys of the Secret with a bucket's credentials, and the variables that pods get from it. No others, for some
+variables make a program run other code."""
 UNREACHABLE_SECONDS = 5
 """Time after which a node that is not ready loses its pods; Kubernetes' default is five minutes."""
 
@@ -198,7 +202,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
             *_from_fields({launch.POD: "metadata.uid"}),
             *_literal(HOME | own),
             _token(job),
-            *_bucket_env(job),
+            *_bucket_env(job, names.COORDINATOR, [] if spec.tracking.mlflow is None else spec.tracking.mlflow.env),
             *_tracking_env(job, images, launch.POD, launch.TOKEN, *HOME, *own),
         ],
         "ports": [
@@ -215,10 +219,6 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
         container["startupProbe"] = {**probe, "periodSeconds": 1, "failureThreshold": UPLOAD_START}
     container["volumeMounts"] = [*container["volumeMounts"], {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}]
     template = _template(job, names.COORDINATOR, container, images, COORDINATOR_SHARED_MEMORY)
-    if spec.tracking.mlflow is not None:
-        template["spec"]["terminationGracePeriodSeconds"] = TRACKING_GRACE
-    if spec.checkpoint.storage.bucket is not None:
-        template["spec"]["terminationGracePeriodSeconds"] = UPLOAD_GRACE
     template["spec"]["volumes"].append({"name": "job", "configMap": {"name": names.job_file(job.metadata.name)}})
     # Nodes of workers are those that get lost, so the coordinator prefers others. If its node was lost and the
     # scheduler does not know that yet, the replacement goes elsewhere, because the old pod still counts there.
@@ -264,7 +264,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
     variables = _package_index(job, images, spec.trainer.env) | variables
-    variables |= {launch.COORDINATOR: endpoint, launch.UID: incarnation(job, uid)}
+    variables |= {launch.COORDINATOR: endpoint, launch.UID: incarnation(job, uid)} | _storage_variable(job)
     fields = {launch.REPLICA: "metadata.name", launch.NODE: "spec.nodeName", ADDRESS: "status.podIP"}
     container = {
         **_container(names.WORKER, spec.trainer.image or images.trainer, command),
@@ -272,6 +272,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
             *_from_fields(fields),
             _token(job),
             *_literal(HOME | variables, fields, launch.TOKEN),
+            *_bucket_env(job, names.WORKER, spec.trainer.env),
             *_from_elsewhere(spec.trainer.env, *fields, *variables, launch.TOKEN),
         ],
         "resources": spec.workers.resources,
@@ -296,15 +297,17 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, colocated: 
     evaluation = job.spec.evaluation
     command = launch.evaluators_command(evaluation.processes_per_replica, python=PYTHON)
     fields = {launch.REPLICA: "metadata.name"}
-    own = {launch.UID: incarnation(job, uid)} | NO_GPU
-    index = _package_index(job, images, [*job.spec.trainer.env, *evaluation.env])
+    own = {launch.UID: incarnation(job, uid)} | NO_GPU | _storage_variable(job)
+    specified = [*job.spec.trainer.env, *evaluation.env]
+    index = _package_index(job, images, specified)
     variables = index | HOME | {"OMP_NUM_THREADS": "1"} | launch.evaluator_environment(job, run_dir(job), "") | own
     container = {
         **_container(names.EVALUATOR, evaluation.image or images.evaluator, command),
         "env": [
             *_from_fields(fields),
             *_literal(variables, fields),
-            *_from_elsewhere([*job.spec.trainer.env, *evaluation.env], *fields, *variables),
+            *_bucket_env(job, names.EVALUATOR, specified),
+            *_from_elsewhere(specified, *fields, *variables),
         ],
         "resources": evaluation.resources,
     }
@@ -349,8 +352,29 @@ def _shutdown_seconds(job: DistributedTrainingJob) -> int:
     """Seconds between SIGTERM and SIGKILL of ranks. A checkpoint that takes long to write needs a longer grace period;
     ranks get whatever is more than the default."""
     grace = (job.spec.workers.template.get("spec") or {}).get("terminationGracePeriodSeconds")
-    longer = grace - GRACE[names.WORKER] if isinstance(grace, int) else 0
+    longer = grace - _grace(job, names.WORKER) if isinstance(grace, int) else 0
     return launch.SHUTDOWN_SECONDS + max(0, longer)
+
+
+def _uploads(job: DistributedTrainingJob, role: str) -> bool:
+    """Whether the pods of a role bring something into the job's bucket."""
+    storage = job.spec.checkpoint.storage
+    return storage.bucket is not None and (role == names.COORDINATOR or not storage.shared)
+
+
+def _grace(job: DistributedTrainingJob, role: str) -> int:
+    """Seconds between SIGTERM and SIGKILL of a pod, unless a template sets them."""
+    if _uploads(job, role):
+        return UPLOAD_GRACE
+    is_tracked = role == names.COORDINATOR and job.spec.tracking.mlflow is not None
+    return TRACKING_GRACE if is_tracked else GRACE[role]
+
+
+def _storage_variable(job: DistributedTrainingJob) -> dict[str, str]:
+    """The variable by which workers and evaluators without a shared directory find the bucket: the job's record is
+    there, too."""
+    storage = job.spec.checkpoint.storage
+    return {} if storage.shared else {launch.STORAGE: json.dumps(storage.dump_brief())}
 
 
 def threads(job: DistributedTrainingJob) -> int:
@@ -429,13 +453,14 @@ def _template(
     job: DistributedTrainingJob, role: str, container: Mapping[str, Any], images: Images, shared_memory: str
 ) -> dict[str, Any]:
     policy = job.spec.run_policy
-    claim = job.spec.checkpoint.storage.claim_name or names.checkpoints(job.metadata.name)
+    storage = job.spec.checkpoint.storage
+    claim = {"claimName": storage.claim_name or names.checkpoints(job.metadata.name)}
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         # All images are for Linux, and Windows nodes need not have a taint.
         "nodeSelector": {"kubernetes.io/os": "linux"},
-        "terminationGracePeriodSeconds": GRACE[role],
+        "terminationGracePeriodSeconds": _grace(job, role),
         "securityContext": {
             "runAsNonRoot": True,
             **({"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if images.own_user else {}),
@@ -454,7 +479,7 @@ def _template(
         + [dict(toleration) for toleration in images.tolerations],
         "containers": [dict(container) | ({"imagePullPolicy": images.pull_policy} if images.pull_policy else {})],
         "volumes": [
-            {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "checkpoints", **({"persistentVolumeClaim": claim} if storage.shared else {"emptyDir": {}})},
             {"name": "tmp", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
         ],
@@ -524,15 +549,17 @@ def _package_index(job: DistributedTrainingJob, images: Images, variables: Itera
     return {PIP_INDEX: images.package_index}
 
 
-def _bucket_env(job: DistributedTrainingJob) -> list[dict[str, Any]]:
-    """Credentials of the job's bucket."""
-    secret = job.spec.checkpoint.storage.credentials_secret
-    mlflow = job.spec.tracking.mlflow
-    elsewhere = {variable.name for variable in mlflow.env} if mlflow is not None else set()
+def _bucket_env(job: DistributedTrainingJob, role: str, specified: Iterable[EnvVar]) -> list[dict[str, Any]]:
+    """Credentials of the job's bucket, in pods that need them.
+
+    Args:
+        specified: the job's own variables of these pods, which come first.
+    """
+    secret, elsewhere = job.spec.checkpoint.storage.credentials_secret, {variable.name for variable in specified}
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
         for name in BUCKET_CREDENTIALS
-        if secret is not None and name not in elsewhere
+        if secret is not None and _uploads(job, role) and name not in elsewhere
     ]
 
 

@@ -5,7 +5,8 @@ The objects of a job NAME (tandem_operator.names shortens long names):
     Secret NAME-token                   the token (tandem_operator.tokens), created and never read; owned by the job
     ConfigMap NAME-job                  the resolved job, which the coordinator writes into the run directory; owned
     PersistentVolumeClaim
-      NAME-checkpoints                  unless the job names a claim; owned only if storage.retain is false
+      NAME-checkpoints                  unless the job names a claim or its pods share no directory; owned only if
+                                        storage.retain is false
     Service NAME-coordinator            the coordinator's address; owned
     NetworkPolicy NAME-network          who may reach the pods, if the operator is configured to restrict that; owned
     Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.replicas
@@ -509,7 +510,8 @@ def _desired_objects(inputs: ReconcileInputs) -> Sequence[Manifest]:
 def _manifests(inputs: ReconcileInputs) -> Iterator[Manifest]:
     job, uid = inputs.job, inputs.uid
     yield objects.job_file(job, uid)
-    if job.spec.checkpoint.storage.claim_name is None:
+    storage = job.spec.checkpoint.storage
+    if storage.shared and storage.claim_name is None:
         yield objects.claim(job, uid)
     yield objects.service(job, uid)
     if inputs.peers is not None:
