@@ -5,6 +5,9 @@ A pod with the job's volume writes the archive (tandem.rundir.archive), which ar
     the job runs         in an evaluator, else a worker, else the coordinator, which has the least CPU
     its pods have ended  in a pod created for the copy after the model of the newest ended one, and deleted afterwards
 
+A job without a volume (`checkpoint.storage.shared: false`) has its checkpoints in a bucket alone. Its records and logs
+come from its coordinator; for anything else the error names the URL.
+
 A pod belongs to a tenant, so its data is not trusted: only plain files under the names of a run directory are accepted.
 A checkpoint is compared with its checksums before it gets its final name, and a copy without the end marker counts as
 incomplete.
@@ -15,6 +18,7 @@ the group); a pod for each copy (a volume may be limited to one node, and the qu
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -37,6 +41,7 @@ from tandem_cli.checkpoints.verification import verify
 from tandem_cli.kubernetes.execution import executable
 from tandem_cli.kubernetes.job_view import RESOURCE, parse_pods
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, end, error_from, errors_of
+from tandem_cli.view import PodView
 
 ORIGIN = "copied.json"
 """File of a copy with the job that it was copied from."""
@@ -70,9 +75,13 @@ def copy(kubectl: Kubectl, name: str, target: Path, checkpoints: Sequence[str], 
     """
     job = kubectl.json("get", RESOURCE, name)
     rundir = RunDir(target)
+    items: list[Raw] = kubectl.json("get", "pods", "-l", f"{labels.JOB}={name}")["items"]
+    senders = _senders(job, items)
+    if not _is_shared(job) and (not senders or list(checkpoints) != ["none"]):
+        raise UserError(_url_instead(job, target))
     # Check the folder first: it may hold another run, which must not be overwritten.
     _claim_target(rundir, job)
-    with _source(kubectl, job, image) as (pod, container, folder), tempfile.TemporaryFile() as stderr:
+    with _source(kubectl, job, items, senders, image) as (pod, container, folder), tempfile.TemporaryFile() as stderr:
         selected = [arg for checkpoint in checkpoints for arg in ("--checkpoint", checkpoint)]
         # The pod skips checkpoints that the copy already has, so that an interrupted copy continues.
         present = [arg for digest in _digests(rundir) for arg in ("--have", digest)]
@@ -220,16 +229,24 @@ def _commit(name: str, rundir: RunDir, staging: RunDir, result: Downloaded) -> N
 # The sending pod
 
 
-@contextmanager
-def _source(kubectl: Kubectl, job: Raw, image: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield a pod with the volume, its container, and the run directory if its environment does not name it."""
-    name = str(job["metadata"]["name"])
-    items: list[Raw] = kubectl.json("get", "pods", "-l", f"{labels.JOB}={name}")["items"]
-    running = sorted(executable(parse_pods(items)), key=lambda pod: ROLES.index(pod.role))
+def _senders(job: Raw, items: Sequence[Raw]) -> list[PodView]:
+    """Return the running pods that have the run directory, the first one preferred."""
+    roles = ROLES if _is_shared(job) else (labels.COORDINATOR,)
     # A running pod needs no image pull and no quota; evaluators first, because training does not wait for them.
-    if running:
-        yield running[0].pod, running[0].container, ()
+    return sorted(
+        (pod for pod in executable(parse_pods(items)) if pod.role in roles), key=lambda pod: roles.index(pod.role)
+    )
+
+
+@contextmanager
+def _source(
+    kubectl: Kubectl, job: Raw, items: Sequence[Raw], senders: Sequence[PodView], image: str
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield a pod with the run directory, its container, and that directory if its environment does not name it."""
+    if senders:
+        yield senders[0].pod, senders[0].container, ()
         return
+    name = str(job["metadata"]["name"])
     manifest = reader_pod(job, items, image)
     pod = kubectl.run("create", "-f", "-", "-o", "name", stdin=json.dumps(manifest)).text.strip()
     try:
@@ -238,6 +255,24 @@ def _source(kubectl: Kubectl, job: Raw, image: str) -> Iterator[tuple[str, str, 
     finally:
         with suppress(ClusterError):  # its deadline ends it anyway
             kubectl.run("delete", pod, "--wait=false", "--grace-period=0")
+
+
+def _storage(job: Raw) -> Raw:
+    storage: Raw = job.get("spec", {}).get("checkpoint", {}).get("storage", {})
+    return storage
+
+
+def _is_shared(job: Raw) -> bool:
+    """Whether the pods of a job share a directory."""
+    return bool(_storage(job).get("shared", True))
+
+
+def _url_instead(job: Raw, target: Path) -> str:
+    """Describe the command that copies a job's run from its bucket."""
+    storage, name = _storage(job), str(job["metadata"]["name"])
+    options = [f"--{key}={storage[key]}" for key in ("endpoint", "region") if key in storage]
+    command = shlex.join(["tandem", "copy", str(storage.get("bucket", "")), str(target), *options])
+    return f"{name} has no volume: its checkpoints are in its bucket alone. Copy the run from there: {command}"
 
 
 def reader_pod(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
@@ -257,8 +292,7 @@ def reader_pod(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
             f"{name} has no pods any more, so the image to read its volume with is unknown; name an image with Tandem "
             "with --image, for instance the evaluators'"
         )
-    storage = job.get("spec", {}).get("checkpoint", {}).get("storage", {})
-    claim = storage.get("claimName") or f"{labels.stem(name)}-checkpoints"
+    claim = _storage(job).get("claimName") or f"{labels.stem(name)}-checkpoints"
     user = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     # The volume may be bound to a node or zone, so the pod is scheduled like the model.
     scheduling = {key: spec[key] for key in ("imagePullSecrets", "tolerations", "nodeSelector") if key in spec}

@@ -269,3 +269,30 @@ def test_the_pod_is_restricted_and_has_the_image_and_the_volume_of_the_job() -> 
     assert reader_pod(own, [], "mine")["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}
     with pytest.raises(UserError, match="with --image"):
         reader_pod(JOB, [], "")
+
+
+BUCKET = {"bucket": "s3://bucket/runs/digits", "endpoint": "http://minio:9000", "region": "eu-1", "shared": False}
+ALONE = {**JOB, "spec": {"checkpoint": {"storage": BUCKET}}}
+
+
+@pytest.mark.parametrize(
+    ("selector", "role"), [("latest", "coordinator"), ("all", "worker"), ("none", "worker"), ("none", "")]
+)
+def test_of_a_job_without_a_volume_the_url_is_named_where_no_pod_has_what_is_wanted(
+    cluster: Cluster, tmp_path: Path, selector: str, role: str
+) -> None:
+    cluster.has(ALONE, pod(role, 0) if role else ended())
+    with pytest.raises(UserError) as caught:
+        cluster.copy(tmp_path / "run", selector)
+    command = f"tandem copy s3://bucket/runs/digits {tmp_path / 'run'} --endpoint=http://minio:9000 --region=eu-1"
+    assert str(caught.value).endswith(command)
+    assert not [words for words in cluster.asked if "create" in words]
+    assert not (tmp_path / "run").exists(), "the command that is named copies to it"
+
+
+def test_records_of_a_job_without_a_volume_come_from_its_coordinator(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.has(ALONE, pod("evaluator", 0), pod("worker", 0), pod("coordinator", 0))
+    copied = cluster.copy(tmp_path / "run", "none")
+    assert (copied.checkpoints, copied.size > 0) == ([], True)
+    (exec_,) = [words for words in cluster.asked if "exec" in words]
+    assert "--container=coordinator" in exec_
