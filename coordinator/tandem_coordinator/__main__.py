@@ -194,9 +194,14 @@ def _senders(job: DistributedTrainingJob, rundir: RunDir, coordinator: Coordinat
         senders.append(RunSender("tandem_coordinator.tracking", rundir, mlflow.literal, coordinator.report_tracking))
     storage = job.spec.checkpoint.storage
     if storage.bucket is not None:
-        module = "tandem.rundir.upload" if storage.shared else "tandem.rundir.sync_service"
+        module = "tandem.rundir.sync_service" if _has_own_directory(job) else "tandem.rundir.upload"
         senders.append(RunSender(module, rundir, {}, coordinator.report_upload))
     return senders
+
+
+def _has_own_directory(job: DistributedTrainingJob) -> bool:
+    """Whether this pod shares its run directory with no other. `tandem run` and SLURM have a shared one."""
+    return not job.spec.checkpoint.storage.shared and bool(owner_of(job))
 
 
 def _rundir() -> RunDir:
@@ -290,9 +295,9 @@ def _continue_from_bucket(rundir: RunDir, job: DistributedTrainingJob) -> None:
 
     try:
         store = open_bucket(storage)
-        if not storage.shared:
+        if _has_own_directory(job):
             SyncProcess.prepare()
-            begin(store, rundir, owner_of(job.metadata.annotations.get(UID_ANNOTATION, "")), waiting)
+            begin(store, rundir, owner_of(job), waiting)
             return
         result = continue_run(store, rundir, waiting).downloaded
     except (Occupied, StoreAccessError, StoreUnavailableError) as error:

@@ -424,8 +424,9 @@ def unused_fields(job: DistributedTrainingJob) -> list[str]:
         "evaluators.image": spec.evaluation.image is not None,
         "evaluators.resources": bool(spec.evaluation.resources),
         "evaluators.template": bool(spec.evaluation.template),
-        "checkpoint.storage": storage.model_copy(update=dict.fromkeys(BUCKET_FIELDS)) != Storage(),
+        "checkpoint.storage": storage.model_copy(update={**dict.fromkeys(BUCKET_FIELDS), "shared": True}) != Storage(),
         "checkpoint.storage.credentialsSecret": storage.credentials_secret is not None,
+        "checkpoint.storage.shared": not storage.shared,
         "runPolicy": spec.run_policy != RunPolicy(),
     }
     return [f"spec.{name}" for name, is_set in set_here.items() if is_set]

@@ -71,7 +71,7 @@ class Storage(Model):
     )
 
 
-BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret", "shared")
+BUCKET_FIELDS = ("bucket", "endpoint", "region", "credentials_secret")
 """Fields of a storage that belong to its bucket."""
 
 

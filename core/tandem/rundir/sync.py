@@ -72,6 +72,8 @@ MAX_COMPLETE = 2
 """Number of checkpoints whose files stay on the disk of a pod, besides those that a process reads."""
 _FIRST = ("generations/", "rewinds/")
 """Folders whose files come before the others: they decide what counts."""
+_LAST = ("job.json", *ENDS)
+"""Files that come after the others: processes wait for them, and may then rely on the rest."""
 
 
 class SyncedFile(Model):
@@ -393,12 +395,12 @@ class Synchronizer:
             elif top == LOG:
                 log, _, offset = relative.rpartition("/")
                 logs[log][int(offset)] = listing[name]
-            elif name not in ENDS:
+            elif name not in _LAST:
                 self._pull_file(listing[name])
         for log, segments in logs.items():
             self._pull_log(log, segments)
         self._pull_manifests(manifests)
-        for name in ENDS:
+        for name in _LAST:
             if name in listing:
                 self._pull_file(listing[name])
         for name in self._state.files.keys() - listing.keys():
@@ -458,9 +460,11 @@ class Synchronizer:
         path = self._rundir.log / log
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
-            if file.tell() != done:
-                # Lines that were written here before those of the bucket had arrived: nobody else has read them.
-                file.truncate(done)
+            if file.tell() < done:
+                # It was begun anew here: the next exchange sends it.
+                return
+            # Lines that were written here before those of the bucket had arrived: nobody else has read them.
+            file.truncate(done)
             while done < end:
                 start = done - done % SEGMENT_BYTES
                 content = self._store.read_range(segment_name(log, start), done - start, SEGMENT_BYTES)
@@ -552,7 +556,7 @@ def _order(name: str) -> tuple[int, str]:
     """The order in which files are sent and received: what decides first, and the end last."""
     if name.startswith(_FIRST):
         return 0, name
-    return (2 if name in ENDS else 1), name
+    return (2 if name in _LAST else 1), name
 
 
 def _is_also(name: str) -> bool:

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from tandem.job.resource import Storage
+from tandem.job.resource import DistributedTrainingJob, Storage
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR, STORAGE, UID, UID_ANNOTATION
 from tandem.rundir.bucket import JobWriter, SupersededWriter, Writer, claim, open_bucket
@@ -195,17 +195,20 @@ def begin(store: Store, rundir: RunDir, owner: str, waiting: Callable[[str], Non
         Synchronizer(store, rundir, writer).exchange()
 
 
+def owner_of(job: DistributedTrainingJob) -> str:
+    """The object in Kubernetes that a job belongs to; empty: none."""
+    return _object(job.metadata.annotations.get(UID_ANNOTATION, ""))
+
+
 def _writer(store: Store, rundir: RunDir) -> tuple[Writer | JobWriter, AbstractContextManager[None]]:
     if os.environ.get(STORAGE):
-        return JobWriter(store, owner_of(os.environ.get(UID, ""))), nullcontext()
-    incarnation = rundir.read_job().metadata.annotations.get(UID_ANNOTATION, "")
-    writer = claim(store, rundir, is_empty=True, owner=owner_of(incarnation))
+        return JobWriter(store, _object(os.environ.get(UID, ""))), nullcontext()
+    writer = claim(store, rundir, is_empty=True, owner=owner_of(rundir.read_job()))
     return writer, writer.renewing()
 
 
-def owner_of(incarnation: str) -> str:
-    """The owner of a bucket's writer, from the object and try of a job."""
-    # A retry of a job has a number after the object's uid.
+def _object(incarnation: str) -> str:
+    # A retry of a job has a number after the object's UID.
     return incarnation.partition(".")[0]
 
 
