@@ -108,7 +108,7 @@ def test_a_bound_with_a_fraction_is_a_rule_too_for_the_api_server_cuts_it_off() 
 
 def test_the_default_of_a_group_keeps_its_rules_as_it_stands() -> None:
     assert at("spec.workers")["default"] == {"minReplicas": 1, "replicas": 1, "resources": {}, "template": {}}
-    assert at("spec.checkpoint")["default"]["storage"] == {"retain": True}
+    assert at("spec.checkpoint")["default"]["storage"] == {"retain": True, "shared": True}
     assert "default" not in at("spec.checkpoint.storage.accessModes"), "the operator is told it when it is installed"
     assert at("spec.workers.replicas")["default"] == 1
     assert "default" not in at("spec.evaluators"), "the operator chooses it by the task"
