@@ -9,7 +9,6 @@ the final checkpoint.
 
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from tandem.formatting import count_noun, number
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir import records, sync_client
+from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
 from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
@@ -33,7 +32,7 @@ from tandem.wire.status import STOPPED_EARLY, CheckpointRef
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import compare, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver
+from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, writers_of
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.continuation import MAX_REMEMBERED, LiveState, StateSource, TakenStep, find_source, hand_over
@@ -289,7 +288,7 @@ class ElasticRun:
         parent = None if checkpoint is None else checkpoint.name
         rounds = self._checkpoints.weights_precision == "bfloat16"
         author = Author(
-            context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, _writers(facts.is_shared)
+            context.generation, parent, group.world_size, group.rank, rounds, facts.mesh, writers_of(facts.is_shared)
         )
         if group.rank == 0:
             troubles = TroubleCounts(context.pulse)
@@ -698,12 +697,3 @@ def _record_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -
         log.warning("checkpoint=%s not written: %s", outcome["name"], reason)
         if "failed" in outcome:
             troubles.save_failed(str(reason))
-
-
-def _writers(is_shared: bool) -> int | None:
-    """The number of first ranks that write checkpoints; None for all."""
-    # Under hogwild all ranks have the same copy in memory.
-    if is_shared:
-        return 1
-    # Where pods share no disk, the first node writes: it has to see all parts before it commits them.
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get(sync_client.SOCKET) else None

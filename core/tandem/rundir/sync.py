@@ -96,7 +96,7 @@ class SyncedCheckpoint(Model):
 
 
 class SyncState(Model):
-    """What was equal here and in the bucket after the last exchange."""
+    """The files that were equal here and in the bucket after the last exchange."""
 
     files: dict[str, SyncedFile] = {}
     logs: dict[str, int] = {}

@@ -231,6 +231,7 @@ def main(arguments: Sequence[str]) -> int:
         store = open_bucket(storage)
         writer, renewing = _writer(store, rundir)
     except (OSError, SupersededWriter) as error:
+        log.error("%s", error)  # noqa: TRY400 - the sentence is enough
         report(str(error))
         return ExitCode.FAILED
     service = SyncService(Synchronizer(store, rundir, writer), report, ending)

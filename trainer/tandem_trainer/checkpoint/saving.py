@@ -21,6 +21,7 @@ import torch
 
 import tandem
 from tandem.processes.launch import module_command
+from tandem.rundir import sync_client
 from tandem.rundir.checkpoint import WEIGHTS, DataPosition
 from tandem.rundir.code import environment_without_code
 from tandem.rundir.layout import RunDir, checkpoint_name
@@ -53,6 +54,18 @@ class Author:
     """Number of ranks in each dimension of the mesh; None if all ranks are replicas."""
     writers: int | None = None
     """Number of ranks, counted from 0, that may write a part of a checkpoint; None for all."""
+
+
+def writers_of(is_shared: bool) -> int | None:
+    """The number of first ranks that may write a part of a checkpoint; None for all.
+
+    Args:
+        is_shared: whether all ranks have the same copy of the state in memory.
+    """
+    if is_shared:
+        return 1
+    # Where pods share no disk, the first node writes: the writer of part 0 has to see all parts.
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get(sync_client.SOCKET) else None
 
 
 class SaveFailed(Exception):  # noqa: N818 - it says what happened
