@@ -146,6 +146,7 @@ def test_a_job_trains_and_is_evaluated_without_a_volume(server: str, tmp_path: P
         assert list(rundir.leases.iterdir()) == []
 
 
+@pytest.mark.full("core", "coordinator", "trainer", "evaluator")
 def test_every_pod_may_be_lost(server: str, tmp_path: Path) -> None:
     steps = 60 * STEPS_PER_EPOCH
     with Job(tmp_path / "disturbed", server, epochs=60) as job:
