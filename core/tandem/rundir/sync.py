@@ -25,6 +25,7 @@ rules).
 """
 
 import logging
+import os
 import shutil
 import threading
 from collections import defaultdict
@@ -310,6 +311,11 @@ class Synchronizer:
 
     def _unsent(self) -> list[Manifest]:
         """The checkpoints that count and are complete here, but are not in the bucket; newest first."""
+        new = self._new()
+        return self._rundir.counting(new) if new else []
+
+    def _new(self) -> dict[str, Manifest]:
+        """The checkpoints here that are not in the bucket."""
         known = self._state.checkpoints
         new = {}
         for name in self._rundir.checkpoint_names():
@@ -318,7 +324,7 @@ class Synchronizer:
                 continue
             if name not in known or known[name].digest != manifest.digest:
                 new[name] = manifest
-        return self._rundir.counting(new) if new else []
+        return new
 
     def _manifest(self, name: str) -> Manifest | None:
         """The manifest of a checkpoint here; None if there is none, or none that can be read."""
@@ -364,7 +370,11 @@ class Synchronizer:
             self._record()
 
     def _delete_checkpoints(self) -> None:
-        """Delete in the bucket what was deleted here. One that is damaged here is perhaps sound there."""
+        """Delete here what will never count, and in the bucket what was deleted here. One that is damaged here is
+        perhaps sound there."""
+        counting = {manifest.name for manifest in self._unsent()}
+        for name in self._new().keys() - counting - self._state.checkpoints.keys():
+            self._remove(name)
         local = set(self._rundir.checkpoint_names())
         damaged = {entry.checkpoint for entry in self._rundir.all_set_aside() if entry.is_bad}
         for name in self._state.checkpoints.keys() - local:
@@ -459,20 +469,20 @@ class Synchronizer:
             return
         path = self._rundir.log / log
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            if file.tell() < done:
-                # It was begun anew here: the next exchange sends it.
-                return
-            # Lines that were written here before those of the bucket had arrived: nobody else has read them.
-            file.truncate(done)
+        with path.open("a+b") as file:
             while done < end:
                 start = done - done % SEGMENT_BYTES
                 content = self._store.read_range(segment_name(log, start), done - start, SEGMENT_BYTES)
-                if not content:
+                if not content or file.seek(0, os.SEEK_END) < done:
                     break
-                file.write(content)
-                done += len(content)
-        self._state.logs[log] = done
+                file.seek(done)
+                if (local := file.read(len(content))) != content:
+                    # Lines that were written here before those of the bucket had arrived: nobody has read them.
+                    if not content.startswith(local):
+                        file.truncate(done)
+                        local = b""
+                    file.write(content[len(local) :])
+                done = self._state.logs[log] = done + len(content)
 
     def _pull_manifests(self, manifests: Mapping[str, ListedObject]) -> None:
         known = self._state.checkpoints

@@ -1,7 +1,9 @@
 """Run directories of pods that share no disk, kept equal through a bucket."""
 
 import os
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,13 @@ class Pod:
 
     @property
     def content(self) -> dict[str, bytes]:
-        """Its files, but for those of checkpoints and those of its own."""
-        files = (path for path in self.rundir.path.rglob("*") if path.is_file())
-        names = {path.relative_to(self.rundir.path).as_posix(): path.read_bytes() for path in files}
+        return self.files(self.rundir)
+
+    @staticmethod
+    def files(rundir: RunDir) -> dict[str, bytes]:
+        """The files of a run directory, but for those of checkpoints and those of one pod."""
+        files = (path for path in rundir.path.rglob("*") if path.is_file())
+        names = {path.relative_to(rundir.path).as_posix(): path.read_bytes() for path in files}
         own = ("buckets.json", STATE_FILE)
         return {
             name: content
@@ -369,3 +375,110 @@ def test_parts_that_belong_to_no_checkpoint_are_swept(pods: Callable[[int], list
     second.sync._uploader.upload_parts(second.rundir.manifest("step-000000020"))
     assert first.sync.sweep(first.sync.sweep(())) == set()
     assert {entry.name.split("/")[1] for entry in store(second.url).entries("parts/")} == {manifest.digest[:32]}
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.full("core")) for seed in range(6, 60))]
+)
+def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: str, tmp_path: Path, seed: int) -> None:
+    """Pods write, exchange, upload, delete, restart and are lost, and one request in ten fails."""
+    chance = random.Random(seed)
+    place = f"{url}-{seed}"
+
+    class Failing(Breaking):
+        def __init__(self) -> None:
+            super().__init__(store(place), 0, False)
+
+        def __getattr__(self, name: str) -> Any:
+            if is_calm or chance.random() < 0.9:
+                return getattr(self._bucket, name)
+            self._number, self._arrives = self.requests + 1, chance.random() < 0.5
+            return super().__getattr__(name)
+
+    is_calm = True
+    first = Pod(place, tmp_path / "first", coordinates=True)
+    run_directory(first.rundir.path, job())
+    first.exchange()
+    count = 0
+
+    def pod() -> RunDir:
+        nonlocal count
+        count += 1
+        rundir = RunDir(tmp_path / f"pod-{count}")
+        rundir.create()
+        return rundir
+
+    def process(rundir: RunDir) -> Synchronizer:
+        bucket: Any = Failing()
+        return Synchronizer(bucket, rundir, JobWriter(bucket, OWNER))
+
+    pods = [(rundir, process(rundir)) for rundir in (pod(), pod(), pod())]
+    begun, written, sent = dict[int, GenerationRecord](), set[str](), dict[str, str]()
+    is_calm = False
+    for turn in range(120):
+        index = chance.randrange(len(pods))
+        rundir, exchange = pods[index]
+        try:
+            match chance.choice(
+                ["exchange"] * 4 + ["upload"] * 2 + ["score", "log", "generation", "save", "fetch", "restart", "lose"]
+            ):
+                case "exchange":
+                    exchange.exchange()
+                case "upload":
+                    exchange.upload()
+                    for name in rundir.checkpoint_names():
+                        digest = rundir.manifest(name).digest
+                        with suppress(FileNotFoundError, Broken):
+                            exchange.require_sent(name, digest)
+                            sent[name] = digest
+                case "score":
+                    (rundir.evaluations / f"score-{turn}").mkdir()
+                    replace_json(rundir.evaluations / f"score-{turn}" / "g.json", {"turn": turn})
+                    exchange.exchange()
+                    written.add(f"evaluations/score-{turn}/g.json")
+                case "log":
+                    with (rundir.log / f"{rundir.path.name}.jsonl").open("a") as file:
+                        file.write(f"{turn}\n")
+                case "generation":
+                    exchange.exchange()
+                    newest = rundir.committed()[0].reference if rundir.committed() else None
+                    record = GenerationRecord(
+                        generation=rundir.newest_generation() + 1, resumed_from=newest, world_size=1, started_at=turn
+                    )
+                    if rundir.record_generation(record):
+                        exchange.exchange()
+                        if rundir.generation_record(record.generation) == record:
+                            begun[record.generation] = record
+                case "save" if rundir.newest_generation():
+                    step = 10 + turn
+                    add_checkpoint(rundir, step, generation=rundir.newest_generation())
+                case "fetch" if sent:
+                    exchange.exchange()
+                    name = chance.choice([*sent])
+                    if rundir.checkpoint(name).exists():
+                        exchange.fetch(name)
+                case "restart":
+                    pods[index] = rundir, process(rundir)
+                case "lose":
+                    lost = pod()
+                    pods[index] = lost, process(lost)
+                case _:
+                    pass
+        except StoreUnavailableError:
+            continue
+    is_calm = True
+    for _ in range(3):
+        for _, exchange in pods:
+            exchange.upload()
+            exchange.exchange()
+        first.exchange()
+    contents = [Pod.files(rundir) for rundir, _ in pods]
+    for content in contents:
+        assert {name: content.get(name) for name in content.keys() ^ Pod.files(first.rundir).keys()} == {}
+        assert content == Pod.files(first.rundir)
+    for generation, record in begun.items():
+        assert first.rundir.generation_record(generation) == record
+    assert written <= contents[0].keys()
+    for name, digest in sent.items():
+        assert first.rundir.manifest(name).digest == digest
+        first.sync.fetch(name)
