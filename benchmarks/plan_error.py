@@ -29,8 +29,9 @@ from pathlib import Path
 from benchmarks.goals import Outcome, Verdict, exit_code
 from tandem.job.footprint import FootprintRequest
 from tandem.job.manifest.reading import read_job
-from tandem.job.resource import DistributedTrainingJob, Trainer
+from tandem.job.resource import DistributedTrainingJob
 from tandem.job.strategies import micro_batches, pipeline_ranks
+from tandem.job.trainer import Trainer
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import PlannedStrategy, batch_of, format_bytes, memory, worker_memory
 
@@ -59,7 +60,7 @@ QWEN_SHAPE = {
 }
 FOUR, SPLIT = ("workers.processesPerReplica=4",), "trainer.loop.fsdp={}"
 HALF = "trainer.loop.precision=bfloat16"
-SYNTHETIC = "trainer.config.data={name: synthetic, imageSize: 32, samples: 512}"
+SYNTHETIC = "trainer.parameters.data={name: synthetic, imageSize: 32, samples: 512}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def scheduled(schedule: str, chunks: int) -> str:
 
 def image(model: str, batch: int, *more: str) -> tuple[str, ...]:
     """Overrides of an image job on synthetic images of 32×32."""
-    return (f"trainer.config.model={model}", f"trainer.config.globalBatchSize={batch}", SYNTHETIC, *more)
+    return (f"trainer.parameters.model={model}", f"trainer.loop.globalBatchSize={batch}", SYNTHETIC, *more)
 
 
 SHAPES = (
@@ -130,7 +131,7 @@ SHAPES = (
     Shape("cnn, batch 128", 2, DIGITS, image("cnn", 128), PlannedStrategy.DDP),
     Shape("resnet-18, batch 64", 1, DIGITS, image("resnet-18", 64)),
     Shape("resnet-18, batch 64, checkpointing", 1, DIGITS,
-          image("resnet-18", 64, "trainer.config.activationCheckpointing=true", "trainer.config.optimizer.name=sgd")),
+          image("resnet-18", 64, "trainer.loop.activationCheckpointing=true", "trainer.loop.optimizer.name=sgd")),
     Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32), PlannedStrategy.DDP),
     Shape("minigpt 256×4, batch 16", 2, MINIGPT, minigpt(256, 4, 128, 16), PlannedStrategy.FSDP),
     Shape("minigpt 512×6, batch 4", 2, MINIGPT, minigpt(512, 6, 128, 4), PlannedStrategy.FSDP),
@@ -142,7 +143,7 @@ SHAPES = (
           minigpt(512, 6, 128, 4, HALF), PlannedStrategy.FSDP),
     Shape("minigpt 512×6, batch 8, bfloat16, of 2", 2, MINIGPT,
           minigpt(512, 6, 128, 8, HALF, "trainer.loop.microBatchSize=2"), PlannedStrategy.FSDP),
-    Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32, "trainer.config.strategy=fsdp"),
+    Shape("resnet-18, batch 32", 2, DIGITS, image("resnet-18", 32, "trainer.loop.strategy=fsdp"),
           PlannedStrategy.FSDP),
     Shape("minigpt 256×4, batch 16, matrices in 2", 2, MINIGPT, minigpt(256, 4, 128, 16), PlannedStrategy.TENSOR, 2),
     Shape("minigpt 512×6, batch 4, matrices in 2", 4, MINIGPT, minigpt(512, 6, 128, 4), PlannedStrategy.TENSOR, 2),
@@ -176,7 +177,7 @@ SHAPES = (
     Shape("minigpt 256×4, batch 16, micro-batches of 2", 4, MINIGPT,
           minigpt(256, 4, 128, 16, *LOCK_FREE, "trainer.loop.microBatchSize=2"), PlannedStrategy.HOGWILD),
     Shape("cnn, batch 128", 2, DIGITS,
-          image("cnn", 128, "trainer.config.strategy=hogwild", "workers.replicas=1"), PlannedStrategy.HOGWILD),
+          image("cnn", 128, "trainer.loop.strategy=hogwild", "workers.replicas=1"), PlannedStrategy.HOGWILD),
 )  # fmt: skip
 
 

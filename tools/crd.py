@@ -273,6 +273,7 @@ def _schema(node: Node) -> dict[str, Any]:
         schema["enum"] = list(node.choices)
     if node.default not in (ABSENT, None) and node.kind != "object":
         schema["default"] = node.default
+    schema["deprecated"] = node.deprecated or None
     return {key: value for key, value in schema.items() if value is not None}
 
 

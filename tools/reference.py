@@ -3,12 +3,13 @@
 import ast
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, get_args
 
-from tandem.job.manifest.fields import ABSENT, Node, Path, describe, dotted, tree
+from tandem.job.manifest.fields import ABSENT, Node, Path, describe, dotted, tree, with_trainer
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
+from tandem.job.tasks import ImageParameters
 from tandem.model import Model, Rule, Transition
 from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.rundir import records
@@ -22,7 +23,7 @@ JOB_HEAD = f"""\
 
 Every field of a manifest with `apiVersion: {API_VERSION}`. `tandem validate FILE` checks a manifest against
 this page; the API server applies the same rules on `kubectl apply`. A field without a default may be left out unless
-it is marked *required*. Any field can be set on the command line: `tandem run FILE --set trainer.config.epochs=3`.
+it is marked *required*. Any field can be set on the command line: `tandem run FILE --set trainer.loop.epochs=3`.
 """
 METRICS_HEAD = """\
 <!-- Generated from core/tandem/wire/metrics.py by `make generate`; do not edit. -->
@@ -58,7 +59,9 @@ it did, the message says so: `killed by the kernel (SIGKILL): the memory limit o
 def job_page() -> str:
     """The page as Markdown."""
     root = tree(DistributedTrainingJob)
-    parts = [JOB_HEAD]
+    description = root.fields["spec"].fields["trainer"].fields["parameters"].description
+    images = replace(tree(ImageParameters), description=description, required=False, default=ABSENT)
+    root, parts = with_trainer(root, parameters=images), [JOB_HEAD]
     for path, node in _groups(root, ()):
         parts.append("\n".join(_section(path, node)))
     return "\n".join(parts)
@@ -68,7 +71,7 @@ def _groups(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
     yield path, node
     for name, child in node.fields.items():
         inner = child.items if child.kind == "list" and child.items else child
-        if inner.kind == "object":
+        if inner.kind == "object" and not child.deprecated:
             yield from _groups(inner, (*path, name) if inner is child else (*path, name, 0))
 
 
@@ -93,7 +96,7 @@ def _section(path: Path, node: Node) -> Iterator[str]:
 
 def _name(name: str, child: Node, path: Path) -> str:
     inner = child.items if child.kind == "list" and child.items else child
-    if inner.kind != "object":
+    if inner.kind != "object" or child.deprecated:
         return f"`{name}`"
     title = dotted((*path, name) if inner is child else (*path, f"{name}[]"))
     title = title.replace("[0]", "[]")

@@ -25,7 +25,11 @@ def _running(namespace: Namespace, folder: Path, proxy: int) -> Iterator[Running
 
 def _manifest(index: int) -> Object:
     """Manifest of a job. Its volume is never provided: nothing would be written to it."""
-    task = {"task": "image-classification", "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100}}
+    task = {
+        "task": "image-classification",
+        "parameters": {"model": "cnn", "data": {"name": "digits"}},
+        "loop": {"epochs": 100},
+    }
     return {
         "apiVersion": kinds.JOB.api,
         "kind": kinds.JOB.name,

@@ -251,10 +251,10 @@ async def _kill_other(scene: Scene, fault: str) -> float:
 
 def job(name: str, **spec: Any) -> Object:
     """Manifest of a job that trains for longer than all rounds, and allows any number of failures."""
-    data = {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64}
+    parameters, loop = {"model": "cnn", "data": {"name": "digits"}}, {"epochs": 100_000, "globalBatchSize": 64}
     return manifest(
         name,
-        trainer={"task": "image-classification", "config": data},
+        trainer={"task": "image-classification", "parameters": parameters, "loop": loop},
         elasticity={"maxRestarts": 1000},
         checkpoint={"everySteps": 50, "storage": {"size": "1Gi", "retain": False}},
         **spec,

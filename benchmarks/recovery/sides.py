@@ -452,12 +452,8 @@ class TandemTrainer(Coordinated):
     summary = "Tandem as it comes, with its built-in trainer (and a high maxRestarts)"
     trainer = {
         "task": "image-classification",
-        "config": {
-            "model": "baby-cnn",
-            "data": {"name": "synthetic", "samples": 4096, "imageSize": 16},
-            "globalBatchSize": 128,
-            "epochs": FOREVER,
-        },
+        "parameters": {"model": "baby-cnn", "data": {"name": "synthetic", "samples": 4096, "imageSize": 16}},
+        "loop": {"globalBatchSize": 128, "epochs": FOREVER},
     }
 
     def __init__(self, folder: Path, network: Network) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks.strategies.work import LARGE, RANKS
-from tandem.job.tasks import TaskLoop
+from tandem.job.tasks import Loop
 from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Order
@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()  # as tandem_trainer.__main__ does
     group, task = Group.join(), LARGE.task
-    loop = TaskLoop.parse(LARGE.loop(options.strategy, options.steps))
+    loop = Loop.parse(LARGE.loop(options.strategy, options.steps))
     dataset = task.data("train")
     order = Order(len(dataset), loop.global_batch_size, loop.seed, drop_last=True)
     # Parts that torch loads lazily are no part of the state: a step of a model of 64 weights loads them.

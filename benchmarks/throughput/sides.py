@@ -121,13 +121,11 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
         "spec": {
             "trainer": {
                 "task": "image-classification",
-                "config": {
+                "parameters": {
                     "model": work.model,
                     "data": {"name": "synthetic", "samples": work.samples, "imageSize": work.image_size},
-                    "globalBatchSize": work.batch_size,
-                    "epochs": 1_000_000,
-                    "maxSteps": work.steps,
                 },
+                "loop": {"globalBatchSize": work.batch_size, "epochs": 1_000_000, "maxSteps": work.steps},
             },
             "checkpoint": {"everySteps": 50},
         },

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from tandem.errors import UserError
-from tandem.job.tasks import Loop, StrategyName, TaskLoop
+from tandem.job.tasks import Loop, StrategyName
 from tandem.model import RuleBroken
 
 TENSOR = "tensor"
@@ -42,8 +42,6 @@ def parse_names(text: str, loop: Loop) -> Iterator[str]:
             raise UserError(
                 f"--strategies: {name!r} is not a strategy; choose from {', '.join(names)}{_HINTS.get(name, '')}"
             )
-        if TENSOR in name.split("+") and not isinstance(loop, TaskLoop):
-            raise UserError(f"--strategies: {name} needs a task that defines how matrices are split; this one does not")
         if TENSOR in name.split("+") and not _splits_matrices(loop):
             raise UserError(
                 f"--strategies: {name} needs tensorParallel: set it, with strategy fsdp or pipeline, and as "
@@ -75,4 +73,4 @@ def first_error(error: ValidationError) -> str:
 
 
 def _splits_matrices(loop: Loop) -> bool:
-    return isinstance(loop, TaskLoop) and loop.tensor_parallel > 1
+    return loop.tensor_parallel > 1

@@ -5,6 +5,11 @@ from tandem.job.pod_template import template_warnings
 from tandem.job.resource import DistributedTrainingJob, Workers
 from tandem.job.secrecy import hide_secrets, secret_paths
 
+DEPRECATED_CONFIG = (
+    "spec.trainer.config is deprecated, and the next version does not read it: its fields are those of loop and "
+    "parameters, as of any task; `tandem validate --fix FILE` rewrites the file"
+)
+
 
 def summary(job: DistributedTrainingJob) -> str:
     """Summarize a job in one line."""
@@ -12,11 +17,12 @@ def summary(job: DistributedTrainingJob) -> str:
     if spec.trainer.command:
         training = " ".join(hide_secrets([*spec.trainer.command, *spec.trainer.args]))
     else:
-        loop, settings = spec.trainer.settings_of_loop, spec.trainer.settings
+        loop = spec.trainer.settings_of_loop
         duration = f"{loop.max_steps:,} steps" if loop.max_steps else _count(loop.epochs, "epoch")
-        training = f"{spec.trainer.task}, " + (
-            f"{settings.model} on {settings.data.name}, {duration}" if spec.trainer.is_built_in else duration
-        )
+        training = f"{spec.trainer.task}, {duration}"
+        if spec.trainer.is_built_in:
+            images = spec.trainer.images
+            training = f"{spec.trainer.task}, {images.model} on {images.data.name}, {duration}"
     workers = _count(spec.workers.replicas, "worker")
     if spec.workers.min_replicas != spec.workers.replicas or spec.workers.most != spec.workers.replicas:
         workers += f" ({spec.workers.min_replicas} to {spec.workers.most})"
@@ -29,7 +35,8 @@ def summary(job: DistributedTrainingJob) -> str:
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
     """Return warnings about settings that are valid but probably a mistake."""
-    return [*_secrets(job), *_claims(job.spec.workers), *_templates(job)]
+    deprecated = [] if job.spec.trainer.config is None else [DEPRECATED_CONFIG]
+    return [*deprecated, *_secrets(job), *_claims(job.spec.workers), *_templates(job)]
 
 
 def _templates(job: DistributedTrainingJob) -> list[str]:

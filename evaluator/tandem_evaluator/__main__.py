@@ -168,7 +168,7 @@ def scoring_of(job: DistributedTrainingJob) -> "Scoring":
     from tandem_trainer.failure import ConfigurationError
 
     try:
-        return TaskScoring(Evaluation.load(job.spec.trainer.settings))
+        return TaskScoring(Evaluation.load(job.spec.trainer.images))
     except ConfigurationError as error:
         raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
     except OSError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tandem.job.tasks import ImageClassification, class_names
+from tandem.job.tasks import ImageParameters, class_names
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
 from tandem_evaluator import gallery
@@ -79,7 +79,7 @@ class Evaluation:
         self._batch = max(1, min(MAX_SAMPLES, MAX_VALUES // max(1, samples.images[0].numel())))
 
     @classmethod
-    def load(cls, task: ImageClassification) -> "Evaluation":
+    def load(cls, task: ImageParameters) -> "Evaluation":
         """
         Raises:
             ConfigurationError: the data does not exist, or the model does not fit it.

@@ -17,11 +17,10 @@ import xxhash
 from pydantic import ValidationError
 
 from tandem.formatting import count_noun, parse_rfc3339
-from tandem.job.causal_lm import parameters_of
 from tandem.job.labels import RETRY_AT
 from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tasks import CAUSAL_LM
-from tandem.model import JsonLimits, RuleBroken, exceeded_limit
+from tandem.job.tasks import parameters_type
+from tandem.model import JsonLimits, Model, RuleBroken, exceeded_limit
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.reasons import Reason
 from tandem.wire.status import Status
@@ -559,19 +558,19 @@ def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
         job = DistributedTrainingJob.read({**manifest, "spec": body.get("spec")})
     except ValidationError as error:
         raise InvalidSpec(_first_error(error)) from None
-    if job.spec.trainer.task == CAUSAL_LM:
-        _refuse_parameters(job.spec.trainer.parameters or {})
+    if job.spec.trainer.parameters and (kind := parameters_type(job.spec.trainer.task, job.spec.trainer.parameters)):
+        _refuse_parameters(kind, job.spec.trainer.parameters)
     return job.model_copy(update={"status": status_of(body)})
 
 
-def _refuse_parameters(parameters: Mapping[str, Any]) -> None:
+def _refuse_parameters(kind: type[Model], parameters: Mapping[str, Any]) -> None:
     """
     Raises:
-        InvalidSpec: they are not those of `causal-lm`. The API server takes any object there, and the coordinator would
+        InvalidSpec: they are not those of the task. The API server takes any object there, and the coordinator would
             refuse it at each of its starts.
     """
     try:
-        parameters_of(parameters).parse(parameters)
+        kind.parse(parameters)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(("spec.trainer.parameters", *map(str, first["loc"])))[:MAX_MESSAGE_LENGTH]

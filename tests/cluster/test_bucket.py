@@ -8,6 +8,7 @@ from tests.support.buckets import BUCKET, CREDENTIALS, moto, place
 from tests.support.cluster.machine.places import OUTSIDE
 from tests.support.cluster.operated import Job, Operator, manifest
 from tests.support.cluster.pods import Namespace
+from tests.support.manifests import images
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full("core", "coordinator", "operator")]
@@ -18,7 +19,7 @@ SAVES = {"everySteps": 200}
 def trainer(epochs: int) -> dict[str, object]:
     """Digits for so many epochs of 23 steps."""
     config = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": epochs, "globalBatchSize": 64}
-    return {"task": "image-classification", "config": config}
+    return images(config)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
 ) -> None:
     assert "would be created" in said(namespace, "submit", DIGITS, "--dry-run")
     assert "no job digits" in said(namespace, "status", "digits", code=2)
-    longer = ("--set", "spec.trainer.config.epochs=400", "--set", "spec.elasticity.growAfterSeconds=5")
+    longer = ("--set", "spec.trainer.loop.epochs=400", "--set", "spec.elasticity.growAfterSeconds=5")
     assert said(namespace, "submit", DIGITS, *longer).startswith(f"created in namespace {namespace.name}: digits:")
     assert said(namespace, "submit", DIGITS, *longer).startswith("unchanged")
 
@@ -160,7 +160,7 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
 def test_what_the_cluster_refuses_is_told_in_words(namespace: Namespace, operator: Operator) -> None:
     named = ("--set", "metadata.name=refused", "--set", "spec.runPolicy.suspend=true")
     said(namespace, "submit", DIGITS, *named)
-    changed = said(namespace, "submit", DIGITS, *named, "--set", "spec.trainer.config.epochs=3", code=2)
+    changed = said(namespace, "submit", DIGITS, *named, "--set", "spec.trainer.loop.epochs=3", code=2)
     assert "spec.trainer" in changed
     assert "immutable" in changed or "cannot be changed" in changed
 

@@ -139,7 +139,7 @@ def test_the_digits_are_trained_and_evaluated_to_the_end(
 
 def endless() -> DistributedTrainingJob:
     """Two workers that train until somebody stops them, and save only when they are asked to."""
-    settings = ["spec.trainer.config.epochs=100000", "spec.trainer.config.model=baby-cnn"]
+    settings = ["spec.trainer.loop.epochs=100000", "spec.trainer.parameters.model=baby-cnn"]
     return read_job(EXAMPLE, [*settings, "spec.checkpoint.everySteps=1000000000", "spec.evaluators.replicas=0"])
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest, secret
 from tests.support.cluster.pods import Manifest, Namespace, container, pod
+from tests.support.manifests import images
 
 
 @pytest.mark.timeout(400)
@@ -41,7 +42,7 @@ def test_a_job_on_the_volume_of_an_earlier_one_goes_on_and_one_that_cannot_gets_
     job.apply(manifest("again", trainer=LONG, checkpoint=shared))
     job.trains(beyond=50)
     namespace("delete", "dtj", "again")
-    other = {"task": "image-classification", "config": {**LONG["config"], "model": "baby-cnn"}}
+    other = images({**LONG["config"], "model": "baby-cnn"})
     job.apply(manifest("again", trainer=other, checkpoint=shared))
     job.becomes(lambda: "set spec.checkpoint.onExisting to Fresh" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)
@@ -225,7 +226,7 @@ def test_a_program_evaluates_each_checkpoint_in_pods_without_a_gpu_and_its_best_
     job.apply(
         manifest(
             "program",
-            trainer={"task": "image-classification", "config": config},
+            trainer=images(config),
             workers={"replicas": 1},
             evaluators=evaluators,
             checkpoint={"everySteps": 100, "storage": {"size": "1Gi"}},

@@ -18,7 +18,7 @@ from tests.support.processes import TANDEM, tandem
 from tests.support.waiting import until
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/open#[A-Za-z0-9_-]+")
-LONG = ("--set", "trainer.config.epochs=4000", "--set", "evaluators.processesPerReplica=1")
+LONG = ("--set", "trainer.loop.epochs=4000", "--set", "evaluators.processesPerReplica=1")
 PHONE, DESK = 390, 1280
 
 pytestmark = pytest.mark.timeout(600)
@@ -95,7 +95,7 @@ def test_a_run_on_this_machine_is_seen_live_over_the_death_of_its_coordinator_an
 
 
 def test_the_page_says_how_a_run_ended(browser: Browser, tmp_path: Path) -> None:
-    with LocalRun(tmp_path, "--set", "trainer.config.epochs=60", "--set", "evaluators.processesPerReplica=1") as run:
+    with LocalRun(tmp_path, "--set", "trainer.loop.epochs=60", "--set", "evaluators.processesPerReplica=1") as run:
         run.reaches(10)
         browser.go(address_of(run.path))
         browser.until(lambda: "The job is over" in browser.text("banner"), "the end", 180)

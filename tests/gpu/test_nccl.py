@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tandem.job.tasks import ImageClassification
+from tandem.job.tasks import Loop
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.ddp import Ddp
@@ -37,7 +37,7 @@ def group(tmp_path: Path, device: torch.device) -> Iterator[Group]:
 
 @pytest.mark.parametrize("config", [{}, {"activation_checkpointing": True}], ids=["plain", "recomputed"])
 def test_with_and_without_micro_batches(group: Group, config: dict[str, bool]) -> None:
-    settings = ImageClassification(model="baby-cnn", **config)  # type: ignore[arg-type]
+    settings = Loop(**config)  # type: ignore[arg-type]
     alone = build("baby-cnn", 1, 8, 10).to(group.device)
     model = build("baby-cnn", 1, 8, 10)
     model.load_state_dict(alone.state_dict())

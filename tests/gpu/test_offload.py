@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tandem.job.tasks import FsdpSettings as Options
-from tandem.job.tasks import Optimizer, TaskLoop
+from tandem.job.tasks import Loop, Optimizer
 from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
 from tandem_trainer.checkpoint.exchange import Exchange
 from tandem_trainer.checkpoint.sharding import to_local
@@ -26,7 +26,7 @@ BACKEND = "nccl"
 pytestmark = pytest.mark.filterwarnings("default")
 TASK = CausalLM(CausalLMConfig(width=32, layers=2, heads=2, length=16))
 ADAM = Optimizer(name="adamw", learning_rate=0.01)
-LOOP = TaskLoop(strategy="fsdp", fsdp=Options(cpu_offload=True), optimizer=ADAM)
+LOOP = Loop(strategy="fsdp", fsdp=Options(cpu_offload=True), optimizer=ADAM)
 
 
 @pytest.fixture

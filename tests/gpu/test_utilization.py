@@ -16,7 +16,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(600)
 
 FIELDS = (
-    *("trainer.config.model=resnet-18", "trainer.config.epochs=100000", "trainer.config.globalBatchSize=512"),
+    *("trainer.parameters.model=resnet-18", "trainer.loop.epochs=100000", "trainer.loop.globalBatchSize=512"),
     *("workers.replicas=1", "evaluators.processesPerReplica=1", "checkpoint.everySteps=100000"),
 )
 

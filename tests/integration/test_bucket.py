@@ -11,7 +11,7 @@ from tests.support.local_run import LocalRun
 pytestmark = pytest.mark.timeout(300)
 SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
 STEPS = 40 * 23
-LENGTH = ["--set", "trainer.config.epochs=40", "--set", "checkpoint.everySteps=200"]
+LENGTH = ["--set", "trainer.loop.epochs=40", "--set", "checkpoint.everySteps=200"]
 
 
 @pytest.fixture(scope="module")

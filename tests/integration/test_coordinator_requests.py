@@ -22,6 +22,7 @@ from tandem.wire.protocol import BRIEF_PATH, PROTOCOL, Sync
 from tandem.wire.reasons import Reason
 from tests.support.coordinator_process import Agent, Coordinator, spawn
 from tests.support.elastic import TOKEN
+from tests.support.manifests import images
 from tests.support.waiting import SECONDS, until
 
 BEFORE_IT_IS_ANSWERED = 45.0
@@ -252,7 +253,7 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
     rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
     for uid, epochs, replicas in (("first", 100, 2), ("second", 4, 3), ("third", 8, 3), ("fourth", 101, 3)):
         given["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
-        given["spec"]["trainer"]["config"] = {"epochs": epochs}
+        given["spec"]["trainer"]["loop"] = {"epochs": epochs}
         given["spec"]["workers"]["replicas"] = replicas
         (tmp_path / "given.json").write_text(json.dumps(given))
         if uid == "first":
@@ -265,7 +266,7 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
         goes_on = epochs > 100
         assert (rundir.done() is None) == goes_on, f"{epochs} epochs after 100 that were made"
         recorded = rundir.read_job().spec
-        assert (recorded.trainer.settings.epochs, recorded.workers.replicas) == (101 if goes_on else 100, 3)
+        assert (recorded.trainer.settings_of_loop.epochs, recorded.workers.replicas) == (101 if goes_on else 100, 3)
 
 
 def test_another_job_of_that_name_on_the_volume_of_one_that_failed_is_a_new_try(tmp_path: Path) -> None:
@@ -295,10 +296,10 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
     wrong.write_text(before.decode().replace('"replicas"', '"replica"'))
     assert "did you mean replicas?" in refusal(rundir, "--job", str(wrong))
     (rundir.checkpoints / "step-000000500").mkdir()
-    other = Coordinator(tmp_path / "other", trainer={"task": "image-classification", "config": {"seed": 7}})
+    other = Coordinator(tmp_path / "other", trainer=images({"seed": 7}))
     complaint = refusal(rundir, "--job", str(other.rundir.job_file))
     assert f"{rundir.path} holds step-000000500, which this job cannot continue" in complaint
-    assert "(spec.trainer.config.seed: there 0, now 7)" in complaint
+    assert "(spec.trainer.loop.seed: there 0, now 7)" in complaint
     assert "set spec.checkpoint.onExisting to Fresh" in complaint
     assert "(tandem submit FILE --set spec.checkpoint.onExisting=Fresh; " in complaint
     assert rundir.job_file.read_bytes() == before
@@ -306,7 +307,7 @@ def test_a_file_that_is_no_job_or_another_job_is_refused_and_changes_nothing(tmp
 
 def test_what_a_job_lacks_on_its_volume_ends_it_before_a_worker_starts_and_never_once_it_runs(tmp_path: Path) -> None:
     weights = str(tmp_path / "weights.safetensors")
-    trainer = {"task": "image-classification", "config": {"initialWeights": weights}}
+    trainer = images({"initialWeights": weights})
     coordinator = Coordinator(tmp_path, trainer=trainer)
     rundir, given = coordinator.rundir, coordinator.rundir.read_job().dump()
     for uid, lacks in (("first", True), ("second", False)):
@@ -323,7 +324,7 @@ def test_what_a_job_lacks_on_its_volume_ends_it_before_a_worker_starts_and_never
         if lacks:
             told = rundir.failed() or {}
             assert (told["reason"], told["exitCode"]) == ("ConfigurationError", 78)
-            assert told["message"] == f"spec.trainer.config.initialWeights: there is no file {weights}"
+            assert told["message"] == f"spec.trainer.loop.initialWeights: there is no file {weights}"
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
@@ -334,7 +335,7 @@ def test_another_object_takes_what_saved_nothing_and_with_fresh_also_what_did(tm
     given = rundir.read_job().dump()
     for uid, seed in (("first", 0), ("second", 7), ("second", 7), ("second.1", 7)):
         given["metadata"]["annotations"] = {launch.UID_ANNOTATION: uid}
-        given["spec"]["trainer"]["config"] = {"seed": seed}
+        given["spec"]["trainer"]["loop"] = {"seed": seed}
         given["spec"]["checkpoint"] = {"onExisting": "Fresh"}
         (tmp_path / "given.json").write_text(json.dumps(given))
         if uid == "first":

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
+from tests.support.manifests import images
 from tests.support.processes import TANDEM
 
 pytestmark = pytest.mark.timeout(300)
@@ -156,7 +157,7 @@ def test_a_script_that_chooses_one_of_our_numbers_has_failed_like_any_other(
 @FULL
 def test_training_that_diverges_is_called_that_at_once_and_no_failure(tmp_path: Path) -> None:
     config = {"data": {"name": "digits"}, "optimizer": {"learningRate": 1e30}}
-    diverged = run_job(tmp_path, trainer={"task": "image-classification", "config": config}, evaluators={"replicas": 0})
+    diverged = run_job(tmp_path, trainer=images(config), evaluators={"replicas": 0})
     assert diverged.returncode == 65, diverged.stdout + diverged.stderr
     assert "training diverged: the loss became NaN at step 2; going back" in diverged.stdout
     assert "in the restart budget" not in diverged.stdout

@@ -72,7 +72,7 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = checkout(tmp_path_factory.mktemp("going"))
     (folder / "runs").mkdir()
     (folder / "runs" / "run").symlink_to("digits")
-    words = ["--set", "trainer.config.epochs=5000", "--run-dir", "runs/digits"]
+    words = ["--set", "trainer.loop.epochs=5000", "--run-dir", "runs/digits"]
     with LocalRun(
         folder / "runs",
         *words,

@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_and_one_that_is_not_there_are_refused(tmp_path: Pa
 
 
 def test_a_built_in_task_scores_as_it_did_beside_training(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, "--set", "trainer.config.epochs=1") as run:
+    with LocalRun(tmp_path, "--set", "trainer.loop.epochs=1") as run:
         assert run.ends() == 0
         (recorded,) = [one for one in evaluations(run.run_dir.path) if one["step"] == run.final_step()]
     done = tandem("evaluate", run.run_dir.path, "final", "--shards=2", "-o", "json", cwd=tmp_path)

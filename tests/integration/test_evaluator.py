@@ -23,6 +23,7 @@ from tandem_trainer import data, models
 from tests.support.bad_surroundings import whole_mnist
 from tests.support.disks import unreadable
 from tests.support.evaluator_run import Run, ends
+from tests.support.manifests import images
 from tests.support.waiting import until
 
 DIGITS = {"name": "digits"}
@@ -37,7 +38,7 @@ def until_idle(run: Run, name: str) -> None:
 
 def whole_pass(run: Run, seed: int) -> dict[str, Any]:
     """The merged result as one process without any of our code would have it, by scikit-learn."""
-    settings = run.job.spec.trainer.settings
+    settings = run.job.spec.trainer.images
     samples = data.load(settings.data, "test")
     model = models.build(settings.model, samples.channels, samples.image_size, samples.classes)
     model.load_state_dict(run.weights(seed, samples.channels, samples.image_size))
@@ -260,8 +261,8 @@ def test_sigterm_gives_back_the_claim_and_asks_to_be_started_again(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"trainer": {"task": "image-classification", "config": {"data": {"name": "mnist", "path": "nowhere",
-                                                                          "download": False}}}}, "nowhere"),
+        ({"trainer": images({"data": {"name": "mnist", "path": "nowhere",
+                                                                          "download": False}})}, "nowhere"),
         ({"trainer": {"command": ["python", "train.py"]}, "evaluators": {"replicas": 0}}, "trains by a command"),
         ({"evaluators": {"replicas": 0}}, "evaluation is turned off"),
         ({"trainer": {"tusk": 1}}, "is not a valid job"),

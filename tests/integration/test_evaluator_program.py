@@ -58,7 +58,7 @@ def program_run(folder: Path, processes: int) -> Run:
 
 def serially(run: Run, name: str) -> float:
     """The accuracy that a plain script would have computed."""
-    samples = data.load(run.job.spec.trainer.settings.data, "test")
+    samples = data.load(run.job.spec.trainer.images.data, "test")
     model = models.build("baby-cnn", 1, 8, 10).eval()
     model.load_state_dict(load_file(run.rundir.checkpoint(name) / WEIGHTS))
     with torch.inference_mode():
@@ -130,7 +130,7 @@ def test_a_program_that_crashes_on_the_last_checkpoint_harms_neither_training_no
         *("--set", f"evaluators.command=[python, {script}]"),
         *("--set", "evaluators.processesPerReplica=1"),
         *("--set", "workers.replicas=1"),
-        *("--set", "trainer.config.maxSteps=200"),
+        *("--set", "trainer.loop.maxSteps=200"),
         *("--set", "checkpoint.everySteps=50"),
         *("--set", "checkpoint.keepLast=10"),
     ]

@@ -38,19 +38,19 @@ ELSEWHERE = {
 
 def shorter_queued(folder: Path) -> list[str]:
     """`tandem run` has no queue and says so; without GPUs it trains on processors."""
-    return ["trainer.config.epochs=2"]
+    return ["trainer.loop.epochs=2"]
 
 
 def shorter_synthetic_resnet(folder: Path) -> list[str]:
-    return ["trainer.config.maxSteps=2", "checkpoint.everySteps=1"]
+    return ["trainer.loop.maxSteps=2", "checkpoint.everySteps=1"]
 
 
 def shorter_fashion_mnist(folder: Path) -> list[str]:
     """The data would have to be downloaded: here are its files, with fewer pictures, which are drawn. Without GPUs it
     trains on processors, of which two have enough to do with as few workers as it allows."""
     write_pictures(folder / "data")
-    data = [f"trainer.config.data.path={folder / 'data'}", "trainer.config.data.download=false"]
-    return [*data, "trainer.config.epochs=2", "workers.replicas=2", "evaluators.processesPerReplica=2"]
+    data = [f"trainer.parameters.data.path={folder / 'data'}", "trainer.parameters.data.download=false"]
+    return [*data, "trainer.loop.epochs=2", "workers.replicas=2", "evaluators.processesPerReplica=2"]
 
 
 def shorter_minigpt_model(folder: Path) -> list[str]:

@@ -44,7 +44,7 @@ for checkpoint in checkpoints():
     checkpoint.report(score=1.0)
 """
 SCORED = {"metric": "score", "goal": "Maximize"}
-LONG = ["--set", "trainer.config.epochs=300", "--set", "checkpoint.everySteps=1500"]
+LONG = ["--set", "trainer.loop.epochs=300", "--set", "checkpoint.everySteps=1500"]
 
 
 def with_evaluators(**evaluators: Any) -> dict[str, Any]:

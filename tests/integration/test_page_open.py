@@ -190,7 +190,7 @@ class TestAJobOnACluster:
 @pytest.mark.full("core", "cli", "coordinator")
 @pytest.mark.timeout(400)
 def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) -> None:
-    words = ("--set", "trainer.config.epochs=40", "--set", "evaluators.processesPerReplica=1")
+    words = ("--set", "trainer.loop.epochs=40", "--set", "evaluators.processesPerReplica=1")
     with LocalRun(tmp_path, *words) as run:
         run.reaches(10)
         assert f"live page: tandem open {run.path}" in run.output

@@ -11,13 +11,11 @@ import pytest
 
 from tandem.processes.exitcode import ExitCode
 from tests.support.elastic import Elastic
+from tests.support.manifests import images
 from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(240)
-TRAINER = {
-    "task": "image-classification",
-    "config": {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
-}
+TRAINER = images({"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64})
 LEAVING = [
     pytest.param(["worker-2"], marks=pytest.mark.full("core", "coordinator", "trainer")),
     pytest.param(["worker-0"], marks=pytest.mark.full("core", "coordinator", "trainer")),

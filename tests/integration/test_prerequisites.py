@@ -60,7 +60,7 @@ def test_the_example_that_lacks_nothing_passes() -> None:
 def test_torch_is_not_imported_to_find_out(command: list[str], tmp_path: Path) -> None:
     code = "import sys; from tandem_cli.main import main; sys.exit(main() or 0)"
     words = [sys.executable, "-X", "importtime", "-c", code, *command, str(ROOT / "examples/digits.yaml")]
-    words += ["--set", "trainer.config.initialWeights=gone"] if command == ["run"] else []
+    words += ["--set", "trainer.loop.initialWeights=gone"] if command == ["run"] else []
     result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
     assert "tandem" in imported

@@ -19,7 +19,7 @@ from tandem_trainer.sample_audit import audit
 from tests.support import EXAMPLES
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
-from tests.support.manifests import manifest
+from tests.support.manifests import images, manifest
 from tests.support.ranks import sample_ids
 from tests.support.waiting import SECONDS, until
 
@@ -207,7 +207,7 @@ def spec(**elasticity: Any) -> dict[str, Any]:
     """A task that goes on for long, without a checkpoint."""
     config = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64}
     return {
-        "trainer": {"task": "image-classification", "config": config},
+        "trainer": images(config),
         "checkpoint": {"everySteps": 10**9},
         "elasticity": {"onMembershipChange": "Regroup", **elasticity},
     }

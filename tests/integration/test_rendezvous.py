@@ -14,6 +14,7 @@ from tests.support.bad_surroundings import whole_mnist
 from tests.support.disks import unreadable
 from tests.support.elastic import Elastic
 from tests.support.lines import read_lines
+from tests.support.manifests import images
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
 
@@ -129,7 +130,7 @@ def test_a_node_that_lacks_the_data_of_a_group_that_trains_is_left_out(tmp_path:
         "globalBatchSize": 4,
         "epochs": 1_000_000,
     }
-    with Elastic(tmp_path, replicas=3, trainer={"task": "image-classification", "config": config}) as group:
+    with Elastic(tmp_path, replicas=3, trainer=images(config)) as group:
         group.extra["HOME"] = str(tmp_path)
         group.start("worker-0", "worker-1")
         until(lambda: (s := group.snapshot()) and s.status.world_size == 2 and s.status.progress, "a group of two")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(400)
 
 EPOCHS, STEPS, EVERY = 180, 180 * 23, 900
 """Training takes some 20 s: several times as long as the command on a busy machine."""
-SHORT = ["--set", f"trainer.config.epochs={EPOCHS}", "--set", f"checkpoint.everySteps={EVERY}"]
+SHORT = ["--set", f"trainer.loop.epochs={EPOCHS}", "--set", f"checkpoint.everySteps={EVERY}"]
 SHORT += ["--set", "workers.replicas=1", "--set", "workers.processesPerReplica=2"]
 SHORT += ["--set", "evaluators.processesPerReplica=1"]
 

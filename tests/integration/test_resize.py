@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.elastic import Elastic
+from tests.support.manifests import images
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
-TRAINER = {
-    "task": "image-classification",
-    "config": {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
-}
+TRAINER = images({"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64})
 
 
 def steps(group: Elastic) -> list[tuple[int, int]]:

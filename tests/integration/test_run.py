@@ -27,11 +27,11 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
-SHORT = ["--set", "trainer.config.epochs=6", "--set", "checkpoint.everySteps=20"]
+SHORT = ["--set", "trainer.loop.epochs=6", "--set", "checkpoint.everySteps=20"]
 SHORT_STEPS = 6 * 23
-MIDDLE = ["--set", "trainer.config.epochs=100", "--set", "checkpoint.everySteps=40"]
+MIDDLE = ["--set", "trainer.loop.epochs=100", "--set", "checkpoint.everySteps=40"]
 MIDDLE_STEPS = 100 * 23
-ENDLESS = ["--set", "trainer.config.epochs=5000", "--set", "checkpoint.everySteps=20"]
+ENDLESS = ["--set", "trainer.loop.epochs=5000", "--set", "checkpoint.everySteps=20"]
 PRICED = ["--set", "prices.cpuPerHour=3600", "--set", "prices.currency=EUR"]
 SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
 """Importing torch is most of what a start costs; where it does not matter, there are few processes."""
@@ -170,9 +170,9 @@ class TestFromBeginningToEnd:
         assert (again.returncode, again.stderr) == (0, b"")
 
     def test_another_job_is_refused_there(self, complete: LocalRun) -> None:
-        other = LocalRun(complete.path.parent, *SHORT, "--set", "trainer.config.model=baby-cnn")
+        other = LocalRun(complete.path.parent, *SHORT, "--set", "trainer.parameters.model=baby-cnn")
         assert other.ends() == 2
-        assert 'spec.trainer.config.model: there "cnn", now "baby-cnn"' in other.output
+        assert 'spec.trainer.parameters.model: there "cnn", now "baby-cnn"' in other.output
 
     def test_what_was_not_evaluated_is_evaluated_by_the_next_run_without_training(self, complete: LocalRun) -> None:
         name = str((complete.run_dir.done() or {})["final"]["name"])

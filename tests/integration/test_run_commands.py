@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 FIELDS = (
-    *("trainer.config.epochs=5000", "workers.replicas=1", "evaluators.processesPerReplica=1"),
+    *("trainer.loop.epochs=5000", "workers.replicas=1", "evaluators.processesPerReplica=1"),
     "checkpoint.everySteps=10",
 )
 

@@ -14,7 +14,7 @@ from tests.support.local_run import LocalRun
 from tests.support.waiting import until
 
 ROLES = ("coordinator", "worker", "evaluator")
-ENDLESS = ("trainer.config.epochs=5000", "workers.replicas=1", "evaluators.processesPerReplica=2")
+ENDLESS = ("trainer.loop.epochs=5000", "workers.replicas=1", "evaluators.processesPerReplica=2")
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 def start(epochs: int, folder: Path, terminal: Terminal) -> LocalRun:
-    words = [word for field in (f"trainer.config.epochs={epochs}", *FIELDS) for word in ("--set", field)]
+    words = [word for field in (f"trainer.loop.epochs={epochs}", *FIELDS) for word in ("--set", field)]
     return LocalRun(folder, *words, terminal=terminal)
 
 

@@ -22,6 +22,7 @@ from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.lines import read_lines
 from tests.support.local_run import LocalRun
+from tests.support.manifests import images
 from tests.support.ports import reserved_port
 from tests.support.processes import TANDEM, alive, environment, tandem
 from tests.support.waiting import until
@@ -178,7 +179,7 @@ def test_three_kills_and_a_server_that_is_away_leave_one_run_with_one_point_a_st
     with server(tmp_path) as mlflow:
         file = job(
             tmp_path,
-            trainer={"task": "image-classification", "config": config},
+            trainer=images(config),
             checkpoint={"everySteps": 50},
             evaluators={"replicas": 0},
             tracking={"mlflow": {"uri": mlflow.uri}},

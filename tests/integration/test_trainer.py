@@ -390,7 +390,7 @@ def test_weights_of_a_finished_run_classify_the_test_set(tmp_path: Path) -> None
 
     rundir = make_rundir(tmp_path, {"model": "cnn", "data": {"name": "digits"}, "epochs": 12})
     run(rundir, 2)
-    config = rundir.read_job().spec.trainer.settings
+    config = rundir.read_job().spec.trainer.images
     test = data.load(config.data, "test")
     model = models.build(config.model, test.channels, test.image_size, test.classes).eval()
     manifest = rundir.committed()[0]

@@ -20,11 +20,24 @@ def test_good_manifests_get_one_line_each() -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert len(lines) == len(EXAMPLES)
-    epochs = read_job(ROOT / "examples/digits.yaml").spec.trainer.settings.epochs
+    epochs = read_job(ROOT / "examples/digits.yaml").spec.trainer.settings_of_loop.epochs
     assert lines[EXAMPLES.index("examples/digits.yaml")] == (
         f"OK examples/digits.yaml: digits: image-classification, cnn on digits, {epochs} epochs; "
         "2 workers (1 to 2); 2 evaluator processes"
     )
+
+
+def test_a_manifest_of_the_version_before_is_read_with_a_warning_and_rewritten(tmp_path: Path) -> None:
+    text = (ROOT / "examples/digits.yaml").read_text().replace("parameters:", "config:").replace("    loop:\n", "")
+    (tmp_path / "old.yaml").write_text(text)
+    read = tandem("validate", "old.yaml", cwd=tmp_path)
+    assert read.returncode == 0
+    assert "old.yaml: spec.trainer.config is deprecated" in read.stderr
+    result = tandem("validate", "--fix", "old.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == read.stdout
+    assert (tmp_path / "old.yaml").read_text() == (ROOT / "examples/digits.yaml").read_text()
+    assert "cannot rewrite standard input" in tandem("validate", "--fix", "-", stdin=text.encode()).stderr
 
 
 def test_bad_manifests_end_with_2_and_never_with_a_stack_trace() -> None:

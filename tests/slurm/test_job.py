@@ -14,7 +14,7 @@ from tests.support.slurm.run import ENDLESS, SlurmRun, repeated, saved
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
-BRIEF = ("--set", "trainer.config.epochs=30")
+BRIEF = ("--set", "trainer.loop.epochs=30")
 
 
 @pytest.mark.smoke

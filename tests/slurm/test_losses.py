@@ -115,7 +115,7 @@ def test_a_full_disk_and_the_loss_of_the_first_node_lose_nothing_that_was_saved(
     with small_disk(run.run_dir.checkpoints, "size=64m") as disk:
         job = run.submit(
             *("--profile", "beside", "--set", "evaluators.replicas=0"),
-            *("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=5"),
+            *("--set", "trainer.loop.epochs=100000", "--set", "checkpoint.everySteps=5"),
         )
         run.trains(2)
         until(lambda: saved(run), "a checkpoint", otherwise=run.output)

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.timeout(600)
 WHOLE = (
     *("--profile", "whole", "--set", "evaluators.replicas=0", "--set", "workers.maxReplicas=3"),
-    *("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=20"),
+    *("--set", "trainer.loop.epochs=100000", "--set", "checkpoint.everySteps=20"),
 )
 
 

@@ -16,6 +16,7 @@ from tandem_trainer.data.order import Batches, Order, digest
 from tests.soak import script as soak_script
 from tests.soak.verdict import Log, Verdict, compare, judge, second_writers
 from tests.support.lines import read_lines
+from tests.support.manifests import images
 
 SCRIPT = str(Path(soak_script.__file__))
 
@@ -27,16 +28,15 @@ class SoakJob(BestTandemTrainer):
     name = "soak"
     full = 3
     evaluators = {"replicas": 1}
-    trainer = {
-        "task": "image-classification",
-        "config": {
+    trainer = images(
+        {
             "model": "baby-cnn",
             "data": {"name": "digits"},
             "globalBatchSize": 128,
             "epochs": FOREVER,
             "optimizer": {"name": "sgd", "learningRate": 0.002, "momentum": 0.0},
-        },
-    }
+        }
+    )
 
     def __init__(self, folder: Path, network: Network) -> None:
         super().__init__(folder, network)
@@ -48,8 +48,8 @@ class SoakJob(BestTandemTrainer):
 
     def order(self) -> Order:
         """The order of its samples."""
-        config = self.job.spec.trainer.settings
-        return Order(len(load(config.data, "train")), config.global_batch_size, config.seed)
+        config, parameters = self.job.spec.trainer.settings_of_loop, self.job.spec.trainer.images
+        return Order(len(load(parameters.data, "train")), config.global_batch_size, config.seed)
 
     def alone(self, steps: int) -> list[str]:
         """The command of one rank that takes so many steps of the job in its run directory."""
@@ -118,8 +118,8 @@ class SoakJob(BestTandemTrainer):
         run_dir = RunDir(self.folder / "undisturbed")
         run_dir.create()
         body: dict[str, Any] = self.job.dump()
-        if "config" in body["spec"]["trainer"]:
-            body["spec"]["trainer"]["config"]["maxSteps"] = steps
+        if "loop" in body["spec"]["trainer"]:
+            body["spec"]["trainer"]["loop"]["maxSteps"] = steps
         body["spec"]["checkpoint"] = {"everySteps": max(1, steps)}
         run_dir.write_job(type(self.job).parse(body))
         variables = {"OMP_NUM_THREADS": "1", launch.RUN_DIR: str(run_dir.path)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.job.architectures import shapes
 from tandem.job.datasets import FILES
-from tests.support.manifests import TASK, Manifest, manifest
+from tests.support.manifests import Manifest, images, manifest
 
 IMAGES, LABELS = FILES["train"]
 TEST_IMAGES, TEST_LABELS = FILES["test"]
@@ -103,11 +103,11 @@ def _folder(name: str, *words: str) -> Any:
 
 
 def _digits(**config: Any) -> Manifest:
-    return manifest("case", trainer=TASK | {"config": {"data": {"name": "digits"}, **config}})
+    return manifest("case", trainer=images({"data": {"name": "digits"}, **config}))
 
 
 def _task(spec: Manifest | None = None, variables: list[Manifest] | None = None, **config: Any) -> Any:
-    trainer = {"task": "image-classification", "config": {"data": {"name": "digits"}, **config}}
+    trainer = images({"data": {"name": "digits"}, **config})
     return lambda folder: manifest("case", trainer=trainer | ({"env": variables} if variables else {}), **(spec or {}))
 
 
@@ -122,7 +122,7 @@ def _mnist(change: Callable[[Path], object], data: Manifest | None = None, **con
         whole_mnist(folder)
         change(folder / "data")
         here = {"name": "mnist", "path": "data", "download": False, **(data or {})}
-        return manifest("case", trainer={"task": "image-classification", "config": {"data": here, **config}})
+        return manifest("case", trainer=images({"data": here, **config}))
 
     return job
 
@@ -160,8 +160,8 @@ def _counted(images: int, labels: int) -> Callable[[Path], object]:
 
 def _sized(*sizes: int) -> Callable[[Path], object]:
     def change(data: Path) -> None:
-        for images, labels in FILES.values():
-            (data / images).write_bytes(idx(*sizes))
+        for samples, labels in FILES.values():
+            (data / samples).write_bytes(idx(*sizes))
             (data / labels).write_bytes(idx(sizes[0]))
 
     return change
@@ -216,8 +216,8 @@ def _damaged(content: bytes) -> bytes:
 _SECRET = {"name": "NO_SUCH_VARIABLE_HERE", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
 _SCRIPT = "import os\n"
 _first, _second, _third = (partial(BadSurroundings, field=f"spec.trainer.command[{index}]") for index in range(3))
-_path = partial(BadSurroundings, field="spec.trainer.config.data.path")
-_weights = partial(BadSurroundings, field="spec.trainer.config.initialWeights")
+_path = partial(BadSurroundings, field="spec.trainer.parameters.data.path")
+_weights = partial(BadSurroundings, field="spec.trainer.loop.initialWeights")
 
 CASES = (
     # The user's own command
@@ -313,36 +313,38 @@ CASES = (
     _path("no-images", _mnist(_counted(0, 0)), "holds no images"),
     _path("colour-images", _mnist(_with(IMAGES, idx(20, 28, 28, 3))), "not images and labels"),
     _path("images-not-square", _mnist(_sized(20, 28, 20)), "28×20 pixels"),
-    BadSurroundings("images-too-small", _mnist(_sized(20, 5, 5)), "at least 6×6", field="spec.trainer.config.model"),
+    BadSurroundings(
+        "images-too-small", _mnist(_sized(20, 5, 5)), "at least 6×6", field="spec.trainer.parameters.model"
+    ),
     BadSurroundings(
         "slice-past-the-data",
         _mnist(lambda _: None, {"end": 21}),
         "20 training samples",
-        field="spec.trainer.config.data.end",
+        field="spec.trainer.parameters.data.end",
     ),
     BadSurroundings(
         "slice-after-the-data",
         _mnist(lambda _: None, {"start": 20}),
         "no slice 20:20",
-        field="spec.trainer.config.data.start",
+        field="spec.trainer.parameters.data.start",
     ),
     BadSurroundings(
         "slice-of-what-is-held-out",
         _mnist(lambda _: None, {"end": 20, "validation": 0.5}),
         "10 training samples",
-        field="spec.trainer.config.data.end",
+        field="spec.trainer.parameters.data.end",
     ),
     BadSurroundings(
         "validation-of-nothing",
         _mnist(lambda _: None, {"validation": 0.01}),
         "leaves nothing to validate",
-        field="spec.trainer.config.data.validation",
+        field="spec.trainer.parameters.data.validation",
     ),
     BadSurroundings(
         "batch-larger-than-data",
         _mnist(lambda _: None, dropLast=True),
         "64, and there are 20",
-        field="spec.trainer.config.globalBatchSize",
+        field="spec.trainer.loop.globalBatchSize",
     ),
     # Weights
     _weights("weights-missing", _initial(None), "there is no file w.safetensors"),
@@ -367,7 +369,7 @@ CASES = (
         "float16-on-a-cpu",
         _task(precision="float16"),
         "needs a GPU",
-        field="spec.trainer.config.precision",
+        field="spec.trainer.loop.precision",
         needs_no_gpu=True,
     ),
     BadSurroundings(
@@ -386,13 +388,13 @@ CASES = (
         "data-larger-than-memory",
         _task(data={"name": "synthetic", "samples": 10**12}),
         "the data takes",
-        field="spec.trainer.config.data.samples",
+        field="spec.trainer.parameters.data.samples",
     ),
     BadSurroundings(
         "no-compiler",
         _task(compile=True, variables=[{"name": "PATH", "value": "/nowhere"}]),
         "compiler",
-        field="spec.trainer.config.compile",
+        field="spec.trainer.loop.compile",
         needs_no_gpu=True,
     ),
     BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "Permission denied|may not be"),

@@ -18,6 +18,7 @@ from tandem.wire.status import CheckpointRef
 from tandem_trainer import models
 from tests.support import checkpoints, manifests
 from tests.support.lines import read_lines
+from tests.support.manifests import images
 from tests.support.warm import warm_command, warm_environment
 
 DEADLINE = 120.0
@@ -29,7 +30,7 @@ class Run:
     def __init__(self, path: Path, data: Mapping[str, Any], evaluators: Mapping[str, Any], **config: Any) -> None:
         self.job = manifests.job(
             "run",
-            trainer={"task": "image-classification", "config": {"data": dict(data)} | config},
+            trainer=images({"data": dict(data)} | config),
             evaluators=dict(evaluators),
         )
         self.rundir = manifests.run_directory(path, self.job)
@@ -42,7 +43,7 @@ class Run:
     def weights(self, seed: int, channels: int = 1, image_size: int = 28) -> dict[str, Tensor]:
         """A state_dict of the job's model with fresh weights."""
         torch.manual_seed(seed)
-        return models.build(self.job.spec.trainer.settings.model, channels, image_size, 10).state_dict()
+        return models.build(self.job.spec.trainer.images.model, channels, image_size, 10).state_dict()
 
     def checkpoint(self, step: int, weights: Mapping[str, Tensor], generation: int = 1) -> CheckpointRef:
         """Commit a checkpoint the way the trainer does."""

@@ -11,6 +11,13 @@ TASK: Manifest = {"task": "image-classification"}
 """What a test's job trains, unless it says something else."""
 
 
+def images(settings: Manifest) -> Manifest:
+    """A trainer of images, with each setting in its group."""
+    parameters = {name: value for name, value in settings.items() if name in ("model", "data")}
+    loop = {name: value for name, value in settings.items() if name not in parameters}
+    return TASK | {"parameters": parameters, "loop": loop}
+
+
 def manifest(name: str = "digits", namespace: str = "", status: Manifest | None = None, **spec: Any) -> Manifest:
     """A job as somebody would write it; `spec` in the manifest's own words."""
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})

@@ -35,7 +35,7 @@ def main() -> None:
     """Run, kill, look, end the run."""
     with (
         tempfile.TemporaryDirectory(prefix="tandem-page-") as folder,
-        LocalRun(Path(folder), "--set", "trainer.config.epochs=800") as run,
+        LocalRun(Path(folder), "--set", "trainer.loop.epochs=800") as run,
     ):
         run.reaches(1)
         began = time.monotonic()

@@ -12,6 +12,7 @@ from tests.support import EXAMPLES
 
 def planned_samples(steps: int) -> dict[int, str]:
     """The digest of the samples of each step, from 1."""
-    config = read_job(EXAMPLES / "digits.yaml").spec.trainer.settings
-    batches = Batches(Order(len(load(config.data, "train")), config.global_batch_size, config.seed))
+    trainer = read_job(EXAMPLES / "digits.yaml").spec.trainer
+    config = trainer.settings_of_loop
+    batches = Batches(Order(len(load(trainer.images.data, "train")), config.global_batch_size, config.seed))
     return {step + 1: digest(batches.ids(step)) for step in range(steps)}

@@ -10,13 +10,14 @@ from typing import Any
 
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
+from tests.support.manifests import images
 from tests.support.ports import reserved_port
 from tests.support.warm import warm_command, warm_environment
 
 
 def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
     """A run directory with a job in it."""
-    trainer = {"task": "image-classification", "config": config}
+    trainer = images(config)
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, **spec))
 
 

@@ -466,12 +466,11 @@ def answer_question(question: FootprintRequest, progress: Progress) -> Footprint
     """
     trainer = question.trainer
     try:
-        if trainer.own_task is not None:
-            _, mistakes = configured(class_of(trainer), trainer.parameters or {})
-            if mistakes:
-                return FootprintResponse(
-                    mistakes=tuple(JobMistake(path=path, message=sentence(path, problem)) for path, problem in mistakes)
-                )
+        _, mistakes = configured(class_of(trainer), trainer.task_parameters)
+        if mistakes:
+            return FootprintResponse(
+                mistakes=tuple(JobMistake(path=path, message=sentence(path, problem)) for path, problem in mistakes)
+            )
         return FootprintResponse(footprint=footprint(question, progress))
     except ConfigurationError as error:
         return FootprintResponse(mistakes=(JobMistake(path=TASK, message=one_line(str(error))),))

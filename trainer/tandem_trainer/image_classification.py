@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from tandem.evaluation import Confusion
-from tandem.job.tasks import ImageClassification
+from tandem.job.tasks import ImageParameters
 from tandem_trainer.data import Samples, load
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import per_sample
@@ -16,10 +16,10 @@ from tandem_trainer.models import build
 from tandem_trainer.task import Split, Task
 
 
-class ImageTask(Task[ImageClassification]):
+class ImageTask(Task[ImageParameters]):
     """Image classifier, trained with the cross entropy."""
 
-    def __init__(self, config: ImageClassification) -> None:
+    def __init__(self, config: ImageParameters) -> None:
         super().__init__(config)
         self._loaded: dict[Split, Samples] = {}
 
@@ -67,7 +67,7 @@ class ImageTask(Task[ImageClassification]):
         return self._loaded[split]
 
 
-def slice_of(config: ImageClassification, samples: int) -> tuple[int, int]:
+def slice_of(config: ImageParameters, samples: int) -> tuple[int, int]:
     """Return the first training sample of the slice, and the one after its last.
 
     Raises:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.utils.hooks import RemovableHandle
 
-from tandem.job.tasks import ImageClassification
+from tandem.job.tasks import ImageParameters
 from tandem.rundir import records
 from tandem.rundir.log import LogWriter
 from tandem_trainer.data.order import digest
@@ -422,7 +422,7 @@ def peak(name: str) -> float | None:
     return next((flops for pattern, flops in PEAKS if re.search(pattern, name)), None)
 
 
-def per_sample(config: ImageClassification, channels: int, image_size: int, classes: int) -> float:
+def per_sample(config: ImageParameters, channels: int, image_size: int, classes: int) -> float:
     """Count the operations of the forward and the backward pass for one sample, a multiplication and an addition being
     two. The backward pass counts twice the forward pass: once for the gradient of weights, once for that of inputs.
 

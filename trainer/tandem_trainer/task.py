@@ -43,8 +43,8 @@ from torch.utils.data import TensorDataset, default_collate
 
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, Value
 from tandem.formatting import one_line
-from tandem.job.resource import Trainer
 from tandem.job.tasks import BUILT_IN, CAUSAL_LM, Optimizer
+from tandem.job.trainer import Trainer
 from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, origin_of
@@ -305,9 +305,7 @@ def task_of(trainer: Trainer) -> Task[Any]:
         OSError: the disk fails.
     """
     kind = class_of(trainer)
-    if trainer.is_built_in:
-        return kind(trainer.settings)
-    config, mistakes = configured(kind, trainer.parameters or {})
+    config, mistakes = configured(kind, trainer.task_parameters)
     if mistakes:
         raise ConfigurationError("; ".join(sentence(path, message) for path, message in mistakes))
     try:

@@ -29,7 +29,7 @@ def mistakes_of(job: DistributedTrainingJob) -> list[dict[str, Any]]:
     assert trainer.own_task is not None
     try:
         kind = class_of(trainer)
-        config, mistakes = configured(kind, trainer.parameters or {})
+        config, mistakes = configured(kind, trainer.task_parameters)
     except ConfigurationError as error:
         return [{"path": TASK, "message": str(error)}]
     if mistakes:

@@ -32,7 +32,7 @@ from torch.utils.data import default_collate
 
 from tandem.formatting import one_line
 from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tasks import Loop, Schedule, TaskLoop
+from tandem.job.tasks import Loop, Schedule
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
@@ -313,7 +313,7 @@ class TaskRun:
         self._learner = self._build(loop, strategy)
         # Loader workers inherit what a data set has opened, such as the offset of a file. So where they read, this
         # process reads nothing.
-        if isinstance(loop, TaskLoop) and loop.loader_workers:
+        if loop.loader_workers:
             return
         # The samples of one pass in a full group, more or less.
         count = max(1, loop.global_batch_size // (workers.replicas * workers.processes))
@@ -355,7 +355,7 @@ class TaskRun:
         loop = job.spec.trainer.settings_of_loop
         self._is_started = False
         elastic = self._elastic = ElasticRun(
-            context, job.spec.checkpoint, self._stop, loop.rewind_on, self._regroup is not None
+            context, job.spec.checkpoint, self._stop, job.spec.trainer.rewind_on, self._regroup is not None
         )
         self._micro_batch = MicroBatch(job, context)
         loop = self._loop = loop.model_copy(update={"micro_batch_size": self._micro_batch.max_samples})
@@ -616,7 +616,7 @@ def supply_of(
     tensors, device = tensors_of(task, dataset), strategy.group.device
     if tensors is not None:
         return Resident(tensors, order, strategy.dp_rank, strategy.dp_size, device)
-    workers = loop.loader_workers if isinstance(loop, TaskLoop) else 0
+    workers = loop.loader_workers
     pin = device.type == "cuda"
     collate = default_collate if type(task).collate is Task.collate else task.collate
     reading = Reading(strategy.dp_rank, strategy.dp_size, loop.seed, workers, collate, pin=pin)

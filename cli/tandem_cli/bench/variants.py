@@ -112,7 +112,7 @@ def _manifest(job: DistributedTrainingJob, strategy: str, workers: int, steps: i
     manifest = job.dump()
     manifest.pop("status", None)
     spec = manifest["spec"]
-    loop = spec["trainer"].setdefault("config" if job.spec.trainer.is_built_in else "loop", {})
+    loop = spec["trainer"].setdefault("loop" if job.spec.trainer.config is None else "config", {})
     combinations.choose(loop, strategy)
     # As many epochs as steps, so that the data does not end first.
     loop |= {"maxSteps": steps, "epochs": steps}

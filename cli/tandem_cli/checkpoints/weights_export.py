@@ -180,7 +180,7 @@ def _slice(job: DistributedTrainingJob | None) -> tuple[int | None, int | None]:
         return None, None
     trainer = job.spec.trainer
     if trainer.is_built_in:
-        return trainer.settings.data.start or 0, trainer.settings.data.end
+        return trainer.images.data.start or 0, trainer.images.data.end
     data = (trainer.parameters or {}).get("data") if trainer.is_fine_tuning else None
     if not isinstance(data, dict) or "mixture" in data:
         return None, None
@@ -256,13 +256,12 @@ def config(
     content["job"] = job.metadata.name
     if job.spec.trainer.task is None:
         return content | {"command": job.spec.trainer.command}
+    content |= {"task": job.spec.trainer.task, "precision": job.spec.trainer.settings_of_loop.precision}
     if job.spec.trainer.own_task is not None:
-        own = {"task": job.spec.trainer.own_task, "parameters": job.spec.trainer.parameters or {}}
-        return content | own | {"precision": job.spec.trainer.settings_of_loop.precision}
-    settings = job.spec.trainer.settings
-    content |= {"task": job.spec.trainer.task, "architectures": [settings.model], "model": settings.model}
-    content["data"] = {name: value for name, value in settings.data.dump_brief().items() if name != "download"}
-    content["precision"] = settings.precision
+        return content | {"parameters": job.spec.trainer.parameters or {}}
+    images = job.spec.trainer.images
+    content |= {"architectures": [images.model], "model": images.model}
+    content["data"] = {name: value for name, value in images.data.dump_brief().items() if name != "download"}
     classes = _classes(rundir, manifest)
     return content | ({"num_labels": classes} if classes else {})
 

@@ -17,7 +17,8 @@ from tandem.formatting import count_noun, duration, number, one_line
 from tandem.job.footprint import Footprint, FootprintRequest, FootprintResponse
 from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
 from tandem.job.manifest.source import Source
-from tandem.job.resource import DistributedTrainingJob, Trainer, Workers
+from tandem.job.resource import DistributedTrainingJob, Workers
+from tandem.job.trainer import Trainer
 from tandem.processes.distribution import install_command
 from tandem.processes.launch import module_command
 from tandem_cli.combinations import choose, first_error, parse_names
@@ -217,7 +218,7 @@ def _with_strategy(trainer: Trainer, name: str) -> Trainer:
         UserError: its other options are not compatible with them.
     """
     data = trainer.dump()
-    choose(data.setdefault("config" if trainer.is_built_in else "loop", {}), name)
+    choose(data.setdefault("loop" if trainer.config is None else "config", {}), name)
     try:
         return Trainer.parse(data)
     except ValidationError as error:

@@ -379,7 +379,7 @@ def describe_next_steps(command: Command, job: DistributedTrainingJob, completed
     if job.spec.trainer.task is None:
         return f"give the script other arguments to continue in the same folder, or, {start_over}"
     requested, config = job.spec.trainer.settings_of_loop, completed.spec.trainer.settings_of_loop
-    place = "trainer.config." if job.spec.trainer.is_built_in else "trainer.loop."
+    place = "trainer.loop."
     field, length = ("epochs", config.epochs) if config.max_steps is None else ("maxSteps", config.max_steps)
     further = command.command_line(
         "--set", f"{place}{field}={2 * length}", without={f"{place}{field}", f"{place}maxSteps"}

@@ -10,7 +10,7 @@ import typer
 from tandem.errors import ManifestError, Problem, UserError
 from tandem.formatting import one_line
 from tandem.job.manifest.fields import dotted
-from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
+from tandem.job.manifest.reading import STDIN, parse_job, raise_for_unmet, read_source
 from tandem.job.manifest.source import Source, parse
 from tandem.job.resource import DistributedTrainingJob
 from tandem_cli import launch_line
@@ -27,13 +27,16 @@ def validate(
     on_this_machine: Annotated[
         bool, typer.Option("--here", help="Also check whether the job can run on this machine, as tandem run does.")
     ] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Rewrite files of an earlier version: config becomes parameters and loop.")
+    ] = False,
 ) -> None:
     """Check manifests, and report all errors.
 
     An error names the file, the line and the field, the invalid value, the allowed values, and the nearest valid name.
     The API server applies the same rules. Exits with 0 if all manifests are valid, otherwise with 2.
     """
-    outcomes = [_validate(file, on_this_machine) for file in files]
+    outcomes = [_validate(file, on_this_machine, fix) for file in files]
     if output.is_data:
         emit([_record(file, outcome) for file, outcome in zip(files, outcomes, strict=True)], output)
     else:
@@ -51,10 +54,12 @@ class _Valid:
     warnings: list[str]
 
 
-def _validate(file: str, on_this_machine: bool) -> _Valid | UserError:
+def _validate(file: str, on_this_machine: bool, fix: bool) -> _Valid | UserError:
     try:
         source = _source(file)
         job = parse_job(source)
+        if fix and job.spec.trainer.config is not None:
+            job = parse_job(source := _fixed(file))
         return _Valid(job, warnings(job) + (_machine_warnings(job, source) if on_this_machine else []))
     except UserError as error:
         return error
@@ -65,6 +70,25 @@ def _source(file: str) -> Source:
     if not is_launch_line(file):
         return read_source(file)
     return parse(launch_line.read([file]).manifest([file]).encode(), f"manifest of {file}")
+
+
+def _fixed(file: str) -> Source:
+    """Rewrite a manifest, and read it again.
+
+    Raises:
+        UserError: it cannot be rewritten.
+    """
+    from tandem.job.manifest.rewriting import rewritten
+
+    if file == STDIN:
+        raise UserError("--fix rewrites files, and cannot rewrite standard input")
+    path = Path(file)
+    try:
+        text = rewritten(path.read_bytes().decode("utf-8-sig"), file)
+        path.write_bytes(text.encode())
+    except OSError as error:
+        raise UserError(f"{file} cannot be rewritten: {error.strerror}") from None
+    return read_source(file)
 
 
 def _machine_warnings(job: DistributedTrainingJob, source: Source) -> list[str]:

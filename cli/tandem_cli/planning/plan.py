@@ -7,7 +7,7 @@ from tandem.errors import UserError
 from tandem.formatting import count_noun
 from tandem.job.footprint import Footprint
 from tandem.job.strategies import micro_batches, pipeline_ranks
-from tandem.job.tasks import FsdpSettings, Loop, Pipeline, TaskLoop
+from tandem.job.tasks import FsdpSettings, Loop, Pipeline
 from tandem_cli import combinations
 from tandem_cli.planning import pipeline
 from tandem_cli.planning.memory import (
@@ -163,7 +163,7 @@ def devices(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
 
 def degree_of(loop: Loop) -> int:
     """Ranks that split each matrix."""
-    return loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
+    return loop.tensor_parallel
 
 
 def planned(

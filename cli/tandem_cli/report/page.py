@@ -171,7 +171,7 @@ def _lead(run: RunData) -> str:
         if spec.trainer.own_task is not None:
             subject = spec.trainer.own_task
         elif spec.trainer.is_built_in:
-            subject = f"{spec.trainer.settings.model} on {spec.trainer.settings.data.name}"
+            subject = f"{spec.trainer.images.model} on {spec.trainer.images.data.name}"
         else:
             subject = " ".join([*(spec.trainer.command or []), *spec.trainer.args])
         processes = spec.workers.replicas * spec.workers.processes

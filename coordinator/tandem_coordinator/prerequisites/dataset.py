@@ -17,13 +17,14 @@ from pathlib import Path
 from tandem.errors import UnmetRequirement, join_names
 from tandem.job.architectures import Shapes, shapes, unwrapped_name
 from tandem.job.datasets import FILES, NotIdx, Split, find_idx_files, open_maybe_gzip, raw_folder, read_idx_shape
+from tandem.job.manifest.fields import LOOP, PARAMETERS
 from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tasks import CLASSES, MIN_FOR_CNN, SYNTHETIC_SIZE, ImageClassification
+from tandem.job.tasks import CLASSES, MIN_FOR_CNN, SYNTHETIC_SIZE, ImageParameters, Loop
 from tandem.processes.distribution import install_command
 from tandem.rundir import tensor_header
 from tandem.rundir.durable import is_transient
 from tandem.rundir.initial_weights import is_torch_file, locate_weights
-from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Site, fault_of_file, fault_of_folder
+from tandem_coordinator.prerequisites.site import Site, fault_of_file, fault_of_folder
 
 MAX_READ_SECONDS = 0.5
 """Maximum time for reading through files, in seconds; the rest is left to the ranks."""
@@ -32,7 +33,7 @@ DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 IMAGE_SIZES = {"digits": 8, "mnist": 28, "fashion-mnist": 28}
 """Height and width of the images of a data set, if its files do not say otherwise."""
 
-DATA_FIELD = (*CONFIG, "data")
+DATA_FIELD = (*PARAMETERS, "data")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class TrainingData:
     """Height and width of the images in pixels; None if unknown."""
 
 
-def training_data(settings: ImageClassification, site: Site) -> TrainingData:
+def training_data(settings: ImageParameters, site: Site) -> TrainingData:
     """Determine the properties of the training data, by its name or from its files."""
     data = settings.data
     if data.name == "synthetic":
@@ -68,7 +69,7 @@ def dataset(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
     """Check the data of a built-in task."""
     if not job.spec.trainer.is_built_in:
         return
-    settings = job.spec.trainer.settings
+    settings = job.spec.trainer.images
     if settings.data.name == "digits" and site.is_here:
         yield from _digits()
     if settings.data.name not in ("digits", "synthetic"):
@@ -76,7 +77,7 @@ def dataset(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
         yield from findings
         if findings:
             return
-    yield from _amounts(settings, training_data(settings, site))
+    yield from _amounts(settings, job.spec.trainer.settings_of_loop, training_data(settings, site))
 
 
 def _digits() -> Iterator[UnmetRequirement]:
@@ -89,14 +90,15 @@ def _digits() -> Iterator[UnmetRequirement]:
         yield UnmetRequirement((*DATA_FIELD, "name"), message)
 
 
-def _amounts(settings: ImageClassification, available: TrainingData) -> Iterator[UnmetRequirement]:
+def _amounts(settings: ImageParameters, loop: Loop, available: TrainingData) -> Iterator[UnmetRequirement]:
     """Check that the slice and the batch fit the number of samples."""
     data, samples = settings.data, available.samples
     if settings.model == "cnn" and available.image_size is not None and available.image_size < MIN_FOR_CNN:
         min_size = f"{MIN_FOR_CNN}×{MIN_FOR_CNN}"
         actual_size = f"{available.image_size}×{available.image_size}"
         yield UnmetRequirement(
-            (*CONFIG, "model"), f"model cnn needs images of at least {min_size} pixels, and these have {actual_size}"
+            (*PARAMETERS, "model"),
+            f"model cnn needs images of at least {min_size} pixels, and these have {actual_size}",
         )
     if samples is None:
         return
@@ -113,20 +115,20 @@ def _amounts(settings: ImageClassification, available: TrainingData) -> Iterator
         yield UnmetRequirement(
             (*DATA_FIELD, field), f"{data.name} has {samples:,} training samples, so there is no slice {start}:{end}"
         )
-    elif settings.global_batch_size > end - start:
-        message = f"globalBatchSize is {settings.global_batch_size:,}, and there are {end - start:,} samples"
-        if settings.drop_last:
-            yield UnmetRequirement((*CONFIG, "globalBatchSize"), f"{message}: dropLast leaves all of them out")
+    elif loop.global_batch_size > end - start:
+        message = f"globalBatchSize is {loop.global_batch_size:,}, and there are {end - start:,} samples"
+        if loop.drop_last:
+            yield UnmetRequirement((*LOOP, "globalBatchSize"), f"{message}: dropLast leaves all of them out")
         else:
-            yield UnmetRequirement((*CONFIG, "globalBatchSize"), f"{message}: each epoch is one step", fails=False)
+            yield UnmetRequirement((*LOOP, "globalBatchSize"), f"{message}: each epoch is one step", fails=False)
 
 
-def _root(settings: ImageClassification, site: Site) -> Path | None:
+def _root(settings: ImageParameters, site: Site) -> Path | None:
     path = settings.data.path
     return site.data_folder() if path is None else site.resolve(path, expands=True)
 
 
-def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Site) -> Iterator[UnmetRequirement]:
+def _files(job: DistributedTrainingJob, settings: ImageParameters, site: Site) -> Iterator[UnmetRequirement]:
     """Check the IDX files of MNIST and similar data sets."""
     data, root = settings.data, _root(settings, site)
     if root is None:
@@ -164,9 +166,7 @@ def _files(job: DistributedTrainingJob, settings: ImageClassification, site: Sit
         yield UnmetRequirement(path, f"{root} cannot be read: {error.strerror}")
 
 
-def _missing(
-    settings: ImageClassification, root: Path, split: Split, path: tuple[str, ...]
-) -> Iterator[UnmetRequirement]:
+def _missing(settings: ImageParameters, root: Path, split: Split, path: tuple[str, ...]) -> Iterator[UnmetRequirement]:
     data = settings.data
     if data.download:
         if fault := fault_of_folder(root):
@@ -177,13 +177,13 @@ def _missing(
     yield UnmetRequirement(path, f"{root} lacks {missing_data}: {' and '.join(names)}; {_advice(settings)}")
 
 
-def _advice(settings: ImageClassification) -> str:
+def _advice(settings: ImageParameters) -> str:
     if settings.data.path is None:
         return "name the folder of its four IDX files in data.path, or set download: true"
     return f"put the four IDX files of {settings.data.name} there, or set download: true"
 
 
-def _fault(pair: tuple[Path, Path], settings: ImageClassification, split: Split, deadline: float) -> str:
+def _fault(pair: tuple[Path, Path], settings: ImageParameters, split: Split, deadline: float) -> str:
     """The fault of images and labels, as a sentence; empty if none is found in time."""
     images, labels = pair
     sizes = []
@@ -245,7 +245,7 @@ def _read(path: Path, size: int, deadline: float, wants_max: bool) -> tuple[int 
     return count, max_value, ""
 
 
-WEIGHTS_FIELD = (*CONFIG, "initialWeights")
+WEIGHTS_FIELD = (*LOOP, "initialWeights")
 FILE_SIGNATURES = {
     b"\x80\x04": "a file of pickle",
     b"\x89HDF": "an HDF5 file",
@@ -261,7 +261,7 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
     trainer = job.spec.trainer
     if trainer.task is None or site.resumes:
         return
-    field = WEIGHTS_FIELD if trainer.is_built_in else (*LOOP, WEIGHTS_FIELD[-1])
+    field = WEIGHTS_FIELD
     text = trainer.settings_of_loop.initial_weights
     path = site.resolve(text) if text is not None else None
     if text is None or path is None:
@@ -298,8 +298,10 @@ def weights(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
             raise
         yield UnmetRequirement(field, f"{text} cannot be read: {error.strerror}")
         return
-    settings = trainer.settings
-    size = training_data(settings, site).image_size if trainer.is_built_in else None
+    if not trainer.is_built_in:
+        return
+    settings = trainer.images
+    size = training_data(settings, site).image_size
     if size is None:
         return
     model_shapes = shapes(settings.model, 1, size, CLASSES)

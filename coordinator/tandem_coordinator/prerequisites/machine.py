@@ -22,13 +22,15 @@ import psutil
 from tandem.errors import UnmetRequirement
 from tandem.formatting import size
 from tandem.job.architectures import element_count, shapes
+from tandem.job.manifest.fields import LOOP, PARAMETERS
 from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, ImageClassification, Loop
+from tandem.job.tasks import CLASSES, SYNTHETIC, SYNTHETIC_SIZE, Loop
 from tandem.job.tracking import database, tracking_uri
+from tandem.job.trainer import Trainer
 from tandem.processes.distribution import install_command
 from tandem.processes.limits import memory_limit, process_limit
 from tandem_coordinator.prerequisites.dataset import training_data
-from tandem_coordinator.prerequisites.site import CONFIG, LOOP, Machine, Site, fault_of_folder, nearest_existing
+from tandem_coordinator.prerequisites.site import Machine, Site, fault_of_folder, nearest_existing
 
 AGENT_BYTES, RANK_BYTES, EVALUATOR_BYTES = 64 * 2**20, 28 * 2**20, 96 * 2**20
 """Minimum private memory of a process, in addition to what all share: an agent with its fork server, a rank, an
@@ -138,39 +140,39 @@ def _task(job: DistributedTrainingJob, host: Machine, site: Site) -> Iterator[Un
     if job.spec.trainer.task is None:
         return
     trainer = job.spec.trainer
-    loop, section = trainer.settings_of_loop, CONFIG if trainer.is_built_in else LOOP
+    loop = trainer.settings_of_loop
     if loop.precision == "float16" and host.has_gpu is False:
         message = "float16 needs a GPU, but training runs on CPUs here; use bfloat16 or float32"
-        yield UnmetRequirement((*section, "precision"), message)
+        yield UnmetRequirement((*LOOP, "precision"), message)
     if host.has_gpu is False:
-        yield from _gpu_settings(loop, section)
-    data = trainer.settings.data
-    if trainer.is_built_in and data.name == "synthetic" and host.memory is not None:
+        yield from _gpu_settings(loop)
+    data = trainer.images.data if trainer.is_built_in else None
+    if data is not None and data.name == "synthetic" and host.memory is not None:
         pixels = (data.image_size or SYNTHETIC_SIZE) ** 2
         dataset_bytes = (data.samples or SYNTHETIC) * pixels * FLOAT_BYTES
         ranks = job.spec.workers.replicas * job.spec.workers.processes
         if dataset_bytes * ranks > host.memory:
             amount = f"{size(dataset_bytes)}" + (f" in each of {ranks:,} training processes" if ranks > 1 else "")
             message = f"the data takes {amount}, and this machine has "
-            field = (*CONFIG, "data", "samples" if data.samples else "imageSize")
+            field = (*PARAMETERS, "data", "samples" if data.samples else "imageSize")
             yield UnmetRequirement(field, f"{message}{size(host.memory)}")
     if loop.compile and host.has_gpu is False and not _has_compiler(site.variables or {}):
         message = "compile needs a C++ compiler (g++), and none is in the folders of PATH"
-        yield UnmetRequirement((*section, "compile"), message)
+        yield UnmetRequirement((*LOOP, "compile"), message)
 
 
-def _gpu_settings(loop: Loop, section: tuple[str, ...]) -> Iterator[UnmetRequirement]:
+def _gpu_settings(loop: Loop) -> Iterator[UnmetRequirement]:
     """Find settings that have no effect on CPUs."""
     if loop.strategy in ("dp", "model"):
         message = f"{loop.strategy} is for several GPUs; training runs on CPUs here, as one rank with the whole model"
-        yield UnmetRequirement((*section, "strategy"), message, fails=False)
+        yield UnmetRequirement((*LOOP, "strategy"), message, fails=False)
     if loop.fsdp is not None and loop.fsdp.cpu_offload:
         yield UnmetRequirement(
-            (*section, "fsdp", "cpuOffload"), "cpuOffload has no effect: training runs on CPUs here", fails=False
+            (*LOOP, "fsdp", "cpuOffload"), "cpuOffload has no effect: training runs on CPUs here", fails=False
         )
     if loop.sync_batch_norm:
         yield UnmetRequirement(
-            (*section, "syncBatchNorm"), "syncBatchNorm has no effect: training runs on CPUs here", fails=False
+            (*LOOP, "syncBatchNorm"), "syncBatchNorm has no effect: training runs on CPUs here", fails=False
         )
 
 
@@ -246,12 +248,10 @@ def disk(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
         return
     if not job.spec.trainer.is_built_in or site.resumes:
         return
-    pixels = training_data(job.spec.trainer.settings, site).image_size
+    pixels = training_data(job.spec.trainer.images, site).image_size
     if pixels is None:
         return
-    needed = 2 * checkpoint_bytes(
-        job.spec.trainer.settings, pixels, job.spec.checkpoint.weights_precision == "bfloat16"
-    )
+    needed = 2 * checkpoint_bytes(job.spec.trainer, pixels, job.spec.checkpoint.weights_precision == "bfloat16")
     try:
         free = shutil.disk_usage(nearest_existing(path)).free
     except OSError:
@@ -264,19 +264,16 @@ def disk(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
         yield UnmetRequirement((), message)
 
 
-def checkpoint_bytes(settings: ImageClassification, image_size: int, has_bfloat16_copy: bool) -> int:
-    """The minimum size of a checkpoint, in bytes.
+def checkpoint_bytes(trainer: Trainer, image_size: int, has_bfloat16_copy: bool) -> int:
+    """The minimum size of a checkpoint of an image classifier, in bytes.
 
     Args:
         has_bfloat16_copy: whether weights are written once more as bfloat16.
     """
-    count = element_count(shapes(settings.model, 1, image_size, CLASSES))
-    states = (
-        OPTIMIZER_STATES[settings.optimizer.name]
-        if settings.optimizer.name != "sgd" or settings.optimizer.momentum
-        else 0
-    )
-    averages = 1 if settings.ema_decay is not None else 0
+    loop = trainer.settings_of_loop
+    count = element_count(shapes(trainer.images.model, 1, image_size, CLASSES))
+    states = OPTIMIZER_STATES[loop.optimizer.name] if loop.optimizer.name != "sgd" or loop.optimizer.momentum else 0
+    averages = 1 if loop.ema_decay is not None else 0
     return int(count * (FLOAT_BYTES * (1 + states + averages) + (FLOAT_BYTES // 2 if has_bfloat16_copy else 0)))
 
 

@@ -21,11 +21,6 @@ from tandem.rundir.code import REQUIREMENTS
 from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir
 
-CONFIG = ("spec", "trainer", "config")
-"""Path of a built-in task's configuration."""
-LOOP = ("spec", "trainer", "loop")
-"""Path of the training loop of a user's own task."""
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -221,7 +221,7 @@ def parameters(job: DistributedTrainingJob) -> dict[str, str]:
     trainer = dict(spec["trainer"])
     if job.spec.trainer.task is not None:
         loop = hide_secrets(job.spec.trainer.settings_of_loop.dump())
-        trainer["config" if job.spec.trainer.is_built_in else "loop"] = loop
+        trainer["loop" if job.spec.trainer.config is None else "config"] = loop
     flat: dict[str, str] = {}
     for section in PARAMETER_SECTIONS:
         flat |= dict(_flat(section, {**spec, "trainer": trainer}.get(section, {})))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tandem.job.resource import Trainer
+from tandem.job.trainer import Trainer
 from tandem.model import Model
 
 Bytes = Annotated[int, Field(ge=0)]

@@ -29,15 +29,10 @@ from tandem.job.tasks import (
     CAUSAL_LM,
     GOALS,
     METRICS,
-    PRETRAINED,
-    ImageClassification,
-    Loop,
-    Parameters,
     Positive,
-    TaskLoop,
-    TaskName,
 )
 from tandem.job.tracking import Tracking
+from tandem.job.trainer import OWN_TASK, Trainer
 from tandem.job.variables import EnvVar, Word
 from tandem.model import (
     Image,
@@ -61,104 +56,6 @@ Count = Annotated[int, Field(ge=0)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0)]
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=253)]
-CodeDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
-
-
-OWN_TASK = f"has({{0}}.task) && {{0}}.task != '{BUILT_IN}'"
-"""CEL expression: whether a trainer has a task that takes `loop` and `parameters`: the user's own, or `causal-lm`."""
-
-
-class Trainer(Model):
-    """The training program: a `task`, built-in or your own, or any `command` that torchrun can start."""
-
-    image: Image | None = None
-    """Container image of the workers. Default: the chart's trainer image. `tandem run` does not use it."""
-    task: TaskName | None = None
-    """`image-classification`, `causal-lm`, or a task of your own as `package.module:Class`, which is imported from the
-    folder where the processes are started, from PYTHONPATH, or from an installed package."""
-    config: ImageClassification | None = None
-    """The configuration of `image-classification`; every field has a default."""
-    loop: TaskLoop | None = None
-    """The training loop of `causal-lm` or a task of your own; every field has a default."""
-    parameters: Parameters | None = None
-    """Parameters of `causal-lm` or a task of your own. The type of its configuration defines the fields."""
-    command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
-    """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
-    first word ends in `.py`, it runs with the same Python."""
-    args: Annotated[list[Word], Field(max_length=512)] = []
-    """Arguments that follow `command`. No shell reads them; `$TANDEM_RUN_DIR` in them is the run directory."""
-    env: Annotated[list[EnvVar], Field(max_length=256)] = []
-    """Environment variables of the training processes."""
-    code: CodeDigest | None = None
-    """Digest of the packed folder in which training processes and evaluators work. `tandem run --code DIR` and
-    `tandem submit --code DIR` fill it in."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda t: (t.task is None) != (t.command is None),
-            "has(self.task) != has(self.command)",
-            "give exactly one of task (a built-in one, or your own class) and command (your own script)",
-            "task",
-        ),
-        Rule(
-            lambda t: t.task is not None or t.config is None,
-            "has(self.task) || !has(self.config)",
-            "config belongs to image-classification; your own command takes args and env",
-            "config",
-        ),
-        Rule(
-            lambda t: t.own_task is None or t.config is None,
-            f"!has(self.config) || !({OWN_TASK.format('self')})",
-            "config belongs to image-classification; causal-lm and a task of your own take loop and parameters",
-            "config",
-        ),
-        Rule(
-            lambda t: t.own_task is not None or t.loop is None,
-            f"!has(self.loop) || ({OWN_TASK.format('self')})",
-            "loop belongs to causal-lm or a task of your own; image-classification takes config, and your own command "
-            "args and env",
-            "loop",
-        ),
-        Rule(
-            lambda t: t.own_task is not None or t.parameters is None,
-            f"!has(self.parameters) || ({OWN_TASK.format('self')})",
-            "parameters belong to causal-lm or a task of your own; image-classification takes config, and your own "
-            "command args and env",
-            "parameters",
-        ),
-        Rule(
-            lambda t: t.command is not None or not t.args,
-            "has(self.command) || !has(self.args) || size(self.args) == 0",
-            "args belong to a command; image-classification takes config, and causal-lm and your own task parameters",
-            "args",
-        ),
-    )
-
-    @property
-    def settings(self) -> ImageClassification:
-        """The configuration of `image-classification` with its defaults filled in."""
-        return self.config or ImageClassification()
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether the task is `image-classification`, the built-in task that takes `config`."""
-        return self.task == BUILT_IN
-
-    @property
-    def own_task(self) -> str | None:
-        """The task, if it takes `loop` and `parameters`: module and class of the user's own, or `causal-lm`; otherwise
-        None."""
-        return None if self.is_built_in else self.task
-
-    @property
-    def is_fine_tuning(self) -> bool:
-        """Whether `causal-lm` starts from a pretrained model."""
-        return self.task == CAUSAL_LM and PRETRAINED in (self.parameters or {})
-
-    @property
-    def settings_of_loop(self) -> Loop:
-        """The training loop's settings of any task, with the defaults filled in."""
-        return self.settings if self.is_built_in else self.loop or TaskLoop()
 
 
 class Ports(Model):

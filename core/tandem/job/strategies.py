@@ -4,7 +4,7 @@
 from math import lcm
 
 from tandem.job.pod_template import gpus_in_cel, processes_in_cel
-from tandem.job.tasks import Loop, Pipeline, StrategyName, TaskLoop
+from tandem.job.tasks import Loop, Pipeline, StrategyName
 from tandem.model import Rule
 
 ONE_WORKER = (
@@ -16,7 +16,7 @@ ONE_WORKER = (
 
 def _has_strategy(*strategies: StrategyName) -> str:
     """CEL expression: whether a job uses one of these strategies."""
-    parts = (f"self.trainer.{part}" for part in ("config", "loop"))
+    parts = (f"self.trainer.{part}" for part in _LOOPS)
     conditions = (f"has({part}) && has({part}.strategy) && {part}.strategy in {list(strategies)}" for part in parts)
     return f"({' || '.join(conditions)})"
 
@@ -25,7 +25,7 @@ def pipeline_ranks(loop: Loop | None) -> int:
     """Number of ranks of one pipeline, which hold one copy of the model; 1 under any other strategy."""
     if loop is None or loop.strategy != "pipeline":
         return 1
-    return (loop.pipeline or Pipeline()).stages * (loop.tensor_parallel if isinstance(loop, TaskLoop) else 1)
+    return (loop.pipeline or Pipeline()).stages * loop.tensor_parallel
 
 
 def worker_multiple_of(loop: Loop | None, processes: int) -> int:
@@ -37,8 +37,8 @@ def worker_multiple_of(loop: Loop | None, processes: int) -> int:
     return lcm(pipeline_ranks(loop), processes) // processes
 
 
-_LOOPS = (("loop", ", times tensorParallel"), ("config", ""))
-"""The parts of a trainer that have a strategy, and the factor in a pipeline's ranks besides its stages."""
+_LOOPS = ("loop", "config")
+"""The parts of a trainer that have a strategy: `config` of manifests of the version before."""
 _NO_PIPELINE = "!has(self.trainer.{0}) || !has(self.trainer.{0}.strategy) || self.trainer.{0}.strategy != 'pipeline'"
 _REPLICAS = "(has(self.workers) && has(self.workers.replicas) ? self.workers.replicas : 1)"
 _PROCESSES = f"(has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
@@ -47,8 +47,6 @@ _PROCESSES = f"(has(self.workers) ? {processes_in_cel('self.workers')} : 1)"
 def _pipeline_ranks_in_cel(name: str) -> str:
     stages = f"self.trainer.{name}.pipeline"
     ranks = f"(has({stages}) && has({stages}.stages) ? {stages}.stages : 2)"
-    if name == "config":
-        return ranks
     degree = f"self.trainer.{name}.tensorParallel"
     return f"({ranks} * (has({degree}) ? {degree} : 1))"
 
@@ -105,10 +103,10 @@ RULES: tuple[Rule, ...] = (
             ),
             f"{_NO_PIPELINE.format(name)} || {_REPLICAS} * {_PROCESSES} % {_pipeline_ranks_in_cel(name)} == 0",
             "workers.replicas times the processes of a worker (workers.processesPerReplica, or its GPUs) must be a "
-            f"multiple of the stages of a pipeline{factor}, so that no worker is left over",
+            "multiple of the stages of a pipeline, times tensorParallel, so that no worker is left over",
             f"trainer.{name}.strategy",
         )
-        for name, factor in _LOOPS
+        for name in _LOOPS
     ),
     *(
         Rule(
@@ -122,10 +120,10 @@ RULES: tuple[Rule, ...] = (
             f" || !has(self.trainer.{name}.fsdp.shardWithin) || self.trainer.{name}.fsdp.shardWithin != 'Worker'"
             f" || {_PROCESSES} % {_pipeline_ranks_in_cel(name)} == 0",
             "with shardWithin: Worker each pipeline stays within a worker: its stages"
-            f"{factor} must divide the processes of a worker (workers.processesPerReplica, or its GPUs)",
+            ", times tensorParallel, must divide the processes of a worker (workers.processesPerReplica, or its GPUs)",
             f"trainer.{name}.fsdp",
         )
-        for name, factor in _LOOPS
+        for name in _LOOPS
     ),
 )
 """Rules of a job's spec."""

@@ -1,22 +1,24 @@
 """The tasks and their typed configuration.
 
-A task defines the data, the model and the loss (tandem_trainer.task); `Loop` configures the training loop. The
-`Parameters` of a user's own task can be validated only by its own code, where that can be imported.
+A task defines the data, the model and the loss (tandem_trainer.task) and takes `Parameters`; `Loop` configures the
+training loop of any task. The parameters of the built-in tasks have a type here and in `tandem.job.causal_lm`; those of
+a user's own task can be validated only by its own code, where that can be imported.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from tandem.job.causal_lm import parameters_of
 from tandem.model import TASK, FilePath, JsonLimits, Model, Rule, exceeded_limit
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 BUILT_IN = "image-classification"
-"""The built-in task with a configuration of its own, `trainer.config`."""
+"""The built-in task that classifies images."""
 CAUSAL_LM = "causal-lm"
-"""The built-in task with the fields of a user's own task: `trainer.loop` and `trainer.parameters`."""
+"""The built-in task that trains language models."""
 PRETRAINED = "pretrained"
 """The parameter of `causal-lm` that names a pretrained model."""
 TASKS = (BUILT_IN, CAUSAL_LM)
@@ -252,6 +254,9 @@ class Loop(Model):
     each holds it whole."""
     pipeline: Pipeline | None = None
     """Options of `pipeline`."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks of one worker that split each matrix of a layer between them, by the plan that the task or the model
+    brings; needs `strategy: fsdp`, which splits the rest, or `strategy: pipeline`. They work on the same samples."""
 
     initial_weights: FilePath | None = None
     """Weights to start with, for instance of a run on another slice of the data: a run directory, whose newest
@@ -282,10 +287,13 @@ class Loop(Model):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep an exponential moving average of the weights with this decay for each step, such as 0.999, and evaluate and
     export that instead of the weights themselves. Batch-norm statistics are those of the model."""
-    rewind_on: RewindOn = "Spikes"
+    rewind_on: RewindOn | None = None
     """Losses that send training back to an older checkpoint, and skip the data around the bad step: `NotFinite`, a
     loss that is NaN or infinite; `Spikes`, also one that has become worse than that of the untrained model; `Never`,
-    none."""
+    none. Default: `Spikes` for `image-classification`, otherwise `NotFinite`."""
+    loader_workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Processes of each rank that read samples ahead. They do not change which rank sees which sample. 0: a sample is
+    read when its step begins. Not used if the data is a `TensorDataset`, which lies on the device as a whole."""
     sync_batch_norm: bool = False
     """Share batch-norm statistics over all ranks (GPUs only; ignored with a warning on CPUs)."""
     activation_checkpointing: bool = False
@@ -380,26 +388,6 @@ class Loop(Model):
             " would be lost; take adamw",
             "optimizer",
         ),
-    )
-
-
-class TaskLoop(Loop):
-    """The training loop of `causal-lm` or a task of your own."""
-
-    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks of one worker that split each matrix of a layer between them, by the plan that the task or the model
-    brings; needs `strategy: fsdp`, which splits the rest, or `strategy: pipeline`. They work on the same samples."""
-
-    rewind_on: RewindOn = "NotFinite"
-    """Losses that send training back to an older checkpoint, and skip the data around the bad step: `NotFinite`, a
-    loss that is NaN or infinite; `Spikes`, also one that has become worse than that of the untrained model; `Never`,
-    none."""
-    loader_workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """Processes of each rank that read samples ahead. They do not change which rank sees which sample. 0: a sample is
-    read when its step begins. Not used if the data is a `TensorDataset`, which lies on the device as a whole."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        *Loop.rules,
         Rule(
             lambda c: c.tensor_parallel == 1 or c.strategy in ("fsdp", "pipeline"),
             "!has(self.tensorParallel) || self.tensorParallel == 1"
@@ -427,11 +415,11 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-"""Parameters of `causal-lm` or a task of the user's own."""
+"""Parameters of a task."""
 
 
-class ImageClassification(Loop):
-    """Configuration of the `image-classification` task."""
+class ImageParameters(Model):
+    """The parameters of the task `image-classification` (`trainer.parameters`)."""
 
     model: Literal["cnn", "baby-cnn", "simple-net", "resnet-18"] = "cnn"
     """`cnn`: conv 32 and 64, dropout, two linear layers; `baby-cnn`: a smaller one; `simple-net`: an MLP of
@@ -440,7 +428,6 @@ class ImageClassification(Loop):
     """The data set."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        *Loop.rules,
         Rule(
             lambda c: c.model != "cnn" or (c.data.image_size or SYNTHETIC_SIZE) >= MIN_FOR_CNN,
             "self.model != 'cnn' || !has(self.data) || !has(self.data.imageSize)"
@@ -448,6 +435,22 @@ class ImageClassification(Loop):
             f"model cnn needs images of at least {MIN_FOR_CNN}×{MIN_FOR_CNN} pixels",
             "model",
         ),
+    )
+
+
+def parameters_type(task: object, parameters: object) -> type[Model] | None:
+    """The type of the parameters of a built-in task; None for a task of the user's own."""
+    if task == BUILT_IN:
+        return ImageParameters
+    return parameters_of(parameters) if task == CAUSAL_LM else None
+
+
+class ImageConfig(Loop, ImageParameters):
+    """Loop and parameters of `image-classification` in one group, as earlier manifests have them."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *Loop.rules,
+        *ImageParameters.rules,
         Rule(
             lambda c: (
                 not c.drop_last

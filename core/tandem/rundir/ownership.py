@@ -42,8 +42,7 @@ def differences(recorded: DistributedTrainingJob, job: DistributedTrainingJob) -
     before, after = recorded.spec.trainer.task, job.spec.trainer.task
     if before != after:
         return [*lines, f"spec.trainer.task: there {_as_json(before)}, now {_as_json(after)}"]
-    part = "config" if job.spec.trainer.is_built_in else "loop"
-    return lines + list(_compare(f"spec.trainer.{part}", _saved_with(recorded.spec), _saved_with(job.spec)))
+    return lines + list(_compare("spec.trainer", _saved_with(recorded.spec), _saved_with(job.spec)))
 
 
 def goes_further(recorded: DistributedTrainingJob, job: DistributedTrainingJob) -> bool:
@@ -65,18 +64,20 @@ def _saved_with(spec: Spec) -> dict[str, Any]:
     own task are not among them: they are the user's choice, as the arguments of a script are."""
     if spec.trainer.task is None:
         return {}
-    config, built_in = spec.trainer.settings_of_loop, spec.trainer.settings
-    built_in_settings = {"model": built_in.model, "data": {**built_in.data.dump(), "download": None}}
-    return {
-        **(built_in_settings if spec.trainer.is_built_in else {}),
-        "initialWeights": config.initial_weights,
-        "initialOptimizer": config.initial_optimizer,
-        "globalBatchSize": config.global_batch_size,
-        "dropLast": config.drop_last,
-        "seed": config.seed,
+    loop, parameters = spec.trainer.settings_of_loop, {}
+    if spec.trainer.is_built_in:
+        images = spec.trainer.images
+        parameters = {"model": images.model, "data": {**images.data.dump(), "download": None}}
+    saved_loop = {
+        "initialWeights": loop.initial_weights,
+        "initialOptimizer": loop.initial_optimizer,
+        "globalBatchSize": loop.global_batch_size,
+        "dropLast": loop.drop_last,
+        "seed": loop.seed,
         # These come back with the checkpoint; learning rates do not.
-        "optimizer": {**config.optimizer.dump(), "learningRate": None, "adamwLearningRate": None},
+        "optimizer": {**loop.optimizer.dump(), "learningRate": None, "adamwLearningRate": None},
     }
+    return {"loop": saved_loop, "parameters": parameters}
 
 
 def _compare(path: str, recorded: Any, job: Any) -> Iterator[str]:

@@ -59,13 +59,13 @@ else:
         import torch
         import torch.distributed as dist
 
-        from tandem.job.tasks import TaskLoop
+        from tandem.job.tasks import Loop
         from tandem_trainer.process_group import Group
         from tandem_trainer.strategies.fsdp import Fsdp
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         features = 4096 if sys.argv[1] == "large" else 16
-        strategy = Fsdp(TaskLoop(strategy="fsdp"), Group(0, 1, 0, torch.device("cpu")), 1, 1)
+        strategy = Fsdp(Loop(strategy="fsdp"), Group(0, 1, 0, torch.device("cpu")), 1, 1)
         model = torch.nn.Linear(features, features, bias=False)
         # It stays, as a model does: freed, it would leave room for the blocks. Its task is not looked at.
         strategy.shard(model, None, None)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ PROFILES: dict[str, Any] = {
 }
 """As of a typical cluster; on this one all nodes share the loopback address."""
 
-ENDLESS = ("--set", "trainer.config.epochs=100000", "--set", "checkpoint.everySteps=1000000")
+ENDLESS = ("--set", "trainer.loop.epochs=100000", "--set", "checkpoint.everySteps=1000000")
 """No checkpoint comes but those that a change makes."""
 GIVEN_UP_SECONDS = 300.0
 """For SLURM to give up a node that is lost; seen: 52 s where little else runs, and more than 120."""

@@ -14,12 +14,13 @@ from tandem_operator.plan import ReconcileInputs, ReconcilePlan
 from tandem_operator.pods import Images
 from tandem_operator.reconcile import reconcile
 from tests.support import manifests
+from tests.support.manifests import images
 
 NOW = 1_000_000.0
 UID = "uid-of-the-job"
 IMAGES = Images(operator="operator:1", trainer="trainer:1", evaluator="evaluator:1")
 ENDPOINT = "10.0.0.7:7070"
-TASK = {"task": "image-classification", "config": {"data": {"name": "digits"}}}
+TASK = images({"data": {"name": "digits"}})
 IDLE = Idle(0, NOW - 2 * IDLE_SECONDS, 2 * IDLE_ANSWERS)
 """The coordinator has said for a while that nobody trains."""
 SCRIPT = {"command": ["python", "train.py"]}

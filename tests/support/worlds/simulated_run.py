@@ -20,6 +20,7 @@ from tandem.wire.measures import is_restart
 from tandem.wire.status import CheckpointRef
 from tests.support import checkpoints, manifests
 from tests.support.lines import Lines
+from tests.support.manifests import images
 
 T0 = 1_780_000_000.0
 """When every simulated run starts."""
@@ -56,7 +57,7 @@ def job(script: Script) -> DistributedTrainingJob:
     """The job that such a run is of."""
     return manifests.job(
         script.name,
-        trainer={"task": "image-classification", "config": {"data": {"name": "digits"}, "epochs": 40}},
+        trainer=images({"data": {"name": "digits"}, "epochs": 40}),
         workers={"replicas": script.workers},
         evaluators={"processesPerReplica": max(1, script.evaluators)},
         checkpoint={"everySteps": script.every, "keepLast": KEEP_LAST},

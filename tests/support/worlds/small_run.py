@@ -16,6 +16,7 @@ from tandem.rundir.lease import Lease, acquire
 from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint.file_names import FULL_WEIGHTS, OPTIMIZER
 from tests.support import checkpoints, manifests
+from tests.support.manifests import images
 
 
 class SmallRun:
@@ -25,7 +26,7 @@ class SmallRun:
         self.parents: dict[int, str | None] = {}
         job = manifests.job(
             "small",
-            trainer={"task": "image-classification", "config": {"data": {"name": "digits"}}},
+            trainer=images({"data": {"name": "digits"}}),
             evaluators=dict(evaluators or {}),
             checkpoint={"keepLast": 2, **policy},
         )

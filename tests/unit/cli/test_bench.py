@@ -24,6 +24,7 @@ from tandem_cli.bench.variants import TRACE_STEPS, Variant, comparison, traced, 
 from tandem_cli.commands.bench import write
 from tandem_trainer.strategies import passes
 from tests.support import manifests
+from tests.support.manifests import images
 
 BEGAN = 1000.0
 
@@ -127,11 +128,11 @@ def test_a_run_has_just_so_many_steps_and_nothing_beside_them() -> None:
 
 
 def test_the_built_in_task_keeps_its_settings() -> None:
-    given = manifests.job(trainer={"task": "image-classification", "config": {"data": {"name": "digits"}}})
+    given = manifests.job(trainer=images({"data": {"name": "digits"}}))
     one, same = (*variants_of(given, "fsdp", "1", 60), *variants_of(given, None, "1", 60))
     assert same.strategy == "ddp"
-    settings = one.job.spec.trainer.settings
-    assert (settings.data.name, settings.strategy, settings.max_steps) == ("digits", "fsdp", 60)
+    trainer, loop = one.job.spec.trainer, one.job.spec.trainer.settings_of_loop
+    assert (trainer.images.data.name, loop.strategy, loop.max_steps) == ("digits", "fsdp", 60)
 
 
 def test_options_of_another_strategy_are_left_out_and_those_of_this_one_stay() -> None:

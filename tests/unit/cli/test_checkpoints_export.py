@@ -95,7 +95,7 @@ class TestNames:
 
     def test_have_the_slice_of_the_data_that_the_run_learnt_from(self, run: SmallRun) -> None:
         body = run.rundir.read_job().dump()
-        body["spec"]["trainer"]["config"]["data"] |= {"start": 200, "end": 900}
+        body["spec"]["trainer"]["parameters"]["data"] |= {"start": 200, "end": 900}
         run.rundir.write_job(DistributedTrainingJob.parse(body))
         assert self.name(run, "qwen2_0.5B_{start}-{end}-epoch-{epoch}") == "qwen2_0.5B_200-900-epoch-2"
 

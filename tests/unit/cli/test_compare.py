@@ -35,8 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     changed = made[1] / "job.json"
     job = json.loads(changed.read_text())
     job["metadata"]["name"] = "other"
-    job["spec"]["trainer"]["config"]["epochs"] = 9
-    job["spec"]["trainer"]["config"]["optimizer"] = {"learningRate": 0.5}
+    job["spec"]["trainer"]["loop"]["epochs"] = 9
+    job["spec"]["trainer"]["loop"]["optimizer"] = {"learningRate": 0.5}
     changed.write_text(json.dumps(job))
     return made
 
@@ -52,9 +52,9 @@ def test_what_differs_and_what_became_of_each(runs: list[Path]) -> None:
     head, *lines = said(*runs).splitlines()
     found = {label: values for label, *values in (re.split(r" {2,}", line.strip()) for line in lines)}
     assert head.split() == [read(runs[0]).name, "other"]
-    assert found["trainer.config.epochs"][1] == "9"
-    assert found["trainer.config.optimizer.learningRate"][1] == "0.5"
-    assert "trainer.config.seed" not in found, "what is equal is not told"
+    assert found["trainer.loop.epochs"][1] == "9"
+    assert found["trainer.loop.optimizer.learningRate"][1] == "0.5"
+    assert "trainer.loop.seed" not in found, "what is equal is not told"
     assert [steps.partition(" of ")[0] for steps in found["steps"]] == ["60", "100"]
     assert all(score.endswith(" %") for score in found["best accuracy"])
 
@@ -71,8 +71,8 @@ def test_the_best_score_is_one_runs_alone(runs: list[Path]) -> None:
 
 def test_programs_read_the_numbers_of_the_reports(runs: list[Path]) -> None:
     told = json.loads(said(*runs, "-o", "json"))
-    assert set(told["differences"]) == {"trainer.config.epochs", "trainer.config.optimizer.learningRate"}
-    assert told["differences"]["trainer.config.epochs"][1] == 9
+    assert set(told["differences"]) == {"trainer.loop.epochs", "trainer.loop.optimizer.learningRate"}
+    assert told["differences"]["trainer.loop.epochs"][1] == 9
     for path, one in zip(runs, told["runs"], strict=True):
         run = read(path)
         summary = summarize(run, clock.make_clock(run.marks))
@@ -146,7 +146,7 @@ def test_the_page_has_loss_and_score_over_steps_and_over_time_with_a_colour_for_
     (wide,) = tree(page).iterfind(".//div[@class='wide']")
     axes = [chart.attrib["data-axis"] for chart in wide.iterfind(".//g[@class='chart']")]
     assert axes == ["step", "time since the beginning of each run (s)"]
-    assert "trainer.config.optimizer.learningRate" in words(page)
+    assert "trainer.loop.optimizer.learningRate" in words(page)
     assert "://" not in page
     assert not re.search(r"<(link|img|iframe|object|embed)\b", page)
 

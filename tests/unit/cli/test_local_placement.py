@@ -8,6 +8,7 @@ from tandem.errors import UserError
 from tandem.job.resource import DistributedTrainingJob
 from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tests.support import manifests
+from tests.support.manifests import images
 
 
 def job(workers: int, gpus: int = 0, processes: int | None = None) -> DistributedTrainingJob:
@@ -24,7 +25,7 @@ def with_strategy(name: str, gpus: int = 0) -> DistributedTrainingJob:
     group: dict[str, object] = {"processesPerReplica": 1}
     if gpus:
         group["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-    trainer = {"task": "image-classification", "config": {"strategy": name}}
+    trainer = images({"strategy": name})
     return manifests.job("digits", trainer=trainer, workers=group)
 
 

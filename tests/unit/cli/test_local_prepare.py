@@ -20,6 +20,7 @@ from tandem_cli.commands.run import Command, describe_next_steps
 from tandem_cli.local import prepare
 from tandem_cli.local.prepare import HeldFolder, claim
 from tests.support import manifests
+from tests.support.manifests import images
 
 AGAIN = "tandem run digits.yaml --fresh"
 
@@ -72,8 +73,8 @@ def test_what_cannot_be_gone_on_with_is_refused_with_what_differs_and_the_very_c
         prepared(there, other)
     message = str(refusal.value)
     assert "holds step-000000500, which this job cannot continue" in message
-    assert "spec.trainer.config.seed: there 0, now 7" in message
-    assert 'spec.trainer.config.model: there "cnn", now "baby-cnn"' in message
+    assert "spec.trainer.loop.seed: there 0, now 7" in message
+    assert 'spec.trainer.parameters.model: there "cnn", now "baby-cnn"' in message
     assert AGAIN in message
     assert RunDir(there).read_job() == job()
 
@@ -279,14 +280,14 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
     less = job(workers=3, task="image-classification", config={"epochs": 4})
     prepared(path, less).release()
     recorded = RunDir(path).read_job().spec
-    assert (recorded.trainer.settings.epochs, recorded.workers.replicas) == (100, 3)
+    assert (recorded.trainer.settings_of_loop.epochs, recorded.workers.replicas) == (100, 3)
     assert RunDir(path).done() is not None
-    again = manifests.job("digits", trainer={"task": "image-classification", "config": {"epochs": 8}})
+    again = manifests.job("digits", trainer=images({"epochs": 8}))
     prepared(path, again).release()
     assert RunDir(path).done() is not None, "8 epochs are fewer than the 100 that were made"
     prepared(path, job(task="image-classification", config={"epochs": 101})).release()
     assert RunDir(path).done() is None
-    assert RunDir(path).read_job().spec.trainer.settings.epochs == 101
+    assert RunDir(path).read_job().spec.trainer.settings_of_loop.epochs == 101
 
 
 @pytest.mark.parametrize(
@@ -307,11 +308,11 @@ def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Pat
 )
 def test_the_way_on_starts_from_what_was_made(asked: dict[str, int], made: dict[str, int], told: str) -> None:
     ((field, length),) = made.items()
-    command = Command("digits.yaml", (f"spec.trainer.config.{field}=4", "workers.replicas=3"), None, 0, None, False)
+    command = Command("digits.yaml", (f"spec.trainer.loop.{field}=4", "workers.replicas=3"), None, 0, None, False)
     was, now = (job(task="image-classification", config=config) for config in (made, asked))
     words = describe_next_steps(command, now, was)
     assert words.startswith(told)
-    assert f"--set workers.replicas=3 --set trainer.config.{field}={2 * length};" in words
+    assert f"--set workers.replicas=3 --set trainer.loop.{field}={2 * length};" in words
 
 
 def test_a_disk_without_hard_links_is_told_before_anything_is_written(

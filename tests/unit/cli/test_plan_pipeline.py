@@ -9,7 +9,7 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterl
 from tandem.errors import UserError
 from tandem.job.footprint import Footprint, Moment, Pass, StageFootprint, StageMemory, StagePass
 from tandem.job.strategies import micro_batches
-from tandem.job.tasks import FsdpSettings, Loop, Optimizer, Pipeline, TaskLoop
+from tandem.job.tasks import FsdpSettings, Loop, Optimizer, Pipeline
 from tandem_cli.planning.memory import MicroBatches, PlannedStrategy
 from tandem_cli.planning.pipeline import Sharding, memory, order, peak_moment, step_time
 from tandem_cli.planning.plan import Plan, PlanBudget, batches, joined, planned, staged_batches
@@ -129,7 +129,7 @@ def test_gradients_of_a_weight_that_two_ranks_hold_are_sent_once_more() -> None:
 
 
 def made(footprint: Footprint = MODEL, **loop: object) -> Plan:
-    given = TaskLoop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "pipeline", **loop})
+    given = Loop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "pipeline", **loop})
     passes = tuple(PASS.model_copy(update={"samples": one}) for one in batches(given, (1, 2, 3, 4)))
     chunks = staged_batches(given, (1, 2, 3, 4))
     untraced = footprint.untraced
@@ -149,7 +149,7 @@ def test_a_pipeline_is_planned_where_its_ranks_divide_those_there_are() -> None:
 
 
 def test_several_strategies_are_planned_beside_each_other_in_the_order_in_which_they_are_named() -> None:
-    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=FsdpSettings())
+    loop = Loop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline", fsdp=FsdpSettings())
     names = {"fsdp": {"strategy": "fsdp"}, "pipeline": {}, "pipeline+fsdp": {"fsdp": FsdpSettings()}}
     plans = {name: made(**options) for name, options in names.items()}
     found = joined(plans, loop, 4)
@@ -164,13 +164,13 @@ def test_several_strategies_are_planned_beside_each_other_in_the_order_in_which_
 
 
 def test_strategies_of_which_none_has_a_row_are_refused_with_the_reason() -> None:
-    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline")
+    loop = Loop(global_batch_size=16, optimizer=Optimizer(), strategy="pipeline")
     with pytest.raises(UserError, match=r"nothing to plan. A pipeline of 5 stages needs a multiple of 5 ranks"):
         joined({"pipeline": without_single(made(pipeline=Pipeline(stages=5, chunks=5)))}, loop, 4)
 
 
 def test_rows_that_are_not_shown_say_nothing() -> None:
-    loop = TaskLoop(global_batch_size=3, optimizer=Optimizer(), strategy="pipeline")
+    loop = Loop(global_batch_size=3, optimizer=Optimizer(), strategy="pipeline")
     plans = {"ddp": made(global_batch_size=3), "pipeline": made(global_batch_size=3)}
     less = "globalBatchSize 3 is less than 4 workers: some have nothing to do."
     assert less in joined(plans, loop, 4).notes
@@ -188,7 +188,7 @@ def test_pipelines_that_do_not_lie_in_a_worker_as_the_job_wants_it_are_not_plann
 
 
 def test_a_strategy_without_a_row_and_one_without_a_plan_say_why() -> None:
-    loop = TaskLoop(global_batch_size=16, optimizer=Optimizer())
+    loop = Loop(global_batch_size=16, optimizer=Optimizer())
     one = made()
     alone = replace(one, rows=tuple(row for row in one.rows if row.workers == 1))
     notes = joined({"dp": alone, "ddp": alone}, loop, 1, ["pipeline is not planned: x"]).notes

@@ -81,8 +81,8 @@ def test_a_profile_of_a_gpu_cluster_is_what_sbatch_is_told() -> None:
     ("overrides", "ranks", "asked", "note"),
     [
         ((), 4, "--gpus-per-node=4", ""),
-        (("trainer.config.strategy=dp", "workers.replicas=1"), 1, "--gpus-per-node=4", ""),
-        (("trainer.config.strategy=hogwild", "workers.replicas=1"), 1, "", ""),
+        (("trainer.loop.strategy=dp", "workers.replicas=1"), 1, "--gpus-per-node=4", ""),
+        (("trainer.loop.strategy=hogwild", "workers.replicas=1"), 1, "", ""),
         (("workers.processesPerReplica=1",), 1, "--gpus-per-node=4", "so 3 of its GPUs stay idle"),
     ],
 )

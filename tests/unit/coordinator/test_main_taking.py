@@ -11,7 +11,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.launch import UID_ANNOTATION
 from tandem.rundir.layout import RunDir
 from tandem_coordinator.__main__ import CannotStart, _changed_settings, _claim_rundir
-from tests.support.manifests import job, manifest, run_directory
+from tests.support.manifests import images, job, manifest, run_directory
 
 SCRIPT = job(trainer={"command": ["python", "train.py"]})
 
@@ -50,7 +50,7 @@ KEPT_OF_A_POD = 500
 
 
 def trains(**config: Any) -> DistributedTrainingJob:
-    return job("digits", trainer={"task": "image-classification", "config": config})
+    return job("digits", trainer=images(config))
 
 
 def refusal(rundir: RunDir, of: DistributedTrainingJob) -> str:

@@ -28,7 +28,7 @@ from tandem_coordinator.prerequisites.site import Machine
 from tests.support import ROOT
 from tests.support.bad_surroundings import CASES, BadSurroundings, idx, safetensors, weights, whole_mnist, written
 from tests.support.disks import unreadable
-from tests.support.manifests import job, run_directory
+from tests.support.manifests import images, job, run_directory
 from tests.support.rights import as_any_user
 from tests.support.worlds.small_run import SmallRun
 
@@ -52,7 +52,7 @@ def found(of: DistributedTrainingJob, machine: Machine = LAPTOP, **more: Any) ->
 
 
 def trains(**config: Any) -> DistributedTrainingJob:
-    return job(trainer=TASK | {"config": {"data": {"name": "digits"}} | config})
+    return job(trainer=images({"data": {"name": "digits"}} | config))
 
 
 def runs(*words: str) -> DistributedTrainingJob:
@@ -77,7 +77,7 @@ def test_a_tracked_job_needs_mlflow(
     module = sys.modules["tandem_coordinator.prerequisites.machine"]
     monkeypatch.setattr(module, "find_spec", lambda name: name if name in installed else None)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    of = job(trainer=TASK | {"config": {"data": {"name": "digits"}}}, tracking={"mlflow": {"uri": uri} if uri else {}})
+    of = job(trainer=images({"data": {"name": "digits"}}), tracking={"mlflow": {"uri": uri} if uri else {}})
     assert [one.field for one in found(of)] == [("spec", "tracking", "mlflow")] * lacks
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_checkpoint_has_no_optimizer_to_take_over(folder: Path) -> No
     of = trains(initialWeights="digits.safetensors", initialOptimizer="Moments")
     (folder / "digits.safetensors").write_bytes(weights())
     (told,) = found(of)
-    assert told.field == ("spec", "trainer", "config", "initialOptimizer")
+    assert told.field == ("spec", "trainer", "loop", "initialOptimizer")
     assert "no run and no checkpoint" in told.message
 
 
@@ -181,10 +181,10 @@ def test_there_are_enough_of_them() -> None:
 
 def test_a_setting_from_the_command_line_is_blamed_where_it_is_one(folder: Path) -> None:
     source = parse((ROOT / "examples/digits.yaml").read_bytes(), "digits.yaml")
-    settings = ["trainer.config.precision=float16"]
+    settings = ["trainer.loop.precision=float16"]
     with pytest.raises(ManifestError) as caught:
         raise_for_unmet(found(parse_job(source, settings)), source, settings)
-    assert [(one.file, one.column) for one in caught.value.problems] == [("--set", 26)]
+    assert [(one.file, one.column) for one in caught.value.problems] == [("--set", 24)]
 
 
 def test_ports_of_which_none_is_free_are_told() -> None:
@@ -398,8 +398,8 @@ def test_without_evaluators_nobody_needs_test_data(folder: Path) -> None:
     for path in (folder / "data").glob("t10k*"):
         path.unlink()
     config = {"data": {"name": "mnist", "path": "data", "download": False}}
-    assert found(job(trainer=TASK | {"config": config}, evaluators={"replicas": 0})) == []
-    assert found(job(trainer=TASK | {"config": config})) != []
+    assert found(job(trainer=images(config), evaluators={"replicas": 0})) == []
+    assert found(job(trainer=images(config))) != []
 
 
 @pytest.mark.parametrize("model", ["cnn", "baby-cnn", "simple-net", "resnet-18"])

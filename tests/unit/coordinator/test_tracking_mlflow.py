@@ -12,6 +12,7 @@ from tandem.rundir.durable import read_json
 from tandem.rundir.records import LedgerRecord
 from tandem.wire.ledger import UsageByPurpose
 from tests.support.lines import Lines
+from tests.support.manifests import images
 from tests.support.worlds.tracked_run import BEGAN, TrackedRun
 
 with warnings.catch_warnings():
@@ -219,16 +220,16 @@ def test_parameters_are_the_jobs_settings_and_what_a_resumed_job_has_otherwise_i
 ) -> None:
     name = request.node.name
     env = [{"name": "HF_TOKEN", "value": "hunter2"}]
-    run = make(trainer={"task": "image-classification", "config": {"epochs": 4}, "env": env})
+    run = make(trainer=images({"epochs": 4}) | {"env": env})
     sender(run, store).send()
     given = run.job.dump()
-    given["spec"]["trainer"]["config"]["epochs"] = 8
+    given["spec"]["trainer"]["loop"]["epochs"] = 8
     run.job = DistributedTrainingJob.parse(given)
     sender(run, store).send()
     found = store.run(name)
-    assert found.data.params["trainer.config.epochs"] == "4"
-    assert found.data.params["trainer.config.optimizer.name"] == "adam", "defaults, too"
-    assert found.data.tags["changed.trainer.config.epochs"] == "8"
+    assert found.data.params["trainer.loop.epochs"] == "4"
+    assert found.data.params["trainer.loop.optimizer.name"] == "adam", "defaults, too"
+    assert found.data.tags["changed.trainer.loop.epochs"] == "8"
     assert "hunter2" not in str(found.to_dictionary())
     manifest = Path(store.client.download_artifacts(found.info.run_id, "job.yaml")).read_text()
     assert "epochs: 8" in manifest

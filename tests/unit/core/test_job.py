@@ -18,7 +18,7 @@ def job(**spec: Any) -> DistributedTrainingJob:
 
 def test_a_task_is_all_a_job_must_name() -> None:
     spec = job().spec
-    assert spec.trainer.settings.model == "cnn"
+    assert spec.trainer.images.model == "cnn"
     assert (spec.workers.replicas, spec.workers.min_replicas, spec.workers.most) == (1, 1, 1)
     assert spec.evaluation.processes == 1
     assert spec.checkpoint.interval_seconds == 60.0

@@ -9,12 +9,13 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
 from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
 from tests.support import manifests
+from tests.support.manifests import images
 
 SETTINGS = "0" * 32
 
 
 def job(resources: dict[str, Any] | None = None, **loop: Any) -> DistributedTrainingJob:
-    trainer = {"task": "image-classification", "config": {"globalBatchSize": 64, **loop}}
+    trainer = images({"globalBatchSize": 64, **loop})
     return DistributedTrainingJob.parse(
         manifests.manifest("test", trainer=trainer, workers={"resources": resources or {}})
     )

@@ -22,10 +22,11 @@ from tandem.rundir.ownership import (
 )
 from tandem.wire.status import CheckpointRef
 from tests.support import manifests
+from tests.support.manifests import images
 
 
 def job(name: str = "digits", **config: Any) -> DistributedTrainingJob:
-    return manifests.job(name, trainer={"task": "image-classification", "config": config})
+    return manifests.job(name, trainer=images(config))
 
 
 def script(*command: str, **trainer: Any) -> DistributedTrainingJob:
@@ -116,7 +117,7 @@ class TestWhereSomethingWasSaved:
         with pytest.raises(RunDirOccupied) as refusal:
             decide_ownership(there, job(seed=7), "Resume")
         assert refusal.value.saved == "step-000000500"
-        assert refusal.value.differs == ["spec.trainer.config.seed: there 0, now 7"]
+        assert refusal.value.differs == ["spec.trainer.loop.seed: there 0, now 7"]
 
     def test_refuse_leaves_it_alone(self, there: RunDir) -> None:
         saved(there)

@@ -242,12 +242,12 @@ def test_a_name_that_no_object_can_have_is_refused_with_the_rule(field: str, nam
         ("spec.workers", "min_replicas", "minReplicas"),
         ("spec.workers", "minreplicas", "minReplicas"),
         ("spec.workers", "nprocPerNode", "processesPerReplica"),
-        ("spec.trainer", "epochs", "spec.trainer.config.epochs"),
+        ("spec.trainer", "epochs", "spec.trainer.loop.epochs"),
         ("spec.trainer.config", "lr", "spec.trainer.config.optimizer.learningRate"),
         ("spec.trainer.config", "batchSize", "globalBatchSize"),
         ("spec.checkpoint", "every_step", "everySteps"),
         ("spec.workers.resources", "limit", "limits"),
-        ("", "name", "metadata.name or spec.trainer.config.optimizer.name"),
+        ("", "name", "metadata.name or spec.trainer.loop.optimizer.name"),
         ("spec", "qqqq", ""),
     ],
 )
@@ -318,8 +318,12 @@ def test_a_pipe_can_be_a_manifest(tmp_path: Path) -> None:
     [
         ("spec.workers.replicas=3", lambda s: s.workers.replicas, 3),
         ("workers.replicas=3", lambda s: s.workers.replicas, 3),
-        ("trainer.config.optimizer.learningRate=1e-4", lambda s: s.trainer.settings.optimizer.learning_rate, 1e-4),
-        ("trainer.config.compile=true", lambda s: s.trainer.settings.compile, True),
+        (
+            "trainer.config.optimizer.learningRate=1e-4",
+            lambda s: s.trainer.settings_of_loop.optimizer.learning_rate,
+            1e-4,
+        ),
+        ("trainer.config.compile=true", lambda s: s.trainer.settings_of_loop.compile, True),
         ("evaluators.policy=Every", lambda s: s.evaluation.policy, "Every"),
         ("trainer.image=7", lambda s: s.trainer.image, "7"),
         ("trainer.env[0].name=A", lambda s: s.trainer.env[0].name, "A"),
@@ -353,7 +357,7 @@ def test_settings_leave_the_data_they_were_given_alone() -> None:
     ("setting", "message", "meant"),
     [
         ("trainer.config.epoch=3", "unknown field epoch in spec.trainer.config", "spec.trainer.config.epochs"),
-        ("epochs=3", "unknown field epochs in spec", "spec.trainer.config.epochs"),
+        ("epochs=3", "unknown field epochs in spec", "spec.trainer.loop.epochs"),
         ("worker.replicas=3", "unknown field worker in spec", "spec.workers.replicas"),
         ("workers.min_replicas=1", "unknown field min_replicas", "spec.workers.minReplicas"),
         ("workers.replicas", "takes path=value", ""),
@@ -396,11 +400,29 @@ def test_all_wrong_settings_are_told_at_once() -> None:
 )
 def test_parameters_of_causal_lm_are_checked_without_torch(parameters: dict[str, Any], said: str) -> None:
     """Otherwise a rank finds it, after torch has started and a cluster has given its nodes."""
-    text = json.dumps(manifests.manifest(trainer={"task": "causal-lm", "parameters": parameters}))
+    _refuses("causal-lm", parameters, said)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"modle": "cnn"}, "unknown field modle in spec.trainer.parameters"),
+        ({"model": "cnnn"}, "spec.trainer.parameters.model must be one of cnn, baby-cnn"),
+        ({"data": {"name": "digits", "samples": 4}}, "samples is only for the synthetic data set"),
+        ({"data": {"name": "synthetic", "imageSize": 4}}, "model cnn needs images of at least 6×6 pixels"),
+        ({"epochs": 3}, "unknown field epochs in spec.trainer.parameters"),
+    ],
+)
+def test_parameters_of_images_are_checked_without_torch(parameters: dict[str, Any], message: str) -> None:
+    _refuses("image-classification", parameters, message)
+
+
+def _refuses(task: str, parameters: dict[str, Any], message: str) -> None:
+    text = json.dumps(manifests.manifest(trainer={"task": task, "parameters": parameters}))
     with pytest.raises(ManifestError) as caught:
         parse_job(parse(text.encode(), "job.json"))
     (problem,) = caught.value.problems
-    assert said in problem.message
+    assert message in problem.message
     assert problem.line == 1
     # Of a task of the user's own only that task knows.
     own = json.dumps(manifests.manifest(trainer={"task": "a:B", "parameters": parameters}))

@@ -10,14 +10,14 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 from torch import Tensor, nn
 
-from tandem.job.tasks import Data, ImageClassification
+from tandem.job.tasks import Data, ImageParameters
 from tandem_evaluator import evaluation
 from tandem_evaluator.evaluation import Evaluation, validation_counts
 from tandem_evaluator.result import MAX_WRONG, MergedResult, ShardResult, merge
 from tandem_evaluator.scoring import UnusableCheckpoint
 from tandem_trainer import data, models
 
-DIGITS = ImageClassification(model="baby-cnn", data=Data(name="digits"))
+DIGITS = ImageParameters(model="baby-cnn", data=Data(name="digits"))
 
 
 def weights(seed: int = 0) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ def test_the_wrong_samples_of_which_the_model_is_most_sure_are_named(shards: int
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_data_that_is_held_out_is_evaluated_beside_the_test_data(shards: int) -> None:
-    task = ImageClassification(model="baby-cnn", data=Data(name="digits", validation=0.2))
+    task = ImageParameters(model="baby-cnn", data=Data(name="digits", validation=0.2))
     state, samples = weights(), data.load(task.data, "validation")
     model = models.build("baby-cnn", 1, 8, 10)
     model.load_state_dict(state)
@@ -96,7 +96,7 @@ def test_data_that_is_held_out_is_evaluated_beside_the_test_data(shards: int) ->
 
 
 def test_it_evaluates_without_dropout_and_learns_nothing() -> None:
-    subject = Evaluation.load(ImageClassification(model="cnn", data=Data(name="digits")))
+    subject = Evaluation.load(ImageParameters(model="cnn", data=Data(name="digits")))
     torch.manual_seed(0)
     state = dict(models.build("cnn", 1, 8, 10).state_dict())
     assert subject.run(state, 0, 4) == subject.run(state, 0, 4)

@@ -35,7 +35,7 @@ def log(run: Run) -> Iterator[EvaluatorLog]:
 
 @pytest.fixture
 def evaluator(run: Run, log: EvaluatorLog) -> Evaluator:
-    evaluation = Evaluation.load(run.job.spec.trainer.settings)
+    evaluation = Evaluation.load(run.job.spec.trainer.images)
     return Evaluator(run.rundir, run.job.spec.evaluation, NAME, TaskScoring(evaluation), log)
 
 

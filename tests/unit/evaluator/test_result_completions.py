@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from tandem.evaluation import MAX_COMPLETION, MAX_COMPLETIONS, MAX_PROMPT, Checkpoint, Completions, added
 from tandem.job.resource import Evaluators
-from tandem.job.tasks import TaskLoop
+from tandem.job.tasks import Loop
 from tandem.rundir import evaluations
 from tandem_evaluator.program import _parts
 from tandem_evaluator.result import ProgramShard, merge_program
@@ -107,7 +107,7 @@ def test_a_small_model_completes_its_share_of_the_prompts_and_the_same_again(tmp
     save_file(task.model().state_dict(), tmp_path / "weights.safetensors")
     options = {"prompts": ["The import statement", "A loop", "é"], "maxTokens": 4, "temperature": 0.7}
     evaluators = Evaluators.model_validate({"generate": options})
-    loop = TaskLoop(micro_batch_size=256)
+    loop = Loop(micro_batch_size=256)
 
     def written(number: int, count: int) -> Completions:
         # A text that is small enough for a quick pass.

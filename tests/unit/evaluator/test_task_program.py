@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
-from tandem.job.tasks import TaskLoop
+from tandem.job.tasks import Loop
 from tandem_evaluator.task_program import TaskEvaluation, UnusableTask
 from tandem_trainer.task import Split, Task
 
@@ -57,9 +57,9 @@ def number(value: Any) -> float:
 
 
 def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
-    whole = TaskEvaluation(Reporting(None), TaskLoop(global_batch_size=64)).run(checkpoint(tmp_path))
-    cut = TaskEvaluation(Reporting(None), TaskLoop(micro_batch_size=7)).run(checkpoint(tmp_path))
-    halves = [TaskEvaluation(Reporting(None), TaskLoop()).run(checkpoint(tmp_path, shard, 2)) for shard in (0, 1)]
+    whole = TaskEvaluation(Reporting(None), Loop(global_batch_size=64)).run(checkpoint(tmp_path))
+    cut = TaskEvaluation(Reporting(None), Loop(micro_batch_size=7)).run(checkpoint(tmp_path))
+    halves = [TaskEvaluation(Reporting(None), Loop()).run(checkpoint(tmp_path, shard, 2)) for shard in (0, 1)]
     for name in ("mean", "logarithms", "sum", "max", "min", "loss"):
         assert number(cut[name]) == pytest.approx(number(whole[name]), rel=1e-5)
     assert cut["matrix"] == whole["matrix"]
@@ -70,7 +70,7 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
 
 
 def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
-    found = TaskEvaluation(Reporting(None), TaskLoop()).run(checkpoint(tmp_path, 60, 61))
+    found = TaskEvaluation(Reporting(None), Loop()).run(checkpoint(tmp_path, 60, 61))
     assert found == {"loss": Mean(0.0, 0)}
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_metric_is_named(tmp_path: Path, metrics: Any, words: str) ->
             return metrics
 
     with pytest.raises(UnusableTask, match=words):
-        TaskEvaluation(Wrong(None), TaskLoop()).run(checkpoint(tmp_path))
+        TaskEvaluation(Wrong(None), Loop()).run(checkpoint(tmp_path))
 
 
 def test_a_task_whose_metrics_bring_the_loss_runs_its_model_once_a_batch(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_task_whose_metrics_bring_the_loss_runs_its_model_once_a_batch(tmp_pat
             losses = self.loss(model, batch)
             return {"loss": Mean(losses.sum(), len(losses)), "worst": Max(losses.max())}
 
-    asked = TaskEvaluation(Asked(None), TaskLoop(micro_batch_size=20)).run(checkpoint(tmp_path))
+    asked = TaskEvaluation(Asked(None), Loop(micro_batch_size=20)).run(checkpoint(tmp_path))
     assert Counting.calls == 6
-    brought = TaskEvaluation(Bringing(None), TaskLoop(micro_batch_size=20)).run(checkpoint(tmp_path))
+    brought = TaskEvaluation(Bringing(None), Loop(micro_batch_size=20)).run(checkpoint(tmp_path))
     assert Counting.calls == 9
     assert brought["loss"] == asked["loss"]
     assert set(brought) == {"loss", "worst"}
@@ -131,7 +131,7 @@ def test_metrics_that_change_their_kind_do_not_add_up(tmp_path: Path) -> None:
             return {"f1": next(kinds)}
 
     with pytest.raises(UnusableTask, match="f1 of two batches: a Mean and a Sum do not add up"):
-        TaskEvaluation(Fickle(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))
+        TaskEvaluation(Fickle(None), Loop(micro_batch_size=25)).run(checkpoint(tmp_path))
 
 
 def test_histograms_with_edges_that_follow_from_the_batch_do_not_add_up(tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_histograms_with_edges_that_follow_from_the_batch_do_not_add_up(tmp_path
             return {"bins": Histogram(*torch.histogram(model(batch[0]), 4))}
 
     with pytest.raises(UnusableTask, match=r"bins of two batches: histograms of different edges .* use fixed edges"):
-        TaskEvaluation(Floating(None), TaskLoop(micro_batch_size=25)).run(checkpoint(tmp_path))
+        TaskEvaluation(Floating(None), Loop(micro_batch_size=25)).run(checkpoint(tmp_path))

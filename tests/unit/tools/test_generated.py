@@ -93,9 +93,9 @@ def test_every_field_of_the_models_is_in_the_crd_and_described() -> None:
 
 
 def test_bounds_are_in_the_dialect_of_openapi_3_0() -> None:
-    rate = at("spec.trainer.config.optimizer.learningRate")
+    rate = at("spec.trainer.loop.optimizer.learningRate")
     assert (rate["minimum"], rate["exclusiveMinimum"]) == (0, True)
-    momentum = at("spec.trainer.config.optimizer.momentum")
+    momentum = at("spec.trainer.loop.optimizer.momentum")
     assert (momentum["minimum"], momentum["maximum"], momentum["exclusiveMaximum"]) == (0, 1, True)
     assert "exclusiveMinimum" not in momentum
 

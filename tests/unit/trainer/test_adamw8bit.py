@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tandem.job.footprint import FootprintRequest
-from tandem.job.resource import Trainer
 from tandem.job.tasks import Optimizer
+from tandem.job.trainer import Trainer
 from tandem_trainer.adamw8bit import block_of, levels
 from tandem_trainer.causal_lm import CausalLM, CausalLMConfig
 from tandem_trainer.checkpoint.state import CheckpointMismatch

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tandem.job.footprint import FootprintRequest
-from tandem.job.resource import Trainer
 from tandem.job.tasks import Pipeline
+from tandem.job.trainer import Trainer
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.decoder import decoder_parts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.job.footprint import Footprint, FootprintRequest, FootprintResponse, Pass
-from tandem.job.resource import Trainer
+from tandem.job.trainer import Trainer
 from tandem_trainer.footprint import answer_question, moments
 from tandem_trainer.task import Task
 

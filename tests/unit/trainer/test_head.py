@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.job.footprint import FootprintRequest
-from tandem.job.resource import Trainer
+from tandem.job.trainer import Trainer
 from tandem_trainer.footprint import footprint
 from tandem_trainer.language.fine_tuning import FineTuning, FineTuningConfig
 from tandem_trainer.language.head import Head, enable_chunked_loss

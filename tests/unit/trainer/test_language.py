@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.evaluation import GeometricMean, Mean
-from tandem.job.resource import Trainer
+from tandem.job.trainer import Trainer
 from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.fine_tuning import NO_TARGET, FineTuning, FineTuningConfig

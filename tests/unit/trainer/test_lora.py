@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from tandem.job.causal_lm import Lora
 from tandem.job.footprint import FootprintRequest
-from tandem.job.resource import Trainer
 from tandem.job.tasks import Optimizer
+from tandem.job.trainer import Trainer
 from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights, weights
 from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.export import export, task_of_run, write_beside

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tandem.job.tasks import ImageClassification
+from tandem.job.tasks import ImageParameters
 from tandem_trainer.meter import Cost, cost_of, peak, per_sample
 from tandem_trainer.models import BUILDERS, build
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_forward_pass_is_counted_as_torch_counts_it_and_a_backward_pass_as_two(name: str) -> None:
-    config = ImageClassification.model_validate({"model": name, "data": {"name": "digits"}})
+    config = ImageParameters.model_validate({"model": name, "data": {"name": "digits"}})
     with FlopCounterMode(display=False) as counter:
         build(name, 3, 32, 10).eval()(torch.zeros(1, 3, 32, 32))
     assert per_sample(config, 3, 32, 10) == 3 * counter.get_total_flops()

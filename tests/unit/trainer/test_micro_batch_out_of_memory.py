@@ -14,10 +14,11 @@ from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memo
 from tandem_trainer.process_group import Group
 from tandem_trainer.rank_context import RankContext
 from tests.support import manifests
+from tests.support.manifests import images
 
 
 def job(**config: int) -> DistributedTrainingJob:
-    trainer = {"task": "image-classification", "config": {"globalBatchSize": 64, **config}}
+    trainer = images({"globalBatchSize": 64, **config})
     return DistributedTrainingJob.parse(manifests.manifest("test", trainer=trainer))
 
 

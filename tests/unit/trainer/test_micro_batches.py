@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tandem.job.tasks import ImageClassification
+from tandem.job.tasks import ImageParameters, Loop
 from tandem_trainer.data.order import Order, pieces, share
 from tandem_trainer.data.supply import Resident
 from tandem_trainer.image_classification import ImageTask
@@ -62,8 +62,8 @@ def step(rank: int, world_size: int, samples: int, **options: Any) -> tuple[list
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = model.layer.weight.detach().clone()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loop = ImageClassification(**options)
-    stepper = Stepper(ImageTask(loop), loop, Strategy(loop, group), model, Draws(), optimizer, scaler)
+    loop = Loop(**options)
+    stepper = Stepper(ImageTask(ImageParameters()), loop, Strategy(loop, group), model, Draws(), optimizer, scaler)
     supply = Resident([tensor[:samples] for tensor in SAMPLES], Order(samples, samples, seed=0), rank, world_size)
     loss = stepper.take(0, supply.read(0), [1.0])
     return model.sizes, before - model.layer.weight.detach(), loss.item()

@@ -174,6 +174,6 @@ def test_a_source_without_a_sample_is_named(model: Path, tmp_path: Path) -> None
 
 
 def _loop() -> Any:
-    from tandem.job.tasks import TaskLoop
+    from tandem.job.tasks import Loop
 
-    return TaskLoop(global_batch_size=4)
+    return Loop(global_batch_size=4)

@@ -52,7 +52,7 @@ def test_cnn_says_which_images_are_too_small() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_activation_checkpointing_changes_neither_names_nor_gradients(name: str) -> None:
-    from tandem.job.tasks import ImageClassification
+    from tandem.job.tasks import Loop
     from tandem_trainer.process_group import Group
 
     alone = Group(0, 1, 0, torch.device("cpu"))
@@ -60,7 +60,7 @@ def test_activation_checkpointing_changes_neither_names_nor_gradients(name: str)
     gradients = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        model = prepare(build(name, 1, 8, 10), ImageClassification(activation_checkpointing=recompute), alone)
+        model = prepare(build(name, 1, 8, 10), Loop(activation_checkpointing=recompute), alone)
         torch.manual_seed(1)
         model(images).sum().backward()
         gradients.append({n: p.grad for n, p in model.named_parameters()})

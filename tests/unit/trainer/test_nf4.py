@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tandem.job.causal_lm import Lora
 from tandem.job.footprint import FootprintRequest
-from tandem.job.resource import Trainer
+from tandem.job.trainer import Trainer
 from tandem_trainer.checkpoint.state import load_weights, weights
 from tandem_trainer.export import export, task_of_run, write_beside
 from tandem_trainer.failure import ConfigurationError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tandem.job.tasks import StrategyName, TaskLoop
+from tandem.job.tasks import Loop, StrategyName
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import SampleDropout, key_dropout
 from tandem_trainer.models.minigpt import MiniGPT, Shape
@@ -128,12 +128,12 @@ def test_strategies_of_one_process_refuse_several_ranks(strategy: StrategyName) 
     group = Group(0, 1, 0, CPU)
     group.world_size = 2
     with pytest.raises(ConfigurationError, match=f"{strategy} is for one process, and there are 2 ranks; use ddp"):
-        strategy_of(TaskLoop(strategy=strategy), group, 2)
+        strategy_of(Loop(strategy=strategy), group, 2)
 
 
 def test_hogwild_refuses_a_gpu() -> None:
     with pytest.raises(ConfigurationError, match="use ddp"):
-        Hogwild(TaskLoop(strategy="hogwild"), Group(0, 1, 0, torch.device("cuda", 0)))
+        Hogwild(Loop(strategy="hogwild"), Group(0, 1, 0, torch.device("cuda", 0)))
 
 
 def test_what_only_holds_blocks_is_none_itself() -> None:

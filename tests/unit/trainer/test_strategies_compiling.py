@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tandem.job.tasks import ImageClassification, TaskLoop
+from tandem.job.tasks import Loop
 from tandem_trainer.models import build
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.ddp import Ddp
@@ -49,7 +49,7 @@ def compiled_operations(world_size: int, monkeypatch: pytest.MonkeyPatch) -> lis
     group.world_size = world_size
     model = build("baby-cnn", 1, 8, 10)
     before = model.state_dict().keys()
-    loop = ImageClassification(compile=True)
+    loop = Loop(compile=True)
     forward = (Ddp if world_size > 1 else Strategy)(loop, group).wrap(model)
     assert isinstance(forward, nn.Module)
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_the_whole_model_is_one_graph(world_size: int, monkeypatch: pytest.Monke
 
 def test_a_stage_of_a_pipeline_is_one_graph_for_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     found = counted(monkeypatch)
-    strategy = SimpleNamespace(loop=TaskLoop(strategy="pipeline", compile=True), splits=False)
+    strategy = SimpleNamespace(loop=Loop(strategy="pipeline", compile=True), splits=False)
     runner: Any = SimpleNamespace(strategy=strategy)
     parts = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)]
     stage = _Stage(runner, 1, parts, is_last=False)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from tandem.job.resource import Trainer
-from tandem.job.tasks import TaskLoop
+from tandem.job.tasks import Loop
+from tandem.job.trainer import Trainer
 from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.image_classification import ImageTask
@@ -22,6 +22,7 @@ from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
 from tandem_trainer.task import Split, Task, class_named, configured, sentence, task_of
 from tandem_trainer.train import examples_of, order_of, samples_of, supply_of
+from tests.support.manifests import images
 
 
 @dataclass
@@ -174,7 +175,7 @@ def test_what_is_no_task_is_told_in_one_sentence(
 
 def test_the_built_in_task_is_an_ordinary_one() -> None:
     config = {"data": {"name": "digits", "start": 100, "end": 200}, "model": "baby-cnn"}
-    task = task_of(Trainer.parse({"task": "image-classification", "config": config}))
+    task = task_of(Trainer.parse(images(config)))
     assert type(task) is ImageTask is class_named("tandem_trainer.image_classification:ImageTask")
     whole, start, end = samples_of(task)
     assert (len(whole), start, end) == (1442, 100, 200), "samples of a slice keep their ids"
@@ -200,7 +201,7 @@ def test_the_language_model_has_a_name_and_is_found_by_its_class_as_well() -> No
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_step_has_the_same_samples_however_they_are_stored(ranks: int) -> None:
     """Ten in a batch: the last of an epoch has three, for which three ranks are too many."""
-    loop, task = TaskLoop(global_batch_size=10), Regression(Plain(1))
+    loop, task = Loop(global_batch_size=10), Regression(Plain(1))
     tensors = task.data("train")
     for rank in range(ranks):
         group = Group(0, 1, 0, torch.device("cpu"))
@@ -228,7 +229,7 @@ def test_what_is_put_into_batches_in_its_own_way_is_not_cut_from_tensors() -> No
         def collate(self, samples: list[Any]) -> Any:
             return {"all": torch.stack([one[0] for one in samples])}
 
-    task, loop = Own(Plain(1)), TaskLoop(global_batch_size=10)
+    task, loop = Own(Plain(1)), Loop(global_batch_size=10)
     supply = supply_of(
         task,
         task.data("train"),

@@ -8,7 +8,7 @@ takes a whole share from the loop (`runner`).
 
 import logging
 
-from tandem.job.tasks import Loop, TaskLoop
+from tandem.job.tasks import Loop
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
@@ -25,7 +25,7 @@ def strategy_of(loop: Loop, group: Group, per_worker: int) -> Strategy:
     Raises:
         ConfigurationError: the ranks of a worker cannot be divided as the job says, or the strategy is for one process.
     """
-    degree = loop.tensor_parallel if isinstance(loop, TaskLoop) else 1
+    degree = loop.tensor_parallel
     # Each strategy is imported only where it is used: their imports would delay every start.
     if loop.strategy == "dp" or loop.strategy == "model":
         if group.world_size > 1:

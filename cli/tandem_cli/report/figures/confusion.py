@@ -52,7 +52,7 @@ def draw(name: str, title: str, description: str, run: RunData, style: Viewport)
 
 
 def _names(run: RunData, classes: int) -> list[str]:
-    data = run.job.spec.trainer.settings.data.name if run.job and run.job.spec.trainer.is_built_in else ""
+    data = run.job.spec.trainer.images.data.name if run.job and run.job.spec.trainer.is_built_in else ""
     names = class_names(data)
     return list(names) if classes == len(names) else [str(index) for index in range(classes)]
 

@@ -38,7 +38,8 @@ SYNONYMS = {
 """Names that users of other tools know; a suggestion only when nothing closer is found."""
 
 CONFIG, LOOP = ("spec", "trainer", "config"), ("spec", "trainer", "loop")
-"""Paths of two groups with many common fields: one belongs to a built-in task, the other to a user's own task."""
+"""Paths of two groups with common fields: the first is deprecated, and has those of the second and of parameters."""
+PARAMETERS = ("spec", "trainer", "parameters")
 
 _KINDS: dict[str, Kind] = {
     "string": "text",
@@ -81,6 +82,7 @@ class Node:
     min_length: int | None = None
     max_length: int | None = None
     """Bounds of the length of a text or a list."""
+    deprecated: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
     """`x-…` keys for the API server."""
 
@@ -129,22 +131,12 @@ def named_fields(root: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from named_fields(node.items, (*path, 0) if node.kind == "list" else path)
 
 
-def suggestion(root: Node, parent: Path, wrong: str, has_own_task: bool = False) -> str:
+def suggestion(root: Node, parent: Path, wrong: str) -> str:
     """The field that an unknown field `wrong` under `parent` was probably meant to be; empty if none is close.
 
     A field in the same group is suggested by its name alone, one elsewhere by its whole path.
-
-    Args:
-        has_own_task: whether the job trains a task of the user's own.
     """
-    unused = CONFIG if has_own_task else LOOP
-    if parent[:3] != unused:
-        trainer = root.fields["spec"].fields["trainer"]
-        fields = {name: node for name, node in trainer.fields.items() if name != unused[2]}
-        spec = replace(
-            root.fields["spec"], fields={**root.fields["spec"].fields, "trainer": replace(trainer, fields=fields)}
-        )
-        root = replace(root, fields={**root.fields, "spec": spec})
+    root = with_trainer(root, **{(LOOP if parent[:3] == CONFIG else CONFIG)[2]: None})
     node = node_at(root, parent)
     if node is None:
         return ""
@@ -163,6 +155,15 @@ def suggestion(root: Node, parent: Path, wrong: str, has_own_task: bool = False)
     every = {str(path[-1]) for path, _ in named_fields(root)}
     matches = get_close_matches(camel_case, sorted(every), n=1, cutoff=0.8)
     return _elsewhere(root, matches[0], parent) if matches else ""
+
+
+def with_trainer(root: Node, **changed: Node | None) -> Node:
+    """The tree of a job with other fields of `spec.trainer`; None removes one."""
+    spec = root.fields["spec"]
+    trainer = spec.fields["trainer"]
+    fields = {name: node for name, node in {**trainer.fields, **changed}.items() if node is not None}
+    spec = replace(spec, fields={**spec.fields, "trainer": replace(trainer, fields=fields)})
+    return replace(root, fields={**root.fields, "spec": spec})
 
 
 def closest_choice(value: str, allowed: Sequence[str]) -> str:
@@ -260,7 +261,12 @@ def _node(schema: dict[str, Any], definitions: dict[str, Any], models: dict[str,
     if reference := schema.get("$ref"):
         name = reference.rsplit("/", 1)[1]
         inner = _node(definitions[name], definitions, models, name)
-        return replace(inner, description=_one_line(schema) or inner.description, default=schema.get("default", ABSENT))
+        return replace(
+            inner,
+            description=_one_line(schema) or inner.description,
+            default=schema.get("default", ABSENT),
+            deprecated="deprecated" in schema,
+        )
     if union := schema.get("anyOf"):
         options = [option for option in union if option.get("type") != "null"]
         outer = {key: value for key, value in schema.items() if key != "anyOf"}

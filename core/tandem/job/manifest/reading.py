@@ -29,20 +29,32 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tandem.errors import SETTING, ManifestError, Problem, UnmetRequirement, UserError
-from tandem.job.causal_lm import PREFERENCES, parameters_of
-from tandem.job.manifest.fields import Node, Path, closest_choice, describe, dotted, node_at, suggestion, tree
+from tandem.job.causal_lm import PREFERENCES
+from tandem.job.manifest.fields import (
+    CONFIG,
+    LOOP,
+    PARAMETERS,
+    Node,
+    Path,
+    closest_choice,
+    describe,
+    dotted,
+    node_at,
+    suggestion,
+    tree,
+    with_trainer,
+)
 from tandem.job.manifest.source import MAX_BYTES, Place, Source, parse, parse_value, short_json
 from tandem.job.pod_template import GPU_RESOURCES
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
-from tandem.job.tasks import CAUSAL_LM, TASKS
+from tandem.job.tasks import BUILT_IN, TASKS, ImageParameters, parameters_type
 from tandem.model import RULES, TASK, RuleBroken
 
-PARAMETERS = ("spec", "trainer", "parameters")
 ELSEWHERE = "; preference tuning is for the trainers of TRL, which run as a script of yours (docs/adapters.md)"
 
 
 def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A copy of a manifest's data with settings such as `spec.trainer.config.epochs=3` applied, in their order.
+    """A copy of a manifest's data with settings such as `spec.trainer.loop.epochs=3` applied, in their order.
 
     `spec.` may be omitted. Values are YAML; where a field holds text they are taken literally. `null` removes a field.
     Lists are indexed from 0 as in `trainer.env[0].value=x`, and a dot inside a name is written `\\.`.
@@ -55,7 +67,7 @@ def apply_overrides(data: dict[str, Any], settings: Sequence[str]) -> dict[str, 
     for setting in settings:
         try:
             path, value = setting_of(setting)
-            _put(result, path, value, setting)
+            _put(result, _in_shape(path, result), value, setting)
         except ManifestError as error:
             problems += error.problems
     if problems:
@@ -67,7 +79,7 @@ def setting_of(setting: str) -> tuple[Path, Any]:
     """Parse the path and the value of `path=value`."""
     name, equals, text = setting.partition("=")
     if not equals or not name.strip():
-        raise _setting_error(setting, 0, "", f"{SETTING} takes path=value, for instance trainer.config.epochs=3")
+        raise _setting_error(setting, 0, "", f"{SETTING} takes path=value, for instance trainer.loop.epochs=3")
     path = _path(setting, name.strip())
     node = node_at(tree(DistributedTrainingJob), path)
     if node is not None and node.kind == "text" and text != "null":
@@ -78,6 +90,25 @@ def setting_of(setting: str) -> tuple[Path, Any]:
         return path, parse_value(text)
     except ValueError as error:
         raise _setting_error(setting, len(name) + 1, dotted(path), f"the value of {name} is {error}") from None
+
+
+def _in_shape(path: Path, data: Any) -> Path:
+    """The place of a field of `loop` or `parameters` in a manifest that has `config` in place of both, and the other
+    way round."""
+    trainer = _trainer(data)
+    if "config" in trainer:
+        is_elsewhere = path[:3] in (LOOP, PARAMETERS) and len(path) > len(CONFIG)
+        return (*CONFIG, *path[3:]) if is_elsewhere else path
+    if path[:3] != CONFIG or len(path) == len(CONFIG) or trainer.get("task") != BUILT_IN:
+        return path
+    return (*(PARAMETERS if path[3] in ImageParameters.model_fields else LOOP), *path[3:])
+
+
+def _trainer(data: Any) -> dict[str, Any]:
+    """The trainer in a manifest; empty if it has none."""
+    for part in ("spec", "trainer"):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}
 
 
 def _path(setting: str, name: str) -> Path:
@@ -149,7 +180,7 @@ def problems(
 ) -> list[Problem]:
     """The problems of pydantic's errors, in the order of the lines. `data` is the validated data: the source with the
     overrides applied."""
-    set_by = {setting_of(setting)[0]: setting for setting in overrides}
+    set_by = {_in_shape(setting_of(setting)[0], data): setting for setting in overrides}
     unique: dict[tuple[str, str], Problem] = {}
     meant = {_intended_field(detail["loc"], data) for detail in details if detail["type"] == "extra_forbidden"}
     for detail in details:
@@ -164,13 +195,7 @@ def problems(
 def _intended_field(unknown: Path, data: dict[str, Any]) -> Path:
     """The field of the same group that an unknown one was probably meant to be: it is misspelled, and not missing as
     well."""
-    return (*unknown[:-1], suggestion(_root(data), unknown[:-1], str(unknown[-1]), _has_own_task(data)))
-
-
-def _has_own_task(data: Any) -> bool:
-    for part in ("spec", "trainer", "task"):
-        data = data.get(part) if isinstance(data, dict) else None
-    return isinstance(data, str) and (":" in data or data == CAUSAL_LM)
+    return (*unknown[:-1], suggestion(_root(data), unknown[:-1], str(unknown[-1])))
 
 
 def _messages(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path, str, dict[str, str]]]:
@@ -186,7 +211,7 @@ def _messages(detail: ErrorDetails, data: dict[str, Any]) -> Iterator[tuple[Path
             yield path, f"{name} is missing{meaning}", {"given": "", "allowed": allowed}
         case "extra_forbidden":
             parent = node_at(root, path[:-1])
-            closest = suggestion(root, path[:-1], str(path[-1]), _has_own_task(data))
+            closest = suggestion(root, path[:-1], str(path[-1]))
             location = f" in {dotted(path[:-1])}" if path[:-1] else ""
             siblings = ", ".join(parent.fields) if parent else ""
             preferences = path[:-1] == PARAMETERS and str(path[-1]).lower() in PREFERENCES
@@ -278,8 +303,8 @@ def located(source: Source, overrides: Sequence[str], path: Path, message: str, 
     """The problem at a field, found after the manifest was read."""
     if not path:
         return Problem(0, 0, source.file, "", message)
-    set_by = {setting_of(setting)[0]: setting for setting in overrides}
-    return _located(source, set_by, path, message, False, {"suggestion": suggestion})
+    set_by = {_in_shape(setting_of(setting)[0], source.data): setting for setting in overrides}
+    return _located(source, set_by, _in_shape(path, source.data), message, False, {"suggestion": suggestion})
 
 
 def _located(
@@ -304,23 +329,10 @@ def _located(
 
 
 def _root(data: Any) -> Node:
-    """The tree of a job's fields; for `causal-lm` with those of its parameters."""
-    root = tree(DistributedTrainingJob)
-    if (parameters := _parameters(data)) is None:
-        return root
-    spec = root.fields["spec"]
-    trainer = spec.fields["trainer"]
-    task = replace(tree(parameters_of(parameters)), required=False)
-    trainer = replace(trainer, fields={**trainer.fields, "parameters": task})
-    return replace(root, fields={**root.fields, "spec": replace(spec, fields={**spec.fields, "trainer": trainer})})
-
-
-def _parameters(data: Any) -> dict[str, Any] | None:
-    """The parameters of `causal-lm` in a manifest; None if it has none, or another task."""
-    for part in PARAMETERS[:-1]:
-        data = data.get(part) if isinstance(data, dict) else None
-    parameters = data.get(PARAMETERS[-1]) if isinstance(data, dict) and data.get("task") == CAUSAL_LM else None
-    return parameters if isinstance(parameters, dict) else None
+    """The tree of a job's fields; for a built-in task with those of its parameters."""
+    root, trainer = tree(DistributedTrainingJob), _trainer(data)
+    kind = parameters_type(trainer.get("task"), trainer.get("parameters"))
+    return root if kind is None else with_trainer(root, parameters=replace(tree(kind), required=False))
 
 
 def _field_path(location: Sequence[str | int], data: Any) -> tuple[Path, bool]:
@@ -431,11 +443,14 @@ def parse_job(source: Source, overrides: Sequence[str] = ()) -> DistributedTrain
 
 
 def _parameter_errors(data: dict[str, Any]) -> list[ErrorDetails]:
-    """Errors in the parameters of `causal-lm`, which are an untyped object to the API server."""
-    if (parameters := _parameters(data)) is None:
+    """Errors in the parameters of a built-in task, which are an untyped object to the API server."""
+    trainer = _trainer(data)
+    parameters = trainer.get("parameters")
+    kind = parameters_type(trainer.get("task"), parameters)
+    if kind is None or not isinstance(parameters, dict):
         return []
     try:
-        parameters_of(parameters).parse(parameters)
+        kind.parse(parameters)
     except ValidationError as error:
         return [{**detail, "loc": (*PARAMETERS, *detail["loc"])} for detail in error.errors(include_url=False)]
     return []
