@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, get_args
@@ -61,10 +61,11 @@ def job_page() -> str:
     root = tree(DistributedTrainingJob)
     description = root.fields["spec"].fields["trainer"].fields["parameters"].description
     images = replace(tree(ImageParameters), description=description, required=False, default=ABSENT)
-    root, parts = with_trainer(root, parameters=images), [JOB_HEAD]
-    for path, node in _groups(root, ()):
-        parts.append("\n".join(_section(path, node)))
-    return "\n".join(parts)
+    sections: dict[str, tuple[Path, Node]] = {}
+    for path, node in _groups(with_trainer(root, parameters=images), ()):
+        sections.setdefault(_model(node), (path, node))
+    places = {name: path for name, (path, _) in sections.items()}
+    return "\n".join([JOB_HEAD, *("\n".join(_section(path, node, places)) for path, node in sections.values())])
 
 
 def _groups(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
@@ -75,7 +76,17 @@ def _groups(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
             yield from _groups(inner, (*path, name) if inner is child else (*path, name, 0))
 
 
-def _section(path: Path, node: Node) -> Iterator[str]:
+def _model(node: Node) -> str:
+    assert node.model is not None
+    return node.model.__name__
+
+
+def _section(path: Path, node: Node, places: Mapping[str, Path]) -> Iterator[str]:
+    """The section of a group of fields, which stands once for all places that have such a group.
+
+    Args:
+        places: path of each section, by the name of its model.
+    """
     assert node.model is not None
     title = dotted(path).replace("[0]", "[]")
     yield f"## {title or 'The top of the manifest'}\n"
@@ -83,10 +94,12 @@ def _section(path: Path, node: Node) -> Iterator[str]:
     yield "| field | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, child in node.fields.items():
-        cells = [_name(name, child, path), describe(child), _default(child), child.description]
+        inner = child.items if child.kind == "list" and child.items else child
+        kind = describe(child) if inner.kind != "object" else "group" if inner is child else "list of groups"
+        cells = [_name(name, inner, places), kind, _default(child), child.description]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     stated: list[Rule | Transition] = [*node.model.rules, *node.model.transitions]
-    notes = [f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in stated]
+    notes = list(dict.fromkeys(f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in stated))
     notes += [f"- `{name}` cannot be changed once the job exists." for name in node.model.immutable]
     notes += ["- Fields that are not listed are kept as they are."] if node.open else []
     if notes:
@@ -94,12 +107,10 @@ def _section(path: Path, node: Node) -> Iterator[str]:
     yield ""
 
 
-def _name(name: str, child: Node, path: Path) -> str:
-    inner = child.items if child.kind == "list" and child.items else child
-    if inner.kind != "object" or child.deprecated:
+def _name(name: str, inner: Node, places: Mapping[str, Path]) -> str:
+    if inner.kind != "object" or inner.deprecated:
         return f"`{name}`"
-    title = dotted((*path, name) if inner is child else (*path, f"{name}[]"))
-    title = title.replace("[0]", "[]")
+    title = dotted(places[_model(inner)]).replace("[0]", "[]")
     anchor = "".join(letter for letter in title.lower() if letter.isalnum())
     return f"[`{name}`](#{anchor})"
 

@@ -98,8 +98,9 @@ def test_a_container_that_waits_to_be_started_again_has_begun(container: dict[st
     assert pod("Pending", containerStatuses=[{"name": "worker", **container}]).has_run is begun
 
 
-def test_parameters_that_the_coordinator_would_refuse_at_each_start_are_no_job() -> None:
-    trainer = {"task": "causal-lm", "parameters": {"lenght": 64}}
+@pytest.mark.parametrize("task", ["causal-lm", "image-classification"])
+def test_parameters_that_the_coordinator_would_refuse_at_each_start_are_no_job(task: str) -> None:
+    trainer = {"task": task, "parameters": {"lenght": 64}}
     body = manifests.manifest("digits", "lab", trainer=trainer)
     with pytest.raises(InvalidSpec, match=r"^spec\.trainer\.parameters\.lenght: "):
         parsed(body)
