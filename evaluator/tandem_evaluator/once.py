@@ -21,9 +21,9 @@ from tandem.processes.launch import RUN_DIR
 from tandem.rundir import lease
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
-from tandem_evaluator.__main__ import CannotEvaluate, enter_code, scoring_of
 from tandem_evaluator.claim import claim
 from tandem_evaluator.loop import survey_of
+from tandem_evaluator.preparation import CannotEvaluate, enter_code, scoring_of
 from tandem_evaluator.scoring import ProgramFailed, Scoring, UnusableCheckpoint, Work
 from tandem_trainer.malloc import use_adapted_thresholds
 

@@ -1,17 +1,14 @@
 """Every query of every dashboard and alert, answered by a real Prometheus that scrapes a real job and its operator.
 
 What needs GPUs is asked of a second job: its coordinator is real, and its ranks are played. What needs dcgm-exporter,
-which is not installed here, is only parsed. `TANDEM_PICTURES=docs/images` also draws what was answered.
+which is not installed here, is only parsed.
 """
 
-import json
-import os
 import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +17,6 @@ from tandem.wire import metrics
 from tandem.wire.protocol import RankReport
 from tests.support import ROOT
 from tests.support.cluster.operated import Job, Operator, manifest
-from tests.support.cluster.pictures import draw
 from tests.support.cluster.pods import Namespace
 from tests.support.cluster.prometheus import Prometheus, scraping
 from tests.support.cluster.recording import Period, Recording, filled, record
@@ -185,14 +181,3 @@ def test_the_port_for_prometheus_tells_numbers_and_nothing_else(job: Job) -> Non
     (pod,) = job.pods("coordinator")
     ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
     assert ports == {"http": 7070, "metrics": 7071}
-
-
-@pytest.mark.timeout(900)
-def test_pictures_can_be_drawn_of_what_was_answered(
-    answered: dict[str, Recording], period: Period, tmp_path: Path
-) -> None:
-    folder = Path(os.environ.get("TANDEM_PICTURES") or tmp_path)
-    for name, recording in answered.items():
-        picture = draw(recording, period, folder / f"dashboard-{name}.png")
-        assert 20_000 < picture.stat().st_size < 300_000
-    assert json.loads((FILES / "dashboards/job.json").read_text())["title"] == "Tandem / Job"

@@ -1,0 +1,63 @@
+"""Prepares a process to evaluate: the job's code, and the way to score a checkpoint."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.exitcode import ExitCode
+from tandem.processes.requirements import prepare_code
+from tandem.rundir.code import CodeError, JobEnded
+from tandem.rundir.layout import RunDir
+from tandem_evaluator.evaluator_log import log_event
+
+if TYPE_CHECKING:
+    from tandem_evaluator.scoring import Scoring
+
+
+class CannotEvaluate(Exception):  # noqa: N818 - it says what happened
+    """This process cannot do its work; carries the exit code and one line for the user."""
+
+    def __init__(self, code: ExitCode, line: str) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def enter_code(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
+    """Switch to the job's code; False if the job has failed before it arrived."""
+    try:
+        code = prepare_code(rundir, digest, log_event)
+    except JobEnded:
+        return False
+    except CodeError as error:
+        raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
+    except OSError as error:
+        raise CannotEvaluate(ExitCode.FAILED, f"the job's code cannot be prepared: {error}") from error
+    code.enter()
+    if job.spec.evaluation.command is None:
+        # The scoring is imported by this very process: the packages of the job have to be found, but must not replace
+        # Tandem's own.
+        sys.path.extend(code.places)
+    return True
+
+
+def scoring_of(job: DistributedTrainingJob) -> "Scoring":
+    """The way to evaluate the job's checkpoints."""
+    evaluators = job.spec.evaluation
+    if job.spec.trainer.own_task is not None and evaluators.command is None:
+        from tandem_evaluator.program import TASK_PROGRAM
+
+        evaluators = evaluators.model_copy(update={"command": [*TASK_PROGRAM]})
+    if evaluators.command is not None:
+        from tandem_evaluator.program import ProgramScoring
+
+        return ProgramScoring(evaluators)
+    # These load torch.
+    from tandem_evaluator.evaluation import Evaluation, TaskScoring
+    from tandem_trainer.failure import ConfigurationError
+
+    try:
+        return TaskScoring(Evaluation.load(job.spec.trainer.images))
+    except ConfigurationError as error:
+        raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
+    except OSError as error:
+        raise CannotEvaluate(ExitCode.FAILED, f"the data cannot be read: {error}") from error
