@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, get_args
 
-from tandem.job.manifest.fields import ABSENT, Node, Path, describe, dotted, tree, with_trainer
+from tandem.job.manifest.fields import ABSENT, Node, Path, dotted, tree, with_trainer
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.job.tasks import ImageParameters
 from tandem.model import Model, Rule, Transition
@@ -95,8 +95,7 @@ def _section(path: Path, node: Node, places: Mapping[str, Path]) -> Iterator[str
     yield "|---|---|---|---|"
     for name, child in node.fields.items():
         inner = child.items if child.kind == "list" and child.items else child
-        kind = describe(child) if inner.kind != "object" else "group" if inner is child else "list of groups"
-        cells = [_name(name, inner, places), kind, _default(child), child.description]
+        cells = [_name(name, inner, places), _kind(child), _default(child), child.description]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     stated: list[Rule | Transition] = [*node.model.rules, *node.model.transitions]
     notes = list(dict.fromkeys(f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in stated))
@@ -113,6 +112,23 @@ def _name(name: str, inner: Node, places: Mapping[str, Path]) -> str:
     title = dotted(places[_model(inner)]).replace("[0]", "[]")
     anchor = "".join(letter for letter in title.lower() if letter.isalnum())
     return f"[`{name}`](#{anchor})"
+
+
+def _kind(node: Node) -> str:
+    """The type of a field and the bounds of a number, for a cell of a table."""
+    if node.choices:
+        return ", ".join(f"`{choice}`" for choice in node.choices)
+    bounds = ((">", node.exclusive_minimum), ("≥", node.minimum), ("<", node.exclusive_maximum), ("≤", node.maximum))
+    limits = [f"{sign} {bound:,.12g}" for sign, bound in bounds if bound is not None]
+    match node.kind:
+        case "list":
+            assert node.items is not None
+            return f"list of {'groups' if node.items.kind == 'object' else _kind(node.items)}"
+        case "object":
+            return "group"
+        case "number":
+            return ", ".join(["number or text" if node.or_text else "number", *limits])
+    return ", ".join([node.kind, *limits])
 
 
 def _default(node: Node) -> str:
@@ -189,20 +205,20 @@ LOGS = (
     ("log/evaluator-NAME.jsonl", "Written by each process that evaluates.", records.EvaluatorRecord),
 )
 TYPES = {
-    "WholeNumber": "whole number",
-    "Count": "whole number",
-    "int": "whole number",
+    "WholeNumber": "integer",
+    "Count": "integer",
+    "int": "integer",
     "Number": "number",
     "float | None": "number",
     "Anything": "number",
-    "Amount": "number, not negative",
+    "Amount": "number ≥ 0",
     "Seconds": "seconds",
     "Timestamp": "time",
-    "Amounts": "object: number by name",
-    "UsageByPurpose": "object: number by purpose",
-    "UsageByPurpose | None": "object: number by purpose",
+    "Amounts": "map",
+    "UsageByPurpose": "map",
+    "UsageByPurpose | None": "map",
     "Text": "text",
-    "Texts": "list of text",
+    "Texts": "list",
     "PlainName": "text",
 }
 """Types of fields by their annotations; everything else is text."""
@@ -286,8 +302,11 @@ def _options(table: Table) -> Iterator[str]:
         yield f"Exact: {', '.join(exact)}.\n"
     limited = [(name, option) for name, option in table.options.items() if option.treatment != "exact"]
     if limited:
+        alike: dict[tuple[str, str], list[str]] = {}
+        for name, option in limited:
+            alike.setdefault((_treatment(option), option.note), []).append(f"`{name}`")
         yield "| option | treatment | note |\n|---|---|---|"
-        yield from (f"| `{name}` | {_treatment(option)} | {option.note}. |" for name, option in limited)
+        yield from (f"| {', '.join(names)} | {kind} | {note}. |" for (kind, note), names in alike.items())
         yield ""
 
 
