@@ -86,7 +86,7 @@ def test_bad_manifests_are_refused_with_the_field_and_the_reason(path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"trainer": {"config": {"epochs": 6}}}, "trainer"),
+        ({"trainer": {"loop": {"epochs": 6}}}, "trainer"),
         ({"trainer": {"args": ["x"]}}, "trainer"),
         ({"checkpoint": {"storage": {"retain": False}}}, "storage"),
         ({"checkpoint": {"storage": {"size": "1Gi"}}}, "storage"),

@@ -10,8 +10,7 @@ Two steps are traced for each size of the micro-batch, because gradients are all
 Where gradients exist all the time (DistributedDataParallel's buckets, a second micro-batch) the peak is higher.
 
 With tensorParallel, the step is traced over one rank's part of the matrices: the model computes with its part, and what
-is summed over ranks keeps its shape. So the same trace shows what is sent. A process with several devices is traced
-over all of them (tandem_trainer.device_footprint).
+is summed over ranks keeps its shape. So the same trace shows what is sent.
 
 The kernels are those of a CPU. Those of a GPU save about the same tensors; scratch memory that a kernel allocates
 by itself is not seen. `compile` is left out.
@@ -36,7 +35,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tandem.formatting import one_line
 from tandem.job.footprint import (
-    DeviceFootprint,
     Footprint,
     FootprintRequest,
     FootprintResponse,
@@ -48,7 +46,6 @@ from tandem.job.footprint import (
 from tandem.job.tasks import FsdpSettings, Loop
 from tandem.rundir.durable import is_transient
 from tandem_trainer.casts import Casts
-from tandem_trainer.device_footprint import FirstCopy, Transfers, place_model, stand_in_devices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.models.dropout import Draws, SampleDropout, key_dropout
 from tandem_trainer.process_group import Group
@@ -88,8 +85,6 @@ def footprint(question: FootprintRequest, progress: Progress) -> Footprint:
         stages = traced.stages(mode) if question.by_stage else None
         passes, untraced = [], ""
         try:
-            if question.devices > 1:
-                traced.spread(question.devices)
             for samples in question.micro_batches:
                 progress(f"traces a step of {samples:,} samples{_description(question)}")
                 with mode_off():
@@ -113,8 +108,6 @@ def footprint(question: FootprintRequest, progress: Progress) -> Footprint:
 def _description(question: FootprintRequest) -> str:
     if question.by_stage:
         return ", stage by stage"
-    if question.devices > 1:
-        return f", on {question.devices} devices"
     return f", of one of {question.tensor_parallel} ranks that split it" if question.tensor_parallel > 1 else ""
 
 
@@ -190,25 +183,6 @@ class _TracedStep:
         self._optimizer = task.optimizer(self._model, loop.optimizer)
         self._trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._casts: Mapping[int, int] = {}
-        self._copies, self._devices = 1, stand_in_devices(1)
-
-    def spread(self, devices: int) -> None:
-        """Trace the step of a process with several devices from here on.
-
-        Raises:
-            Untraceable: the layers cannot be spread over that many devices.
-        """
-        if self._loop.strategy == "dp":
-            self._copies = devices
-            self._forward = _WholeForward(self._task, FirstCopy(self._model, devices))
-            return
-        self._devices = stand_in_devices(devices)
-        try:
-            place_model(self._model, self._devices)
-        except ConfigurationError as error:
-            raise Untraceable(str(error)) from error
-        self._optimizer = self._task.optimizer(self._model, self._loop.optimizer)
-        self._trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def _split(self, plan: Plan, ranks: int) -> None:
         """Shrink each matrix that a plan splits to the part of the first rank."""
@@ -237,8 +211,8 @@ class _TracedStep:
         if tensor.requires_grad:
             self._reduced_bytes += tensor.nbytes
 
-    def take(self, batch: Any, samples: int) -> list[Pass]:
-        """Trace a micro-batch; returns a pass for each device.
+    def take(self, batch: Any, samples: int) -> Pass:
+        """Trace a micro-batch.
 
         Raises:
             ConfigurationError: the loss is not one number for each sample.
@@ -246,30 +220,21 @@ class _TracedStep:
         """
         self._reduced_bytes = 0
         with self._traceable():
-            with (
-                FlopCounterMode(display=False) as operations,
-                Casts(self._model.parameters()) as casts,
-                Transfers() as transfers,
-            ):
+            with FlopCounterMode(display=False) as operations, Casts(self._model.parameters()) as casts:
                 self._run(batch, samples)
             self._casts, reduced = casts.sizes, self._reduced_bytes
             fresh = self._peaks(batch, samples)
             for parameter in self._trainable:
                 parameter.grad = torch.zeros_like(parameter)
             accumulating = self._peaks(batch, samples)
-        return [
-            Pass(
-                samples=samples,
-                moments=moments(fresh[device], self._state_size(device)),
-                accumulating=max(
-                    0, max(accumulating[device].values()) - self._state_size(device) - self._gradients(device)
-                ),
-                flops=float(operations.get_total_flops()),
-                added_up=reduced,
-                moved=transfers.size,
-            )
-            for device in self._devices
-        ]
+        state = self._state_size()
+        return Pass(
+            samples=samples,
+            moments=moments(fresh, state),
+            accumulating=max(0, max(accumulating.values()) - state - self._gradients()),
+            flops=float(operations.get_total_flops()),
+            added_up=reduced,
+        )
 
     @contextmanager
     def _traceable(self) -> Iterator[None]:
@@ -292,15 +257,15 @@ class _TracedStep:
             )
             raise Untraceable(f"a step cannot be traced: {reason}") from error
 
-    def _peaks(self, batch: Any, samples: int) -> dict[torch.device, dict[int, int]]:
-        """Measure the peak memory on each device in a step, by the size of the gradients at that time."""
-        peaks: dict[torch.device, dict[int, int]] = {device: {0: 0} for device in self._devices}
+    def _peaks(self, batch: Any, samples: int) -> dict[int, int]:
+        """Measure the peak memory in a step, by the size of the gradients at that time."""
+        peaks = {0: 0}
 
         def record(sizes: Sizes) -> None:
-            for device, kinds in sizes.items():
+            for kinds in sizes.values():
                 by_name = {getattr(kind, "value", kind): size for kind, size in kinds.items()}
-                by_gradients, gradients = peaks.setdefault(device, {}), by_name["Gradient"]
-                by_gradients[gradients] = max(by_gradients.get(gradients, 0), by_name["Total"])
+                gradients = by_name["Gradient"]
+                peaks[gradients] = max(peaks.get(gradients, 0), by_name["Total"])
 
         tracker = tracker_of(self._model.parameters(), record)
         tracker.track_external(
@@ -311,7 +276,7 @@ class _TracedStep:
         return peaks
 
     def _run(self, batch: Any, samples: int) -> None:
-        self._draws.set(self._loop.seed, 0, torch.zeros(-(-samples // self._copies), dtype=torch.int64))
+        self._draws.set(self._loop.seed, 0, torch.zeros(samples, dtype=torch.int64))
         if self._loop.precision == "float32":
             loss: Tensor = self._forward(batch, samples)
         else:
@@ -340,7 +305,7 @@ class _TracedStep:
     def footprint(
         self,
         *,
-        passes: Sequence[list[Pass]],
+        passes: Sequence[Pass],
         stages: tuple[StageFootprint, ...],
         untraced: str,
         samples: int,
@@ -363,8 +328,6 @@ class _TracedStep:
             numbers = {"adam": 2, "adamw": 2, "adamw8bit": 0.5, "muon": 1, "sgd": momentum}
             optimizer = int(self._gradients() * numbers[self._loop.optimizer.name])
         blocks = list(_blocks(blocks_of(self._model, (self._loop.fsdp or FsdpSettings()).wrap_parameters)))
-        by_device = list(zip(*passes, strict=True))
-        is_spread = len(self._devices) > 1
         return Footprint(
             parameters=parameters,
             parameter_count=sum(parameter.numel() for parameter in self._model.parameters()),
@@ -379,33 +342,20 @@ class _TracedStep:
             block_gradients=tuple(
                 sum(parameter.nbytes for parameter in block if parameter.requires_grad) for block in blocks
             ),
-            passes=by_device[0] if by_device and not is_spread else (),
+            passes=tuple(passes),
             stages=stages,
-            portions=tuple(map(self._portion, self._devices, by_device)) if is_spread else (),
             untraced=untraced,
         )
 
-    def _portion(self, device: torch.device, passes: tuple[Pass, ...]) -> DeviceFootprint:
-        parameters = [parameter for parameter in self._model.parameters() if parameter.device == device]
-        return DeviceFootprint(
-            parameters=_size(parameters),
-            gradients=self._gradients(device),
-            optimizer=self._optimizer_size(device),
-            buffers=_size(self._model.buffers(), device),
-            casts=sum(self._casts.get(id(parameter), 0) for parameter in parameters),
-            passes=passes,
-        )
+    def _gradients(self) -> int:
+        return _size(self._trainable)
 
-    def _gradients(self, device: torch.device | None = None) -> int:
-        return _size(self._trainable, device)
-
-    def _optimizer_size(self, device: torch.device | None = None) -> int:
+    def _optimizer_size(self) -> int:
         states = (value for state in self._optimizer.state.values() for value in state.values() if _is_tensor(value))
-        return _size(states, device)
+        return _size(states)
 
-    def _state_size(self, device: torch.device) -> int:
-        tensors = itertools.chain(self._model.parameters(), self._model.buffers())
-        return _size(tensors, device) + self._optimizer_size(device)
+    def _state_size(self) -> int:
+        return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
 
 
 def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:
@@ -453,9 +403,9 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _size(tensors: Iterable[Tensor], device: torch.device | None = None) -> int:
-    """Add up the bytes of tensors on a device, or of all; each tensor once."""
-    return sum({id(tensor): tensor.nbytes for tensor in tensors if device in (None, tensor.device)}.values())
+def _size(tensors: Iterable[Tensor]) -> int:
+    """Add up the bytes of tensors, each tensor once."""
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
 def answer_question(question: FootprintRequest, progress: Progress) -> FootprintResponse:

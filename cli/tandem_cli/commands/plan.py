@@ -31,7 +31,6 @@ from tandem_cli.planning.plan import (
     PlanRow,
     batches,
     degree_of,
-    devices,
     joined,
     planned,
     staged_batches,
@@ -115,6 +114,8 @@ def plan(
         _refuse_script(job, source, overrides or ())
         loop, group = job.spec.trainer.settings_of_loop, job.spec.workers
         names = [] if strategies is None else list(parse_names(strategies, loop))
+        if several := [name for name in names if name in ("dp", "model")]:
+            raise UserError(f"--strategies: {several[0]} is not planned: one process would have several devices")
         if names and names != [loop.strategy] and "hogwild" in (loop.strategy, *names):
             raise UserError(
                 "--strategies: hogwild is planned alone, for a job that uses it, because it needs no device; for "
@@ -177,7 +178,7 @@ def _planned_job(
     """
     trainer, group = job.spec.trainer, job.spec.workers
     loop = trainer.settings_of_loop
-    target = group.gpus if loop.strategy in ("dp", "model") else group.replicas * group.processes
+    target = group.replicas * group.processes
     sizes = {tensor: batches(loop, worlds, tensor) for tensor in (1, degree_of(loop))}
     # The unsharded model is the same under each strategy.
     unsharded = {
@@ -188,10 +189,9 @@ def _planned_job(
 
     def plan_for(trainer: Trainer) -> Plan:
         own = trainer.settings_of_loop
-        chunks, alone = staged_batches(own, worlds), batches(own, (1,))
+        chunks = staged_batches(own, worlds)
         staged = traces.trace(trainer, chunks, by_stage=True, tensor_parallel=degree_of(own)) if chunks else None
-        spread = {number: traces.trace(trainer, alone, devices=number) for number in devices(own, worlds)}
-        return planned(unsharded, own, worlds, target, budget, group.processes, staged, spread)
+        return planned(unsharded, own, worlds, target, budget, group.processes, staged)
 
     if not names:
         return plan_for(trainer), unsharded[1]

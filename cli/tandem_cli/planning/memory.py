@@ -71,10 +71,6 @@ class PlannedStrategy(StrEnum):
     """Ranks hold consecutive stages of the model (tandem_cli.planning.pipeline)."""
     HOGWILD = "hogwild"
     """The ranks of a worker update the same weights without locks."""
-    DP = "dp"
-    """One process copies the model to all of its devices in each pass, and splits the samples among them."""
-    MODEL = "model"
-    """One process places consecutive layers on each of its devices."""
 
 
 @dataclass(frozen=True)
@@ -194,45 +190,6 @@ def worker_memory(ranks: int, footprint: Footprint, traced: Pass | None, passes:
         buffers=single.buffers + (ranks - 1) * own_buffers,
         data=ranks * single.data,
     )
-
-
-def copies_memory(footprint: Footprint, passes: int) -> Memory:
-    """Compute the peak of the first device under `dp`.
-
-    Args:
-        footprint: footprint with the pass of that device.
-        passes: passes of a step.
-    """
-    base = _state(footprint)
-    # Gradients that earlier passes of the step accumulated.
-    accumulated = 0 if passes == 1 else footprint.gradients
-    # At the end of a pass the first device holds its own gradients and the sum of all devices' gradients.
-    reducing = replace(base, gradients=accumulated + 2 * footprint.gradients)
-    if not footprint.passes:
-        return reducing
-    computing = _computing(base, footprint, footprint.passes[0])
-    computing = replace(computing, gradients=accumulated + computing.gradients)
-    return max(computing, reducing, key=attrgetter("total"))
-
-
-def layers_memory(footprint: Footprint, passes: int) -> Memory:
-    """Compute the peak of the device that holds most under `model`; arguments are those of `copies_memory`."""
-    peaks = []
-    for number, portion in enumerate(footprint.portions):
-        # Each device trains its layers like a `single` rank; training data is on the first device.
-        own = footprint.model_copy(
-            update={
-                "parameters": portion.parameters,
-                "gradients": portion.gradients,
-                "optimizer": portion.optimizer,
-                "buffers": portion.buffers,
-                "average": portion.parameters + portion.buffers if footprint.average else 0,
-                "casts": portion.casts,
-                "data": 0 if number else footprint.data,
-            }
-        )
-        peaks.append(memory(PlannedStrategy.SINGLE, 1, own, portion.passes[0], passes))
-    return max(peaks, key=attrgetter("total"))
 
 
 def _state(footprint: Footprint, parts: int = 1) -> Memory:

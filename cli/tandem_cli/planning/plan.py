@@ -15,9 +15,7 @@ from tandem_cli.planning.memory import (
     MicroBatches,
     PlannedStrategy,
     batch_of,
-    copies_memory,
     format_bytes,
-    layers_memory,
     memory,
     worker_memory,
 )
@@ -37,12 +35,10 @@ SIMPLEST = (
     PlannedStrategy.FSDP,
     PlannedStrategy.TENSOR,
     PlannedStrategy.PIPELINE,
-    PlannedStrategy.DP,
-    PlannedStrategy.MODEL,
     PlannedStrategy.HOGWILD,
 )
 """The order in which strategies are recommended; combinations come after the plain strategy."""
-_UNITS = {PlannedStrategy.HOGWILD: "rank", PlannedStrategy.DP: "device", PlannedStrategy.MODEL: "device"}
+_UNITS = {PlannedStrategy.HOGWILD: "rank"}
 """Unit that `--workers` counts, if not workers."""
 
 
@@ -52,7 +48,7 @@ class PlanRow:
 
     strategy: PlannedStrategy
     workers: int
-    """Ranks, each with a device; the devices of one process if it has several."""
+    """Ranks, each with a device."""
     batch: MicroBatches | None
     """None for a model without a job."""
     memory: Memory
@@ -156,11 +152,6 @@ def staged_batches(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(micro_batches(loop, world // ranks)[1] for world in worlds if world % ranks == 0))
 
 
-def devices(loop: Loop, worlds: Sequence[int]) -> tuple[int, ...]:
-    """List the numbers of devices of one process for which the step has to be traced."""
-    return tuple(world for world in worlds if world > 1) if loop.strategy in ("dp", "model") else ()
-
-
 def degree_of(loop: Loop) -> int:
     """Ranks that split each matrix."""
     return loop.tensor_parallel
@@ -174,7 +165,6 @@ def planned(
     budget: PlanBudget,
     per_worker: int = 1,
     staged: Footprint | None = None,
-    spread: Mapping[int, Footprint] | None = None,
 ) -> Plan:
     """Plan a job.
 
@@ -185,7 +175,6 @@ def planned(
         target: number of workers that the job specifies.
         per_worker: ranks in a worker of the job.
         staged: footprint with the stages of the job's pipeline, if it has one.
-        spread: by the number of devices of one process, if the job uses several.
     """
     # The footprint of a rank that holds whole matrices; its samples give the steps of the run.
     footprint = footprints[1]
@@ -201,9 +190,6 @@ def planned(
         allowed = (world for world in worlds if world % pipeline_ranks(loop) == 0 and _is_within(loop, per_worker))
         rows += [_pipeline_row(world, footprint, staged, loop, setting) for world in allowed]
     if loop is not None:
-        # One process with several devices, under `dp` and `model`; a device count that could not be traced has a note.
-        traced = {number: on_devices for number, on_devices in (spread or {}).items() if not on_devices.untraced}
-        rows += [_spread_row(number, on_devices, loop, setting) for number, on_devices in traced.items()]
         rows.sort(key=lambda row: row.workers)
     if loop is not None and target > 1:
         # Mark the job's own choice, so that the recommendation can refer to it.
@@ -213,8 +199,6 @@ def planned(
     notes = _notes(footprint, loop, is_known)
     if loop is not None and loop.strategy == "pipeline":
         notes += _pipeline_notes(loop, staged, per_worker)
-    if loop is not None:
-        notes += _spread_notes(loop, spread or {})
     if (
         loop is not None
         and loop.strategy == "fsdp"
@@ -271,7 +255,7 @@ def _gaps(plans: Mapping[str, Plan], rows: Sequence[PlanRow]) -> Iterator[str]:
     worlds = sorted({row.workers for row in rows if row.workers > 1})
     if not worlds:
         for name in plans:
-            if name in ("ddp", "fsdp", "dp", "model"):
+            if name in ("ddp", "fsdp"):
                 yield f"{name} has no row: it is for more than one {_UNITS.get(PlannedStrategy(name), 'worker')}."
     for name in plans:
         sizes = {row.workers for row in rows if row.label == name}
@@ -324,21 +308,6 @@ def _row(strategy: PlannedStrategy, world: int, tensor: int, footprint: Footprin
     return PlanRow(strategy, world, batch, peak, setting.spare(peak), time, price, tensor, copies=copies)
 
 
-def _spread_row(number: int, footprint: Footprint, loop: Loop, setting: _Setting) -> PlanRow:
-    """Plan one process with several devices, which takes the global batch alone."""
-    batch, speed = batch_of(loop, 1), setting.budget.speed
-    # Under `dp` the first device has most; under `model` each device has some of the layers.
-    if loop.strategy == "dp":
-        strategy, peak, traced = PlannedStrategy.DP, copies_memory(footprint, batch.passes), footprint.passes[0]
-    else:
-        strategy, peak = PlannedStrategy.MODEL, layers_memory(footprint, batch.passes)
-        traced = footprint.portions[0].passes[0]
-    copies = number if loop.strategy == "dp" else 1
-    time = None if speed is None else step_time(strategy, 1, footprint, traced, batch.passes, speed)
-    price = setting.cost(time, number)
-    return PlanRow(strategy, number, batch, peak, setting.spare(peak), time, price, copies=copies)
-
-
 def _pipeline_row(world: int, footprint: Footprint, staged: Footprint, loop: Loop, setting: _Setting) -> PlanRow:
     """Plan the job's pipeline on a world size."""
     options, ranks, speed = loop.pipeline or Pipeline(), pipeline_ranks(loop), setting.budget.speed
@@ -382,12 +351,6 @@ def _pipeline_notes(loop: Loop, staged: Footprint | None, per_worker: int) -> li
             f"worker."
         ]
     return []
-
-
-def _spread_notes(loop: Loop, spread: Mapping[int, Footprint]) -> Iterator[str]:
-    for number, on_devices in spread.items():
-        if on_devices.untraced:
-            yield f"{loop.strategy} on {count_noun(number, 'device')} is not planned, because {on_devices.untraced}."
 
 
 def recommendation(rows: Sequence[PlanRow], target: int, is_known: bool = True) -> str:
@@ -466,6 +429,8 @@ def _notes(footprint: Footprint, loop: Loop | None, is_known: bool) -> list[str]
             f"Activations are not counted and times are not known, because {footprint.untraced}. What is counted "
             "follows from the sizes of the parameters."
         )
+    if loop.strategy in ("dp", "model"):
+        notes.append(f"{loop.strategy} is not planned: one process would have several devices.")
     if loop.strategy == "hogwild":
         notes.append("Sizes are those of all ranks of the worker together: the weights once, the rest for each rank.")
     if loop.compile:

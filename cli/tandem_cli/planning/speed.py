@@ -92,8 +92,7 @@ def step_time(
 
     Args:
         world_size: data-parallel ranks.
-        traced: pass of the rank that has most samples; under `dp` that of the first device, under `model` that of all
-            of them.
+        traced: pass of the rank that has most samples.
         passes: passes of a step.
         tensor: ranks that split each matrix.
     """
@@ -105,10 +104,6 @@ def step_time(
         transferred, overlap = 2 * share * footprint.gradients, BACKWARD * compute / passes
     elif strategy in (PlannedStrategy.FSDP, PlannedStrategy.TENSOR):
         transferred, overlap = share * (2 * footprint.parameters + footprint.gradients) * passes, compute
-    elif strategy is PlannedStrategy.DP:
-        transferred = (footprint.parameters + footprint.gradients) * passes
-    elif strategy is PlannedStrategy.MODEL:
-        transferred = traced.moved * passes
     reduced = 2 * (tensor - 1) / tensor * traced.added_up * passes / speed.bandwidth
     communication = transferred / speed.bandwidth
     step = compute + reduced + max(0.0, communication - overlap)

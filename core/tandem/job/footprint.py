@@ -25,9 +25,6 @@ class FootprintRequest(Model):
     """Number of ranks that split each matrix. The footprint is that of the first one, which has most."""
     by_stage: bool = False
     """Whether to trace the stages of the job's pipeline one by one, instead of the model as a whole."""
-    devices: Annotated[int, Field(ge=1)] = 1
-    """GPUs of one process over which `strategy: dp` splits each micro-batch, or `strategy: model` spreads the layers.
-    For `dp` the passes are those of the first GPU, which holds most."""
 
 
 class Moment(Model):
@@ -55,8 +52,6 @@ class Pass(Model):
     convolutions and attention."""
     added_up: Bytes = 0
     """Activations and their gradients that ranks of tensor parallelism all-reduce."""
-    moved: Bytes = 0
-    """Activations and their gradients that are copied between devices of the process."""
 
 
 class StageMemory(Model):
@@ -100,18 +95,6 @@ class StageFootprint(Model):
     """Gradients of each part, as for `gradients`."""
 
 
-class DeviceFootprint(Model):
-    """Memory of one of several devices of a process (`strategy: model`). Sizes are those of `Footprint`."""
-
-    parameters: Bytes
-    gradients: Bytes
-    optimizer: Bytes
-    buffers: Bytes
-    casts: Bytes
-    passes: tuple[Pass, ...]
-    """Its share of the passes, in the order of the request; operations and copies are those of all devices."""
-
-
 class Footprint(Model):
     """Memory of a task's state, and its passes."""
 
@@ -144,8 +127,6 @@ class Footprint(Model):
     """Reason for which the step could not be traced."""
     stages: tuple[StageFootprint, ...] = ()
     """Stages of the job's pipeline, if requested."""
-    portions: tuple[DeviceFootprint, ...] = ()
-    """Memory by device, if the layers were to be spread over several."""
 
 
 class JobMistake(Model):

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem.job.footprint import DeviceFootprint, Footprint, Moment, Pass
+from tandem.job.footprint import Footprint, Moment, Pass
 from tandem.job.resource import Workers
 from tandem.job.tasks import FsdpSettings, Loop, Optimizer
 from tandem_cli.commands.plan import allowed
@@ -18,16 +18,14 @@ from tandem_cli.planning.memory import (
     PlannedStrategy,
     batch_of,
     bytes_of,
-    copies_memory,
     format_bytes,
-    layers_memory,
     memory,
     state_of,
     unsharded_bytes,
     worker_memory,
     world_sizes,
 )
-from tandem_cli.planning.plan import Plan, PlanBudget, batches, degree_of, devices, planned
+from tandem_cli.planning.plan import Plan, PlanBudget, batches, degree_of, planned
 from tandem_cli.planning.speed import DEVICES, Speed, cost, step_time, steps_of
 from tests.support import ROOT
 from tests.support.documents import blocks
@@ -172,33 +170,6 @@ def test_ranks_without_locks_share_the_weights_and_nothing_else() -> None:
     assert worker_memory(3, MODEL, PASS, 2).gradients == 3 * 80
 
 
-def test_the_first_of_several_copies_adds_gradients_up_once_all_are_there() -> None:
-    computing = copies_memory(MODEL.model_copy(update={"passes": (PASS.model_copy(update={"moments": (LARGE,)}),)}), 1)
-    assert (computing.gradients, computing.activations + computing.casts) == (20, 480)
-    adding_up = copies_memory(MODEL, 1)
-    assert (adding_up.gradients, adding_up.activations) == (2 * 80, 0)
-    assert copies_memory(MODEL, 2).gradients == 3 * 80, "those of earlier micro-batches are there, too"
-    assert copies_memory(MODEL.model_copy(update={"passes": ()}), 1).gradients == 2 * 80
-    time = step_time(PlannedStrategy.DP, 1, MODEL, PASS, 2, SPEED)
-    assert time.step == pytest.approx(time.compute + 2 * (100 + 80) / 100)
-
-
-FIRST = DeviceFootprint(parameters=60, gradients=60, optimizer=120, buffers=7, casts=0, passes=(PASS,))
-LAST = FIRST.model_copy(update={"parameters": 40, "gradients": 20, "optimizer": 40, "buffers": 0})
-SPREAD = MODEL.model_copy(update={"passes": (), "portions": (FIRST, LAST)})
-
-
-def test_of_layers_on_several_devices_the_one_that_holds_most_counts() -> None:
-    first = layers_memory(SPREAD, 1)
-    assert (first.parameters, first.gradients, first.optimizer, first.data) == (60, 20, 120, 3)
-    assert first.buffers == 7 + 60 + 7, "with the average of what is there"
-    large = LAST.model_copy(update={"passes": (PASS.model_copy(update={"moments": (LARGE,), "accumulating": 500}),)})
-    last = layers_memory(SPREAD.model_copy(update={"portions": (FIRST, large)}), 2)
-    assert (last.parameters, last.gradients, last.activations, last.data) == (40, 20, 500, 0)
-    time = step_time(PlannedStrategy.MODEL, 1, MODEL, PASS.model_copy(update={"moved": 50}), 2, SPEED)
-    assert time.step == pytest.approx(time.compute + 2 * 50 / 100)
-
-
 def test_a_job_without_locks_is_planned_for_the_ranks_of_its_worker() -> None:
     plan = made(10_000, strategy="hogwild")
     assert [(row.name, row.batch) for row in plan.rows] == [
@@ -223,14 +194,10 @@ def test_the_memory_of_a_worker_is_what_its_container_may_take(resources: dict[s
     assert allowed(Workers.parse({"resources": resources})) == size
 
 
-def test_a_process_with_several_devices_takes_the_whole_batch_and_says_where_it_cannot() -> None:
-    loop = Loop.model_validate({"global_batch_size": 16, "optimizer": Optimizer(), "strategy": "model"})
-    assert devices(loop, (1, 2, 4)) == (2, 4)
-    untraced = SPREAD.model_copy(update={"portions": (), "untraced": "it has two blocks"})
-    plan = planned({1: MODEL}, loop, (1, 2, 4), 2, PlanBudget(10_000, 10, SPEED, 3.0), spread={2: SPREAD, 4: untraced})
-    (row,) = (row for row in plan.rows if row.strategy is PlannedStrategy.MODEL)
-    assert (row.name, row.batch) == ("model on 2 devices, as the job says,", MicroBatches(16, 1))
-    assert plan.notes == ("model on 4 devices is not planned, because it has two blocks.",)
+def test_a_process_with_several_devices_is_not_planned_and_the_plan_says_so() -> None:
+    plan = made(10_000, strategy="model")
+    assert {row.strategy for row in plan.rows} == {PlannedStrategy.SINGLE, PlannedStrategy.DDP, PlannedStrategy.FSDP}
+    assert "model is not planned: one process would have several devices." in plan.notes
 
 
 def test_without_a_trace_all_state_counts_and_activations_do_not() -> None:
@@ -447,6 +414,7 @@ def test_one_of_a_job_and_a_size_is_planned() -> None:
         (["examples/minigpt.yaml", "--strategies", "ddp,fsdb"], "--strategies: 'fsdb' is not a strategy; choose from"),
         (["examples/minigpt.yaml", "--strategies", "fsdp+tensor"], "--strategies: fsdp+tensor needs tensorParallel"),
         (["examples/minigpt.yaml", "--strategies", "ddp,hogwild"], "--strategies: hogwild is planned alone"),
+        (["examples/minigpt.yaml", "--strategies", "ddp,dp"], "--strategies: dp is not planned: one process would"),
         (["examples/digits-hogwild.yaml", "--strategies", "ddp"], "--strategies: hogwild is planned alone"),
         (["--parameters", "7e9", "--peak-flops", "inf"], "--peak-flops: give a number above 0, not inf"),
     ],
@@ -459,19 +427,17 @@ def test_a_wrong_option_is_told_with_what_is_right(words: list[str], told: str) 
 
 @pytest.mark.full("cli", "trainer")
 def test_where_no_strategy_can_be_planned_each_is_named_with_its_reason() -> None:
-    compiled = ("examples/minigpt.yaml", "--set", "trainer.loop.compile=true")
+    of_ranks = ("examples/minigpt.yaml", "--set", "trainer.loop.syncBatchNorm=true", "--workers", "1")
     with pytest.raises(UserError) as caught:
-        plan(*compiled, "--workers", "1", "--strategies", "dp,model")
+        plan(*of_ranks, "--strategies", "pipeline,pipeline+fsdp")
     lines = str(caught.value).splitlines()
     assert lines[0] == "--strategies: there is nothing to plan"
-    assert [line.partition(": compile")[0] for line in lines[1:]] == [
-        "dp is not planned: this job cannot take dp",
-        "model is not planned: this job cannot take model",
+    assert [line.partition(": strategy")[0] for line in lines[1:]] == [
+        "pipeline is not planned: this job cannot take pipeline",
+        "pipeline+fsdp is not planned: this job cannot take pipeline+fsdp",
     ]
-    with pytest.raises(
-        UserError, match=r"^--strategies: this job cannot take dp: compile is for a model on one device"
-    ):
-        plan(*compiled, "--workers", "1", "--strategies", "dp")
+    with pytest.raises(UserError, match="this job cannot take pipeline: strategy: pipeline does not go"):
+        plan(*of_ranks, "--strategies", "pipeline")
 
 
 SCRIPT = """\

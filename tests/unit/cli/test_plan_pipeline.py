@@ -191,8 +191,8 @@ def test_a_strategy_without_a_row_and_one_without_a_plan_say_why() -> None:
     loop = Loop(global_batch_size=16, optimizer=Optimizer())
     one = made()
     alone = replace(one, rows=tuple(row for row in one.rows if row.workers == 1))
-    notes = joined({"dp": alone, "ddp": alone}, loop, 1, ["pipeline is not planned: x"]).notes
-    assert "dp has no row: it is for more than one device." in notes
+    notes = joined({"fsdp": alone, "ddp": alone}, loop, 1, ["pipeline is not planned: x"]).notes
+    assert "fsdp has no row: it is for more than one worker." in notes
     assert "ddp has no row: it is for more than one worker." in notes
     assert "pipeline is not planned: x" in notes
 

@@ -206,42 +206,6 @@ def test_what_cannot_be_split_is_told(task: type[Task[Any]], words: str) -> None
     assert words in mistake.message
 
 
-def spread(task: type[Task[Any]], strategy: str, devices: int, samples: int, **loop: Any) -> Footprint:
-    trainer = Trainer.parse({"task": f"{__name__}:{task.__name__}", "loop": {"strategy": strategy, **loop}})
-    answer = answer_question(
-        FootprintRequest(trainer=trainer, micro_batches=(samples,), devices=devices), lambda words: None
-    )
-    assert answer.footprint is not None, answer.mistakes
-    return answer.footprint
-
-
-class Classes(Layers):
-    """Guesses one of 512 classes."""
-
-    def model(self) -> nn.Module:
-        """[N, 64] → [N, 512]."""
-        return nn.Linear(WIDTH, 512, bias=False)
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Cross entropy of the first class."""
-        return -model(batch[0]).log_softmax(1)[:, 0]  # type: ignore[no-any-return]
-
-
-def test_the_first_of_several_copies_computes_its_chunk_and_the_loss_of_all_samples() -> None:
-    (alone,), (quarter,) = asked(Classes, 4096).passes, asked(Classes, 1024).passes
-    (first,) = spread(Classes, "dp", 4, 4096).passes
-    assert first.flops == quarter.flops == alone.flops / 4
-    # Of the other samples it has the batch, the logarithms that the loss is taken from, their gradients, and those of
-    # the outputs.
-    others = 3072 * 4 * (WIDTH + 3 * 512)
-    assert peak(first) == pytest.approx(peak(quarter) + others, rel=0.02)
-
-
-def test_a_batch_that_is_smaller_than_the_number_of_devices_is_traced() -> None:
-    found = spread(Layers, "dp", 8, 3)
-    assert (found.untraced, found.passes[0].samples) == ("", 3)
-
-
 class Tall(Layers):
     """Four linear layers, which make two stages of two."""
 
@@ -252,35 +216,6 @@ class Tall(Layers):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The sum of what is made of a sample."""
         return model(batch[0]).sum(1)  # type: ignore[no-any-return]
-
-
-def test_layers_on_several_devices_are_those_that_training_puts_there() -> None:
-    found = spread(Tall, "model", 2, 1024, emaDecay=0.9)
-    layer, values = 4 * WIDTH * WIDTH, 4 * WIDTH * 1024
-    assert [(one.parameters, one.gradients) for one in found.portions] == [(2 * layer, 2 * layer)] * 2
-    first, last = (one.passes[0] for one in found.portions)
-    # What goes over, what comes back to where the loss is, and the gradients of both.
-    assert first.moved == 4 * values
-    # The batch and what the first layer makes of it; on the other device what it is given and what that becomes.
-    assert 3 * values <= peak(first) <= 5 * values + layer
-    assert 2 * values <= peak(last) <= 5 * values + layer
-    assert found.passes == ()
-    assert sum(one.optimizer for one in found.portions) == found.optimizer
-
-
-class Woven(Tall):
-    """Its last layer is its first one."""
-
-    def model(self) -> nn.Module:
-        """[N, 64] → [N, 1]."""
-        first, *others = super().model().children()
-        return nn.Sequential(first, *others, nn.Sequential(first, nn.Tanh()))
-
-
-def test_layers_that_cannot_be_spread_over_so_many_devices_are_told() -> None:
-    found = spread(Woven, "model", 2, 8)
-    assert found.portions == ()
-    assert "would put parts that share a parameter on different devices" in found.untraced
 
 
 class Nested(Layers):
