@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tandem
 
-.PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm recording gpu \
+.PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm gpu \
 	cluster soak soak-operator soak-strangers generate picture images clean index \
 	bench bench-scale bench-short-jobs bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies \
 	bench-fine-tuning
@@ -77,9 +77,6 @@ gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where ther
 
 mutations: $(STAMP) ## Weaken each rule against wrong results in a copy, and see whether a test fails (5 min; ARGS=NAME)
 	@$(BIN)/python -m tests.support.mutations $(ARGS)
-
-recording: $(STAMP) ## Text frames of a run, a kill, Ctrl-C and resume on two terminals, in runs/recording
-	@$(BIN)/python -m tests.support.recording
 
 # Where one of them ends with 1 a goal is missed, with 3 one could not be judged; make itself then ends with 2.
 bench: $(STAMP) ## Throughput beside a bare DDP loop, with and without evaluators (two idle cores; ARGS="--rounds 9 --only loop")

@@ -1,7 +1,7 @@
 """Recovery from faults, Tandem beside plain torchrun and torchft: `make bench-recovery`, or
 
     python -m benchmarks.recovery [--rounds 3] [--shots 4 [--reference-shots 1]] [--only FAULT …] [--sides tandem,c10d]
-    python -m benchmarks.recovery --table FILE…      a table and a picture of earlier results
+    python -m benchmarks.recovery --table FILE…      a table of earlier results
 
 The sides take turns (A B C A B C), because the speed of a shared machine drifts; in each turn a new job is started
 and disturbed several times. A recovery that takes longer than the limit is a failure and is counted; then a new job is
@@ -31,7 +31,6 @@ from typing import Any
 from benchmarks.goals import Verdict, exit_code
 from benchmarks.recovery.faults import FAULTS
 from benchmarks.recovery.measurement import Turn, version
-from benchmarks.recovery.picture import draw
 from benchmarks.recovery.sides import AUTHORITY, SIDES, Scripted
 from benchmarks.recovery.surroundings import Network
 from benchmarks.recovery.table import written
@@ -46,7 +45,7 @@ def main() -> None:
     """Measure, or show earlier results."""
     options = _options()
     if options.table:
-        _show(options.table, options.output)
+        _show(options.table)
         return
     # Ctrl-C and a polite kill both take everything down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -73,9 +72,9 @@ def main() -> None:
                                 print(json.dumps(record), file=file)
         except KeyboardInterrupt:
             print("stopped; what was measured is kept")
-            _show([results], None)
+            _show([results])
             sys.exit(128 + signal.SIGINT)
-    sys.exit(exit_code(_show([results], None)))
+    sys.exit(exit_code(_show([results])))
 
 
 def _plays(side: str, fault: str, limit: float) -> bool:
@@ -142,16 +141,13 @@ def _described(record: dict[str, Any]) -> str:
     return ", ".join(stages) + f" ({', '.join(notes)})"
 
 
-def _show(paths: list[Path], output: Path | None) -> list[Verdict]:
+def _show(paths: list[Path]) -> list[Verdict]:
     """Print the tables and the verdicts; returns the verdicts."""
     records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     print(written(records, list(SIDES)) + "\n")
     verdicts = judge(records)
     for verdict in verdicts:
         print(verdict)
-    if output is not None:
-        draw(records, list(SIDES), output)
-        print(f"picture: {output}")
     return verdicts
 
 
@@ -168,7 +164,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of victims and stalls")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="show these results instead of measuring")
-    parser.add_argument("--output", type=Path, help="with --table: where to draw the picture")
     options = parser.parse_args()
     if "all" in options.only:
         options.only = list(FAULTS)

@@ -1,14 +1,13 @@
-"""`python -m tests.support.recording [FOLDER]`: `make run`, a kill, Ctrl-C and resume as a person sees them.
+"""Frames of `make run`, a kill, Ctrl-C and resume as a person sees them.
 
 On a terminal of 80x24 and on one of 50x20, each in a checkout of its own. A frame of text is kept when the phase or the
-notice has changed, and every few seconds. Writes FOLDER/80x24.txt and FOLDER/50x20.txt, and ends with 1 if a frame has
-lines of an older one, or numbers that contradict each other.
+notice has changed, and every few seconds. A frame is at fault if it has lines of an older one, or numbers that
+contradict each other.
 """
 
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -149,23 +148,3 @@ def _rank(run: Path, worker: str) -> psutil.Process:
         if process.name() == "tandem-rank" and process.environ().get("TANDEM_REPLICA") == worker:
             return process
     raise LookupError(f"{worker} has no rank")
-
-
-def main() -> int:
-    """Record both sizes."""
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "recording")
-    target.mkdir(parents=True, exist_ok=True)
-    faults = []
-    for columns, lines in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            kept = record(columns, lines, Path(folder))
-        file = target / f"{columns}x{lines}.txt"
-        file.write_text("\n".join(kept.frames))
-        print(f"{file}: {len(kept.frames)} frames, {len(kept.faults) or 'no'} faults")
-        faults += [f"{columns}x{lines}: {fault}" for fault in kept.faults]
-    print("\n".join(faults))
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
