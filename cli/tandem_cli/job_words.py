@@ -35,8 +35,12 @@ def summary(job: DistributedTrainingJob) -> str:
 
 def warnings(job: DistributedTrainingJob) -> list[str]:
     """Return warnings about settings that are valid but probably a mistake."""
-    deprecated = [] if job.spec.trainer.config is None else [DEPRECATED_CONFIG]
-    return [*deprecated, *_secrets(job), *_claims(job.spec.workers), *_templates(job)]
+    return [*deprecations(job), *_secrets(job), *_claims(job.spec.workers), *_templates(job)]
+
+
+def deprecations(job: DistributedTrainingJob) -> list[str]:
+    """Return warnings about fields that the next version does not read."""
+    return [] if job.spec.trainer.config is None else [DEPRECATED_CONFIG]
 
 
 def _templates(job: DistributedTrainingJob) -> list[str]:

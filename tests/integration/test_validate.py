@@ -33,6 +33,10 @@ def test_a_manifest_of_the_version_before_is_read_with_a_warning_and_rewritten(t
     read = tandem("validate", "old.yaml", cwd=tmp_path)
     assert read.returncode == 0
     assert "old.yaml: spec.trainer.config is deprecated" in read.stderr
+    short = ("--set", "trainer.loop.maxSteps=1", "--set", "trainer.config.seed=3", "--set", "evaluators.replicas=0")
+    trained = tandem("run", "old.yaml", *short, cwd=tmp_path)
+    assert trained.returncode == 0
+    assert "spec.trainer.config is deprecated" in trained.stdout + trained.stderr
     result = tandem("validate", "--fix", "old.yaml", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == read.stdout

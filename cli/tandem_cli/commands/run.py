@@ -39,6 +39,7 @@ from tandem.rundir.layout import RunDir
 from tandem.wire.status import Event
 from tandem_cli import launch_line
 from tandem_cli.bucket import describe_missing
+from tandem_cli.job_words import deprecations
 from tandem_cli.launch_line import is_launch_line
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.display import display_for
@@ -215,7 +216,7 @@ class _Run:
         code = None if self._pack is None else self._pack.folder
         problems = unmet(self._job, local_site(self._job, run_dir, cores, gpus, is_fresh, code=code))
         raise_for_unmet(problems, self._source, self._command.overrides)
-        return [problem.message for problem in problems]
+        return [*deprecations(self._job), *(problem.message for problem in problems)]
 
     def _run_claimed(
         self, claimed: HeldFolder, placement: Placement, cores: int, gpus: Sequence[str] | None

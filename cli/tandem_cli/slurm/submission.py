@@ -16,7 +16,7 @@ from tandem.processes.launch import TOKEN
 from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import SLURM
-from tandem_cli.job_words import summary
+from tandem_cli.job_words import deprecations, summary
 from tandem_cli.local.known import remember
 from tandem_cli.local.prepare import claim, disk_errors
 from tandem_cli.output import echo
@@ -166,7 +166,7 @@ class Slurm(Cluster):
             problems = unmet_prerequisites(job, path, self._fresh, pack, self._after if waits_for else None)
             raise_for_unmet(problems, source, settings)
             fresh_command = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
-            notes = [problem.message for problem in problems]
+            notes = [*deprecations(job), *(problem.message for problem in problems)]
             notes += [idle] if (idle := script.describe_idle_gpus(job, self._profile)) else []
             notes += prepare(path, job, self._fresh, fresh_command, pack)
             for note in notes:
