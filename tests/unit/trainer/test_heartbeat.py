@@ -322,6 +322,30 @@ def test_who_has_finished_and_is_asked_to_end_has_nothing_to_save(tmp_path: Path
     assert (coordinator.messages[-1].state, coordinator.messages[-1].finished) == ("leaving", True)
 
 
+def test_the_last_message_is_sent_again_where_an_event_has_cancelled_it(tmp_path: Path) -> None:
+    class Cancelled(Answering):
+        """Loses the first last message: the agent is woken while it waits for the answer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.last: list[Sync] = []
+
+        def sync(self, message: Sync, until: object = None) -> Answer:
+            if message.state == "leaving":
+                self.last.append(message)
+                if len(self.last) == 1:
+                    raise RequestCancelled
+            return super().sync(message, until)
+
+    coordinator = Cancelled()
+    speaker = agent(tmp_path, coordinator)
+    speaker.start()
+    assert speaker.enter(4000, "Started") is not None
+    speaker.finish(lambda: True)
+    speaker.leave()
+    assert [message.finished for message in coordinator.last] == [True, True]
+
+
 def test_the_last_word_of_who_has_finished_waits_for_a_coordinator_that_restarts_and_what_that_reads(
     tmp_path: Path,
 ) -> None:

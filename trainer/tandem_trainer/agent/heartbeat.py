@@ -413,7 +413,12 @@ class Heartbeat(threading.Thread):
             if message is None:
                 self._wait(PAUSE_SECONDS)
                 continue
-            pause = self._exchange(message)
+            try:
+                pause = self._exchange(message)
+            except RequestCancelled:
+                # Woken, perhaps by what this message already says. The coordinator forgets a request that is cut off,
+                # so the last message also has to be sent again.
+                continue
             is_delivered = message.state == "leaving" and self._unreachable_since is None
             if is_delivered or (self._state.state == "leaving" and self._leave_timed_out()):
                 self._client.close()
@@ -422,11 +427,13 @@ class Heartbeat(threading.Thread):
                 self._wait(pause)
 
     def _exchange(self, message: Sync) -> float:
-        """Send a message and handle the answer; returns the pause before the next one, in seconds."""
+        """Send a message and handle the answer; returns the pause before the next one, in seconds.
+
+        Raises:
+            RequestCancelled: an event came before the answer.
+        """
         try:
             answer = self._client.sync(message, until=self._wait_for_answer)
-        except RequestCancelled:
-            return 0.0
         except Unreachable as error:
             # Training goes on without a coordinator. The log reports it, but not at each attempt.
             now = time.monotonic()
