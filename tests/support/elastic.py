@@ -64,7 +64,7 @@ class Elastic:
         self.job = manifests.job("elastic", **whole)
         self.rundir = manifests.run_directory(path / "run", self.job)
         self.port = reserved_port()
-        self.coordinator: subprocess.Popen[bytes] | None = None
+        self.coordinator: subprocess.Popen[bytes] | Forked | None = None
         self.agents: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self.extra = {"STEPS_AWARE": str(int(aware)), "STEPS_TOTAL": str(total), "OMP_NUM_THREADS": "1"}
 
@@ -192,6 +192,6 @@ class Elastic:
         own = launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
         return {**os.environ, **own, launch.NODE: f"node-of-{name}", **self.extra}
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes] | Forked:
         with (self.path / f"{name}.txt").open("ab") as output:
             return subprocess.Popen(command, env=self._environment(name), stdout=output, stderr=subprocess.STDOUT)

@@ -28,7 +28,11 @@ from typing import IO, Any
 
 from tests.support import ROOT
 
-PROGRAMS = {"tandem_trainer.agent": "tandem_trainer.agent.torchrun", "tandem_cli.main": "tandem_cli.main"}
+PROGRAMS = {
+    "tandem_trainer.agent": "tandem_trainer.agent.torchrun",
+    "tandem_cli.main": "tandem_cli.main",
+    "tandem_coordinator": "tandem_coordinator.__main__",
+}
 """Where the `main` of each is."""
 OF_COMMANDS = ("tandem_cli.commands.checkpoints", "tandem_cli.commands.status", "tandem_cli.commands.validate")
 """Commands that import what most others do."""
@@ -53,7 +57,7 @@ class Forked:
         """Fork it.
 
         Args:
-            module: whose `main` it is: of an agent or of the command line.
+            module: whose `main` it is: one of PROGRAMS.
             arguments: for `python -m` with that module.
             environment: all of its variables.
             output: for its standard output, and its errors if they have no file of their own.
