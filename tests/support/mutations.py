@@ -156,6 +156,13 @@ MUTATIONS = (
         FEEDING,
     ),
     Mutation(
+        "as-many-rows-as-samples-are-samples",
+        f"{TRAINER}data/feeding.py",
+        "yield path, (len(data), len(smaller)) == (count, count - 1)",
+        "yield path, len(data) == count",
+        FEEDING,
+    ),
+    Mutation(
         "lists-of-another-length-are-cut-inside",
         f"{TRAINER}data/feeding.py",
         "if not is_cut and (is_list_of_samples or not _are_fields(part, count)):",

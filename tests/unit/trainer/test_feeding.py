@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.adapters.micro_batches import CollateParts
+from tandem_trainer.data import feeding
 from tandem_trainer.data.feeding import RankBatch, Reading, Stream, cut, feed, to_device
 from tandem_trainer.data.order import Order
 from tandem_trainer.data.supply import Resident
@@ -294,6 +295,46 @@ def test_a_list_within_a_batch_is_one_of_inputs_or_of_samples_as_a_probe_shows(c
     assert [len(rows) for rows in inputs] == [1, 1]
     assert numbers.tolist() == [0]
     assert [picture.shape for picture in pictures] == [(count, 2, 2)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_tensor_that_belongs_to_the_batch_stays_whole_however_many_samples_there_are(count: int) -> None:
+    """Class weights, a picture of the batch, and time before samples: each as long as there are samples."""
+
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        rows = torch.stack([sample["boxes"][0] for sample in samples])
+        return {
+            "rows": rows,
+            "weights": torch.arange(count),
+            "nested": {"weights": np.arange(count), "inputs": [torch.arange(count), rows]},
+            "by time": torch.zeros(count, len(samples), 8),
+        }
+
+    reading = Reading(0, 1, seed=5, collate=collate)
+    data, layout = reading.collated([images(count)] * count)
+    part = cut(data, count, 0, 1, layout)
+    assert part["rows"].shape == (1, 4)
+    assert part["weights"].tolist() == list(range(count))
+    assert len(part["nested"]["weights"]) == count
+    assert [len(tensor) for tensor in part["nested"]["inputs"]] == [count, 1]
+    assert part["by time"].shape == (count, count, 8)
+
+
+def test_lengths_decide_with_a_warning_where_collate_takes_no_other_number_of_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        return {"rows": torch.stack(samples).reshape(3, 2)}
+
+    feeding._warn_of_guess.cache_clear()
+    data, layout = Reading(0, 1, seed=5, collate=collate).collated([torch.zeros(2)] * 3)
+    for _ in range(2):
+        assert cut(data, 3, 0, 2, layout)["rows"].shape == (2, 2)
+    assert [record.message[:38] for record in caplog.records] == ["collate takes no batch of one sample f"]
+    # Adapters hand over whole batches of the framework's own.
+    caplog.clear()
+    cut(data, 3, 0, 2)
+    assert not caplog.records
 
 
 class Talks:

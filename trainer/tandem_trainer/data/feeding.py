@@ -22,7 +22,9 @@ of workers).
 """
 
 import copy
+import functools
 import itertools
+import logging
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +43,8 @@ from tandem_trainer.data.keyed import mixed, random_state_restored, seed_everyth
 from tandem_trainer.data.order import Batches, Order, share
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.pulse import die_with_parent
+
+log = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
 CPU = torch.device("cpu")
@@ -66,9 +70,11 @@ class Layout:
     """Lists hold fields at any depth, because torch's own `default_collate` made them."""
     of_samples: bool = False
     """The batch is a list with one item for each sample."""
-    lists: Mapping[tuple[Any, ...], bool] = field(default_factory=dict)
-    """Whether a list within the batch has one item for each sample, by the keys and indices that lead to it; of lists
-    that a probe has compared."""
+    parts: Mapping[tuple[Any, ...], bool] = field(default_factory=dict)
+    """Whether a list or tensor within the batch has one item for each sample, by the keys and indices that lead to it;
+    of those that a probe has compared."""
+    is_guessed: bool = False
+    """Whether no probe could compare, so that only lengths tell what has one item for each sample."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +264,8 @@ class _Collate:
 
 
 class _Probe:
-    """Finds out which lists of a collate function have one item for each sample. Create it before the samples are
-    collated: the function may change them, so it is called again with copies."""
+    """Finds out which lists and tensors of a collate function have one item for each sample. Create it before the
+    samples are collated: the function may change them, so it is called again with copies."""
 
     def __init__(self, collate: Collate, samples: list[Any]) -> None:
         self._collate, self._samples = collate, list(samples)
@@ -270,40 +276,45 @@ class _Probe:
 
     def layout(self, data: Any) -> Layout:
         """Return the layout of a batch. To distinguish a list of samples from a list of fields, a batch of one sample
-        fewer is collated: a list of samples becomes shorter, a list of fields does not."""
+        fewer is collated: a list of samples becomes shorter, a list of fields does not. So does a tensor with a row for
+        each sample, and one of class weights does not, however many samples there are."""
         if _is_list(data) and [id(item) for item in data] == [id(sample) for sample in self._samples]:
             return Layout(of_samples=True)
-        if self._copies is None or not _holds_list(data):
-            return Layout()
+        if self._copies is None:
+            return Layout(is_guessed=True)
         with random_state_restored():
             try:
-                lists = dict(_compared_lists(data, self._collate(self._copies), ()))
+                parts = dict(_compared_parts(data, self._collate(self._copies), len(self._samples), ()))
             except Exception:
                 # It takes no other number of samples.
-                return Layout()
-        return Layout(of_samples=lists.pop((), False), lists=lists)
+                return Layout(is_guessed=True)
+        return Layout(of_samples=_is_list(data) and parts.pop((), False), parts=parts)
 
 
 def _is_list(data: Any) -> bool:
     return isinstance(data, list | tuple) and not hasattr(data, "_fields")
 
 
-def _holds_list(data: Any) -> bool:
-    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, tuple) else ()
-    return _is_list(data) or any(_holds_list(part) for part in parts)
-
-
-def _compared_lists(data: Any, smaller: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], bool]]:
-    """Yield the lists that are in a batch and in one of fewer samples, and whether they are shorter there."""
+def _compared_parts(
+    data: Any, smaller: Any, count: int, path: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], bool]]:
+    """Yield the lists and tensors that are in a batch of `count` samples and in one of one fewer, and whether they are
+    shorter there; of tensors, whether they have a row for each sample in both."""
     if isinstance(data, Mapping) and isinstance(smaller, Mapping):
         for key in data.keys() & smaller.keys():
-            yield from _compared_lists(data[key], smaller[key], (*path, key))
+            yield from _compared_parts(data[key], smaller[key], count, (*path, key))
     elif isinstance(data, list | tuple) and isinstance(smaller, list | tuple):
         if _is_list(data):
             yield path, len(smaller) < len(data)
         if len(smaller) == len(data):
             for index, parts in enumerate(zip(data, smaller, strict=True)):
-                yield from _compared_lists(*parts, (*path, index))
+                yield from _compared_parts(*parts, count, (*path, index))
+    elif _has_rows(data) and _has_rows(smaller):
+        yield path, (len(data), len(smaller)) == (count, count - 1)
+
+
+def _has_rows(data: Any) -> bool:
+    return isinstance(data, Tensor | np.ndarray) and bool(data.ndim)
 
 
 class Stream:
@@ -523,8 +534,9 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
 
     A batch is a list of samples, a field, or a dictionary, tuple or list of fields. A field is a tensor, an array, a
     list or a tuple. Its first dimension is that of the samples; a tensor or a list of texts or numbers of another
-    length stays whole. A list of tensors within a field has one item for each sample, whatever their sizes are, unless
-    the layout says otherwise, or each of them has one row for each sample.
+    length stays whole, and so does a tensor that has not a row for each sample according to the layout. A list of
+    tensors within a field has one item for each sample, whatever their sizes are, unless the layout says otherwise, or
+    each of them has one row for each sample.
 
     Args:
         layout: meaning of lists and tuples.
@@ -537,12 +549,12 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
     def walk(part: Any, path: tuple[Any, ...]) -> Any:
         is_cut = False
         if isinstance(part, Tensor | np.ndarray):
-            is_cut = bool(part.ndim) and len(part) == count
+            is_cut = _has_rows(part) and len(part) == count and layout.parts.get(path, True)
         elif _is_list(part):
             holds_tensors = any(isinstance(item, CONTAINERS) for item in part)
             is_cut = len(part) == count and not holds_tensors
             if holds_tensors and path and not layout.of_fields:
-                is_list_of_samples = layout.lists.get(path, len(part) == count)
+                is_list_of_samples = layout.parts.get(path, len(part) == count)
                 is_cut = len(part) == count and is_list_of_samples
                 if not is_cut and (is_list_of_samples or not _are_fields(part, count)):
                     raise ValueError(
@@ -557,6 +569,8 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
 
     if (start, end) == (0, count):
         return data
+    if layout.is_guessed:
+        _warn_of_guess()
     if layout.of_samples and isinstance(data, list | tuple):
         if len(data) != count:
             raise ValueError(
@@ -574,9 +588,18 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
     return result
 
 
+@functools.cache
+def _warn_of_guess() -> None:
+    """Warn, once in a process, that only the lengths of fields tell what is cut."""
+    log.warning(
+        "collate takes no batch of one sample fewer, or its samples cannot be copied: batch.parts cuts each tensor "
+        "whose first dimension is as long as there are samples"
+    )
+
+
 def _are_fields(parts: list[Any] | tuple[Any, ...], count: int) -> bool:
     """Whether each part is a tensor with one row for each sample."""
-    return all(isinstance(part, Tensor | np.ndarray) and part.ndim and len(part) == count for part in parts)
+    return all(_has_rows(part) and len(part) == count for part in parts)
 
 
 def _mapped(data: Any, change: Callable[[Any], Any]) -> Any:
@@ -596,7 +619,7 @@ def _mapped_by_key(data: Any, change: Callable[[Any, Any], Any]) -> Any:
 def padded(data: Any, count: int, size: int) -> Any:
     """Pad a batch of `count` samples of any shape to `size` by repeating the last one."""
     if isinstance(data, Tensor):
-        is_batch = data.ndim and len(data) == count < size
+        is_batch = _has_rows(data) and len(data) == count < size
         return torch.cat([data, data[-1:].expand(size - count, *data.shape[1:])]) if is_batch else data
     if isinstance(data, list) and len(data) == count and not any(isinstance(part, CONTAINERS) for part in data):
         return [*data, *data[-1:] * (size - count)]
