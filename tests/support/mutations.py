@@ -90,6 +90,13 @@ MUTATIONS = (
         "ROUNDING = 1e4",
         DISAGREEMENTS,
     ),
+    Mutation(
+        "steps-that-all-took-other-samples-are-an-order-of-the-scripts-own",
+        f"{TRAINER}sample_audit.py",
+        "position.first is None and deviating",
+        "deviating",
+        f"{UNIT}test_sample_audit.py",
+    ),
     # State of the user's objects
     Mutation(
         "own-state-of-optimizers-is-dropped",

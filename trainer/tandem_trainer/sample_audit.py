@@ -84,8 +84,9 @@ def audit(rundir: RunDir) -> Audit:
         if steps
     ]
     unknown = "" if order is not None else _unknown_reason(position)
-    if deviating and len(deviating) == compared:
-        unknown, deviating = "its order is a function of the script's own, or it trains on a slice", []
+    if position is not None and position.first is None and deviating and len(deviating) == compared:
+        unknown = "its order is a function of the script's own, or its checkpoints are of an earlier version"
+        deviating = []
     if deviating:
         problems.append(f"steps that took other samples than the seed gives them: {_list_steps(deviating)}")
     is_known = order is not None and not unknown
@@ -99,7 +100,9 @@ def audit(rundir: RunDir) -> Audit:
 def _order(position: DataPosition | None) -> Order | None:
     if position is None or position.samples is None or position.batch is None or position.taken is not None:
         return None
-    return Order(position.samples, position.batch, position.seed, drop_last=bool(position.drop_last))
+    return Order(
+        position.samples, position.batch, position.seed, position.first or 0, drop_last=bool(position.drop_last)
+    )
 
 
 def _unknown_reason(position: DataPosition | None) -> str:

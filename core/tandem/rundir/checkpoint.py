@@ -80,6 +80,9 @@ class DataPosition(Model):
     """Whether the last partial batch of an epoch is dropped; None likewise."""
     taken: list[int] | None = None
     """Samples per epoch of each source of a mixture; None where there is one source."""
+    first: int | None = None
+    """Id of the first sample of the slice whose permutation follows from the seed; None in a stream, where the script
+    or a mixture determines the order, and in checkpoints from before this was recorded."""
     order: str | None = None
     """A digest of the order of the samples, where some of it is used already; None where nothing of the epoch is used,
     and where the order cannot differ."""

@@ -35,6 +35,7 @@ def test_the_same_data_goes_on_for_any_number_of_epochs() -> None:
         ({"samples": 600}, "1,000 training samples, now 600"),
         ({"seed": 8}, "the seed 7, now 8"),
         ({"drop_last": True}, "drop_last False, now True"),
+        ({"first": 1000}, "training samples from number 0 on, now from 1,000 on"),
         (
             {"samples": 600, "global_batch_size": 50},
             "1,000 training samples, now 600; a global batch size of 100, now 50",

@@ -75,6 +75,7 @@ class Order:
             batch=self.global_batch_size,
             drop_last=self.drop_last,
             taken=list(self.mixture.taken) if self.mixture else None,
+            first=None if self.mixture else self.first,
         )
 
     def digest(self, position: DataPosition) -> str | None:
@@ -195,6 +196,7 @@ def check_position(saved: DataPosition | None, data: Positions, step: int) -> No
         template.format(before, after)
         for template, before, after in (
             ("{:,} training samples, now {:,}", saved.samples, now.samples),
+            ("training samples from number {:,} on, now from {:,} on", saved.first, now.first),
             ("a global batch size of {:,}, now {:,}", saved.batch, now.batch),
             ("drop_last {}, now {}", saved.drop_last, now.drop_last),
         )
