@@ -76,6 +76,10 @@ class Membership(Model):
         """First global rank of the member with this index."""
         return sum(member.processes for member in self.members[:index])
 
+    def if_small(self) -> "Membership | None":
+        """Itself for repetition, None if it is too large: the coordinator has it in its state store."""
+        return None if len(self.model_dump_json()) > MAX_BODY_BYTES // 2 else self
+
 
 class Trouble(Model):
     """Problems of a training process since its start that did not end it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import FinishedMember, RunDir
@@ -450,6 +451,41 @@ def test_an_agent_that_ends_in_error_says_what_its_generation_fails_by(tmp_path:
     assert last.failure is not None
     assert (last.failure.rank, last.failure.code, last.failure.passing) == (3, 1, False)
     assert last.failure.error == "FileNotFoundError: [Errno 2] No such file or directory: 'pyhton'"
+
+
+@pytest.mark.parametrize("code", [-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGHUP])
+def test_ranks_that_get_the_signal_of_their_agent_first_have_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """On a node that shuts down, all processes get SIGTERM, in any order."""
+    monkeypatch.setattr(heartbeat, "SIGNAL_SECONDS", SECONDS)
+    coordinator = Answering()
+    speaker = finished(tmp_path, coordinator)
+    speaker.watch(LocalRanks(1, 1))
+    torchrun = threading.Thread(target=speaker.ended, args=({0: code},))
+    torchrun.start()
+    speaker._on_signal(signal.SIGTERM, None)
+    with speaker._changed:
+        speaker._changed.notify_all()
+    torchrun.join(SECONDS)
+    assert not torchrun.is_alive()
+    speaker.leave(SignalException("asked to end by SIGTERM", signal.SIGTERM))
+    assert [message for message in coordinator.messages if message.failure or message.reason] == []
+    assert coordinator.messages[-1].state == "leaving"
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(-signal.SIGTERM, 0.01), (-signal.SIGKILL, SECONDS), (1, SECONDS)])
+def test_ranks_that_end_alone_have_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, seconds: float
+) -> None:
+    monkeypatch.setattr(heartbeat, "SIGNAL_SECONDS", seconds)
+    speaker = finished(tmp_path, Answering())
+    speaker.watch(LocalRanks(1, 1))
+    torchrun = threading.Thread(target=speaker.ended, args=({0: code},), daemon=True)
+    torchrun.start()
+    torchrun.join(SECONDS / 2)
+    assert not torchrun.is_alive(), "only the signals that an agent may get wait for that"
+    assert speaker.join_reason() == "WorkerFailed"
 
 
 PARKS = """

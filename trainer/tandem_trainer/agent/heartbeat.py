@@ -43,7 +43,7 @@ from tandem.wire.coordinator_client import (
 )
 from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
 from tandem_trainer.agent.finished import FinishedRecorder
-from tandem_trainer.agent.local_ranks import PARK_SECONDS, LocalRanks, devices_of_worker
+from tandem_trainer.agent.local_ranks import ENDED_BY_TORCHRUN, PARK_SECONDS, LocalRanks, devices_of_worker, signal_of
 from tandem_trainer.failure import aged, read, record
 from tandem_trainer.stacks import write_stacks
 
@@ -69,10 +69,11 @@ the coordinator answers or the run directory cannot be written; torchrun waits a
 STORE_POLL_SECONDS = 0.2
 """Poll interval of the store, in which the other agents announce that their ranks have finished, in seconds."""
 REFUSAL_RETRY_SECONDS = 10.0
-"""Time for which an agent that is refused tries again, in seconds: a proxy may have refused it, or the coordinator may
-be replaced."""
+"""Time for which a refused agent tries again, in seconds: a proxy may have refused it, or another coordinator comes."""
 STACKS_SECONDS = 2.0
 """Maximum time that a hanging group is kept alive for the stacks of its ranks, in seconds."""
+SIGNAL_SECONDS = 0.5
+"""Time within which an agent gets the signal that has ended its ranks, if whoever sends it means both, in seconds."""
 LEAVE_SECONDS = 2.0
 """Time limit of the last message, in seconds."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -327,14 +328,16 @@ class Heartbeat(threading.Thread):
                 self._ranks.started(pids)
 
     def ended(self, codes: Mapping[int, int]) -> None:
-        """Record how ranks failed, by local rank: exit codes, or minus the signals."""
+        """Record how ranks failed, by local rank: exit codes, or minus the signals. Ranks that were asked to end with
+        this agent have not failed: on a node that shuts down, they may get the signal first."""
         with self._changed:
-            if self._ranks is not None:
+            if ENDED_BY_TORCHRUN.issuperset(map(signal_of, codes.values())):
+                self._changed.wait_for(lambda: self._end_signal is not None or self._closed, SIGNAL_SECONDS)
+            if self._ranks is not None and self._end_signal is None:
                 self._ranks.record_exit_codes(codes)
 
     def stopped_early(self) -> dict[int, int]:
-        """Record that all ranks have ended with exit code 0. Returns the processes of those whose session had steps
-        left, by local rank."""
+        """Record that all ranks ended with exit code 0. Returns the processes of unfinished sessions, by local rank."""
         with self._changed:
             return {} if self._ranks is None else self._ranks.stopped_early()
 
@@ -386,7 +389,8 @@ class Heartbeat(threading.Thread):
             SystemExit: no coordinator answers, and the run directory shows that the job goes on, or has failed.
         """
         with self._changed:
-            if error is not None and self._membership is not None and not (self._closed or self._finished):
+            is_expected = self._closed or self._finished or self._end_signal is not None
+            if error is not None and self._membership is not None and not is_expected:
                 rank = 0 if self._ranks is None else self._ranks.first_rank
                 content = record(error, None, MAX_BODY_BYTES)
                 self._failure = self._failure or read(content, rank, ExitCode.FAILED, time.monotonic())
@@ -413,11 +417,8 @@ class Heartbeat(threading.Thread):
             if message is None:
                 self._wait(PAUSE_SECONDS)
                 continue
-            try:
-                pause = self._exchange(message)
-            except RequestCancelled:
-                # Woken, perhaps by what this message already says. The coordinator forgets a request that is cut off,
-                # so the last message also has to be sent again.
+            if (pause := self._exchange(message)) is None:
+                # The coordinator forgets what is cut off, so the last message has to be sent again, too.
                 continue
             is_delivered = message.state == "leaving" and self._unreachable_since is None
             if is_delivered or (self._state.state == "leaving" and self._leave_timed_out()):
@@ -426,14 +427,13 @@ class Heartbeat(threading.Thread):
             if pause:
                 self._wait(pause)
 
-    def _exchange(self, message: Sync) -> float:
-        """Send a message and handle the answer; returns the pause before the next one, in seconds.
-
-        Raises:
-            RequestCancelled: an event came before the answer.
-        """
+    def _exchange(self, message: Sync) -> float | None:
+        """Send a message and handle the answer; returns the pause before the next one, in seconds. None: an event came
+        before the answer."""
         try:
             answer = self._client.sync(message, until=self._wait_for_answer)
+        except RequestCancelled:
+            return None
         except Unreachable as error:
             # Training goes on without a coordinator. The log reports it, but not at each attempt.
             now = time.monotonic()
@@ -467,7 +467,7 @@ class Heartbeat(threading.Thread):
         if state.state == "leaving" and finished and not self._client.knows_protocol:
             # `finished` is sent only to a coordinator whose protocol is known. A coordinator that has just restarted
             # adopts the group first.
-            return self._sync("running", membership=_if_small(self._membership))
+            return self._sync("running", membership=self._membership and self._membership.if_small())
         if state.state != "running":
             is_new = state.is_new and state.state == "joining" and self._client.protocol >= STANDBY_PROTOCOL
             more = {"standby": "new"} if is_new else {}
@@ -480,7 +480,7 @@ class Heartbeat(threading.Thread):
             failure=aged(ranks.failure()) if ranks and verdict else None,
             leaving=self._leaving,
             finished=finished,
-            membership=None if self._client.connected else _if_small(self._membership),
+            membership=None if self._client.connected else self._membership and self._membership.if_small(),
             preflight=self._preflight,
             ranks=[] if ranks is None else ranks.reports(),
         )
@@ -698,10 +698,3 @@ def _read(pipe: int) -> bytes:
         return os.read(pipe, 64)
     except BlockingIOError:
         return b""
-
-
-def _if_small(membership: Membership | None) -> Membership | None:
-    """Return a membership for repetition, None if it is too large: the coordinator has it in its state store."""
-    if membership is None or len(membership.model_dump_json()) > MAX_BODY_BYTES // 2:
-        return None
-    return membership

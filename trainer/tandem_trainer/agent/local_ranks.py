@@ -82,6 +82,10 @@ ENDED_BY_TORCHRUN = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 FINAL_CODES = {ExitCode.CONFIGURATION, ExitCode.DIVERGED}
 """Exit codes after which a restart is of no use; the rank has recorded the reason in the run directory."""
 
+SHELL_SIGNAL_BASE = 128
+"""Exit codes above this are those of a shell whose child was killed, or of a program that obeys a signal: this number
+plus the signal's."""
+
 WAITING = {PARKED, PREPARED}
 """States of a rank that waits for the next generation."""
 
@@ -524,6 +528,11 @@ def _lock(folder: Path) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def signal_of(code: int) -> int:
+    """Return the number of the signal that an exit code stands for; not positive if it stands for none."""
+    return -code if code < 0 else code - SHELL_SIGNAL_BASE
 
 
 def _memory_folder() -> str | None:
