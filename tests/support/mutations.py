@@ -199,6 +199,20 @@ MUTATIONS = (
         f"{UNIT}test_heartbeat.py -k leaves_its_word",
     ),
     Mutation(
+        "the-last-message-is-not-sent-again",
+        f"{TRAINER}agent/heartbeat.py",
+        "        except RequestCancelled:\n            return None\n",
+        "        except RequestCancelled:\n            return 0.0\n",
+        f"{UNIT}test_heartbeat.py -k sent_again",
+    ),
+    Mutation(
+        "ranks-that-get-the-signal-of-their-agent-have-failed",
+        f"{TRAINER}agent/heartbeat.py",
+        "if self._ranks is not None and self._end_signal is None:",
+        "if self._ranks is not None:",
+        f"{UNIT}test_heartbeat.py -k signal_of",
+    ),
+    Mutation(
         "a-record-of-another-generation-counts",
         f"{COORDINATOR}membership.py",
         "in state.members and member.generation == state.number",

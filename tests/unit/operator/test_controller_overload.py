@@ -2,10 +2,12 @@
 answered."""
 
 import asyncio
+import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,6 +113,55 @@ def test_a_pod_whose_creation_was_not_answered_is_tried_again_under_its_name(ans
             assert of_one_place(world) == []
     world.settle()
     assert (live(world, names.WORKER), of_one_place(world)) == ([0, 1], [])
+
+
+WRITES = ("create", "apply", "patch_status", "delete", "terminate")
+
+
+@contextmanager
+def storm(world: World, chance: random.Random) -> Iterator[list[str]]:
+    """Have the API server refuse a quarter of all writes with 429, and answer another quarter, which it does, with 500.
+    Yields the pods that are made."""
+    made: list[str] = []
+
+    def disturbed(verb: str) -> Callable[..., Awaitable[Any]]:
+        write = getattr(world.cluster, verb)
+
+        async def answer(kind: Kind, *rest: Any, **more: Any) -> Any:
+            # A Secret that is there already may be of an earlier job, whose end is waited for.
+            fate = "done" if kind in (kinds.EVENT, kinds.SECRET) else chance.choice(("done", "done", "429", "500"))
+            if fate == "429":
+                raise Unavailable("429 Too Many Requests")
+            result = await write(kind, *rest, **more)
+            if (verb, kind) == ("create", kinds.POD):
+                made.append(result["metadata"]["name"])
+            if fate == "500":
+                raise Unavailable("500 the request may or may not have completed")
+            return result
+
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        for verb in WRITES:
+            patch.setattr(world.cluster, verb, disturbed(verb))
+        yield made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_pods_are_made_in_a_storm_as_are_wanted(seed: int) -> None:
+    chance, world = random.Random(seed), World()
+    with storm(world, chance) as made:
+        for _ in range(40):
+            look(world)
+            if chance.random() < 0.5:
+                world.relist()
+            world.cluster.tick()
+            assert of_one_place(world) == []
+    world.settle()
+    pods = [pod["metadata"]["name"] for pod in world.cluster.pods()]
+    assert sorted(made) == sorted(pods)
+    assert (live(world, names.WORKER), len(pods)) == ([0, 1], 4)
+    assert world.cluster.objects[kinds.JOB, *KEY]["status"]["phase"] == "Running"
 
 
 STEPS = st.one_of(
