@@ -8,6 +8,7 @@ the logs of containers.
 
 import os
 import re
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,17 +63,57 @@ def describe_limit(log: Path) -> str:
     )
 
 
+class LogLimiter:
+    """Keeps a log below its bound. A thread copies what is moved aside, up to four times the bound, which takes seconds
+    on a slow disk: whoever watches processes must not stand still for that.
+
+    Args:
+        max_bytes: size at which the log is moved aside.
+    """
+
+    def __init__(self, log: Path, max_bytes: int = MAX_PART_BYTES) -> None:
+        self._log, self._max_bytes = log, max_bytes
+        self._thread: threading.Thread | None = None
+        self.parts = 0
+        """Number of parts that have begun, as far as `poll` and `wait` know."""
+
+    def poll(self) -> None:
+        """Start to move the log aside if it is too large. Never waits for a copy."""
+        if self._thread is None and _is_too_large(self._log, self._max_bytes):
+            self._thread = threading.Thread(target=self._limit, name=f"limit of {self._log.name}")
+            self._thread.start()
+        elif self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the end of a copy that has begun: before the log is opened, or searched for its last lines."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _limit(self) -> None:
+        if limit_size(self._log, self._max_bytes) is not None:
+            self.parts += 1
+
+
+def _is_too_large(log: Path, max_bytes: int) -> bool:
+    try:
+        status = log.stat()
+    except OSError:
+        return False
+    # On the disk: holes take no room. A few file systems do not count blocks.
+    return min(status.st_size, status.st_blocks * 512 or status.st_size) > max_bytes
+
+
 def limit_size(log: Path, max_bytes: int = MAX_PART_BYTES) -> int | None:
     """Move what a log contains aside if it is too large.
 
     Returns:
         The number of the part that begins, from 2; None if the log is small enough. From part 3 on, lines are gone.
     """
+    if not _is_too_large(log, max_bytes):
+        return None
     try:
-        status = log.stat()
-        # On the disk: holes take no room. A few file systems do not count blocks.
-        if min(status.st_size, status.st_blocks * 512 or status.st_size) <= max_bytes:
-            return None
         # Open for the header already: as little as possible is printed before it.
         with log.open("r+b") as file, log.open("ab", buffering=0) as end:
             number = read_part(file).number + 1

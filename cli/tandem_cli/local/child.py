@@ -15,7 +15,7 @@ from pathlib import Path
 from tandem_cli.local import starter
 from tandem_cli.local.guardian import MARK, sweep
 from tandem_cli.local.placement import Cores
-from tandem_cli.printed_log import read_tail
+from tandem_cli.printed_log import LogLimiter, read_tail
 
 AGENT_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
 """Prefix of the lines of an agent and of torchrun, in the log that they share with the ranks."""
@@ -42,8 +42,12 @@ class Process:
     lives: int = 0
     _running: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self.limiter = LogLimiter(self.log)
+
     def start(self) -> None:
         """Start a new life in a session of its own, so that the terminal's Ctrl-C does not reach it."""
+        self.limiter.wait()
         self.lives += 1
         settings = {"parent": os.getpid(), "background": self.background, "cores": list(self.cores)}
         command = [sys.executable, "-I", "-S", starter.__file__, json.dumps(settings), *self.command]

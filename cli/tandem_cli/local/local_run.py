@@ -52,7 +52,7 @@ from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
 from tandem_cli.local.placement import Placement
 from tandem_cli.local.prepare import HeldFolder
 from tandem_cli.local.run_view import final_status, unseen_events
-from tandem_cli.printed_log import describe_limit, limit_size
+from tandem_cli.printed_log import describe_limit
 from tandem_cli.terminal.screen import Scene, Trail, merged
 
 HOST = "127.0.0.1"
@@ -422,7 +422,8 @@ class LocalRun:
         self._oom_kills = oom_kills()
         # 6. The size of the logs. A script that prints without end must not fill the disk of its checkpoints.
         for name, process in self._processes.items():
-            if limit_size(process.log) is not None and name not in self._limited:
+            process.limiter.poll()
+            if process.limiter.parts and name not in self._limited:
                 self._limited.add(name)
                 self._record_event("warning", describe_limit(process.log))
 

@@ -14,7 +14,7 @@ from tandem.processes import launch
 from tandem.processes.supervision import SAVING_SECONDS
 from tandem.rundir.layout import RunDir
 from tandem_cli.local.local_run import COORDINATOR
-from tandem_cli.printed_log import TAIL_BYTES, limit_size, read_tail
+from tandem_cli.printed_log import MAX_PART_BYTES, TAIL_BYTES, LogLimiter, read_tail
 from tandem_cli.slurm.extension import outer_environment
 from tandem_cli.slurm.jobs import NodeAllocation
 from tandem_cli.slurm.step import LEAVE, PING
@@ -37,16 +37,21 @@ class SlurmStep:
     log: Path
     node: str = ""
     """Node on which srun starts it; empty: this node."""
+    max_log_bytes: int = MAX_PART_BYTES
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_offset: int = 0
     """Place at which this life begins in the log, or in its earlier part if a new one has begun since."""
-    _new_parts: int = 0
-    """Number of parts of the log that have begun in this life."""
+    _parts_before: int = 0
+    """Number of parts of the log that had begun before this life."""
     _is_limited: bool = False
+
+    def __post_init__(self) -> None:
+        self._limiter = LogLimiter(self.log, self.max_log_bytes)
 
     def start(self) -> None:
         """Start the process."""
-        self._log_offset, self._new_parts = self.log.stat().st_size if self.log.exists() else 0, 0
+        self._parts_before += self._new_parts()
+        self._log_offset = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab", buffering=0) as output:
             self._process = subprocess.Popen(
                 self.command, env=self.environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
@@ -67,7 +72,7 @@ class SlurmStep:
 
         None if it never started, or was lost with its node: srun's exit code then tells nothing about it.
         """
-        if self._new_parts:
+        if self._new_parts():
             # Its last line may be the last one of the earlier part.
             codes = [int(match[1]) for match in ENDED.finditer(self._tail())]
             return codes[-1] if codes else None
@@ -79,20 +84,16 @@ class SlurmStep:
 
     def limit_log(self) -> bool:
         """Keep the log below its bound; return whether it has exceeded it for the first time."""
-        if limit_size(self.log) is None:
-            return False
-        self._new_parts += 1
-        if self._new_parts > 1:
-            self._log_offset = 0
-        was_limited, self._is_limited = self._is_limited, True
-        return not was_limited
+        self._limiter.poll()
+        was_limited, self._is_limited = self._is_limited, self._limiter.parts > 0
+        return self._is_limited and not was_limited
 
     def preamble(self) -> str | None:
         """Return srun's output before the step's start; None once the step has started."""
-        if self._new_parts:
+        if new_parts := self._new_parts():
             # Only a step that has started prints so much.
             output = self._tail()
-            is_started = self._new_parts > 1 or len(output) >= TAIL_BYTES or STARTED.search(output)
+            is_started = new_parts > 1 or len(output) >= TAIL_BYTES or STARTED.search(output)
             return None if is_started else output.decode(errors="replace")
         output = b""
         with suppress(OSError), self.log.open("rb") as printed:
@@ -100,9 +101,14 @@ class SlurmStep:
             output = printed.read(MAX_PREAMBLE_BYTES)
         return None if STARTED.search(output) else output.decode(errors="replace")
 
+    def _new_parts(self) -> int:
+        """Return the number of parts of the log that have begun in this life. Waits for the end of a copy."""
+        self._limiter.wait()
+        return self._limiter.parts - self._parts_before
+
     def _tail(self) -> bytes:
         """Return the end of what this life has printed, once a new part has begun."""
-        return read_tail(self.log, self._log_offset).encode()
+        return read_tail(self.log, self._log_offset if self._new_parts() == 1 else 0).encode()
 
     def ask(self) -> None:
         """Ask it to save and exit."""

@@ -1,14 +1,17 @@
 """Logs of what processes print: their bound, and who reads them meanwhile."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem_cli import printed_log
 from tandem_cli.local.child import last_lines
 from tandem_cli.local.run_output import Logs
-from tandem_cli.printed_log import earlier_part, limit_size, read_tail
+from tandem_cli.printed_log import LogLimiter, earlier_part, limit_size, read_tail
+from tests.support.waiting import SECONDS
 
 BOUND = 1000
 START = "--- 2026-11-23 08:47:20 worker-0, start 1\n"
@@ -36,6 +39,31 @@ def test_a_small_log_stays_as_it_is(log: Path) -> None:
     assert limit_size(log, BOUND) is None
     assert log.read_text() == START
     assert not earlier_part(log).exists()
+
+
+def test_a_copy_that_takes_long_stops_nobody(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, copy = threading.Event(), printed_log._copy_end
+
+    def slow(*arguments: Any) -> int | None:
+        assert may_end.wait(SECONDS)
+        return copy(*arguments)
+
+    monkeypatch.setattr(printed_log, "_copy_end", slow)
+    limiter = LogLimiter(log, BOUND)
+    limiter.poll()
+    assert not any(thread.name.startswith("limit of") for thread in threading.enumerate())
+    printed(log, *range(11))
+    for _ in range(3):
+        limiter.poll()
+        assert limiter.parts == 0
+    printed(log, 11)
+    may_end.set()
+    limiter.wait()
+    assert limiter.parts == 1
+    assert earlier_part(log).read_text().splitlines()[-1] == f"{11:099d}"
+    limiter.poll()
+    limiter.wait()
+    assert limiter.parts == 1
 
 
 def test_a_missing_log_is_no_error(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.errors import UserError
-from tandem_cli import printed_log
 from tandem_cli.local.known import list_runs
 from tandem_cli.local.run_view import job_summary
 from tandem_cli.slurm import execution, jobs, scheduler, script, submission
@@ -223,9 +223,9 @@ def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_
     assert script.describe_placement("#!/bin/bash\n# --partition=gpu\n", {}) == ""
 
 
-def step(tmp_path: Path, *command: str) -> SlurmStep:
+def step(tmp_path: Path, *command: str, **settings: Any) -> SlurmStep:
     words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", "45", *command]
-    return SlurmStep("worker-0", words, {}, tmp_path / "worker-0.txt")
+    return SlurmStep("worker-0", words, {}, tmp_path / "worker-0.txt", **settings)
 
 
 def test_a_step_asks_its_process_to_leave_when_its_input_ends_and_says_how_it_ended(tmp_path: Path) -> None:
@@ -278,30 +278,25 @@ def test_a_step_that_was_never_started_has_no_outcome_and_a_killed_process_has_i
     killed.close()
 
 
-def test_a_step_that_prints_without_end_is_no_refusal_and_keeps_its_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(printed_log.limit_size, "__defaults__", (2**16,))
-    one = step(
-        tmp_path, sys.executable, "-c", "print('x' * 80 + '\\n' * 3, end='')\nfor n in range(9**5): print(n)\nexit(7)"
-    )
+def test_a_step_that_prints_without_end_is_no_refusal_and_keeps_its_outcome(tmp_path: Path) -> None:
+    prints = "print('x' * 80 + '\\n' * 3, end='')\nfor n in range(9**5): print(n)\nexit(7)"
+    one = step(tmp_path, sys.executable, "-c", prints, max_log_bytes=2**16)
     one.start()
     limits = []
     while one.ended() is None:
         limits.append(one.limit_log())
-    one.limit_log()
-    assert limits.count(True) == 1
     assert one.preamble() is None
     assert one.outcome() == 7
+    limits.append(one.limit_log())
+    assert limits.count(True) == 1
+    # The next copy may have begun.
+    one._new_parts()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 9**5 * 6
 
 
 @pytest.mark.parametrize("size", [100, 2**13])
-def test_a_life_that_srun_refused_has_no_outcome_of_the_life_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    monkeypatch.setattr(printed_log.limit_size, "__defaults__", (2**12,))
-    one = step(tmp_path, sys.executable, "-c", f"print('x' * {size})")
+def test_a_life_that_srun_refused_has_no_outcome_of_the_life_before(tmp_path: Path, size: int) -> None:
+    one = step(tmp_path, sys.executable, "-c", f"print('x' * {size})", max_log_bytes=2**12)
     one.start()
     until(lambda: one.ended() is not None, "its end")
     one.limit_log()
