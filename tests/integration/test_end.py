@@ -1,16 +1,20 @@
 """The end of a job, as real processes: ranks end one after the other, agents leave, scripts end before they should."""
 
+import json
 import re
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tandem.processes.exitcode import ExitCode
+from tandem.rundir.layout import FinishedMember
 from tests.support.elastic import Elastic
 from tests.support.processes import alive
 from tests.support.waiting import SECONDS, until
@@ -117,6 +121,16 @@ def test_agents_whose_ranks_have_ended_do_not_wait_for_a_coordinator_that_is_gon
     assert group.rundir.done() is None
     group.start_coordinator()
     is_complete(group)
+
+
+def test_what_members_record_counts_for_a_coordinator_that_they_cannot_reach(
+    group: Elastic,
+) -> None:
+    recorded = json.loads(group.rundir.coordinator_file.read_text())["membership"]
+    for member in recorded["members"]:
+        assert group.rundir.done() is None
+        group.rundir.record_finished(FinishedMember(recorded["generation"], member["replica"], member["incarnation"]))
+    until(group.rundir.done, "that all have finished")
 
 
 def test_a_coordinator_that_comes_back_while_ranks_work_finds_who_has_left(group: Elastic) -> None:
@@ -268,3 +282,19 @@ def test_short_jobs_all_end_however_many_there_are(tmp_path: Path) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = sorted(pool.map(late, range(SHORT_JOBS)))
     print(f"{SHORT_JOBS} jobs left {found[len(found) // 2]:.2f} s after their work, the last {found[-1]:.2f} s")
+
+
+def test_a_node_that_shuts_down_costs_no_restart(tmp_path: Path) -> None:
+    """All its processes get SIGTERM, the ranks before their agent."""
+    script = tmp_path / "obeys.sh"
+    script.write_text('trap "exit 143" TERM\ntouch "$TANDEM_RUN_DIR/begun-$RANK"\nwhile true; do sleep 0.1; done\n')
+    with Elastic(tmp_path, trainer={"command": ["sh", str(script)]}).start("worker-0", "worker-1") as group:
+        until(lambda: len(list(group.rundir.path.glob("begun-*"))) == 2, "two ranks")
+        agent = group.agents["worker-1"]
+        for process in psutil.Process(agent.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGTERM)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(SECONDS) == ExitCode.PREEMPTED, group.output("worker-1")
+        until(lambda: "generation 2 with 1 replica" in group.output("coordinator"), "the others")
+        assert "restart budget" not in group.output("coordinator")

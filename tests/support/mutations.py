@@ -224,7 +224,7 @@ MUTATIONS = (
         f"{COORDINATOR}coordinator.py",
         "        for member in observed.finished:\n",
         "        for member in ():\n",
-        "tests/integration/test_end.py -k gone",
+        "tests/integration/test_end.py -k cannot_reach",
     ),
     # Mistakes
     Mutation(

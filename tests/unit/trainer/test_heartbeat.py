@@ -461,7 +461,8 @@ def test_ranks_that_get_the_signal_of_their_agent_first_have_not_failed(
     monkeypatch.setattr(heartbeat, "SIGNAL_SECONDS", SECONDS)
     coordinator = Answering()
     speaker = finished(tmp_path, coordinator)
-    speaker.watch(LocalRanks(1, 1))
+    ranks = LocalRanks(1, 1)
+    speaker.watch(ranks)
     torchrun = threading.Thread(target=speaker.ended, args=({0: code},))
     torchrun.start()
     speaker._on_signal(signal.SIGTERM, None)
@@ -469,6 +470,7 @@ def test_ranks_that_get_the_signal_of_their_agent_first_have_not_failed(
         speaker._changed.notify_all()
     torchrun.join(SECONDS)
     assert not torchrun.is_alive()
+    assert ranks.failure() is None
     speaker.leave(SignalException("asked to end by SIGTERM", signal.SIGTERM))
     assert [message for message in coordinator.messages if message.failure or message.reason] == []
     assert coordinator.messages[-1].state == "leaving"
