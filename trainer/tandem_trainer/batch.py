@@ -55,7 +55,7 @@ class Batch:
             )
         part = losses.sum() * (self.weight / self.size)
         self._report(self._models.told(part))
-        return part * self._models.dp_size
+        return self._models.examine(part * self._models.dp_size)
 
     def took(self, part: Tensor) -> None:
         """Report the loss of a framework's own backward pass, which does not go through `mean`.

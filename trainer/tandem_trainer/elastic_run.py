@@ -94,6 +94,8 @@ class RunDescription:
     """All ranks write into one copy of the weights. Rank 0 saves for all of them."""
     datasets: Sequence[DatasetCommit] = ()
     """Data sets of a hub that this rank has read."""
+    standby: bool = False
+    """New ranks may prepare themselves before they join, for the record of the generation of a script."""
     mistake: Callable[[], str] = lambda: ""
     """Returns what in the script keeps gradients from being averaged, as a sentence; empty if nothing is known."""
 
@@ -132,7 +134,8 @@ class ElasticRun:
         self._total: int | None = None
         self._log: LogWriter | None = None
         self._log_is_closed = False
-        self._early_reason = ""
+        self.early_reason = ""
+        """Reason of the script for ending training early; empty if it gave none."""
         self._ends_early = False
         self._early_end = ""
         self.step = 0
@@ -163,7 +166,7 @@ class ElasticRun:
         last, rundir = self._saver.last, self._context.rundir
         recorded = rundir.broken_off(last) if self._context.group.rank == 0 and last is not None else None
         reason = self._context.group.tell({"why": recorded})["why"]
-        self._early_reason = self._early_reason or str(reason or "")
+        self.early_reason = self.early_reason or str(reason or "")
         return reason is not None
 
     @property
@@ -233,7 +236,10 @@ class ElasticRun:
         # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
         compare(group, train_state.replicated())
         parent = manifest.reference if manifest else None
-        record_start(context.rundir, group, context.generation, context.members, parent, origin, facts.datasets)
+        record_start(
+            *(context.rundir, group, context.generation, context.members, parent, origin, facts.datasets),
+            standby=facts.standby,
+        )
         restored.release()
         self._prepare(
             manifest.step if manifest else 0, manifest.loop.get("health") if manifest else None, parent, facts
@@ -257,6 +263,7 @@ class ElasticRun:
             *(context.rundir, group, context.generation, context.members, source.checkpoint),
             datasets=facts.datasets,
             continues=continuation,
+            standby=facts.standby,
         )
         self._prepare(source.step, source.loss_spikes, source.checkpoint, facts)
         if live is not None:
@@ -392,7 +399,7 @@ class ElasticRun:
         Args:
             reason: one line of text.
         """
-        self._early_reason = self._early_reason or reason
+        self.early_reason = self.early_reason or reason
         if self._context.group.world_size == 1:
             self._next_vote_step = self.step + 1
 
@@ -476,7 +483,7 @@ class ElasticRun:
             if saver.superseded:
                 raise Superseded(f"generation {self._context.generation} was superseded")
             saved = saver.last is not None and saver.last.step == self.step
-            reports = group.gather({"saved": saved, "why": self._early_reason, **peaks})
+            reports = group.gather({"saved": saved, "why": self.early_reason, **peaks})
             if reports[0]["saved"]:
                 break
             self._save()
@@ -526,7 +533,7 @@ class ElasticRun:
         samples_digest = self._samples_since_vote.digest
         verdict = group.vote(
             *(losses, bool(self._stop), overdue, saver.busy, samples_digest, meter.mean_step_seconds()),
-            finish=bool(self._early_reason),
+            finish=bool(self.early_reason),
         )
         if not verdict.same_samples:
             # Before the steps are logged: the log holds only samples that all ranks have agreed on.

@@ -12,7 +12,7 @@ from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.elastic_run import TrainingDiverged
 from tandem_trainer.failure import ConfigurationError, MicroBatchHalved, UnusableInput, is_of_peers
-from tandem_trainer.process_group import PeerFault
+from tandem_trainer.process_group import GroupLost, PeerFault
 from tandem_trainer.pulse import Pulse
 
 log = logging.getLogger("tandem_trainer")
@@ -48,7 +48,7 @@ def code_of(error: Exception, rundir: RunDir, has_peers: bool) -> ExitCode:
         case Superseded():
             log.warning("%s", error)
             return ExitCode.SUPERSEDED
-        case PeerFault():
+        case PeerFault() | GroupLost():
             log.warning("another rank cannot go on: %s", error)
             return ExitCode.PEER_LOST
         case SaveFailed():

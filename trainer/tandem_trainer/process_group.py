@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,18 @@ class Vote:
     """Number of steps until the next vote."""
 
 
+@dataclass(frozen=True)
+class Operation:
+    """An operation of gloo that a thread may be waiting for."""
+
+    inner: Future[Any]
+    """gloo's own future."""
+    value: Any
+    """What the waiting thread gets."""
+    on_error: Callable[[Exception], None] | None
+    """Called with an error, and the thread gets the value; None: it gets the error."""
+
+
 class Group:
     """The ranks of a generation, seen from this one. A group of one needs no process group."""
 
@@ -111,8 +123,8 @@ class Group:
         self.timeout = timeout
         self._control: Any = None
         self._connections: Connections | None = None
-        self._outstanding: dict[Future[Any], Future[Any]] = {}
-        """Operations that a thread may be waiting for: what it waits for, and gloo's own future."""
+        self._outstanding: dict[Future[Any], Operation] = {}
+        """Operations, by the future that a thread waits for."""
         self._completing = threading.Lock()
         if world_size > 1:
             store = PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
@@ -285,52 +297,60 @@ class Group:
         self._is_lost = self._is_interrupted = True
         if self._connections is not None:
             self._connections.shut_down()
-        for future in tuple(self._outstanding):
-            self._complete(future, error=GroupLost())
+        for future, operation in tuple(self._outstanding.items()):
+            self._complete(future, operation, GroupLost())
 
-    def guarded(self, inner: "Future[Any]", value: Any) -> "Future[Any]":
+    def guarded(
+        self, inner: "Future[Any]", value: Any, on_error: Callable[[Exception], None] | None = None
+    ) -> "Future[Any]":
         """Return a future that is complete when an operation of gloo is, with a value, or when the group is
         interrupted.
 
         gloo loses a message that it was receiving when the connection broke: the operation neither completes nor fails
         (torch 2.15; about one interrupted step in twenty). So a thread that waits for it needs this future.
+
+        Args:
+            on_error: called with an error, on any thread, before the future is complete with the value all the same;
+                None: the future raises the error.
         """
         outer: Future[Any] = Future()
-        self._outstanding[outer] = inner
+        operation = self._outstanding[outer] = Operation(inner, value, on_error)
 
         def end(inner: Future[Any]) -> None:
             try:
                 inner.value()
             except Exception as error:  # it is raised where the future is waited for
                 self._is_lost = True
-                self._complete(outer, error=error)
+                self._complete(outer, operation, error)
             else:
-                self._complete(outer, value)
+                self._complete(outer, operation)
             self._outstanding.pop(outer, None)
 
         inner.add_done_callback(end)
         if self._is_interrupted:
-            self._complete(outer, error=GroupLost())
+            self._complete(outer, operation, GroupLost())
         return outer
 
-    def _complete(self, future: "Future[Any]", value: Any = None, error: Exception | None = None) -> None:
+    def _complete(self, future: "Future[Any]", operation: Operation, error: Exception | None = None) -> None:
         """Complete a future, unless it is complete: by gloo's thread, or by the one that interrupts."""
         with self._completing:
             if future.done():
                 return
-            if error is None:
-                future.set_result(value)
-            else:
+            if error is not None and operation.on_error is None:
                 future.set_exception(error)
+                return
+            if error is not None and operation.on_error is not None:
+                operation.on_error(error)
+            future.set_result(operation.value)
 
     def abandon(self) -> None:
         """Destroy the process groups, whatever the other ranks do."""
         self.interrupt()
         control, self._control = self._control, None
         deadline = time.monotonic() + STUCK_SECONDS
-        while (stuck := not all(inner.done() for inner in tuple(self._outstanding.values()))) and (
-            time.monotonic() < deadline
-        ):
+        while (
+            stuck := not all(operation.inner.done() for operation in tuple(self._outstanding.values()))
+        ) and time.monotonic() < deadline:
             time.sleep(0.001)
         if stuck:
             # Their destructors would wait for ever for the threads that gloo has forgotten.

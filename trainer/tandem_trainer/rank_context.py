@@ -12,6 +12,9 @@ from tandem.rundir.layout import RunDir
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse
 
+SIGNAL_PATIENCE_SECONDS = 2.0
+"""Time within which the generation of a rank that has to go, and that others survive, is closed, in seconds."""
+
 
 class StopRequest:
     """Request to save and leave: by SIGTERM, or by the agent through the pulse."""

@@ -79,6 +79,11 @@ class Regroup:
         self._group, self._survives = group, True
         self._pulse.set_regroup_state(SURVIVES)
 
+    def withdraw(self) -> None:
+        """Declare that this rank cannot go on in another group any more."""
+        self._survives = False
+        self._pulse.set_regroup_state(RESTARTS)
+
     def check(self) -> None:
         """Look, between two steps, whether the group is over.
 

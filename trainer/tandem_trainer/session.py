@@ -53,18 +53,20 @@ from tandem_trainer.agreement import Terms, agree, dtypes_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
-from tandem_trainer.data.feeding import Collate, RankBatch, Reading, Stream, feed, to_device
+from tandem_trainer.continuation import LiveState
+from tandem_trainer.data.feeding import Collate, RankBatch, to_device
 from tandem_trainer.data.keyed import mixed
-from tandem_trainer.data.order import Passes
-from tandem_trainer.data.sampling import EpochOrder, Listing, check_data, has_indices, plain_order
+from tandem_trainer.data.sampling import EpochOrder
 from tandem_trainer.elastic_run import ElasticRun, RunDescription
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Stopwatch
 from tandem_trainer.open_files import close_files
-from tandem_trainer.process_group import Group
+from tandem_trainer.process_group import Group, GroupLost, PeerFault
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
 from tandem_trainer.rank_context import StopRequest, rank_context
+from tandem_trainer.session_data import SessionData
+from tandem_trainer.session_regroup import SessionRegroup
 from tandem_trainer.session_settings import agreed_settings, parse_settings
 from tandem_trainer.strategies.session_models import Models, SessionStrategy
 from tandem_trainer.strategies.strategy import Plan
@@ -125,21 +127,29 @@ class Session:
         # A script may change its working directory.
         self._rundir = RunDir(Path(path).absolute())
         self._refuse_second_session()
+        self._stop = StopRequest(self._pulse)
+        survival = self._survival = SessionRegroup.create(self._rundir, self._pulse, self._stop, device)
         # A second session of the same job is refused before it joins a collective.
-        self._group = Group.join(watched=self._pulse is not None, device=device)
-        self._seed = seed
+        self._group = survival.join_first() if survival else Group.join(self._pulse is not None, device)
+        self._seed, self._settings = seed, settings
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
         self._terms = Terms(seed=seed, settings={"tensor_parallel": tensor_parallel, "rewind_on": rewind_on})
         # Compare what is known so far. Ranks whose settings differ would hang in different collectives later.
         agree(self._group, self._terms)
-        self._stop = StopRequest(self._pulse)
         self._rewind_on = rewind_on
         self._busy = Stopwatch(self._group.device)
+        if survival is not None and tensor_parallel > 1:
+            survival.refuse("tensor_parallel")
         per_worker = self._per_worker() if tensor_parallel > 1 else 0
-        self._models = Models(self._group, seed, self._busy, tensor_parallel, per_worker)
+        self._models = Models(self._group, seed, self._busy, tensor_parallel, per_worker, survival)
         self._train_state: TrainState | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._elastic: ElasticRun | None = None
+        self._starting: ElasticRun | None = None
+        self._data: SessionData | None = None
+        self._live: LiveState | None = None
+        self._early_reason = ""
+        self._remaining: Iterator[RankBatch] = iter(())
         self._has_more: Callable[[], bool] | None = None
         self._loss: Tensor | None = None
         self._loaded: RankBatch | None = None
@@ -161,22 +171,24 @@ class Session:
     @property
     def rank(self) -> int:
         """Global rank of this process, from 0."""
-        return self._group.rank
+        return self._place().rank
 
     @property
     def world_size(self) -> int:
-        """Number of processes now; it may differ after a restart."""
-        return self._group.world_size
+        """Number of processes now; it may differ after a restart, and where processes outlive their group."""
+        return self._place().world_size
 
     @property
     def dp_rank(self) -> int:
         """Data-parallel rank: the index of this rank's share of the samples. Neighbouring ranks have the same one with
         `tensor_parallel`."""
+        self._place()
         return self._models.dp_rank
 
     @property
     def dp_size(self) -> int:
         """Data-parallel world size: the number of shares into which the samples of a step are divided."""
+        self._place()
         return self._models.dp_size
 
     @property
@@ -188,6 +200,8 @@ class Session:
         Raises:
             ConfigurationError: with one process there is no mesh.
         """
+        if self._survival is not None:
+            self._survival.refuse("the script asks for session.mesh")
         return self._models.mesh
 
     @property
@@ -228,6 +242,12 @@ class Session:
             )
         return int(answer["known"] or answer["size"])
 
+    def _place(self) -> Group:
+        """Return the group, for a script that asks for its place in it."""
+        if self._survival is not None and self._elastic is None:
+            self._survival.refuse("the script asks for its rank, or the number of ranks, before its loop")
+        return self._group
+
     def _mesh_sizes(self) -> dict[str, int] | None:
         """Return the sizes of the mesh dimensions over which the train state is split, for the manifests; None if no
         weight is split."""
@@ -250,11 +270,13 @@ class Session:
         """Return the ranks of each worker; 0 if there is one worker. Collective."""
         if not os.environ.get(RUN_DIR):
             return int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-        spec = {"processes": self._rundir.read_job().spec.workers.processes} if self.rank == 0 else {}
+        spec = {"processes": self._rundir.read_job().spec.workers.processes} if self._group.rank == 0 else {}
         return int(self._group.tell(spec)["processes"])
 
     def follow(self, model: nn.Module) -> None:
         """Measure the time of forward passes of a model that a framework distributes."""
+        if self._survival is not None:
+            self._survival.refuse("a framework distributes the model")
         self._models.time(model)
 
     def share(self, model: nn.Module) -> None:
@@ -350,6 +372,9 @@ class Session:
         self._optimizer = first
         self._train_state = TrainState(model, optimizer, average, states, hyperparameters=True)
         self._train_state.contents({}).check()
+        if self._survival is not None:
+            optimizers = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer] if optimizer else []
+            self._survival.watch(unwrapped(model), optimizers, average, states)
 
     def batches(
         self,
@@ -391,54 +416,77 @@ class Session:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
         self._refuse_second_session()
         # Rejected before any collective: a mistake in the arguments is the same on every rank.
-        check_data(dataset, global_batch_size, order, epochs, max_steps)
-        group = self._group
-        terms = replace(
-            self._terms,
-            samples=len(dataset) if has_indices(dataset) else None,
+        data = self._data = SessionData(
+            dataset=dataset,
             global_batch_size=global_batch_size,
-            drop_last=drop_last,
+            order=order,
             epochs=epochs,
             max_steps=max_steps,
-            dtypes=dtypes_of(self._train_state.learned().values()),
+            drop_last=drop_last,
+            seed=self._seed,
+            loader_workers=loader_workers,
+            collate=collate,
+            transform=transform,
+            pin=self._group.device.type == "cuda",
         )
-        pin = group.device.type == "cuda"
-        models = self._models
-        reading = Reading(models.dp_rank, models.dp_size, self._seed, loader_workers, collate, transform, pin)
-        elastic = ElasticRun(
-            rank_context(self._rundir, group, self._pulse), self._checkpoint, self._stop, self._rewind_on
-        )
-        facts = RunDescription(mesh=self._mesh_sizes(), mistake=self._models.mistake)
-        batches: Iterator[RankBatch]
-        # Each kind of data restores its own position: of an order and of a stream from the checkpoint, of a shuffled
-        # data set from the step alone. All ranks compare their terms before the restore, which is collective.
-        if order is not None:
-            listing = Listing(order, len(dataset), global_batch_size, epochs, max_steps, self._seed, drop_last)
-            agree(group, replace(terms, order=listing.name))
-            loaded = elastic.begin(self._train_state, listing, facts=facts)
-            resume = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
-            batches = pages = listing.feed(dataset, *resume, elastic.leaves_out, reading)
-            self._has_more = pages.more
-        elif has_indices(dataset):
-            assert global_batch_size is not None
-            agree(group, terms)
-            passes = Passes(plain_order(len(dataset), global_batch_size, self._seed, drop_last), epochs, max_steps)
-            elastic.begin(self._train_state, passes, facts=facts)
-            batches = feed(dataset, passes.order, elastic.data_steps_left, reading)
-        else:
-            assert global_batch_size is not None
-            agree(group, terms)
-            stream = Stream(dataset, global_batch_size, epochs, max_steps, reading, drop_last)
-            loaded = elastic.begin(self._train_state, stream, facts=facts)
-            resume = (None, 0) if loaded is None else (loaded.data, elastic.step_before(loaded))
-            batches = pages = stream.feed(*resume, elastic.leaves_out)
-            self._has_more = pages.more
-        self._elastic = elastic
+        if self._survival is not None:
+            if not data.is_positioned_by_step:
+                self._survival.refuse("the data is a stream, or has an order of its own")
+            if self._survival.is_standby:
+                self._move(self._survival.join_next())
+        self._start()
         _used_folders.add(self._rundir.path)
+        return self._loop()
+
+    def _move(self, group: Group) -> None:
+        """Go on in another group. Collective."""
+        self._group = group
+        self._models.move(group)
+        # This process may be days old.
+        self._checkpoint = agreed_settings(self._rundir, group, self._settings)
+
+    def _start(self) -> None:
+        """Start a generation: restore its state, or go on from the one that ranks hold. Collective."""
+        assert self._data is not None
+        assert self._train_state is not None
+        group, models, survival, train_state = self._group, self._models, self._survival, self._train_state
+        data = self._data.open(models.dp_rank, models.dp_size)
+        # All ranks compare their terms before the restore, which is collective.
+        terms = replace(
+            self._terms,
+            samples=self._data.samples,
+            global_batch_size=self._data.global_batch_size,
+            drop_last=self._data.drop_last,
+            epochs=self._data.epochs,
+            max_steps=self._data.max_steps,
+            dtypes=dtypes_of(train_state.learned().values()),
+            order=data.name,
+        )
+        agree(group, terms)
+        survives = survival is not None and survival.agree(group)
+        context = rank_context(self._rundir, group, self._pulse)
+        elastic = ElasticRun(context, self._checkpoint, self._stop, self._rewind_on, survives)
+        self._starting = elastic
+        facts = RunDescription(mesh=self._mesh_sizes(), standby=survives, mistake=models.mistake)
+        restored = elastic.begin(train_state, data.steps, self._share_start, facts, self._live)
+        is_continued, self._live = self._live is not None, None
+        self._elastic, self._starting = elastic, None
+        if survival is not None:
+            models.bind(is_continued)
+        if survives:
+            assert survival is not None
+            survival.survive(group)
+        self._remaining, self._has_more = data.feed(elastic, restored)
         # Only rank 0 writes the log, so only it measures the gradient norm.
         if elastic.meter.gradients is not None and self._optimizer is not None:
             elastic.meter.gradients.follow(self._optimizer)
-        return self._loop(elastic, batches)
+
+    def _share_start(self) -> None:
+        """Begin with the weights of rank 0, where nothing is restored: ranks that prepared themselves have not shared
+        theirs. Collective."""
+        if self._survival is not None:
+            assert self._train_state is not None
+            self._group.copy_from_first([*self._train_state.replicated().values()])
 
     def stop(self, reason: str) -> None:
         """End training early: the loop ends on all ranks after the same step.
@@ -494,13 +542,61 @@ class Session:
         if self._elastic is not None:
             self._elastic.log_values(step, values)
 
-    def _loop(self, elastic: ElasticRun, batches: Iterator[RankBatch]) -> Iterator[Batch]:
+    def _loop(self) -> Iterator[Batch]:
+        survival, has_left = self._survival, False
+        while True:
+            try:
+                if has_left:
+                    assert survival is not None
+                    self._move(survival.join_next())
+                    self._start()
+                    has_left = False
+                yield from self._steps()
+            except Exception as error:
+                if survival is None or not survival.follows(error):
+                    raise
+                self._leave_group(error)
+                has_left = True
+            else:
+                return
+
+    def _leave_group(self, error: Exception) -> None:
+        """Keep what this rank needs to go on in another group; drop a step that was not taken.
+
+        Raises:
+            PeerFault: it cannot go on.
+        """
+        assert self._survival is not None
+        assert self._elastic is not None
+        if self._starting is not None:
+            self._starting.release()
+            if self._starting.is_replaced:
+                raise PeerFault("the group was lost while this rank received its state")
+        elif self._live is None:
+            if not self._survival.leave():
+                self._early_reason = self._elastic.early_reason
+            self._live = self._elastic.leave_group()
+            self._remaining, self._loss, self._loaded = iter(()), None, None
+        self._starting = None
+        self._models.release()
+        reason = "it is over" if isinstance(error, GroupLost) else one_line(str(error).partition("\n")[0])
+        log.info("left the group after step %d: %s", self.step, reason)
+
+    def _steps(self) -> Iterator[Batch]:
+        """Iterate over the steps of a generation."""
+        elastic, survival = self._elastic, self._survival
+        assert elastic is not None
+        if self._early_reason:
+            elastic.end_early(self._early_reason)
         # A script that left its loop before the restart must not enter it again.
         if elastic.resume_early_end():
             self._end(elastic, broken_off=True)
             return
         for step in elastic.steps(self._busy.take, self._has_more):
-            loaded = self._loaded = next(batches)
+            self._early_reason = elastic.early_reason
+            if survival is not None:
+                survival.begin_step(self._group)
+            loaded = self._loaded = next(self._remaining)
             data = to_device(loaded.data, self.device)
             elastic.meter.data_ready()
             self._models.draw(step, loaded.mine)
@@ -511,11 +607,15 @@ class Session:
                 # called here.
                 self._finish()
                 raise
+            if survival is not None:
+                survival.end_step()
             self._record_step(elastic)
         self._end(elastic)
 
     def _finish(self) -> None:
         """Report that the code after the loop runs."""
+        if self._survival is not None:
+            self._survival.close()
         if self._pulse is not None:
             self._pulse.finish()
 
@@ -524,7 +624,8 @@ class Session:
             raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
         assert self._loaded is not None
         rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        elastic.took(self._loaded.ids, rate, self._loss, self._loaded.content ^ self._loaded.common)
+        loss = None if self._survival is None else self._survival.passes.loss.take(self._group.world_size)
+        elastic.took(self._loaded.ids, rate, self._loss, self._loaded.content ^ self._loaded.common, loss)
         self._loss = self._loaded = None
         self._models.end_step()
 
@@ -570,6 +671,8 @@ class Session:
                 return
         except (Exception, SystemExit) as end_error:
             error = end_error
+        if isinstance(error, Exception) and self._survival is not None and self._survival.is_lost:
+            error = PeerFault(f"the group was lost in a step in which the script raised {error!r}")
         self._models.close()
         self._failed = True
         code = self._code_after(error)
@@ -579,7 +682,7 @@ class Session:
             self._code = code
             if self._pulse is not None:
                 self._pulse.last_word(code)
-            if self._pulse is not None or self.world_size > 1:
+            if self._pulse is not None or self._group.world_size > 1:
                 # The other ranks and the agent wait for the end of this process.
                 deadline = threading.Timer(CLEANUP_SECONDS, self._leave, [code])
                 deadline.daemon = True
@@ -595,7 +698,7 @@ class Session:
         if self._end_code not in (None, ExitCode.DONE):
             return self._end_code
         if isinstance(error, Exception):
-            return code_of(error, self._rundir, has_peers=self.world_size > 1)
+            return code_of(error, self._rundir, has_peers=self._group.world_size > 1)
         return None
 
     def _leave(self, code: ExitCode) -> NoReturn:
@@ -623,7 +726,7 @@ class Session:
             # Python's own finalization would wait for the process group, whose peers may be gone.
             self._leave(self._code)
         error = _last_error()
-        if error is not self._error_before and isinstance(error, Exception) and self.world_size > 1:
+        if error is not self._error_before and isinstance(error, Exception) and self._group.world_size > 1:
             self._leave(ExitCode.FAILED)
         # The script ends with the code that the session raised: announce it, so that it counts as Tandem's.
         if (
@@ -656,6 +759,8 @@ class Session:
         elastic = self._elastic
         if elastic is None or self._end_code is not None:
             return
+        if self._survival is not None and self._survival.is_lost:
+            raise PeerFault("the script left its loop in a step that was lost with the group")
         # The script has learned from the last batch, so it counts as a step.
         if self._loss is not None:
             self._record_step(elastic)
@@ -665,6 +770,8 @@ class Session:
     def _report(self, part: Tensor) -> None:
         """Add a part of the mean loss of the global batch."""
         self._loss = part if self._loss is None else self._loss + part
+        if self._survival is not None:
+            self._survival.passes.loss.part = self._loss
 
 
 _used_folders: set[Path] = set()

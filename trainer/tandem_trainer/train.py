@@ -55,7 +55,7 @@ from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memo
 from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group, GroupLost, PeerFault, rank_device
 from tandem_trainer.pulse import Pulse
-from tandem_trainer.rank_context import RankContext, StopRequest, rank_context
+from tandem_trainer.rank_context import SIGNAL_PATIENCE_SECONDS, RankContext, StopRequest, rank_context
 from tandem_trainer.regroup import Regroup, StepBuffers
 from tandem_trainer.step_trace import StepTrace
 from tandem_trainer.strategies import strategy_of
@@ -64,8 +64,6 @@ from tandem_trainer.task import Task, name_of, pinned, task_of, tensors_of
 
 log = logging.getLogger(__name__)
 
-SIGNAL_PATIENCE_SECONDS = 2.0
-"""Time within which the generation of a rank that has to go, and that others survive, is closed, in seconds."""
 SCHEDULE = "schedule"
 """Name of the schedule's state in a checkpoint: the number of schedule steps that earlier runs took."""
 

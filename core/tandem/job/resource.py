@@ -461,10 +461,11 @@ class Spec(Model):
 
     @property
     def regroups(self) -> bool:
-        """Whether its ranks keep their process and state when the group changes, where they run on CPUs of Linux."""
+        """Whether its ranks keep their process and state when the group changes, where they run on CPUs of Linux. Those
+        of a script do if it has a session that can (tandem_trainer.session_regroup)."""
         loop = self.trainer.settings_of_loop
         is_plain = loop.strategy == "ddp" and (loop.ddp is None or loop.ddp.compression == "none")
-        return self.elasticity.on_membership_change == "Regroup" and self.trainer.command is None and is_plain
+        return self.elasticity.on_membership_change == "Regroup" and is_plain
 
     @property
     def workers_apart(self) -> int:

@@ -78,6 +78,9 @@ class GenerationRecord(Model):
     """Ranks in the group."""
     members: list[str] = []
     """Replicas in rank order."""
+    standby: bool = False
+    """Its ranks are those of a script whose loop can go on in another group, so new ones may prepare themselves before
+    they join."""
     started_at: float
     """Seconds since the epoch, of the writer's clock; for people only."""
 

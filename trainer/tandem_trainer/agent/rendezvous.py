@@ -53,6 +53,7 @@ from tandem.job.resource import DistributedTrainingJob, Ports
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import (
     ALL_ADDRESSES,
+    FAILED_STANDBY,
     GENERATION,
     NODE,
     PULSE,
@@ -139,6 +140,7 @@ class TandemRendezvous(RendezvousHandler):
         self._ports = spec.workers.store_ports
         self._rundir = rundir
         self._regroups = spec.regroups and _can_regroup(job)
+        self._is_script = spec.trainer.command is not None
         self._preparation_seconds = spec.elasticity.hang_start_seconds
         # All replicas have the same number of ranks, so that torchrun need not collect the numbers through the store.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
@@ -181,12 +183,13 @@ class TandemRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store; or, where ranks prepare themselves
         before that, return a group of this agent alone."""
+        has_failed = self._heartbeat.is_preparing
         if self._starts_in_standby():
             reason = self._heartbeat.join_reason()
             if not self._heartbeat.is_over:
                 return self._prepare(reason)
         membership, store = self._join()
-        self._start(membership.generation, membership.first_rank(self._member_index))
+        self._start(membership.generation, membership.first_rank(self._member_index), has_failed=has_failed)
         first = membership.members[0]
         return RendezvousInfo(
             store, self._member_index, len(membership.members), RendezvousStoreInfo(first.address, first.port)
@@ -194,10 +197,15 @@ class TandemRendezvous(RendezvousHandler):
 
     def _starts_in_standby(self) -> bool:
         """Whether ranks start before this agent joins. Not for the first generation, which waits for all of them, nor
-        after ranks have failed in it: the failure then counts as one of a member."""
+        after ranks have failed in it: the failure then counts as one of a member. A script only if its last ranks had a
+        session that can go on in another group: any other one would train on its own."""
         if not self._regroups or self._heartbeat.is_preparing or self._heartbeat.is_over:
             return False
-        return self._rundir.newest_generation() > 0
+        newest = self._rundir.newest_generation()
+        if not self._is_script or newest == 0:
+            return newest > 0
+        record = self._rundir.generation_record(newest)
+        return record is not None and record.standby
 
     def _prepare(self, reason: str) -> RendezvousInfo:
         """Prepare the start of ranks that have no place yet.
@@ -226,7 +234,8 @@ class TandemRendezvous(RendezvousHandler):
             # in its queue until the store is served.
             listener = _listen(self._address, self._ports)
             try:
-                membership = self._heartbeat.enter(listener.getsockname()[1], reason, ranks, self._regroups)
+                regroups = self._regroups and (ranks is not None or not self._is_script)
+                membership = self._heartbeat.enter(listener.getsockname()[1], reason, ranks, regroups)
                 if membership is None:
                     continue
                 rank = self._index(membership)
@@ -375,18 +384,22 @@ class TandemRendezvous(RendezvousHandler):
         self._cut_off = time.monotonic() - started_at > CUT_OFF_SECONDS
         return None
 
-    def _start(self, generation: int, first_rank: int, reason: str | None = None) -> None:
+    def _start(self, generation: int, first_rank: int, reason: str | None = None, has_failed: bool = False) -> None:
         """Prepare the environment, which the ranks inherit, and the pulses of the ranks that torchrun is about to
         start.
 
         Args:
             reason: reason for which this agent will join, where the ranks start before that.
+            has_failed: whether ranks before these have failed in standby.
         """
         ranks = LocalRanks(generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
         os.environ.update(TORCHRUN_SIGNALS)
+        os.environ.pop(FAILED_STANDBY, None)
+        if has_failed:
+            os.environ[FAILED_STANDBY] = "1"
         if reason is None:
             os.environ.pop(STANDBY, None)
             self._heartbeat.watch(ranks)

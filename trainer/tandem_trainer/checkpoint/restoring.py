@@ -265,6 +265,7 @@ def record_start(
     origin: Origin | None = None,
     datasets: Sequence[DatasetCommit] = (),
     continues: Continuation | None = None,
+    standby: bool = False,
 ) -> None:
     """Write this generation's record. Collective.
 
@@ -273,6 +274,7 @@ def record_start(
         origin: source of the initial weights, if they come from elsewhere.
         datasets: data sets of a hub that this rank has read.
         continues: the generation whose state the ranks hold; None: the state came from the checkpoint.
+        standby: new ranks of this script may prepare themselves before they join.
 
     Raises:
         ReplicasDiffer: ranks have read different commits, because one was pushed while they started.
@@ -289,6 +291,7 @@ def record_start(
             datasets=read,
             world_size=group.world_size,
             members=members,
+            standby=standby,
             started_at=time.time(),
         )
         rundir.refresh()

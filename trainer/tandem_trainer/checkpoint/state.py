@@ -43,6 +43,7 @@ from tandem.job.architectures import unwrapped_name
 from tandem.rundir.checkpoint import Broken
 from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.group_model import GroupModel
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Selective(Protocol):
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that the user wrote, without the wrappers of parallelism and the compiler."""
     while True:
-        if isinstance(module, DistributedDataParallel | DataParallel):
+        if isinstance(module, DistributedDataParallel | DataParallel | GroupModel):
             module = module.module
         elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
             module = inner

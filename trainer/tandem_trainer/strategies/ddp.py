@@ -4,7 +4,6 @@ https://pytorch.org/docs/stable/notes/ddp.html
 """
 
 import contextlib
-import inspect
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tandem.job import tasks
 from tandem.job.tasks import Loop
+from tandem_trainer.group_model import WITHOUT_SYNC
 from tandem_trainer.process_group import Group
 from tandem_trainer.strategies.strategy import Strategy
 
@@ -22,13 +22,6 @@ POWER_SGD_RANK = 2
 """Rank of the two matrices that approximate a gradient (https://arxiv.org/abs/1905.13727 finds 2 to lose nothing)."""
 POWER_SGD_FIRST_STEPS = 2
 """Number of first steps whose gradients are not compressed: DistributedDataParallel plans its buckets in the first."""
-
-
-_SYNC_OPTIONS = inspect.signature(DistributedDataParallel).parameters.keys() & {"forward_sync_buffers"}
-_WITHOUT_SYNC: dict[str, Any] = {"init_sync": False} | dict.fromkeys(_SYNC_OPTIONS or {"broadcast_buffers"}, False)
-"""Options of DistributedDataParallel without collectives of its own besides those of gradients: they cannot be
-interrupted. Ranks that regroup hold the same weights, and copy buffers themselves (tandem_trainer.regroup). torch 2.15
-has another name for one."""
 
 
 class Ddp(Strategy):
@@ -52,7 +45,7 @@ class Ddp(Strategy):
             device_ids=[self.group.device] if self.group.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._options.bucket_megabytes,
-            **(_WITHOUT_SYNC if self._is_interruptible else {}),
+            **(WITHOUT_SYNC if self._is_interruptible else {}),
             static_graph=self._options.static_graph,
         )
         match self._options.compression:

@@ -5,24 +5,29 @@ samples, so all ranks form one mesh, which the script may also use to split a mo
 """
 
 import contextlib
+import gc
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tandem_trainer.agreement import deviating_ranks
 from tandem_trainer.checkpoint.sharding import copies_of, is_sharded, placed_like, to_local
 from tandem_trainer.checkpoint.state import LOCAL_SGD
 from tandem_trainer.data.keyed import mixed, seed_everything
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.group_model import OPTIONS, GroupModel, sequence_number
 from tandem_trainer.meter import Stopwatch
 from tandem_trainer.models.dropout import Draws, key_dropout
-from tandem_trainer.process_group import Group
+from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.strategies.strategy import Plan, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import check
 
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
 
+    from tandem_trainer.session_regroup import SessionRegroup
     from tandem_trainer.strategies.replicated import GradientComparison
 
 log = logging.getLogger(__name__)
@@ -45,9 +51,18 @@ SessionStrategy = Literal["ddp", "fsdp"]
 class Models:
     """All models of a session."""
 
-    def __init__(self, group: Group, seed: int, busy: Stopwatch, tensor_parallel: int = 1, per_worker: int = 0) -> None:
+    def __init__(
+        self,
+        group: Group,
+        seed: int,
+        busy: Stopwatch,
+        tensor_parallel: int = 1,
+        per_worker: int = 0,
+        survival: "SessionRegroup | None" = None,
+    ) -> None:
         """
         Args:
+            survival: takes the session to another group; None: it restarts.
             busy: measures the forward passes of all of them.
             tensor_parallel: number of neighbouring ranks that work on the same samples; a single rank splits nothing.
             per_worker: number of ranks of each worker; 0 if there is one worker.
@@ -60,12 +75,12 @@ class Models:
             raise ConfigurationError(
                 f"Session(tensor_parallel={tensor_parallel}) does not divide the {per_worker} processes of a worker"
             )
-        self._group, self._seed, self._busy = group, seed, busy
+        self._group, self._seed, self._busy, self._survival = group, seed, busy, survival
         self._degree = tensor_parallel if group.world_size > 1 else 1
         self.dp_rank, self.dp_size = group.rank // self._degree, group.world_size // self._degree
         """Data-parallel rank and world size; ranks with equal `dp_rank` work on the same samples."""
         self._draws: list[Draws] = []
-        self._averaging: list[DistributedDataParallel] = []
+        self._averaging: list[DistributedDataParallel | GroupModel] = []
         self._called_indices: set[int] = set()
         """Indices into `_averaging` of the models whose forward pass has run."""
         self._recording: list[DistributedDataParallel] = []
@@ -89,6 +104,36 @@ class Models:
             self._mesh = self._group.mesh({"shard": self.dp_size, "tensor": self._degree})
         return self._mesh
 
+    def move(self, group: Group) -> None:
+        """Go on in another group. The gradients of models are averaged in it from `bind` on."""
+        self._group, self.dp_rank, self.dp_size = group, group.rank, group.world_size
+
+    def bind(self, survives: bool) -> None:
+        """Average the gradients of models in the current group. Collective, where the session may go on in another one.
+
+        Args:
+            survives: whether ranks go on from the state that they hold.
+
+        Raises:
+            ConfigurationError, PeerFault: the ranks have distributed different models.
+        """
+        models = [averaging for averaging in self._averaging if isinstance(averaging, GroupModel)]
+        layout = xxhash.xxh3_64_hexdigest(json.dumps([model.layout() for model in models]).encode())
+        if deviating_ranks([view["layout"] for view in self._group.gather({"layout": layout})]):
+            problem = "the ranks average the gradients of different parameters"
+            raise PeerFault(problem) if survives else ConfigurationError(problem)
+        # The DistributedDataParallel of the group before goes first, and its hooks on the gradients with it.
+        self.release()
+        for model in models:
+            model.bind(self._group)
+
+    def release(self) -> None:
+        """Leave the current group."""
+        for averaging in self._averaging:
+            if isinstance(averaging, GroupModel):
+                averaging.release()
+        gc.collect()
+
     def distribute(
         self,
         model: nn.Module,
@@ -110,9 +155,13 @@ class Models:
         for name in options:
             if name not in allowed:
                 raise TypeError(f"distribute(…, {name}=…): {function} has no such option to choose")
+        if strategy == "fsdp" and self._survival is not None:
+            self._survival.refuse('distribute(…, strategy="fsdp")')
         learns = any(parameter.requires_grad for parameter in model.parameters())
         is_split = any(map(is_sharded, model.parameters()))
         if is_split:
+            if self._survival is not None:
+                self._survival.refuse("the script splits its model")
             # The script has sharded the model itself: only check that gradients will be averaged.
             self._check_split(model)
             if options or comm_hook is not None or tensor_plan is not None:
@@ -141,7 +190,14 @@ class Models:
                 self._register_comparison(model)
         else:
             model.to(self._group.device)
-            if self._group.world_size > 1 and learns:
+            if learns and (survival := self._survival) is not None:
+                refused = "comm_hook" if comm_hook is not None else next(iter(options.keys() - OPTIONS), "")
+                if refused:
+                    survival.refuse(f"distribute(…, {refused}=…)")
+                if not survival.reason:
+                    self._share_first(model, survival)
+                    forward = self._follow(GroupModel(model, options, survival.passes))
+            if self._group.world_size > 1 and learns and forward is model:
                 forward = self._averaged(model, comm_hook, comm_state, options)
         self.time(forward)
         return forward
@@ -154,6 +210,18 @@ class Models:
         averaging = DistributedDataParallel(model, device_ids=devices, **(defaults | dict(options)))
         if comm_hook is not None:
             averaging.register_comm_hook(comm_state, comm_hook)
+        if options.get("static_graph"):
+            self._recording.append(averaging)
+        return self._follow(averaging)
+
+    def _share_first(self, model: nn.Module, survival: "SessionRegroup") -> None:
+        """Copy the weights of rank 0 to all ranks, as DistributedDataParallel does when it is made."""
+        before = sequence_number()
+        self.share(model)
+        survival.collectives += sequence_number() - before
+
+    def _follow(self, averaging: DistributedDataParallel | GroupModel) -> nn.Module:
+        """Record whether the script calls a model."""
         place = len(self._averaging)
         self._averaging.append(averaging)
 
@@ -163,8 +231,6 @@ class Models:
             first_call.remove()
 
         first_call = averaging.register_forward_pre_hook(called)
-        if options.get("static_graph"):
-            self._recording.append(averaging)
         return averaging
 
     def _check_split(self, model: nn.Module) -> None:
@@ -274,6 +340,12 @@ class Models:
         seed_everything(mixed(self._seed, step, self.dp_rank, *parts), self._group.device)
         for draws in self._draws:
             draws.set(self._seed, step, sample_ids.to(self._group.device))
+
+    def examine(self, loss: Tensor) -> Tensor:
+        """Return a loss of the script's, whose backward pass is examined where that is due."""
+        if self._survival is not None:
+            self._survival.examine(loss)
+        return loss
 
     def told(self, part: Tensor) -> Tensor:
         """Return this rank's part of the global mean; ranks that work on the same samples divide it among

@@ -1,0 +1,185 @@
+"""Sessions that survive: a member is lost at any point of a step of a user's own loop, and the others go on in it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.layout import RunDir
+from tandem_trainer.sample_audit import audit
+from tests.support.local_run import LocalRun
+from tests.support.manifests import manifest
+from tests.support.ranks import sample_ids
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 160
+FAULTS = '''
+    import os
+    import signal
+    import sys
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+    from tandem_trainer.checkpoint.saving import Saver
+    from tandem_trainer.process_group import Group
+    from tandem_trainer.session import Session
+
+    FOLDER, FAULTS = Path(sys.argv[1]), sys.argv[2:]
+
+
+    class Faults:
+        """Kills this rank at points, each once, after so many steps or more: `RANK:POINT:STEP`."""
+
+        step = 0
+
+        def at(self, point):
+            for fault in FAULTS:
+                rank, where, step = fault.split(":")
+                if rank == os.environ["RANK"] and where == point and self.step >= int(step):
+                    try:
+                        (FOLDER / fault.replace(":", "-")).touch(exist_ok=False)
+                    except FileExistsError:
+                        continue
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        def around(self, owner, name):
+            """Play faults before and after a method."""
+            original = getattr(owner, name)
+
+            def method(*arguments, **options):
+                self.at(name)
+                result = original(*arguments, **options)
+                self.at(f"{name}-done")
+                return result
+
+            setattr(owner, name, method)
+
+
+    faults = Faults()
+    faults.around(Group, "vote")
+    faults.around(Saver, "save")
+
+
+    class Lines(Dataset):
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, index):
+            faults.at("read")
+            slope = (index % 17) / 17
+            return {"points": torch.arange(8.0) * slope + (index % 13) / 130, "slope": torch.tensor(slope)}
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Linear(8, 16).requires_grad_(False)
+            self.body = nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 16), nn.ReLU())
+            self.head = nn.Linear(16, 1)
+
+        def forward(self, points):
+            return self.head(self.body(self.frozen(points))).squeeze(1)
+'''
+LOOP = """
+    with Session() as session:
+        model = session.distribute(Net())
+        for name, parameter in model.named_parameters():
+            if name.endswith(("2.weight", "head.weight")):
+                point = "backward-" + name.rpartition(".")[0].rpartition(".")[2]
+                parameter.register_hook(lambda gradient, point=point: faults.at(point))
+        learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [{"params": learning[:2], "weight_decay": 0.0}, {"params": learning[2:], "lr": 3e-3}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 3e-3], total_steps=160)
+        average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, count: old + (new - old) * 0.1)
+        seen = {"samples": 0, "losses": torch.zeros(())}
+        session.keep(model, optimizer, average=average, schedule=schedule, seen=seen)
+        for batch in session.batches(Lines(), 25, epochs=10):
+            faults.step = batch.step
+            seen["samples"] += batch.size
+            faults.at("forward")
+            losses = (model(batch.data["points"]) - batch.data["slope"]).square()
+            faults.at("forward-done")
+            batch.mean(losses).backward()
+            nn.utils.clip_grad_norm_(learning, 1.0)
+            faults.at("update")
+            optimizer.step()
+            faults.at("update-done")
+            optimizer.zero_grad()
+            schedule.step()
+            average.update_parameters(model)
+            faults.at("end")
+        assert seen["samples"] == 4000, seen
+        assert schedule.last_epoch == 160, schedule.last_epoch
+        assert average.n_averaged == 160, average.n_averaged
+"""
+
+
+def start(folder: Path, faults: list[str], loop: str = LOOP, **spec: Any) -> LocalRun:
+    """Train the loop of these tests."""
+    folder.mkdir()
+    script = folder / "slopes.py"
+    script.write_text(dedent(FAULTS) + dedent(loop))
+    whole = {
+        "trainer": {"command": ["python", str(script), str(folder), *faults]},
+        # Both, or a rank would take all steps while the other one prepares itself.
+        "workers": {"replicas": 2, "minReplicas": 2},
+        "evaluators": {"replicas": 0},
+        "checkpoint": {"everySteps": 30},
+        "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.5},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
+    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
+
+
+def losses(run: LocalRun) -> dict[int, float]:
+    """The loss of each step that has one."""
+    return {line["step"]: line["loss"] for line in run.logged("step") if "loss" in line}
+
+
+def records(run_dir: RunDir) -> list[dict[str, Any]]:
+    return [record.dump() for record in run_dir.generation_records()]
+
+
+def compare(run: LocalRun, calm: LocalRun) -> None:
+    """Compare a disturbed run with an undisturbed one: samples, losses and weights."""
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert not audited.unknown
+    assert audited.steps == STEPS
+    assert sample_ids(run.run_dir) == sample_ids(calm.run_dir)
+    expected, measured = losses(calm), losses(run)
+    assert list(measured) == list(range(1, STEPS + 1)), "no loss is lost with a rank"
+    torch.testing.assert_close(list(measured.values()), list(expected.values()), rtol=1e-6, atol=1e-6)
+    for file in (WEIGHTS, "average.safetensors"):
+        paths = [each.run_dir.checkpoint(f"step-{STEPS:09}") / file for each in (run, calm)]
+        if paths[1].exists():
+            weights = [load_file(path) for path in paths]
+            learned = [{name: value for name, value in each.items() if "running" not in name} for each in weights]
+            torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
+
+
+def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again(tmp_path: Path) -> None:
+    points = ["read", "forward", "forward-done", "backward-head", "backward-2", "update", "update-done", "end"]
+    points += ["vote", "vote-done"]
+    faults = [f"{number % 2}:{point}:{3 + 4 * number}" for number, point in enumerate(points)]
+    faults += ["1:save:50", "0:save-done:100"]
+    with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+        assert run.leavings() == {}
+    left = {fault for fault in faults if not (tmp_path / "disturbed" / fault.replace(":", "-")).exists()}
+    assert not left, "faults that were not played"
+    compare(run, calm)
+    continued = [record for record in records(run.run_dir) if "continues" in record]
+    assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
