@@ -1,8 +1,6 @@
 """Sessions that survive: a member is lost at any point of a step of a user's own loop, and the others go on in it."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from textwrap import dedent
 from typing import Any

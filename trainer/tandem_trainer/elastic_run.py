@@ -23,7 +23,6 @@ from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
 from tandem.rundir.checkpoint import DataPosition, Manifest
-from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
@@ -31,7 +30,7 @@ from tandem.wire.protocol import SAVING
 from tandem.wire.status import STOPPED_EARLY, CheckpointRef
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
-from tandem_trainer.checkpoint.restoring import compare, record_start, restore
+from tandem_trainer.checkpoint.restoring import check_disk, compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, writers_of
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
@@ -128,7 +127,7 @@ class ElasticRun:
     ) -> None:
         self._survives = survives
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
-        _check_disk(context.rundir, context.group)
+        check_disk(context.rundir, context.group)
         self._rewinds = _rewinds_of_all(context.rundir, context.group)
         self._skipped_windows = windows(self._rewinds)
         self._total: int | None = None
@@ -664,18 +663,6 @@ def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: 
 def _values_by_rank(reports: Sequence[Mapping[str, float]], name: str) -> dict[str, float] | None:
     """Collect a value of the ranks by its name; None if no rank has it."""
     return {str(rank): report[name] for rank, report in enumerate(reports) if name in report} or None
-
-
-def _check_disk(rundir: RunDir, group: Group) -> None:
-    """Check the file system, before the first generation. Collective.
-
-    Raises:
-        ConfigurationError: it lacks what checkpoints need, as rank 0 found.
-    """
-    is_first = group.rank == 0 and rundir.newest_generation() == 0
-    problem = group.tell({"why": unsupported_operation(rundir.path) if is_first else ""})["why"]
-    if problem:
-        raise ConfigurationError(str(problem))
 
 
 def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:

@@ -53,19 +53,19 @@ from tandem_trainer.agreement import Terms, agree, dtypes_of
 from tandem_trainer.batch import Batch
 from tandem_trainer.checkpoint.state import unwrapped
 from tandem_trainer.checkpoint.train_state import Stateful, TrainState
-from tandem_trainer.continuation import LiveState
-from tandem_trainer.data.feeding import Collate, RankBatch, to_device
+from tandem_trainer.data.feeding import Collate
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.sampling import EpochOrder
-from tandem_trainer.elastic_run import ElasticRun, RunDescription
+from tandem_trainer.elastic_run import ElasticRun
 from tandem_trainer.ending import code_of, leave
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.meter import Stopwatch
 from tandem_trainer.open_files import close_files
-from tandem_trainer.process_group import Group, GroupLost, PeerFault
+from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.pulse import Pulse, Watchdog, check_name
-from tandem_trainer.rank_context import StopRequest, rank_context
+from tandem_trainer.rank_context import StopRequest
 from tandem_trainer.session_data import SessionData
+from tandem_trainer.session_loop import SessionLoop
 from tandem_trainer.session_regroup import SessionRegroup
 from tandem_trainer.session_settings import agreed_settings, parse_settings
 from tandem_trainer.strategies.session_models import Models, SessionStrategy
@@ -130,7 +130,8 @@ class Session:
         self._stop = StopRequest(self._pulse)
         survival = self._survival = SessionRegroup.create(self._rundir, self._pulse, self._stop, device)
         # A second session of the same job is refused before it joins a collective.
-        self._group = survival.join_first() if survival else Group.join(self._pulse is not None, device)
+        self._loop: SessionLoop | None = None
+        self._first_group = survival.join_first() if survival else Group.join(self._pulse is not None, device)
         self._seed, self._settings = seed, settings
         self._checkpoint = agreed_settings(self._rundir, self._group, settings)
         self._terms = Terms(seed=seed, settings={"tensor_parallel": tensor_parallel, "rewind_on": rewind_on})
@@ -144,16 +145,6 @@ class Session:
         self._models = Models(self._group, seed, self._busy, tensor_parallel, per_worker, survival)
         self._train_state: TrainState | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._elastic: ElasticRun | None = None
-        self._starting: ElasticRun | None = None
-        self._data: SessionData | None = None
-        self._live: LiveState | None = None
-        self._early_reason = ""
-        self._remaining: Iterator[RankBatch] = iter(())
-        self._has_more: Callable[[], bool] | None = None
-        self._loss: Tensor | None = None
-        self._loaded: RankBatch | None = None
-        self._end_code: ExitCode | None = None
         self._failed = False
         self._code: ExitCode | None = None
         self._error_before = _last_error()
@@ -242,17 +233,23 @@ class Session:
             )
         return int(answer["known"] or answer["size"])
 
+    @property
+    def _elastic(self) -> ElasticRun | None:
+        return None if self._loop is None else self._loop.elastic
+
+    @property
+    def _end_code(self) -> ExitCode | None:
+        return None if self._loop is None else self._loop.end_code
+
+    @property
+    def _group(self) -> Group:
+        return self._first_group if self._loop is None else self._loop.group
+
     def _place(self) -> Group:
         """Return the group, for a script that asks for its place in it."""
         if self._survival is not None and self._elastic is None:
             self._survival.refuse("the script asks for its rank, or the number of ranks, before its loop")
         return self._group
-
-    def _mesh_sizes(self) -> dict[str, int] | None:
-        """Return the sizes of the mesh dimensions over which the train state is split, for the manifests; None if no
-        weight is split."""
-        assert self._train_state is not None
-        return {name: size for name, size in self._train_state.mesh_sizes().items() if size > 1} or None
 
     def _refuse_second_session(self) -> None:
         """Refuse a second session of one job in one process.
@@ -416,7 +413,7 @@ class Session:
             raise RuntimeError("session.batches(...) was called already; a session has one loop")
         self._refuse_second_session()
         # Rejected before any collective: a mistake in the arguments is the same on every rank.
-        data = self._data = SessionData(
+        data = SessionData(
             dataset=dataset,
             global_batch_size=global_batch_size,
             order=order,
@@ -429,64 +426,26 @@ class Session:
             transform=transform,
             pin=self._group.device.type == "cuda",
         )
-        if self._survival is not None:
-            if not data.is_positioned_by_step:
-                self._survival.refuse("the data is a stream, or has an order of its own")
-            if self._survival.is_standby:
-                self._move(self._survival.join_next())
-        self._start()
-        _used_folders.add(self._rundir.path)
-        return self._loop()
-
-    def _move(self, group: Group) -> None:
-        """Go on in another group. Collective."""
-        self._group = group
-        self._models.move(group)
-        # This process may be days old.
-        self._checkpoint = agreed_settings(self._rundir, group, self._settings)
-
-    def _start(self) -> None:
-        """Start a generation: restore its state, or go on from the one that ranks hold. Collective."""
-        assert self._data is not None
-        assert self._train_state is not None
-        group, models, survival, train_state = self._group, self._models, self._survival, self._train_state
-        data = self._data.open(models.dp_rank, models.dp_size)
-        # All ranks compare their terms before the restore, which is collective.
-        terms = replace(
-            self._terms,
-            samples=self._data.samples,
-            global_batch_size=self._data.global_batch_size,
-            drop_last=self._data.drop_last,
-            epochs=self._data.epochs,
-            max_steps=self._data.max_steps,
-            dtypes=dtypes_of(train_state.learned().values()),
-            order=data.name,
+        loop = SessionLoop(
+            rundir=self._rundir,
+            group=self._group,
+            pulse=self._pulse,
+            stop=self._stop,
+            survival=self._survival,
+            models=self._models,
+            busy=self._busy,
+            rewind_on=self._rewind_on,
+            settings=self._settings,
+            checkpoints=self._checkpoint,
+            terms=self._terms,
+            train_state=self._train_state,
+            optimizer=self._optimizer,
+            data=data,
         )
-        agree(group, terms)
-        survives = survival is not None and survival.agree(group)
-        context = rank_context(self._rundir, group, self._pulse)
-        elastic = ElasticRun(context, self._checkpoint, self._stop, self._rewind_on, survives)
-        self._starting = elastic
-        facts = RunDescription(mesh=self._mesh_sizes(), standby=survives, mistake=models.mistake)
-        restored = elastic.begin(train_state, data.steps, self._share_start, facts, self._live)
-        is_continued, self._live = self._live is not None, None
-        self._elastic, self._starting = elastic, None
-        if survival is not None:
-            models.bind(is_continued)
-        if survives:
-            assert survival is not None
-            survival.survive(group)
-        self._remaining, self._has_more = data.feed(elastic, restored)
-        # Only rank 0 writes the log, so only it measures the gradient norm.
-        if elastic.meter.gradients is not None and self._optimizer is not None:
-            elastic.meter.gradients.follow(self._optimizer)
-
-    def _share_start(self) -> None:
-        """Begin with the weights of rank 0, where nothing is restored: ranks that prepared themselves have not shared
-        theirs. Collective."""
-        if self._survival is not None:
-            assert self._train_state is not None
-            self._group.copy_from_first([*self._train_state.replicated().values()])
+        self._loop = loop
+        loop.begin()
+        _used_folders.add(self._rundir.path)
+        return loop.batches()
 
     def stop(self, reason: str) -> None:
         """End training early: the loop ends on all ranks after the same step.
@@ -541,102 +500,6 @@ class Session:
         """Write values that the script logs with `tandem.log` for a step, once its batches have begun."""
         if self._elastic is not None:
             self._elastic.log_values(step, values)
-
-    def _loop(self) -> Iterator[Batch]:
-        survival, has_left = self._survival, False
-        while True:
-            try:
-                if has_left:
-                    assert survival is not None
-                    self._move(survival.join_next())
-                    self._start()
-                    has_left = False
-                yield from self._steps()
-            except Exception as error:
-                if survival is None or not survival.follows(error):
-                    raise
-                self._leave_group(error)
-                has_left = True
-            else:
-                return
-
-    def _leave_group(self, error: Exception) -> None:
-        """Keep what this rank needs to go on in another group; drop a step that was not taken.
-
-        Raises:
-            PeerFault: it cannot go on.
-        """
-        assert self._survival is not None
-        assert self._elastic is not None
-        if self._starting is not None:
-            self._starting.release()
-            if self._starting.is_replaced:
-                raise PeerFault("the group was lost while this rank received its state")
-        elif self._live is None:
-            if not self._survival.leave():
-                self._early_reason = self._elastic.early_reason
-            self._live = self._elastic.leave_group()
-            self._remaining, self._loss, self._loaded = iter(()), None, None
-        self._starting = None
-        self._models.release()
-        reason = "it is over" if isinstance(error, GroupLost) else one_line(str(error).partition("\n")[0])
-        log.info("left the group after step %d: %s", self.step, reason)
-
-    def _steps(self) -> Iterator[Batch]:
-        """Iterate over the steps of a generation."""
-        elastic, survival = self._elastic, self._survival
-        assert elastic is not None
-        if self._early_reason:
-            elastic.end_early(self._early_reason)
-        # A script that left its loop before the restart must not enter it again.
-        if elastic.resume_early_end():
-            self._end(elastic, broken_off=True)
-            return
-        for step in elastic.steps(self._busy.take, self._has_more):
-            self._early_reason = elastic.early_reason
-            if survival is not None:
-                survival.begin_step(self._group)
-            loaded = self._loaded = next(self._remaining)
-            data = to_device(loaded.data, self.device)
-            elastic.meter.data_ready()
-            self._models.draw(step, loaded.mine)
-            try:
-                yield Batch(self._models, self._report, loaded, data, step, loaded.mine, loaded.weight)
-            except GeneratorExit:
-                # The script has left the loop, or is failing. Which of the two is known only later, so no collective is
-                # called here.
-                self._finish()
-                raise
-            if survival is not None:
-                survival.end_step()
-            self._record_step(elastic)
-        self._end(elastic)
-
-    def _finish(self) -> None:
-        """Report that the code after the loop runs."""
-        if self._survival is not None:
-            self._survival.close()
-        if self._pulse is not None:
-            self._pulse.finish()
-
-    def _record_step(self, elastic: ElasticRun) -> None:
-        if self._loss is None:
-            raise RuntimeError("nothing was learned from a batch: call batch.mean(losses) on each, or on all its parts")
-        assert self._loaded is not None
-        rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        loss = None if self._survival is None else self._survival.passes.loss.take(self._group.world_size)
-        elastic.took(self._loaded.ids, rate, self._loss, self._loaded.content ^ self._loaded.common, loss)
-        self._loss = self._loaded = None
-        self._models.end_step()
-
-    def _end(self, elastic: ElasticRun, broken_off: bool = False) -> None:
-        self._models.close()
-        self._end_code = elastic.end_steps(broken_off)
-        if self._end_code != ExitCode.DONE:
-            raise SystemExit(int(self._end_code))
-        if self._pulse is not None:
-            self._pulse.all_steps_taken()
-        self._finish()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -756,22 +619,8 @@ class Session:
     def leave_loop(self) -> None:
         """End a loop that the script, or a framework, left early: save the last checkpoint. Collective. Does nothing if
         the loop has ended."""
-        elastic = self._elastic
-        if elastic is None or self._end_code is not None:
-            return
-        if self._survival is not None and self._survival.is_lost:
-            raise PeerFault("the script left its loop in a step that was lost with the group")
-        # The script has learned from the last batch, so it counts as a step.
-        if self._loss is not None:
-            self._record_step(elastic)
-            elastic.advance(self._busy.take, lambda: False)
-        self._end(elastic, broken_off=True)
-
-    def _report(self, part: Tensor) -> None:
-        """Add a part of the mean loss of the global batch."""
-        self._loss = part if self._loss is None else self._loss + part
-        if self._survival is not None:
-            self._survival.passes.loss.part = self._loss
+        if self._loop is not None and self._elastic is not None and self._loop.end_code is None:
+            self._loop.leave()
 
 
 _used_folders: set[Path] = set()

@@ -42,6 +42,7 @@ from torch.nn.parameter import is_lazy
 
 from tandem.rundir import sync_client
 from tandem.rundir.checkpoint import Broken, Manifest, OtherFormat, is_damaged
+from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import Continuation, DatasetCommit, GenerationRecord, Origin
@@ -427,3 +428,15 @@ def weighted_sum(content: Tensor) -> int:
         place = torch.arange(first, first + len(part), dtype=torch.int64, device=content.device)
         total += (part * (place.mul_(_MULTIPLIER).bitwise_or_(1))).sum()
     return int(total.item()) % 2**64
+
+
+def check_disk(rundir: RunDir, group: Group) -> None:
+    """Check the file system, before the first generation. Collective.
+
+    Raises:
+        ConfigurationError: it lacks what checkpoints need, as rank 0 found.
+    """
+    is_first = group.rank == 0 and rundir.newest_generation() == 0
+    problem = group.tell({"why": unsupported_operation(rundir.path) if is_first else ""})["why"]
+    if problem:
+        raise ConfigurationError(str(problem))
