@@ -181,3 +181,75 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     compare(run, calm)
     continued = [record for record in records(run.run_dir) if "continues" in record]
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
+
+
+WITH_RANKS = LOOP.replace("learning = [", "assert session.world_size in (1, 2)\n        learning = [")
+ACCUMULATES = """
+    with Session() as session:
+        model = session.distribute(Net())
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+        session.keep(model, optimizer)
+        for batch in session.batches(Lines(), 25, epochs=10):
+            faults.step = batch.step
+            batch.mean((model(batch.data["points"]) - batch.data["slope"]).square()).backward()
+            faults.at("update")
+            if batch.step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+"""
+REDUCES = LOOP.replace(
+    "optimizer.step()",
+    "torch.distributed.is_initialized() and torch.distributed.barrier()\n            optimizer.step()",
+)
+RANK_OF_TORCH = LOOP.replace("model = session", "torch.distributed.get_rank()\n        model = session")
+COUNTS = {
+    "ranks": (WITH_RANKS, "the script asks for its rank, or the number of ranks, before its loop"),
+    "accumulation": (ACCUMULATES, "not every optimizer takes a step with each batch"),
+    "collectives": (REDUCES, "the loop has collectives of its own"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_loop_that_cannot_be_taken_up_restarts_and_says_why(tmp_path: Path, name: str) -> None:
+    loop, reason = COUNTS[name]
+    with start(tmp_path / "disturbed", ["1:update:40"], loop) as run, start(tmp_path / "calm", [], loop) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+        assert run.leavings() == {}
+    assert f"this session restarts when its group changes: {reason}" in run.output
+    assert not any("continues" in record for record in records(run.run_dir))
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert audited.steps == STEPS
+    assert sample_ids(run.run_dir) == sample_ids(calm.run_dir)
+    final = [load_file(each.run_dir.checkpoint(f"step-{STEPS:09}") / WEIGHTS) for each in (run, calm)]
+    learned = [{name: value for name, value in each.items() if "running" not in name} for each in final]
+    torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
+
+
+def test_a_script_that_cannot_run_alone_up_to_its_loop_restarts_with_its_group(tmp_path: Path) -> None:
+    with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], RANK_OF_TORCH) as run:
+        assert run.ends() == 0, run.output
+    assert "Default process group has not been initialized" in run.output
+    assert "this session restarts when its group changes: the script failed when it ran alone" in run.output
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert audited.steps == STEPS
+
+
+LEFT = LOOP.replace(
+    'faults.at("end")',
+    'faults.at("end")\n            if batch.step == 99:\n                session.stop("enough")',
+)
+
+
+def test_a_loop_that_is_left_early_ends_where_the_undisturbed_one_does(tmp_path: Path) -> None:
+    loop = LEFT[: LEFT.index("        assert seen")]
+    with start(tmp_path / "disturbed", ["1:forward:97", "0:backward-2:99"], loop) as run:
+        assert run.ends() == 0, run.output
+    done = run.run_dir.done() or {}
+    assert "enough" in json.dumps(done), done
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert audited.steps == len({line["step"] for line in run.logged("step")})
+    assert all("continues" in record for record in records(run.run_dir)[1:])

@@ -125,7 +125,12 @@ class SessionRegroup:
         if self._survives:
             self._survives, self._stop.patience = False, 0.0
             self._regroup.withdraw()
-            log.info("this session restarts when its group changes: %s", reason)
+            self._report()
+
+    def _report(self) -> None:
+        # The first rank reports for all. A warning, because scripts show no other messages by default.
+        if os.environ.get("RANK") == "0":
+            log.warning("this session restarts when its group changes: %s", self.reason)
 
     # Groups
 
@@ -167,8 +172,8 @@ class SessionRegroup:
         reasons = [str(view["reason"]) for view in group.gather({"reason": self.reason})]
         problem = next(filter(None, reasons), "")
         self.reason = self.reason or problem
-        if problem and group.rank == 0:
-            log.info("this session restarts when its group changes: %s", problem)
+        if problem:
+            self._report()
         return not problem
 
     def survive(self, group: Group) -> None:
@@ -329,6 +334,8 @@ class StepGuard:
             if self._digest is None:
                 # From here on nothing may change the weights.
                 self._digest = self._weights_digest()
+            # Schedules warn if no step was taken before theirs.
+            vars(optimizer)["_opt_called"] = True
             return None
 
         # A method, because schedules look for the function of one.
@@ -410,8 +417,14 @@ class StepGuard:
         return ""
 
     def has_gradients(self) -> bool:
-        """Whether a parameter has a gradient that is not zero."""
-        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self._parameters)
+        """Whether a parameter of an optimizer has a gradient that is not zero."""
+        learned = (
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in learned)
 
     def _weight_versions(self) -> tuple[int, int]:
         """Return what changes if weights or their average are written to, or get other memory."""
