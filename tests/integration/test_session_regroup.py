@@ -1,6 +1,8 @@
 """Sessions that survive: a member is lost at any point of a step of a user's own loop, and the others go on in it."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,9 +15,11 @@ from safetensors.torch import load_file
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tandem_trainer.sample_audit import audit
+from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import manifest
 from tests.support.ranks import sample_ids
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 160
@@ -28,6 +32,7 @@ FAULTS = '''
     import torch
     from torch import nn
     from torch.utils.data import Dataset
+    from tandem_trainer import elastic_run
     from tandem_trainer.checkpoint.saving import Saver
     from tandem_trainer.process_group import Group
     from tandem_trainer.session import Session
@@ -66,6 +71,8 @@ FAULTS = '''
     faults = Faults()
     faults.around(Group, "vote")
     faults.around(Saver, "save")
+    faults.around(elastic_run.ElasticRun, "begin")
+    faults.around(elastic_run, "record_start")
 
 
     class Lines(Dataset):
@@ -171,7 +178,8 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     points = ["read", "forward", "forward-done", "backward-head", "backward-2", "update", "update-done", "end"]
     points += ["vote", "vote-done"]
     faults = [f"{number % 2}:{point}:{3 + 4 * number}" for number, point in enumerate(points)]
-    faults += ["1:save:50", "0:save-done:100"]
+    # In the second step DistributedDataParallel agrees on its buckets; after the last one a save ends the run.
+    faults = ["0:forward:1", *faults, "1:save:50", "0:save-done:100", "0:save:159"]
     with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
         assert calm.ends() == 0, calm.output
         assert run.ends() == 0, run.output
@@ -181,6 +189,20 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     compare(run, calm)
     continued = [record for record in records(run.run_dir) if "continues" in record]
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
+
+
+@pytest.mark.parametrize("point", ["begin", "record_start", "record_start-done", "begin-done"])
+def test_killed_while_another_one_regroups_the_last_one_goes_on(tmp_path: Path, point: str) -> None:
+    # The first two start a generation without the third, and one of them dies in it.
+    faults = ["2:forward:40", f"1:{point}:40"]
+    workers = {"replicas": 3, "minReplicas": 1}
+    with start(tmp_path / "disturbed", faults, workers=workers) as run, start(tmp_path / "calm", []) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+    for fault in faults:
+        assert (tmp_path / "disturbed" / fault.replace(":", "-")).exists(), f"{fault} was not played"
+    compare(run, calm)
+    assert all("continues" in record for record in records(run.run_dir)[1:])
 
 
 WITH_RANKS = LOOP.replace("learning = [", "assert session.world_size in (1, 2)\n        learning = [")
@@ -230,7 +252,6 @@ def test_a_loop_that_cannot_be_taken_up_restarts_and_says_why(tmp_path: Path, na
 def test_a_script_that_cannot_run_alone_up_to_its_loop_restarts_with_its_group(tmp_path: Path) -> None:
     with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], RANK_OF_TORCH) as run:
         assert run.ends() == 0, run.output
-    assert "Default process group has not been initialized" in run.output
     assert "this session restarts when its group changes: the script failed when it ran alone" in run.output
     audited = audit(run.run_dir)
     assert not audited.problems
@@ -253,3 +274,94 @@ def test_a_loop_that_is_left_early_ends_where_the_undisturbed_one_does(tmp_path:
     assert not audited.problems
     assert audited.steps == len({line["step"] for line in run.logged("step")})
     assert all("continues" in record for record in records(run.run_dir)[1:])
+
+
+ENDLESS = """
+    with Session() as session:
+        model = session.distribute(Net())
+        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+        session.keep(model, optimizer)
+        for batch in session.batches(Lines(), 25, epochs=100_000, loader_workers=WORKERS):
+            for part in batch.parts(8):
+                part.mean((model(part.data["points"]) - part.data["slope"]).square()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def endless(path: Path, replicas: int, loader_workers: int = 0, **elasticity: Any) -> Elastic:
+    """Train a loop for long, without a checkpoint."""
+    script = path / "slopes.py"
+    script.write_text(dedent(FAULTS) + dedent(ENDLESS).replace("WORKERS", str(loader_workers)))
+    spec = {
+        "trainer": {"command": ["python", str(script), str(path)]},
+        "checkpoint": {"everySteps": 10**9},
+        "elasticity": {"onMembershipChange": "Regroup", **elasticity},
+    }
+    workers = [f"worker-{number}" for number in range(replicas)]
+    return Elastic(path, replicas=replicas, **spec).start(*workers)
+
+
+def trains(group: Elastic, size: int) -> None:
+    """Wait until the coordinator has heard from all ranks of a group of this size that they take steps."""
+
+    def there() -> bool:
+        snapshot = group.snapshot()
+        if snapshot is None or snapshot.status.world_size != size:
+            return False
+        return sum(1 for member in snapshot.members if member.ranks and member.ranks[0].step) == size
+
+    until(there, f"training with {size}")
+
+
+def checked(group: Elastic) -> None:
+    """Each step was taken once, and no generation but the first has read a checkpoint."""
+    audited = audit(group.rundir)
+    assert not audited.problems
+    assert audited.steps > 10
+    assert not group.rundir.checkpoint_names()
+    assert all("continues" in record for record in records(group.rundir)[1:])
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_a_group_that_shrinks_and_grows_keeps_the_loops_of_who_stays(tmp_path: Path, loader_workers: int) -> None:
+    with endless(tmp_path, 2, loader_workers, lostAfterSeconds=60.0) as group:
+        trains(group, 2)
+        (survivor,) = group.ranks_of("worker-0")
+        leaving = group.agents.pop("worker-1")
+        leaving.terminate()
+        trains(group, 1)
+        leaving.wait(30)
+        group.start_agent("worker-1")
+        trains(group, 2)
+        group.set_target(1)
+        trains(group, 1)
+        assert group.ranks_of("worker-0") == [survivor]
+        snapshot = group.snapshot()
+        assert snapshot is not None
+        reasons = [view.reason for view in snapshot.generations]
+        assert reasons == ["Started", "Preempted", "MemberJoined", "TargetChanged"]
+        checked(group)
+
+
+@pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
+def test_a_node_is_lost_and_the_loops_of_the_others_go_on(tmp_path: Path, lost: str) -> None:
+    with endless(tmp_path, 3) as group:
+        trains(group, 3)
+        stay = {worker: group.ranks_of(worker) for worker in group.agents if worker != lost}
+        group.kill_agent(lost)
+        trains(group, 2)
+        assert {worker: group.ranks_of(worker) for worker in stay} == stay
+        checked(group)
+
+
+def test_a_loop_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:
+    with endless(tmp_path, 2, hangSeconds=3.0) as group:
+        trains(group, 2)
+        ranks = [group.ranks_of(worker) for worker in ("worker-0", "worker-1")]
+        os.kill(ranks[1][0], signal.SIGSTOP)
+        until(lambda: len(records(group.rundir)) == 2, "another generation")
+        trains(group, 2)
+        # Its stacks were asked for, which needs a process that runs.
+        assert [group.ranks_of(worker) for worker in ("worker-0", "worker-1")] == ranks
+        checked(group)

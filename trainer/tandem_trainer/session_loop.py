@@ -152,6 +152,8 @@ class SessionLoop:
         agree(group, terms)
         survives = survival is not None and survival.agree(group)
         context = rank_context(self.rundir, group, self.pulse)
+        if self._live is not None:
+            self._live = replace(self._live, entered=self._live.entered | {context.generation})
         elastic = self._starting = ElasticRun(context, self.checkpoints, self.stop, self.rewind_on, survives)
         # The sizes of the mesh dimensions over which the train state is split; none if no weight is split.
         mesh = {name: size for name, size in train_state.mesh_sizes().items() if size > 1} or None

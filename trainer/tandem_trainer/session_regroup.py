@@ -75,13 +75,15 @@ class SessionRegroup:
     """Takes a session from one group to the next, or says why it restarts instead.
 
     Args:
+        rundir: the run directory.
         pulse: channel to the agent.
         stop: request to save and leave.
         device: device of this rank.
     """
 
-    def __init__(self, pulse: Pulse, stop: StopRequest, device: torch.device) -> None:
-        self._stop, self._device = stop, device
+    def __init__(self, rundir: RunDir, pulse: Pulse, stop: StopRequest, device: torch.device) -> None:
+        self._rundir, self._stop, self._device = rundir, stop, device
+        self._trainer = rundir.read_job().spec.trainer
         self._regroup = Regroup(pulse, stop.is_signalled)
         self.is_standby = bool(os.environ.get(STANDBY))
         """Whether this rank has no place in a group yet."""
@@ -103,8 +105,10 @@ class SessionRegroup:
         """Create one for a session; None if the job restarts its ranks, or they cannot regroup here."""
         if pulse is None or not os.environ.get(RUN_DIR):
             return None
-        device = rank_device() if device is None else device
-        return cls(pulse, stop, device) if can_regroup(rundir.read_job(), device) else None
+        # The agent does not know of a device that the script has chosen.
+        devices = [rank_device()] if device is None else [rank_device(), device]
+        job = rundir.read_job()
+        return cls(rundir, pulse, stop, devices[-1]) if all(can_regroup(job, each) for each in devices) else None
 
     @property
     def is_lost(self) -> bool:
@@ -150,11 +154,14 @@ class SessionRegroup:
         """Wait for a place in the next group, and join it in the loop.
 
         Raises:
-            PeerFault: other ranks of the group run the script from its beginning.
+            PeerFault: other ranks of the group run the script from its beginning, or this one has prepared itself for
+                another.
             Superseded: this process was asked to end meanwhile.
         """
         group = self._regroup.join_next()
         self.is_standby, self.collectives = False, 0
+        if not self._survives and self._rundir.read_job().spec.trainer != self._trainer:
+            raise PeerFault("the command has changed since this rank prepared itself")
         self._compare_starts(group, "loop")
         return group
 

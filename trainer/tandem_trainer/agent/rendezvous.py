@@ -141,6 +141,7 @@ class TandemRendezvous(RendezvousHandler):
         self._rundir = rundir
         self._regroups = spec.regroups and _can_regroup(job)
         self._is_script = spec.trainer.command is not None
+        self._has_failed_in_standby = False
         self._preparation_seconds = spec.elasticity.hang_start_seconds
         # All replicas have the same number of ranks, so that torchrun need not collect the numbers through the store.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
@@ -183,13 +184,13 @@ class TandemRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store; or, where ranks prepare themselves
         before that, return a group of this agent alone."""
-        has_failed = self._heartbeat.is_preparing
+        self._has_failed_in_standby |= self._heartbeat.is_preparing
         if self._starts_in_standby():
             reason = self._heartbeat.join_reason()
             if not self._heartbeat.is_over:
                 return self._prepare(reason)
         membership, store = self._join()
-        self._start(membership.generation, membership.first_rank(self._member_index), has_failed=has_failed)
+        self._start(membership.generation, membership.first_rank(self._member_index))
         first = membership.members[0]
         return RendezvousInfo(
             store, self._member_index, len(membership.members), RendezvousStoreInfo(first.address, first.port)
@@ -204,6 +205,8 @@ class TandemRendezvous(RendezvousHandler):
         newest = self._rundir.newest_generation()
         if not self._is_script or newest == 0:
             return newest > 0
+        if self._has_failed_in_standby:
+            return False
         record = self._rundir.generation_record(newest)
         return record is not None and record.standby
 
@@ -384,21 +387,19 @@ class TandemRendezvous(RendezvousHandler):
         self._cut_off = time.monotonic() - started_at > CUT_OFF_SECONDS
         return None
 
-    def _start(self, generation: int, first_rank: int, reason: str | None = None, has_failed: bool = False) -> None:
+    def _start(self, generation: int, first_rank: int, reason: str | None = None) -> None:
         """Prepare the environment, which the ranks inherit, and the pulses of the ranks that torchrun is about to
         start.
 
         Args:
             reason: reason for which this agent will join, where the ranks start before that.
-            has_failed: whether ranks before these have failed in standby.
         """
         ranks = LocalRanks(generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
         os.environ.update(TORCHRUN_SIGNALS)
-        os.environ.pop(FAILED_STANDBY, None)
-        if has_failed:
+        if self._has_failed_in_standby:
             os.environ[FAILED_STANDBY] = "1"
         if reason is None:
             os.environ.pop(STANDBY, None)
