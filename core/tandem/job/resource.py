@@ -331,7 +331,7 @@ class Elasticity(Model):
     on_membership_change: Literal["Restart", "Regroup"] = "Restart"
     """Reaction of the ranks to a member that is lost or joins. `Restart`: all start again from the newest checkpoint.
     `Regroup`: those that live keep their process and their state, and take the interrupted step again with the members
-    that there are. Alpha; for tasks with `strategy: ddp` on CPUs, on Linux. Others restart."""
+    that there are. Alpha; for tasks with `strategy: ddp` and sessions on CPUs, on Linux. Others restart."""
     preflight: bool = False
     """Have all members compute, reduce and exchange a little data before ranks start in a group with a new member, and
     continue without members that are wrong, much slower than the others, or unreachable. Takes a few seconds."""
