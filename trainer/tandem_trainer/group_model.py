@@ -63,7 +63,7 @@ class LocalLoss:
 
 
 class PassState:
-    """What the forward and backward passes of the current step have done."""
+    """State of the forward and backward passes of the current step."""
 
     def __init__(self) -> None:
         self.is_tolerant = False
@@ -94,7 +94,7 @@ class PassState:
 
     @property
     def on_error(self) -> Callable[[Exception], None] | None:
-        """What to do with an error of a collective; None: raise it."""
+        """Called with an error of a collective; None: the error is raised."""
         return self.lose if self.is_tolerant else None
 
 

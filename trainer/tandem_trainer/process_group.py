@@ -93,7 +93,7 @@ class Operation:
     inner: Future[Any]
     """gloo's own future."""
     value: Any
-    """What the waiting thread gets."""
+    """Result for the waiting thread."""
     on_error: Callable[[Exception], None] | None
     """Called with an error, and the thread gets the value; None: it gets the error."""
 

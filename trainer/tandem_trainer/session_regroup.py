@@ -281,7 +281,7 @@ class SessionRegroup:
 
 
 class StepGuard:
-    """What a session holds, guarded against a step that is not taken.
+    """Guards the state that a session holds against a step that is not taken.
 
     Args:
         model: all models.

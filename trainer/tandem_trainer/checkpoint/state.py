@@ -68,12 +68,11 @@ class Selective(Protocol):
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that the user wrote, without the wrappers of parallelism and the compiler."""
     while True:
-        if isinstance(module, DistributedDataParallel | DataParallel | GroupModel):
-            module = module.module
-        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-            module = inner
-        else:
+        is_parallel = isinstance(module, DistributedDataParallel | DataParallel | GroupModel)
+        inner = getattr(module, "module" if is_parallel else "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
             return module
+        module = inner
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
