@@ -28,6 +28,7 @@ from tests.support.lines import read_lines
 
 SCRIPT = Path(__file__).with_name("script.py")
 TORCHFT_SCRIPT = SCRIPT.with_name("torchft_script.py")
+SESSION_SCRIPT = SCRIPT.with_name("session_script.py")
 AUTHORITY = "authority"
 PORT = 29400
 TOKEN = "the-token-of-this-bench"
@@ -511,11 +512,19 @@ class RegroupingTrainer(BestTandemTrainer):
     elasticity = BEST | {"onMembershipChange": "Regroup"}
 
 
+class RegroupingSession(RegroupingTrainer):
+    """A loop of the user's own with a session, whose ranks keep their process and their step."""
+
+    name = "tandem-regroup-session-best"
+    summary = "the same with a session in a loop of the user's own"
+    trainer = {"command": [str(SESSION_SCRIPT)]}
+
+
 SIDES: dict[str, type[Side]] = {
     side.name: side
     for side in (
         *(Tandem, BestTandem, BestColdTandem),
-        *(TandemTrainer, BestTandemTrainer, RegroupingTrainer),
+        *(TandemTrainer, BestTandemTrainer, RegroupingTrainer, RegroupingSession),
         *(Torchrun, BestTorchrun),
         *(Torchft, BestTorchft),
     )

@@ -127,6 +127,7 @@ LOOP = """
         assert seen["samples"] == 4000, seen
         assert schedule.last_epoch == 160, schedule.last_epoch
         assert average.n_averaged == 160, average.n_averaged
+        faults.at("after")
 """
 
 
@@ -178,8 +179,8 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     points = ["read", "forward", "forward-done", "backward-head", "backward-2", "update", "update-done", "end"]
     points += ["vote", "vote-done"]
     faults = [f"{number % 2}:{point}:{3 + 4 * number}" for number, point in enumerate(points)]
-    # In the second step DistributedDataParallel agrees on its buckets; after the last one a save ends the run.
-    faults = ["0:forward:1", *faults, "1:save:50", "0:save-done:100", "1:save:159"]
+    # In the second step DistributedDataParallel agrees on its buckets.
+    faults = ["0:forward:1", *faults, "1:save:50", "0:save-done:100"]
     with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
         assert calm.ends() == 0, calm.output
         assert run.ends() == 0, run.output
@@ -198,16 +199,45 @@ def test_killed_while_another_one_regroups_the_last_one_goes_on(tmp_path: Path, 
     workers = {"replicas": 3, "minReplicas": 1}
     # Statistics of a batch depend on how it is divided.
     plain = LOOP.replace("Net()", "Net(nn.Identity())")
-    with (
-        start(tmp_path / "disturbed", faults, plain, workers=workers) as run,
-        start(tmp_path / "calm", [], plain) as calm,
-    ):
+    disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "calm"
+    with start(disturbed, faults, plain, workers=workers) as run, start(undisturbed, [], plain) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+    for fault in faults:
+        assert (disturbed / fault.replace(":", "-")).exists(), f"{fault} was not played"
+    compare(run, calm)
+    assert all("continues" in record for record in records(run.run_dir)[1:])
+
+
+def test_killed_in_the_last_save_and_after_the_loop_a_run_is_complete_all_the_same(tmp_path: Path) -> None:
+    faults = ["1:save:159", "0:after:159"]
+    with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
         assert calm.ends() == 0, calm.output
         assert run.ends() == 0, run.output
     for fault in faults:
         assert (tmp_path / "disturbed" / fault.replace(":", "-")).exists(), f"{fault} was not played"
     compare(run, calm)
-    assert all("continues" in record for record in records(run.run_dir)[1:])
+
+
+DIVERGES = LOOP.replace(
+    "batch.mean(losses)",
+    "nan = batch.step == 70 and os.environ['TANDEM_GENERATION'] in '12'\n"
+    "            batch.mean(losses * (torch.nan if nan else 1))",
+)
+
+
+def test_training_that_goes_back_does_so_with_processes_that_outlive_their_group(tmp_path: Path) -> None:
+    loop = DIVERGES[: DIVERGES.index("        assert seen")]
+    with start(tmp_path / "disturbed", ["1:forward:40", "0:update:90"], loop) as run:
+        assert run.ends() == 0, run.output
+    assert len(run.run_dir.rewind_records()) == 1
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    taken = [record.get("continues", {}).get("step") for record in records(run.run_dir)]
+    assert taken[0] is None
+    assert taken[1] is not None, "a kill"
+    assert taken[2] is None, "a rewind"
+    assert taken[3] is not None, "a kill"
 
 
 WITH_RANKS = LOOP.replace("learning = [", "assert session.world_size in (1, 2)\n        learning = [")
