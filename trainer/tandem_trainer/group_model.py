@@ -142,6 +142,8 @@ class GroupModel(nn.Module):
         with contextlib.nullcontext() if self._averaging is None else self._averaging.no_sync():
             yield
 
+    # A compiler skips this frame, and compiles the model, whose code stays when the group changes.
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the model."""
         averaging, passes = self._averaging, self._passes
@@ -170,6 +172,7 @@ class GroupModel(nn.Module):
         vars(self)["_averaging"] = averaging
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sequence_number() -> int:
     """Return the number of collectives that the group of all ranks has begun; 0 without one."""
     # The control group of Tandem is another one.
