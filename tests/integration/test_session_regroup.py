@@ -240,6 +240,35 @@ def test_training_that_goes_back_does_so_with_processes_that_outlive_their_group
     assert taken[3] is not None, "a kill"
 
 
+COMPILED = LOOP.replace(
+    "model = session.distribute(Net())",
+    "counts = []\n"
+    "        count = lambda graph, inputs: counts.append(1) or graph.forward\n"
+    "        model = torch.compile(session.distribute(Net()), backend=count)",
+).replace(
+    'faults.at("end")',
+    "if batch.step in (50, 159):\n"
+    "                (FOLDER / f'compiled-{os.getpid()}-{batch.step}').write_text(str(len(counts)))",
+)
+
+
+def test_who_goes_on_compiles_nothing_again(tmp_path: Path) -> None:
+    loop = COMPILED.replace("AveragedModel(model,", "AveragedModel(model._orig_mod.module,").replace(
+        "update_parameters(model)", "update_parameters(model._orig_mod.module)"
+    )
+    with start(tmp_path / "disturbed", ["1:forward:60"], loop) as run, start(tmp_path / "calm", [], loop) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+    compare(run, calm)
+    assert all("continues" in record for record in records(run.run_dir)[1:])
+    (lived,) = {path.name.split("-")[1] for path in (tmp_path / "disturbed").glob("compiled-*-50")} & {
+        path.name.split("-")[1] for path in (tmp_path / "disturbed").glob("compiled-*-159")
+    }
+    compiled = [int((tmp_path / "disturbed" / f"compiled-{lived}-{step}").read_text()) for step in (50, 159)]
+    assert compiled[0] > 0
+    assert compiled[0] == compiled[1]
+
+
 WITH_RANKS = LOOP.replace("learning = [", "assert session.world_size in (1, 2)\n        learning = [")
 ACCUMULATES = """
     with Session() as session:

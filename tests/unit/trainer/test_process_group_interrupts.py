@@ -61,3 +61,21 @@ def test_an_error_of_an_operation_is_raised_where_it_is_waited_for() -> None:
     began = time.monotonic()
     group.abandon()
     assert time.monotonic() - began < 5.0
+
+
+def test_who_does_not_want_the_error_of_an_operation_gets_the_value_after_it() -> None:
+    group = Group(0, 1, 0, torch.device("cpu"))
+    errors: list[Exception] = []
+    outer = group.guarded(Future(), 5, errors.append)
+    outer.add_done_callback(lambda _: errors.append(KeyError("later")))
+    group.interrupt()
+    assert outer.wait() == 5
+    assert [type(error) for error in errors] == [GroupLost, KeyError]
+    # A group that is over by then.
+    assert group.guarded(Future(), 6, errors.append).wait() == 6
+    inner: Future[int] = Future()
+    group = Group(0, 1, 0, torch.device("cpu"))
+    outer = group.guarded(inner, 7, errors.append)
+    inner.set_exception(RuntimeError("Connection closed by peer"))
+    assert outer.wait() == 7
+    assert [type(error) for error in errors[2:]] == [GroupLost, RuntimeError]
