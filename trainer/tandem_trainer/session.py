@@ -238,6 +238,11 @@ class Session:
         return None if self._loop is None else self._loop.elastic
 
     @property
+    def _is_lost(self) -> bool:
+        """Whether the script is in a step that was lost with its group."""
+        return self._survival is not None and self._survival.is_lost
+
+    @property
     def _end_code(self) -> ExitCode | None:
         return None if self._loop is None else self._loop.end_code
 
@@ -534,7 +539,7 @@ class Session:
                 return
         except (Exception, SystemExit) as end_error:
             error = end_error
-        if isinstance(error, Exception) and self._survival is not None and self._survival.is_lost:
+        if isinstance(error, Exception) and self._is_lost:
             error = PeerFault(f"the group was lost in a step in which the script raised {error!r}")
         self._models.close()
         self._failed = True
@@ -590,7 +595,7 @@ class Session:
             self._leave(self._code)
         error = _last_error()
         if error is not self._error_before and isinstance(error, Exception) and self._group.world_size > 1:
-            self._leave(ExitCode.FAILED)
+            self._leave(ExitCode.PEER_LOST if self._is_lost else ExitCode.FAILED)
         # The script ends with the code that the session raised: announce it, so that it counts as Tandem's.
         if (
             isinstance(error, SystemExit)

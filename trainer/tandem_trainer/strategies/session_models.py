@@ -122,13 +122,11 @@ class Models:
         if deviating_ranks([view["layout"] for view in self._group.gather({"layout": layout})]):
             problem = "the ranks average the gradients of different parameters"
             raise PeerFault(problem) if survives else ConfigurationError(problem)
-        # The DistributedDataParallel of the group before goes first, and its hooks on the gradients with it.
-        self.release()
         for model in models:
             model.bind(self._group)
 
     def release(self) -> None:
-        """Leave the current group."""
+        """Leave the current group. Each DistributedDataParallel goes, and its hooks on the gradients with it."""
         for averaging in self._averaging:
             if isinstance(averaging, GroupModel):
                 averaging.release()
