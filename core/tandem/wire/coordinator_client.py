@@ -127,6 +127,12 @@ class CoordinatorClient:
             self._request("POST", _SYNC, MAX_ANSWER_BYTES, encode_for(message, self.protocol), until),
         )
 
+    def learn_protocol(self) -> None:
+        """Find out the coordinator's protocol, if an error has left it open and the coordinator answers now."""
+        if self._protocol is None:
+            with suppress(Unreachable, CoordinatorRefused):
+                self._request("GET", "/status", MAX_STATUS_BYTES)
+
     def status(self) -> Snapshot:
         """Fetch the complete state of the job.
 

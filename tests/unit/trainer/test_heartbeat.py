@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -560,6 +561,28 @@ def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: in
         assert coordinator.joining[-1].standby == ("new" if protocol == PROTOCOL else "")
         assert not speaker.is_preparing
         speaker.watch(ranks)
+
+
+class Restarted(Noting):
+    """Has another process than before: its protocol is not known yet."""
+
+    knows_protocol = False
+    protocol = 1
+
+    def learn_protocol(self) -> None:
+        self.knows_protocol, self.protocol = True, PROTOCOL
+
+
+def test_a_former_member_learns_the_protocol_of_a_coordinator_that_has_restarted(tmp_path: Path) -> None:
+    coordinator = Restarted()
+    with prepares(tmp_path, coordinator, "WorkerFailed", PARKS) as (speaker, ranks, _):
+        until(lambda: ranks.all_running, "a rank that runs")
+        assert not coordinator.joining
+        assert not coordinator.knows_protocol, "a new agent says nothing until it joins"
+        with speaker._changed:
+            speaker._state = replace(speaker._state, generation=3)
+        until(lambda: bool(coordinator.joining), "a word of an agent that was a member")
+        assert (coordinator.joining[0].standby, coordinator.joining[0].generation) == ("preparing", 3)
 
 
 def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -> None:

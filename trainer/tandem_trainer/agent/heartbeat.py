@@ -415,6 +415,9 @@ class Heartbeat(threading.Thread):
             with self._changed:
                 message = self._message()
             if message is None:
+                # The others would wait for a former member that says nothing.
+                if self.is_preparing and self._state.generation is not None:
+                    self._client.learn_protocol()
                 self._wait(PAUSE_SECONDS)
                 continue
             if (pause := self._exchange(message)) is None:
