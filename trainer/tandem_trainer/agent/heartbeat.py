@@ -8,14 +8,12 @@ agents, know of a dead worker some milliseconds after its death.
 If the group hangs, the coordinator asks for stacks: a short-lived thread makes the ranks write theirs into the run
 directory, which may block, and the ranks are aborted afterwards, or after STACKS_SECONDS. A group that is idle writes
 its stacks, too, and goes on. When this agent gets SIGTERM, a wake-up descriptor wakes the heartbeat thread in the same
-moment, while torchrun passes the signal on to the ranks: the coordinator asks the other ranks to save with them. The
-handler itself only records the signal (tandem_trainer.agent.rendezvous explains why).
+moment, while torchrun passes the signal on to the ranks: the coordinator asks the other ranks to save with them.
 
-When the coordinator does not answer, training goes on: the thread tries again, and sends the membership to a restarted
-coordinator. When all ranks have ended with exit code 0, the agent reports it until the coordinator acknowledges it, or
-writes it into the run directory if none answers (tandem_trainer.agent.finished).
-When a generation is closed, the ranks are ordered to abort at once; torchrun then finds them gone, instead of
-signalling them and waiting. Ranks that can regroup are ordered to leave their group instead, and stay.
+While no coordinator answers, training goes on, and a restarted one is sent the membership. When all ranks have ended
+with exit code 0, the agent reports it until that is acknowledged, or records it (tandem_trainer.agent.finished).
+When a generation is closed, the ranks are ordered to abort, so that torchrun finds them gone instead of waiting; those
+that can regroup leave their group instead, and stay.
 """
 
 import logging
@@ -431,8 +429,7 @@ class Heartbeat(threading.Thread):
                 self._wait(pause)
 
     def _exchange(self, message: Sync) -> float | None:
-        """Send a message and handle the answer; returns the pause before the next one, in seconds. None: an event came
-        before the answer."""
+        """Send a message; return the pause in seconds before the next one. None: an event came before the answer."""
         try:
             answer = self._client.sync(message, until=self._wait_for_answer)
         except RequestCancelled:
@@ -445,8 +442,8 @@ class Heartbeat(threading.Thread):
                 log.warning("event=coordinator-unreachable error=%r", str(error))
             elif now - self._unreachable_logged_at >= WAITING_LOG_SECONDS:
                 self._unreachable_logged_at = now
-                silent = now - self._unreachable_since
-                log.warning("event=waiting-for-coordinator seconds=%.0f error=%r", silent, str(error))
+                seconds = now - self._unreachable_since
+                log.warning("event=waiting-for-coordinator seconds=%.0f error=%r", seconds, str(error))
             return RETRY_SECONDS
         except CoordinatorRefused as error:
             return self._handle_refusal(error, message)
