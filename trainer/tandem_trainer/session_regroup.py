@@ -108,7 +108,7 @@ class SessionRegroup:
         # The agent does not know of a device that the script has chosen.
         devices = [rank_device()] if device is None else [rank_device(), device]
         job = rundir.read_job()
-        return cls(rundir, pulse, stop, devices[-1]) if all(can_regroup(job, each) for each in devices) else None
+        return cls(rundir, pulse, stop, devices[-1]) if all(can_regroup(job, device) for device in devices) else None
 
     @property
     def is_lost(self) -> bool:
@@ -313,7 +313,9 @@ class StepGuard:
 
     def problem(self) -> str:
         """Return what of the registered state cannot be put back, as a clause; empty if nothing."""
-        if not self._optimizers or not all(isinstance(each, torch.optim.Optimizer) for each in self._optimizers):
+        if not self._optimizers or not all(
+            isinstance(optimizer, torch.optim.Optimizer) for optimizer in self._optimizers
+        ):
             return "session.keep has no optimizer of torch's"
         sizes = {name: _size(_state_of(state)) for name, state in self._states.items()}
         large = [name for name, size in sizes.items() if size > MAX_COPIED_BYTES]
@@ -377,7 +379,10 @@ class StepGuard:
         self._digest = None
         self._copies = {name: _copy(_state_of(state)) for name, state in self._states.items()}
         self._hyperparameters = [
-            [{key: _copy(value) for key, value in each.items() if key != "params"} for each in optimizer.param_groups]
+            [
+                {key: _copy(value) for key, value in groups.items() if key != "params"}
+                for groups in optimizer.param_groups
+            ]
             for optimizer in self._optimizers
         ]
         self._versions = self._weight_versions()
@@ -425,13 +430,13 @@ class StepGuard:
 
     def has_gradients(self) -> bool:
         """Whether a parameter of an optimizer has a gradient that is not zero."""
-        learned = (
+        parameters = (
             parameter
             for optimizer in self._optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         )
-        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in learned)
+        return any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in parameters)
 
     def _weight_versions(self) -> tuple[int, int]:
         """Return what changes if weights or their average are written to, or get other memory."""

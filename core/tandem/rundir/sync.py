@@ -251,8 +251,8 @@ class Synchronizer:
             self._delete_log(log)
 
     def _local_files(self) -> dict[str, Path]:
-        others = (path for folder in ALSO for path in list_folder(self._rundir.path / folder))
-        paths = (*run_files(self._rundir), *(path for path in others if NAME.fullmatch(path.name)))
+        additional = (path for folder in ALSO for path in list_folder(self._rundir.path / folder))
+        paths = (*run_files(self._rundir), *(path for path in additional if NAME.fullmatch(path.name)))
         return {path.relative_to(self._rundir.path).as_posix(): path for path in paths}
 
     def _push_file(self, name: str, path: Path) -> bool:
@@ -316,13 +316,13 @@ class Synchronizer:
 
     def _new(self) -> dict[str, Manifest]:
         """The checkpoints here that are not in the bucket."""
-        known = self._state.checkpoints
+        synced_checkpoints = self._state.checkpoints
         new = {}
         for name in self._rundir.checkpoint_names():
             manifest = self._manifest(name)
             if manifest is None or manifest.digest in self._unsendable:
                 continue
-            if name not in known or known[name].digest != manifest.digest:
+            if name not in synced_checkpoints or synced_checkpoints[name].digest != manifest.digest:
                 new[name] = manifest
         return new
 
@@ -485,11 +485,11 @@ class Synchronizer:
                 done = self._state.logs[log] = done + len(content)
 
     def _pull_manifests(self, manifests: Mapping[str, ListedObject]) -> None:
-        known = self._state.checkpoints
+        synced_checkpoints = self._state.checkpoints
         # One of this pod that counts replaces an older one of its name.
         unsent = {manifest.name for manifest in self._unsent()}
         for name, entry in manifests.items():
-            if name in known and _tag(known[name].version) == _tag(entry.version):
+            if name in synced_checkpoints and _tag(synced_checkpoints[name].version) == _tag(entry.version):
                 continue
             content = self._store.read(entry.name)
             if content is None:
@@ -499,11 +499,11 @@ class Synchronizer:
                 continue
             if self._digest(name) != digest and name not in unsent:
                 self._install(name, content.data)
-            known[name] = SyncedCheckpoint(version=dict(content.version), digest=digest)
-        for name in known.keys() - manifests.keys():
-            if self._digest(name) == known[name].digest:
+            synced_checkpoints[name] = SyncedCheckpoint(version=dict(content.version), digest=digest)
+        for name in synced_checkpoints.keys() - manifests.keys():
+            if self._digest(name) == synced_checkpoints[name].digest:
                 self._remove(name)
-            del known[name]
+            del synced_checkpoints[name]
 
     def _install(self, name: str, manifest: bytes) -> None:
         """Create the folder of a checkpoint, with its manifest alone."""
