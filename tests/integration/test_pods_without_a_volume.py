@@ -38,12 +38,12 @@ def server() -> Iterator[str]:
 class Job:
     """The pods of one job, as processes with directories of their own."""
 
-    def __init__(self, folder: Path, server: str, epochs: int, **trainer: object) -> None:
+    def __init__(self, folder: Path, server: str, epochs: int) -> None:
         self.folder, self.server, self.prefix = folder, server, folder.name
         folder.mkdir()
         storage = {"bucket": f"s3://{BUCKET}/{self.prefix}", "endpoint": server, "shared": False}
         self.job = manifests.job(
-            trainer={"task": "image-classification", "config": {**CONFIG, "epochs": epochs, **trainer}},
+            trainer=manifests.images({**CONFIG, "epochs": epochs}),
             workers={"replicas": 2},
             evaluators={"processesPerReplica": 2, "metric": "accuracy"},
             checkpoint={"everySteps": 50, "storage": storage},
