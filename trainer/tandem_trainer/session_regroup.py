@@ -108,7 +108,7 @@ class SessionRegroup:
         # The agent does not know of a device that the script has chosen.
         devices = [rank_device()] if device is None else [rank_device(), device]
         job = rundir.read_job()
-        return cls(rundir, pulse, stop, devices[-1]) if all(can_regroup(job, device) for device in devices) else None
+        return cls(rundir, pulse, stop, devices[-1]) if all(can_regroup(job, place) for place in devices) else None
 
     @property
     def is_lost(self) -> bool:
@@ -379,10 +379,7 @@ class StepGuard:
         self._digest = None
         self._copies = {name: _copy(_state_of(state)) for name, state in self._states.items()}
         self._hyperparameters = [
-            [
-                {key: _copy(value) for key, value in groups.items() if key != "params"}
-                for groups in optimizer.param_groups
-            ]
+            [{key: _copy(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in self._optimizers
         ]
         self._versions = self._weight_versions()
