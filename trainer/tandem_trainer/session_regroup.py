@@ -178,8 +178,10 @@ class SessionRegroup:
             self.refuse("the script has collectives or process groups of its own")
         reasons = [str(view["reason"]) for view in group.gather({"reason": self.reason})]
         problem = next(filter(None, reasons), "")
-        self.reason = self.reason or problem
-        if problem:
+        if problem and self._survives:
+            self.refuse(problem)
+        elif problem:
+            self.reason = self.reason or problem
             self._report()
         return not problem
 
@@ -423,6 +425,8 @@ class StepGuard:
             optimizer.zero_grad(set_to_none=True)
         for parameter in self._parameters:
             parameter.grad = None
+        # Nothing of it is left for passes in the next group.
+        self._passes.begin()
         return ""
 
     def has_gradients(self) -> bool:

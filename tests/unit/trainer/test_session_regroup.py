@@ -102,6 +102,7 @@ def test_a_lost_step_leaves_no_trace(loop: Loop, before: int) -> None:
     loop.step(is_lost=True)
     assert not equal(loop.state()["schedule"], start["schedule"])
     assert loop.guard.put_back() == ""
+    assert not loop.passes.is_lost, "passes in the next group are averaged"
     assert equal(loop.state(), start)
     assert loop.seen["sum"] is total, "the script may hold the tensor"
     assert all(parameter.grad is None for parameter in loop.model.parameters())
