@@ -358,20 +358,20 @@ def test_a_download_that_broke_off_goes_on(url: str, tmp_path: Path, monkeypatch
     bring(url, a_run(tmp_path / "here"))
     there = RunDir(tmp_path / "there")
     there.path.mkdir()
-    original, calls = Downloader._chunk, iter(range(100))
+    original, calls = CheckpointReader._chunk, iter(range(100))
 
     def breaks(self: Downloader, *arguments: object) -> int:
         if next(calls) == 2:
             raise StoreUnavailableError("the network is away")
         return original(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Downloader, "_chunk", breaks)
+    monkeypatch.setattr(CheckpointReader, "_chunk", breaks)
     with pytest.raises(StoreUnavailableError):
         continue_run(store(url), there)
     record = BucketRecord.load(there, str(store(url).location))
     assert record is not None
     assert not record.complete
-    monkeypatch.setattr(Downloader, "_chunk", original)
+    monkeypatch.setattr(CheckpointReader, "_chunk", original)
     assert continue_run(store(url), there).downloaded is not None
     assert everything(there) == everything(RunDir(tmp_path / "here"))
 
