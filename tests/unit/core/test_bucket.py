@@ -20,7 +20,7 @@ from tandem.rundir.bucket import (
     claim,
 )
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, WEIGHTS, Manifest, _digest, is_damaged
-from tandem.rundir.download import Downloader, continue_run
+from tandem.rundir.download import CheckpointReader, Downloader, continue_run
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Location, StoreAccessError, StoreUnavailableError
 from tandem.rundir.upload import Uploader
