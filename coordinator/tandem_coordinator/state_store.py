@@ -11,6 +11,7 @@ closes the generation that trains. So newer fields are stored in a second file (
 
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,7 @@ from pydantic import Field, ValidationError
 
 from tandem.model import Model, WholeNumber
 from tandem.rundir.durable import read_json_or_none, replace_json
-from tandem.rundir.layout import FinishedMember, RunDir
+from tandem.rundir.layout import END_SECONDS, FinishedMember, RunDir
 from tandem.rundir.ledger import newest_ledger
 from tandem.rundir.records import LedgerRecord
 from tandem.wire.measures import is_restart
@@ -208,6 +209,10 @@ class StateStore:
         if current is not None and current.owner != self.owner:
             raise TakenOver(f"coordinator {current.owner} has taken over this job")
         self._write(page)
+        # Where pods share no disk, this one may be lost before the next exchange. While the bucket is away, the record
+        # of each generation keeps numbers apart.
+        with suppress(OSError):
+            self._rundir.refresh(END_SECONDS)
 
     def _finished_of(self, membership: Membership | None) -> set[str]:
         """The replicas of a generation whose agents have recorded that they have finished. The run watcher's first poll

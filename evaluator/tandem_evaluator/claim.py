@@ -71,17 +71,21 @@ class Claim:
         self.release()
 
 
-def claim(path: Path, holder: str, seconds: float = lease.LEASE_LENGTH_SECONDS) -> Claim | None:
+def claim(path: Path, holder: str, seconds: float | None = None) -> Claim | None:
     """Claim a shard; None if another process has it.
 
     Raises:
         OSError: the lease cannot be written, or the bucket does not answer.
     """
-    acquired = lease.acquire(path, holder, seconds)
+    acquired = lease.acquire(path, holder, lease.length() if seconds is None else seconds)
     if acquired is None:
         return None
     # Where pods share no disk, another one may have been first in the bucket.
-    RunDir.refresh()
+    try:
+        RunDir.refresh()
+    except OSError:
+        acquired.release()
+        raise
     return Claim(acquired) if acquired.is_held() else None
 
 

@@ -268,7 +268,7 @@ class Evaluator:
         """Folder and manifest of a checkpoint whose weights are on this disk. Raises as `Survey.open`."""
         folder, manifest = self._survey.open(reference)
         if manifest is not None:
-            sync_client.fetch(manifest.name, [WEIGHTS])
+            sync_client.fetch(manifest.name, manifest.digest, [WEIGHTS])
         return folder, manifest
 
     def _is_unchanged(self, reference: CheckpointRef) -> bool:

@@ -27,6 +27,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.job.secrecy import hide_secrets
 from tandem.job.tracking import ARTIFACTS, Mlflow, database, without_password
 from tandem.job.tracking import FILE as RUN_FILE
+from tandem.rundir import sync_client
 from tandem.rundir.catalog import EvaluationResult
 from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem.rundir.durable import read_json_or_none, replace_json
@@ -123,6 +124,7 @@ class MlflowRun:
         if any(version.name == model and version.tags.get("tandem.digest") == manifest.digest for version in versions):
             return
         folder, artifact_path = self._rundir.checkpoint(manifest.name), f"checkpoints/{manifest.name}"
+        sync_client.fetch(manifest.name, manifest.digest, [WEIGHTS])
         for name in (FILE, WEIGHTS):
             self._client.log_artifact(self.id, str(folder / name), artifact_path)
         with suppress(MlflowException):

@@ -56,7 +56,12 @@ class SyncProcess:
             self._process.wait()
             if self._closing.wait(RESTART_SECONDS):
                 return
-            self._process = self._start()
+            # No process or memory now: the next attempt may find some.
+            with suppress(OSError):
+                self._process = self._start()
+            # `close` may have ended the process before this one.
+            if self._closing.is_set():
+                self._process.terminate()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ from tandem.rundir.checkpoint import CHUNK_BYTES, FileEntry
 from tandem.rundir.durable import encode, read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import BUCKETS
-from tandem.rundir.store import Location, Stale, Store, StoreAccessError, StoreUnavailableError
+from tandem.rundir.store import RETRY_SECONDS, Location, Stale, Store, StoreAccessError, StoreUnavailableError
 
 FORMAT = 1
 IDENTITY, WRITER = "run.json", "writer.json"
@@ -84,13 +84,16 @@ class Occupied(Exception):  # noqa: N818 - a state of the bucket
     """The bucket holds another run below this prefix. The message says which."""
 
 
-def open_bucket(storage: Storage) -> Store:
+def open_bucket(storage: Storage, patience: float = RETRY_SECONDS) -> Store:
     """Open the bucket of a job that has one.
+
+    Args:
+        patience: seconds for one operation with its retries.
 
     Raises:
         StoreAccessError: it cannot be opened.
     """
-    return Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "")
+    return Store(Location.parse(storage.bucket or ""), storage.endpoint or "", storage.region or "", patience)
 
 
 def parts_of(digest: str) -> str:

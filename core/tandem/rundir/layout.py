@@ -55,7 +55,7 @@ _STEP = re.compile(r"^step-([0-9]{9,15})$")
 _LEASE = re.compile(r"^([a-z]+)-(step-\d{9,})[-.]")
 _GENERATION = re.compile(r"^([0-9]{6,15})\.json$")
 _FINISHED = re.compile(r"^([0-9]{6,15})\.([0-9a-z]+)\.(.+)$")
-END_SECONDS = 5.0
+END_SECONDS = 2.0
 """Time in seconds for which a bucket is asked for the end of a run."""
 MAX_END_BYTES = 2**20
 """Maximum size of DONE and FAILED.json that is read."""

@@ -21,10 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from tandem.rundir import sync_client
 from tandem.rundir.durable import TEMPORARY, create_json, read_json_or_none, replace_json, temporary_beside
 
 LEASE_LENGTH_SECONDS = 15.0
 """Length of a lease without renewal, in seconds: long compared to a pause of NFS, short for a user who waits."""
+LONG_LEASE_SECONDS = 60.0
+"""The same where pods share no disk: each has the clock of its node, and hears of a renewal some seconds later."""
 CLOCK_SECONDS = 30.0
 """Interval at which the server's time is read, in seconds: a clock drifts by milliseconds meanwhile."""
 
@@ -73,6 +76,11 @@ def default_holder() -> str:
     """A name for this process that no other process has: a restarted container has the same host name and process id
     again."""
     return f"{socket.gethostname()}-{os.getpid()}-{_TOKEN}"
+
+
+def length() -> float:
+    """Length of a lease without renewal, in seconds."""
+    return LONG_LEASE_SECONDS if os.environ.get(sync_client.SOCKET) else LEASE_LENGTH_SECONDS
 
 
 def acquire(path: Path, holder: str | None = None, seconds: float = LEASE_LENGTH_SECONDS) -> Lease | None:

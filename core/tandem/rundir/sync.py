@@ -24,89 +24,72 @@ for each name), requests of each rank and evaluator to the bucket (each of them 
 rules).
 """
 
+import errno
 import logging
 import os
+import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from tandem.model import Model
 from tandem.rundir.archive import NAME, leases, run_files
 from tandem.rundir.bucket import (
     CHECKPOINTS,
     LOG,
     PARTS,
     SEGMENT_BYTES,
+    THREADS,
     JobWriter,
+    SupersededWriter,
     Writer,
     parse_object,
     parts_of,
     remote_names,
     segment_name,
 )
-from tandem.rundir.checkpoint import FILE, Broken, Manifest, checksum
+from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest, checksum
 from tandem.rundir.download import CheckpointReader
 from tandem.rundir.durable import (
     commit_folder,
     list_folder,
     open_regular,
     replace_json,
+    sync_file,
     temporary_beside,
 )
-from tandem.rundir.layout import RunDir
-from tandem.rundir.store import MAX_OBJECT_BYTES, ListedObject, Stale, Store
+from tandem.rundir.layout import FOLDERS, RunDir, step_of
+from tandem.rundir.store import (
+    MAX_OBJECT_BYTES,
+    Content,
+    ListedObject,
+    Stale,
+    Store,
+    StoreAccessError,
+    StoreUnavailableError,
+)
+from tandem.rundir.sync_state import STATE_FILE, SyncedCheckpoint, SyncedFile, read_state
 from tandem.rundir.upload import ENDS, Uploader
 
 logger = logging.getLogger("tandem.sync")
 
-STATE_FILE = ".sync.json"
-MAX_STATE_BYTES = 2**28
-ALSO = ("leases/", "tracking/")
+ADDITIONAL = ("leases/", "tracking/")
 """Folders that are exchanged although they belong to no copy of a run."""
 MAX_COMPLETE = 2
 """Number of checkpoints whose files stay on the disk of a pod, besides those that a process reads."""
 _FIRST = ("generations/", "rewinds/")
-"""Folders whose files come before the others: they decide what counts."""
+"""Folders whose files come before the others, and are never changed: they decide what counts."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAST = ("job.json", *ENDS)
 """Files that come after the others: processes wait for them, and may then rely on the rest."""
 
 
-class SyncedFile(Model):
-    """A file as it was when it was equal here and in the bucket."""
-
-    version: dict[str, str]
-    """The object's version."""
-    signature: tuple[int, int, int]
-    """The local file's inode, size in bytes and time in nanoseconds."""
-    checksum: str
-
-
-class SyncedCheckpoint(Model):
-    """A checkpoint that is in the bucket."""
-
-    version: dict[str, str]
-    """Version of its manifest's object."""
-    digest: str
-    """Digest of its manifest."""
-
-
-class SyncState(Model):
-    """The files that were equal here and in the bucket after the last exchange."""
-
-    files: dict[str, SyncedFile] = {}
-    logs: dict[str, int] = {}
-    """Bytes of each log."""
-    checkpoints: dict[str, SyncedCheckpoint] = {}
-    complete: list[str] = []
-    """Checkpoints whose files are here, in the order in which they were needed."""
-    damaged: list[str] = []
-    """Digests of checkpoints that were set aside here because they are damaged."""
+class Gone(Exception):  # noqa: N818 - a state of the checkpoint
+    """A checkpoint was deleted, or does not count any more."""
 
 
 class Synchronizer:
@@ -114,9 +97,10 @@ class Synchronizer:
 
     def __init__(self, store: Store, rundir: RunDir, writer: Writer | JobWriter) -> None:
         self._store, self._rundir, self._writer = store, rundir, writer
+        self._is_checked = False
         self._uploader = Uploader(store, rundir, writer)
         self._reader = CheckpointReader(store)
-        self._state = _read_state(rundir)
+        self._state = read_state(rundir)
         self._recorded: dict[str, Any] = {}
         self._manifests: dict[str, tuple[tuple[int, int, int], Manifest | None]] = {}
         """Manifests of the checkpoints here, by name, with the signatures of their files."""
@@ -135,8 +119,13 @@ class Synchronizer:
             OSError: the disk fails.
         """
         with self._lock:
-            self._writer.ensure()
-            self._push()
+            try:
+                self._writer.ensure()
+                self._push()
+            except SupersededWriter:
+                # The records of those who have taken over stop the processes here.
+                self._pull()
+                raise
             self._pull()
             self._record()
 
@@ -145,16 +134,17 @@ class Synchronizer:
         deleted here. Raises as `exchange`."""
         with self._uploading:
             for manifest in self._unsent():
-                try:
-                    # Retention keeps it until it is sent.
-                    with leases(self._rundir, [manifest.name]):
+                # Retention keeps it until it is sent.
+                with leases(self._rundir, [manifest.name]):
+                    try:
                         self._uploader.upload_parts(manifest)
-                        self._commit(manifest)
-                # Deleted meanwhile.
-                except FileNotFoundError:
-                    continue
-                except Broken as error:
-                    self._unsendable[manifest.digest] = str(error)
+                    # Deleted meanwhile.
+                    except FileNotFoundError:
+                        continue
+                    except Broken as error:
+                        self._unsendable[manifest.digest] = str(error)
+                        continue
+                    self._commit(manifest)
             with self._lock:
                 self._delete_checkpoints()
                 self._make_room()
@@ -164,80 +154,102 @@ class Synchronizer:
         """Raise an error unless the bucket has the checkpoint whose manifest has this digest.
 
         Raises:
-            FileNotFoundError: it is gone, or does not count any more.
+            Gone: it was deleted, or does not count any more.
             Broken: it is damaged here.
+            StoreUnavailableError: it is not there yet.
         """
         if reason := self._unsendable.get(digest):
             raise Broken(reason)
         synced = self._state.checkpoints.get(name)
-        if synced is None or synced.digest != digest:
-            raise FileNotFoundError(f"{name} does not count any more")
+        if synced is not None and synced.digest == digest:
+            return
+        if any(manifest.digest == digest for manifest in self._unsent()):
+            raise StoreUnavailableError(f"{name} is not in the bucket yet")
+        raise Gone(f"{name} does not count any more")
 
-    def fetch(self, name: str, paths: Collection[str] | None = None) -> None:
+    def fetch(self, name: str, digest: str, paths: Collection[str] | None = None) -> None:
         """Get files of a checkpoint; those that are here already are not received again.
 
         Args:
+            digest: that of its manifest.
             paths: files in the checkpoint; None: all.
 
         Raises:
-            FileNotFoundError: the checkpoint is gone.
+            Gone: the checkpoint was deleted.
             Broken: it is damaged.
             StoreAccessError, StoreUnavailableError, OSError: as `exchange`.
         """
         # Ranks of a node ask for the same checkpoint at once: the first one gets it.
         with self._fetching:
-            manifest = self._rundir.manifest(name)
-            folder = self._rundir.checkpoint(name)
-            for entry in manifest.files:
-                if paths is not None and entry.path not in paths:
-                    continue
-                path = folder / entry.path
-                if path.exists():
-                    continue
-                path.parent.mkdir(exist_ok=True)
-                try:
-                    for _ in self._reader.file(manifest, entry, path):
-                        pass
-                except Broken:
-                    # Retention may have deleted it since the last exchange.
-                    current = self._store.read(f"{CHECKPOINTS}/{name}/{FILE}")
-                    if current is None or parse_object(current.data).get("digest") != manifest.digest:
-                        raise FileNotFoundError(f"{name} was deleted") from None
-                    raise
+            if self._digest(name) != digest:
+                # Another pod has heard of it earlier.
+                self.exchange()
+            if self._digest(name) != digest:
+                raise Gone(f"{name} was deleted")
+            try:
+                manifest = self._rundir.manifest(name)
+                for entry in manifest.files:
+                    if paths is None or entry.path in paths:
+                        self._fetch_file(manifest, entry)
+            except FileNotFoundError:
+                raise Gone(f"{name} was deleted") from None
             with self._lock:
+                if self._digest(name) != digest:
+                    # Another one has got its name meanwhile.
+                    self._drop_files(name)
+                    raise Gone(f"{name} was replaced")
                 self._note_complete(name)
                 self._make_room()
 
-    def sweep(self, suspects: Collection[str]) -> set[str]:
+    def _fetch_file(self, manifest: Manifest, entry: FileEntry) -> None:
+        path = self._rundir.checkpoint(manifest.name) / entry.path
+        path.parent.mkdir(exist_ok=True)
+        try:
+            for _ in self._reader.file(manifest, entry, path):
+                pass
+        except Broken:
+            # Retention may have deleted it since the last exchange.
+            current = self._store.read(f"{CHECKPOINTS}/{manifest.name}/{FILE}")
+            if current is None or parse_object(current.data).get("digest") != manifest.digest:
+                raise FileNotFoundError(manifest.name) from None
+            raise
+
+    def sweep(self, suspects: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
         """Delete parts that belong to no checkpoint, which an upload that broke off has left. Returns the folders that
-        may be such, and are deleted by the next call unless a manifest has come by then.
+        may be such, each with its objects: the next call deletes them unless a manifest or an object has come by then.
 
         Args:
             suspects: the result of the last call.
         """
-        folders: dict[str, list[str]] = defaultdict(list)
+        folders: dict[str, set[str]] = defaultdict(set)
         for entry in self._store.entries(f"{PARTS}/"):
-            folders["/".join(entry.name.split("/")[:2]) + "/"].append(entry.name)
+            folders["/".join(entry.name.split("/")[:2]) + "/"].add(entry.name)
         self.exchange()
         with self._lock:
             used = {parts_of(synced.digest) for synced in self._state.checkpoints.values()}
-        unused = folders.keys() - used
-        for folder in unused & set(suspects):
-            self._writer.renew()
-            self._store.delete(folders[folder])
-        return unused - set(suspects)
+        unused = {folder: frozenset(names) for folder, names in folders.items() if folder not in used}
+        for folder, names in list(unused.items()):
+            if suspects.get(folder) == names:
+                self._writer.renew()
+                self._store.delete(sorted(names))
+                del unused[folder]
+        return unused
 
     # From here to the bucket
 
     def _push(self) -> None:
-        # Without a run directory everything in the bucket would seem to be deleted.
-        self._rundir.path.stat()
+        # With a folder gone, everything in it would seem to be deleted.
+        for folder in FOLDERS:
+            (self._rundir.path / folder).stat()
         present: set[str] = set()
+        self._is_checked = False
         has_unsent = bool(self._unsent())
-        for name, path in sorted(self._local_files().items(), key=lambda item: _order(item[0])):
-            # The end of a run comes after everything else.
-            if name in ENDS and has_unsent:
-                present.add(name)
+        files = sorted(self._local_files().items(), key=lambda item: _order(item[0]))
+        for name, path in files:
+            if name in _LAST:
+                # The end of a run comes after its checkpoints.
+                if (name in ENDS and has_unsent) or path.exists():
+                    present.add(name)
             elif name.startswith(f"{LOG}/"):
                 with suppress(FileNotFoundError):
                     self._push_log(name.removeprefix(f"{LOG}/"), path)
@@ -245,14 +257,24 @@ class Synchronizer:
             elif self._push_file(name, path):
                 present.add(name)
         for name in self._state.files.keys() - present:
+            self._check_right()
             self._store.delete([name])
             del self._state.files[name]
         for log in [log for log in self._state.logs if f"{LOG}/{log}" not in present]:
             self._delete_log(log)
+        for name, path in files:
+            if name in _LAST and not (name in ENDS and has_unsent):
+                self._push_file(name, path)
+
+    def _check_right(self) -> None:
+        """Check once in an exchange, before the first deletion or decisive record, that this job may write."""
+        if not self._is_checked:
+            self._writer.renew()
+            self._is_checked = True
 
     def _local_files(self) -> dict[str, Path]:
-        additional = (path for folder in ALSO for path in list_folder(self._rundir.path / folder))
-        paths = (*run_files(self._rundir), *(path for path in additional if NAME.fullmatch(path.name)))
+        additional = (path for folder in ADDITIONAL for path in list_folder(self._rundir.path / folder))
+        paths = (*run_files(self._rundir), *(path for path in additional if _is_additional(path.name)))
         return {path.relative_to(self._rundir.path).as_posix(): path for path in paths}
 
     def _push_file(self, name: str, path: Path) -> bool:
@@ -262,13 +284,21 @@ class Synchronizer:
             signature = _signature(path)
             if synced is not None and synced.signature == signature:
                 return True
+            if synced is not None and name.startswith(_FIRST):
+                # A crash of the node has damaged it: `_pull` restores it.
+                del self._state.files[name]
+                return True
             with open_regular(path) as file:
-                content = file.read(MAX_OBJECT_BYTES)
+                content = file.read(MAX_OBJECT_BYTES + 1)
+            if len(content) > MAX_OBJECT_BYTES:
+                raise OSError(errno.EFBIG, f"{name} has more than {MAX_OBJECT_BYTES:,} bytes")
         # It is gone, or no file.
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
             return False
         digest = checksum(content)
         if synced is None or synced.checksum != digest:
+            if name.startswith(_FIRST) or name in ENDS:
+                self._check_right()
             try:
                 version = self._store.replace(name, content, None if synced is None else synced.version)
             except Stale:
@@ -283,6 +313,10 @@ class Synchronizer:
 
     def _push_log(self, log: str, path: Path) -> None:
         size, done = path.stat().st_size, self._state.logs.get(log, 0)
+        if size < done and log not in self._state.own_logs:
+            # A crash of the node has cut it: `_pull_log` restores it.
+            self._state.logs[log] = size
+            return
         if size < done:
             # It was begun anew.
             self._delete_log(log)
@@ -300,9 +334,12 @@ class Synchronizer:
                     # here first.
                     return
                 done = self._state.logs[log] = start + len(content)
+                if log not in self._state.own_logs:
+                    self._state.own_logs.append(log)
                 start += SEGMENT_BYTES
 
     def _delete_log(self, log: str) -> None:
+        self._check_right()
         names = [entry.name for entry in self._store.entries(f"{LOG}/{log}/")]
         self._store.delete(names)
         for name in names:
@@ -322,9 +359,15 @@ class Synchronizer:
             manifest = self._manifest(name)
             if manifest is None or manifest.digest in self._unsendable:
                 continue
-            if name not in synced_checkpoints or synced_checkpoints[name].digest != manifest.digest:
+            is_sent = name in synced_checkpoints and synced_checkpoints[name].digest == manifest.digest
+            # A manifest alone was got from the bucket, and is no checkpoint of this pod.
+            if not is_sent and self._has_files(manifest):
                 new[name] = manifest
         return new
+
+    def _has_files(self, manifest: Manifest) -> bool:
+        folder = self._rundir.checkpoint(manifest.name)
+        return not manifest.files or any((folder / entry.path).exists() for entry in manifest.files)
 
     def _manifest(self, name: str) -> Manifest | None:
         """The manifest of a checkpoint here; None if there is none, or none that can be read."""
@@ -354,15 +397,17 @@ class Synchronizer:
                 return
             with open_regular(self._rundir.checkpoint(name) / FILE) as file:
                 content = file.read()
+            self._uploader.require_parts(manifest)
             self._writer.renew()
             synced = self._state.checkpoints.get(name)
             target = f"{CHECKPOINTS}/{name}/{FILE}"
             try:
                 version = self._store.replace(target, content, None if synced is None else synced.version)
-            except Stale:
-                # Another generation has committed this name: the next exchange gets its manifest.
+            except Stale as error:
+                # Another generation has committed this name: the next exchange gets its manifest, and one that counts
+                # is sent again.
                 self._state.checkpoints.pop(name, None)
-                return
+                raise StoreUnavailableError(f"{name} was committed by another generation, too") from error
             self._state.checkpoints[name] = SyncedCheckpoint(version=dict(version), digest=manifest.digest)
             if synced is not None:
                 self._delete_parts(synced.digest)
@@ -372,6 +417,7 @@ class Synchronizer:
     def _delete_checkpoints(self) -> None:
         """Delete here what will never count, and in the bucket what was deleted here. One that is damaged here is
         perhaps sound there."""
+        self._rundir.checkpoints.stat()
         counting = {manifest.name for manifest in self._unsent()}
         for name in self._new().keys() - counting - self._state.checkpoints.keys():
             self._remove(name)
@@ -382,9 +428,13 @@ class Synchronizer:
             if name in damaged:
                 self._state.damaged.append(synced.digest)
                 continue
+            target = f"{CHECKPOINTS}/{name}/{FILE}"
+            current = self._store.read(target)
+            if current is not None and _tag(current.version) != _tag(synced.version):
+                continue  # another one has got its name
             self._writer.renew()
             # The manifest first: a checkpoint without one does not exist.
-            self._store.delete([f"{CHECKPOINTS}/{name}/{FILE}"])
+            self._store.delete([target])
             self._delete_parts(synced.digest)
 
     def _delete_parts(self, digest: str) -> None:
@@ -396,53 +446,80 @@ class Synchronizer:
         listing = {entry.name: entry for entry in self._listing()}
         logs: dict[str, dict[int, ListedObject]] = defaultdict(dict)
         manifests: dict[str, ListedObject] = {}
-        names = [*remote_names(listing), *(name for name in listing if _is_also(name))]
+        files: list[ListedObject] = []
+        names = [*remote_names(listing), *(name for name in listing if _is_additional_object(name))]
         for name in sorted(names, key=_order):
             top, _, relative = name.partition("/")
             if top == CHECKPOINTS:
-                if relative.endswith(f"/{FILE}"):
-                    manifests[relative.partition("/")[0]] = listing[name]
+                checkpoint, _, file = relative.partition("/")
+                if file == FILE and step_of(checkpoint) is not None:
+                    manifests[checkpoint] = listing[name]
             elif top == LOG:
                 log, _, offset = relative.rpartition("/")
                 logs[log][int(offset)] = listing[name]
             elif name not in _LAST:
-                self._pull_file(listing[name])
+                files.append(listing[name])
+        self._pull_files(files)
         for log, segments in logs.items():
             self._pull_log(log, segments)
         self._pull_manifests(manifests)
-        for name in _LAST:
-            if name in listing:
-                self._pull_file(listing[name])
         for name in self._state.files.keys() - listing.keys():
             synced, path = self._state.files.pop(name), self._rundir.path / name
             # A file that has changed here since is new.
             with suppress(FileNotFoundError):
                 if _signature(path) == synced.signature:
                     path.unlink()
+        self._pull_files([listing[name] for name in _LAST if name in listing])
+
+    def _pull_files(self, entries: Sequence[ListedObject]) -> None:
+        changed = [entry for entry in entries if self._has_changed(entry)]
+        if not changed:
+            return
+        # A new pod gets thousands.
+        with ThreadPoolExecutor(THREADS) as pool:
+            for entry, content in zip(changed, pool.map(self._read, changed), strict=True):
+                if content is None:
+                    continue
+                try:
+                    self._write_file(entry.name, content)
+                # A name that is both a file and a folder. Whoever has written it is no process of Tandem.
+                except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                    logger.warning("event=ignored object=%r why=%r", entry.name, str(error))
+
+    def _read(self, entry: ListedObject) -> Content | None:
+        try:
+            return self._store.read(entry.name)
+        except ValueError as error:
+            logger.warning("event=ignored object=%r why=%r", entry.name, str(error))
+            return None
 
     def _listing(self) -> Iterator[ListedObject]:
         """All objects but the parts of checkpoints, of which there may be thousands."""
+        last = ""
         for entry in self._store.entries():
-            if entry.name.startswith(f"{PARTS}/"):
+            if entry.name < last:
+                raise StoreAccessError(f"{self._store.location} is not listed in order; pods need a volume there")
+            last = entry.name
+            if last.startswith(f"{PARTS}/"):
                 break
             yield entry
         # `0` follows the slash.
         yield from self._store.entries(after=f"{PARTS}0")
 
-    def _pull_file(self, entry: ListedObject) -> None:
-        name, path = entry.name, self._rundir.path / entry.name
-        synced = self._state.files.get(name)
-        if synced is not None and _tag(synced.version) == _tag(entry.version):
-            return
-        try:
-            # A file that was changed here meanwhile is sent first, and loses.
-            if synced is not None and _signature(path) != synced.signature:
-                return
-        except FileNotFoundError:
-            # Deleted here since: the next exchange deletes it there.
-            return
-        if (content := self._store.read(name)) is None:
-            return
+    def _has_changed(self, entry: ListedObject) -> bool:
+        """Whether an object has to be read: it is of another version than here."""
+        synced = self._state.files.get(entry.name)
+        if synced is None:
+            return True
+        if _tag(synced.version) == _tag(entry.version):
+            return False
+        # A file that was changed or deleted here meanwhile is sent first, and loses.
+        with suppress(FileNotFoundError):
+            return _signature(self._rundir.path / entry.name) == synced.signature
+        return False
+
+    def _write_file(self, name: str, content: Content) -> None:
+        path = self._rundir.path / name
         with suppress(FileNotFoundError, ValueError):
             with open_regular(path) as file:
                 local = file.read(MAX_OBJECT_BYTES)
@@ -452,13 +529,16 @@ class Synchronizer:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(path)
         temporary.write_bytes(content.data)
+        sync_file(temporary)
         temporary.replace(path)
         self._note_file(name, path, content.data, content.version)
 
     def _note_file(self, name: str, path: Path, content: bytes, version: Mapping[str, str]) -> None:
-        self._state.files[name] = SyncedFile(
-            version=dict(version), signature=_signature(path), checksum=checksum(content)
-        )
+        # A lease may be gone already: the next exchange deletes it there.
+        signature = (0, 0, 0)
+        with suppress(FileNotFoundError):
+            signature = _signature(path)
+        self._state.files[name] = SyncedFile(version=dict(version), signature=signature, checksum=checksum(content))
 
     def _pull_log(self, log: str, segments: Mapping[int, ListedObject]) -> None:
         """Append what a log has grown by in another pod."""
@@ -495,23 +575,30 @@ class Synchronizer:
             if content is None:
                 continue
             digest = str(parse_object(content.data).get("digest"))
-            if digest in self._state.damaged:
+            if digest in self._state.damaged or not _DIGEST.fullmatch(digest):
                 continue
             if self._digest(name) != digest and name not in unsent:
+                synced_checkpoints.pop(name, None)
                 self._install(name, content.data)
             synced_checkpoints[name] = SyncedCheckpoint(version=dict(content.version), digest=digest)
         for name in synced_checkpoints.keys() - manifests.keys():
             if self._digest(name) == synced_checkpoints[name].digest:
                 self._remove(name)
             del synced_checkpoints[name]
+        for name in set(self._rundir.checkpoint_names()) - manifests.keys():
+            # A process that died has left a manifest that the bucket has no longer.
+            manifest = self._manifest(name)
+            if manifest is not None and not self._has_files(manifest):
+                self._remove(name)
 
     def _install(self, name: str, manifest: bytes) -> None:
         """Create the folder of a checkpoint, with its manifest alone."""
         final = self._rundir.checkpoint(name)
-        self._remove(name)
         temporary = temporary_beside(final)
         temporary.mkdir(parents=True)
         (temporary / FILE).write_bytes(manifest)
+        sync_file(temporary / FILE)
+        self._remove(name)
         commit_folder(temporary, final)
 
     def _remove(self, name: str) -> None:
@@ -535,31 +622,21 @@ class Synchronizer:
             self._state.complete.remove(name)
             synced = self._state.checkpoints.get(name)
             if synced is not None and synced.digest == self._digest(name):
-                for path in list_folder(self._rundir.checkpoint(name)):
-                    if path.name == FILE:
-                        continue
-                    if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)
-                    else:
-                        path.unlink(missing_ok=True)
+                self._drop_files(name)
+
+    def _drop_files(self, name: str) -> None:
+        """Delete the files of a checkpoint here; its manifest stays."""
+        for path in list_folder(self._rundir.checkpoint(name)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != FILE:
+                path.unlink(missing_ok=True)
 
     def _record(self) -> None:
         content = self._state.dump()
         if content != self._recorded:
             replace_json(self._rundir.path / STATE_FILE, content, durable=False)
             self._recorded = content
-
-
-def _read_state(rundir: RunDir) -> SyncState:
-    try:
-        with open_regular(rundir.path / STATE_FILE) as file:
-            return SyncState.read_json(file.read(MAX_STATE_BYTES))
-    except FileNotFoundError:
-        pass
-    except ValidationError as error:
-        # The content of the bucket counts then.
-        logger.warning("event=damaged file=%s why=%r", STATE_FILE, str(error))
-    return SyncState()
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -569,9 +646,14 @@ def _order(name: str) -> tuple[int, str]:
     return (2 if name in _LAST else 1), name
 
 
-def _is_also(name: str) -> bool:
+def _is_additional(file: str) -> bool:
+    """Whether a file of one of the ADDITIONAL folders is exchanged; leases of copies concern one pod."""
+    return NAME.fullmatch(file) is not None and not file.startswith("copy-")
+
+
+def _is_additional_object(name: str) -> bool:
     folder, _, file = name.partition("/")
-    return f"{folder}/" in ALSO and NAME.fullmatch(file) is not None
+    return f"{folder}/" in ADDITIONAL and _is_additional(file)
 
 
 def _signature(path: Path) -> tuple[int, int, int]:

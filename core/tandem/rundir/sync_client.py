@@ -17,6 +17,8 @@ SOCKET = "TANDEM_SYNC_SOCKET"
 MAX_LINE_BYTES = 2**20
 PATIENCE_SECONDS = 60.0
 """Time for which a waiting process is not told of a bucket that does not answer."""
+ANSWER_SECONDS = 2.0
+"""Time in seconds for which an answer may be late: the process may be in the middle of another exchange."""
 CONNECT_ATTEMPTS = 50
 CONNECT_PAUSE_SECONDS = 0.1
 """The process is being started, or started again, for a few seconds."""
@@ -31,7 +33,7 @@ def exchange(patience: float = PATIENCE_SECONDS) -> None:
     Raises:
         OSError: the bucket does not answer, or refuses.
     """
-    _ask({"do": "exchange", "patience": patience})
+    _ask({"do": "exchange", "patience": patience}, patience + ANSWER_SECONDS)
 
 
 def upload(name: str, digest: str) -> None:
@@ -48,10 +50,11 @@ def upload(name: str, digest: str) -> None:
     _ask({"do": "upload", "name": name, "digest": digest})
 
 
-def fetch(name: str, paths: Collection[str] | None = None) -> None:
+def fetch(name: str, digest: str, paths: Collection[str] | None = None) -> None:
     """Get files of a checkpoint, unless they are here.
 
     Args:
+        digest: that of its manifest.
         paths: files in the checkpoint; None: all.
 
     Raises:
@@ -59,13 +62,19 @@ def fetch(name: str, paths: Collection[str] | None = None) -> None:
         Broken: it is damaged in the bucket.
         OSError: as `exchange`.
     """
-    _ask({"do": "fetch", "name": name, "paths": None if paths is None else sorted(paths)})
+    _ask({"do": "fetch", "name": name, "digest": digest, "paths": None if paths is None else sorted(paths)})
 
 
-def _ask(request: Mapping[str, Any]) -> None:
+def _ask(request: Mapping[str, Any], seconds: float | None = None) -> None:
+    """Send a request and wait for its answer.
+
+    Args:
+        seconds: time limit; None: none.
+    """
     if not (path := os.environ.get(SOCKET)):
         return
     with _connected(path) as connection, connection.makefile("rwb") as stream:
+        connection.settimeout(seconds)
         stream.write(json.dumps(request).encode() + b"\n")
         stream.flush()
         line = stream.readline(MAX_LINE_BYTES)

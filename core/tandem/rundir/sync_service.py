@@ -24,11 +24,11 @@ from typing import Any
 from tandem.job.resource import DistributedTrainingJob, Storage
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR, STORAGE, UID, UID_ANNOTATION
-from tandem.rundir.bucket import JobWriter, SupersededWriter, Writer, claim, open_bucket
+from tandem.rundir.bucket import BucketRecord, JobWriter, Occupied, SupersededWriter, Writer, claim, open_bucket
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Store
-from tandem.rundir.sync import Synchronizer
+from tandem.rundir.sync import Gone, Synchronizer
 from tandem.rundir.sync_client import MAX_LINE_BYTES, PATIENCE_SECONDS, SOCKET
 from tandem.rundir.upload import FINAL_SECONDS, end_with_parent
 
@@ -36,6 +36,8 @@ EXCHANGE_SECONDS = 2.0
 """Interval of exchanges in seconds: each costs a listing."""
 LOOK_SECONDS = 0.5
 """Interval at which the disk is searched for a checkpoint that nobody waits for, in seconds."""
+OPERATION_SECONDS = 20.0
+"""Time for one operation in the bucket with its retries, in seconds: an exchange that fails is repeated anyway."""
 RETRY_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
 
@@ -83,7 +85,7 @@ class SyncService:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, str]:
         """Do what a process waits for; returns `error` and its `kind`, or nothing."""
-        name = str(request.get("name"))
+        name, digest = str(request.get("name")), str(request.get("digest"))
         until = time.monotonic() + request.get("patience", PATIENCE_SECONDS)
         while True:
             try:
@@ -92,12 +94,12 @@ class SyncService:
                         self._synchronizer.exchange()
                     case "upload":
                         self._synchronizer.upload()
-                        self._synchronizer.require_sent(name, str(request.get("digest")))
+                        self._synchronizer.require_sent(name, digest)
                     case "fetch":
-                        self._synchronizer.fetch(name, request.get("paths"))
+                        self._synchronizer.fetch(name, digest, request.get("paths"))
                     case other:
                         return {"kind": "failed", "error": f"unknown request {other}"}
-            except FileNotFoundError as error:
+            except Gone as error:
                 return {"kind": "gone", "error": str(error)}
             except Broken as error:
                 return {"kind": "broken", "error": str(error)}
@@ -140,7 +142,7 @@ class SyncService:
                 return
 
     def _sweep(self) -> None:
-        suspects: set[str] = set()
+        suspects: dict[str, frozenset[str]] = {}
         while not self._ending.wait(SWEEP_SECONDS):
             with suppress(OSError, SupersededWriter):  # the next one deletes it
                 suspects = self._synchronizer.sweep(suspects)
@@ -190,7 +192,7 @@ def begin(store: Store, rundir: RunDir, owner: str, waiting: Callable[[str], Non
         Occupied, StoreAccessError, StoreUnavailableError, OSError: as tandem.rundir.bucket.claim.
     """
     store.probe()
-    writer = claim(store, rundir, is_empty=True, waiting=waiting, owner=owner)
+    writer = claim(store, rundir, _is_new(store, rundir), waiting=waiting, owner=owner)
     with writer.renewing():
         Synchronizer(store, rundir, writer).exchange()
 
@@ -203,8 +205,14 @@ def owner_of(job: DistributedTrainingJob) -> str:
 def _writer(store: Store, rundir: RunDir) -> tuple[Writer | JobWriter, AbstractContextManager[None]]:
     if os.environ.get(STORAGE):
         return JobWriter(store, _object(os.environ.get(UID, ""))), nullcontext()
-    writer = claim(store, rundir, is_empty=True, owner=owner_of(rundir.read_job()))
+    writer = claim(store, rundir, _is_new(store, rundir), owner=owner_of(rundir.read_job()))
     return writer, writer.renewing()
+
+
+def _is_new(store: Store, rundir: RunDir) -> bool:
+    """Whether this directory has never been a copy of a run in the bucket. One that has may be older than the bucket,
+    if another job has written since."""
+    return BucketRecord.load(rundir, str(store.location)) is None
 
 
 def _object(incarnation: str) -> str:
@@ -228,12 +236,12 @@ def main(arguments: Sequence[str]) -> int:
     storage = Storage.read_json(text) if text else rundir.read_job().spec.checkpoint.storage
     rundir.create()
     try:
-        store = open_bucket(storage)
+        store = open_bucket(storage, OPERATION_SECONDS)
         writer, renewing = _writer(store, rundir)
-    except (OSError, SupersededWriter) as error:
+    except (OSError, SupersededWriter, Occupied) as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence is enough
         report(str(error))
-        return ExitCode.FAILED
+        return ExitCode.CONFIGURATION if isinstance(error, Occupied) else ExitCode.FAILED
     service = SyncService(Synchronizer(store, rundir, writer), report, ending)
     path = os.environ.get(SOCKET)
     with renewing:

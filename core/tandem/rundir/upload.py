@@ -49,7 +49,7 @@ from tandem.rundir.bucket import (
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, open_file
 from tandem.rundir.durable import list_folder, open_regular
 from tandem.rundir.layout import RunDir
-from tandem.rundir.store import MAX_OBJECT_BYTES, Stale, Store, StoreAccessError
+from tandem.rundir.store import MAX_OBJECT_BYTES, Stale, Store, StoreAccessError, StoreUnavailableError
 
 RECORDS_SECONDS = 10.0
 """Interval at which records and logs are sent, in seconds: each log that has grown costs a request."""
@@ -170,6 +170,22 @@ class Uploader:
         parts = [name for name in list(self._versions) if name.startswith(f"{PARTS}/")]
         self._delete([name for name in parts if not name.startswith(referenced)])
 
+    def require_parts(self, manifest: Manifest) -> None:
+        """Check, before its manifest is created, that the bucket has all parts of a checkpoint.
+
+        Raises:
+            StoreUnavailableError: one is missing, because it was deleted since it was sent. The next attempt sends it.
+            StoreAccessError: the bucket cannot be listed.
+        """
+        present = {entry.name: entry.size for entry in self._store.entries(parts_of(manifest.digest))}
+        for entry in manifest.files:
+            for number in range(pieces(entry)):
+                name = piece_name(manifest.digest, entry.path, number)
+                size = min(PIECE_BYTES, entry.size - number * PIECE_BYTES)
+                if present.get(name) != size:
+                    self._sizes.pop(name, None)
+                    raise StoreUnavailableError(f"{manifest.name}: a part of {entry.path} is not in the bucket yet")
+
     def _expect_rundir(self) -> None:
         """Raise FileNotFoundError if the run directory is gone: then nothing may be deleted in the bucket."""
         self._rundir.job_file.stat()
@@ -186,6 +202,7 @@ class Uploader:
 
     def _upload_checkpoint(self, manifest: Manifest) -> None:
         self.upload_parts(manifest)
+        self.require_parts(manifest)
         # A checkpoint counts only with the records of generations and rewinds, and its steps with their log.
         log = self._rundir.training_log(manifest.generation)
         for path in (*list_folder(self._rundir.generations), *list_folder(self._rundir.rewinds), log):

@@ -16,7 +16,8 @@ from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.store import Store, StoreUnavailableError
-from tandem.rundir.sync import STATE_FILE, Synchronizer
+from tandem.rundir.sync import Gone, Synchronizer
+from tandem.rundir.sync_state import STATE_FILE
 from tests.support.buckets import add_checkpoint, store
 from tests.support.checkpoints import begin, commit
 from tests.support.manifests import job, run_directory
@@ -46,6 +47,9 @@ class Pod:
     def upload(self) -> "Pod":
         self.sync.upload()
         return self
+
+    def fetch(self, name: str, paths: list[str] | None = None) -> None:
+        self.sync.fetch(name, self.rundir.manifest(name).digest, paths)
 
     @property
     def content(self) -> dict[str, bytes]:
@@ -155,9 +159,9 @@ def test_a_checkpoint_is_committed_in_the_bucket_and_its_files_are_got_on_reques
     assert manifest == second.rundir.manifest("step-000000010")
     folder = third.rundir.checkpoint("step-000000010")
     assert [path.name for path in folder.iterdir()] == [FILE]
-    third.sync.fetch("step-000000010", ["weights.safetensors"])
+    third.fetch("step-000000010", ["weights.safetensors"])
     assert sorted(path.name for path in folder.iterdir()) == [FILE, "weights.safetensors"]
-    third.sync.fetch("step-000000010")
+    third.fetch("step-000000010")
     for entry in manifest.files:
         assert (folder / entry.path).read_bytes() == (
             second.rundir.checkpoint("step-000000010") / entry.path
@@ -167,8 +171,8 @@ def test_a_checkpoint_is_committed_in_the_bucket_and_its_files_are_got_on_reques
     second.upload()
     assert third.exchange().rundir.checkpoint_names() == first.exchange().rundir.checkpoint_names() == []
     assert [entry.name for entry in store(third.url).entries("parts/")] == []
-    with pytest.raises(FileNotFoundError):
-        third.sync.fetch("step-000000010")
+    with pytest.raises(Gone):
+        third.sync.fetch("step-000000010", manifest.digest)
 
 
 def test_a_checkpoint_of_a_generation_that_counts_no_longer_is_not_sent(pods: Callable[[int], list[Pod]]) -> None:
@@ -185,7 +189,7 @@ def test_a_checkpoint_of_a_generation_that_counts_no_longer_is_not_sent(pods: Ca
     twenty = add_checkpoint(third.rundir, 20, generation=2)
     third.upload()
     second.upload()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(Gone):
         second.sync.require_sent("step-000000020", digest)
     second.exchange()
     assert second.rundir.manifest("step-000000020").reference == twenty
@@ -203,7 +207,7 @@ def test_an_older_checkpoint_of_a_name_gives_way(pods: Callable[[int], list[Pod]
     newer = add_checkpoint(third.rundir, 20, generation=2)
     third.upload()
     assert second.exchange().rundir.manifest(twenty.name).reference == newer
-    second.sync.fetch(newer.name)
+    second.fetch(newer.name)
     digests = {entry.name.split("/")[1] for entry in store(second.url).entries("parts/")}
     assert len(digests) == 2, "the parts of the older one are gone"
 
@@ -219,7 +223,7 @@ def test_only_the_newest_files_stay_on_a_disk(pods: Callable[[int], list[Pod]]) 
     }
     assert complete == {"step-000000030", "step-000000040"}
     assert len(second.rundir.committed()) == 4
-    second.sync.fetch("step-000000010")
+    second.fetch("step-000000010")
     assert (second.rundir.checkpoint("step-000000010") / "weights.safetensors").exists()
 
 
@@ -241,7 +245,7 @@ def test_damage_on_a_disk_is_not_sent_and_damage_in_the_bucket_is_not_got_twice(
     store(third.url).put(part, b"0" * 3000)
     third.exchange()
     with pytest.raises(Broken):
-        third.sync.fetch("step-000000020")
+        third.fetch("step-000000020")
     third.rundir.set_aside("step-000000020")
     third.upload()
     assert third.exchange().rundir.checkpoint_names() == []
@@ -356,7 +360,7 @@ def test_every_request_may_fail(url: str, tmp_path: Path, arrives: bool) -> None
         assert (first.rundir.evaluations / name / "g.json").read_text() == f'"{name}"'
         assert list(first.rundir.leases.iterdir()) == []
         assert first.rundir.manifest(checkpoint_name(number)) == pod.manifest(checkpoint_name(number))
-        first.sync.fetch(checkpoint_name(number))
+        first.fetch(checkpoint_name(number))
     pytest.fail("there are more requests than were broken off")
 
 
@@ -366,14 +370,14 @@ def test_parts_that_belong_to_no_checkpoint_are_swept(pods: Callable[[int], list
     add_checkpoint(second.rundir, 10)
     manifest = second.rundir.manifest("step-000000010")
     second.sync._uploader.upload_parts(manifest)
-    suspects = first.sync.sweep(())
+    suspects = first.sync.sweep({})
     assert len(suspects) == 1
     second.upload()
-    assert first.sync.sweep(suspects) == set()
-    second.sync.fetch("step-000000010")
+    assert first.sync.sweep(suspects) == {}
+    second.fetch("step-000000010")
     commit(second.rundir, 20, files={"weights.safetensors": b"1" * 100})
     second.sync._uploader.upload_parts(second.rundir.manifest("step-000000020"))
-    assert first.sync.sweep(first.sync.sweep(())) == set()
+    assert first.sync.sweep(first.sync.sweep({})) == {}
     assert {entry.name.split("/")[1] for entry in store(second.url).entries("parts/")} == {manifest.digest[:32]}
 
 
@@ -428,7 +432,7 @@ def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: st
                     exchange.upload()
                     for name in rundir.checkpoint_names():
                         digest = rundir.manifest(name).digest
-                        with suppress(FileNotFoundError, Broken):
+                        with suppress(Gone, Broken):
                             exchange.require_sent(name, digest)
                             sent[name] = digest
                 case "score":
@@ -456,7 +460,7 @@ def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: st
                     exchange.exchange()
                     name = chance.choice([*sent])
                     if rundir.checkpoint(name).exists():
-                        exchange.fetch(name)
+                        exchange.fetch(name, rundir.manifest(name).digest)
                 case "restart":
                     pods[index] = rundir, process(rundir)
                 case "lose":
@@ -481,4 +485,4 @@ def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: st
     assert written <= contents[0].keys()
     for name, digest in sent.items():
         assert first.rundir.manifest(name).digest == digest
-        first.sync.fetch(name)
+        first.fetch(name)

@@ -187,7 +187,7 @@ def _fill(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
     """Read this rank's part of the files into the memory."""
     name = manifest.name
     try:
-        sync_client.fetch(name)
+        sync_client.fetch(name, manifest.digest)
         damage = memory.fill(rundir.checkpoint(name))
     except Broken as error:
         return {"broken": str(error)}
