@@ -193,6 +193,7 @@ def begin(store: Store, rundir: RunDir, owner: str, waiting: Callable[[str], Non
     """
     store.probe()
     writer = claim(store, rundir, _is_new(store, rundir), waiting=waiting, owner=owner)
+    rundir.create()
     with writer.renewing():
         Synchronizer(store, rundir, writer).exchange()
 
