@@ -1,13 +1,17 @@
 """`tandem validate` as a user calls it: what it prints where, how it ends, and that it does not keep one waiting."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tandem.errors import UserError
 from tandem.job.manifest.reading import read_job
+from tandem_cli.commands.validate import _fixed
 from tests.support import ROOT
 from tests.support.processes import TANDEM, tandem
 
@@ -42,6 +46,29 @@ def test_a_manifest_of_the_version_before_is_read_with_a_warning_and_rewritten(t
     assert result.stdout == read.stdout
     assert (tmp_path / "old.yaml").read_text() == (ROOT / "examples/digits.yaml").read_text()
     assert "cannot rewrite standard input" in tandem("validate", "--fix", "-", stdin=text.encode()).stderr
+
+
+def test_a_rewritten_file_is_replaced_in_one_step_and_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "examples/digits.yaml").read_text().replace("parameters:", "config:").replace("    loop:\n", "")
+    old, link = tmp_path / "old.yaml", tmp_path / "link.yaml"
+    old.write_text(text)
+    old.chmod(0o640)
+    link.symlink_to(old.name)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", _no_space)
+        with pytest.raises(UserError, match="No space left"):
+            _fixed(str(link))
+    assert old.read_text() == text
+    _fixed(str(link))
+    assert old.read_text() == (ROOT / "examples/digits.yaml").read_text()
+    assert (old.stat().st_mode & 0o777, link.is_symlink()) == (0o640, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "old.yaml"]
+
+
+def _no_space(path: Path, target: Path) -> Path:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_bad_manifests_end_with_2_and_never_with_a_stack_trace() -> None:

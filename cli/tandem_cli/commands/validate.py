@@ -1,6 +1,7 @@
 """`tandem validate FILE…`: reports all errors in manifests, without a cluster or a GPU."""
 
 import os
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,13 +80,14 @@ def _fixed(file: str) -> Source:
         UserError: it cannot be rewritten.
     """
     from tandem.job.manifest.rewriting import rewritten
+    from tandem.rundir.durable import replace_bytes
 
     if file == STDIN:
         raise UserError("--fix rewrites files, and cannot rewrite standard input")
-    path = Path(file)
     try:
+        path = Path(file).resolve()  # the file itself, and not a link to it, is replaced
         text = rewritten(path.read_bytes().decode("utf-8-sig"), file)
-        path.write_bytes(text.encode())
+        replace_bytes(path, text.encode(), mode=stat.S_IMODE(path.stat().st_mode))
     except OSError as error:
         raise UserError(f"{file} cannot be rewritten: {error.strerror}") from None
     return read_source(file)

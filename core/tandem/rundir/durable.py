@@ -73,8 +73,15 @@ def encode(value: object) -> bytes:
 
 def replace_json(path: Path, value: object, durable: bool = True) -> None:
     """Write or replace a JSON file; readers see the old content or the new, never a mixture."""
-    temporary = _write_temporary(path, encode(value), durable)
+    replace_bytes(path, encode(value), durable)
+
+
+def replace_bytes(path: Path, data: bytes, durable: bool = True, mode: int | None = None) -> None:
+    """Write or replace a file, with the permissions `mode` if given; readers see the old content or the new."""
+    temporary = _write_temporary(path, data, durable)
     try:
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
