@@ -55,6 +55,8 @@ class OutOfMemoryRecord(Model):
 def memory_settings_digest(job: DistributedTrainingJob) -> str:
     """A digest of the settings that decide how much memory a step takes, and how much there is."""
     trainer = job.spec.trainer.dump()
+    if "config" in trainer:
+        del trainer["config"]["tensorParallel"]  # always 1; the version before, whose digests count, lacks the field
     for part in ("loop", "config"):
         if part in trainer:
             trainer[part] = {

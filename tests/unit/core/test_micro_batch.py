@@ -37,6 +37,12 @@ def test_a_job_whose_steps_take_another_amount_of_memory_begins_without_it(chang
     assert memory_settings_digest(job(**change)) != memory_settings_digest(job())
 
 
+def test_a_record_of_the_version_before_counts() -> None:
+    config = {"epochs": 3, "model": "baby-cnn", "globalBatchSize": 32}
+    older = manifests.job("test", trainer=manifests.TASK | {"config": config})
+    assert memory_settings_digest(older) == "79ecba857ea9199304f149760ca96c45"  # computed by that version
+
+
 def test_the_first_record_of_a_generation_stays_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     assert rundir.misfits() == []
