@@ -7,7 +7,8 @@ from tandem.job.secrecy import hide_secrets, secret_paths
 
 DEPRECATED_CONFIG = (
     "spec.trainer.config is deprecated, and the next version does not read it: its fields are those of loop and "
-    "parameters, as of any task; `tandem validate --fix FILE` rewrites the file"
+    "parameters, as of any task; `tandem validate --fix FILE` rewrites the file, "
+    "for the next job: a job that exists in a cluster keeps this form"
 )
 
 

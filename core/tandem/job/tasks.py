@@ -448,6 +448,12 @@ def parameters_type(task: object, parameters: object) -> type[Model] | None:
 class ImageConfig(Loop, ImageParameters):
     """Loop and parameters of `image-classification` in one group, as earlier manifests have them."""
 
+    rewind_on: RewindOn = "Spikes"
+    """Losses that send training back to an older checkpoint, and skip the data around the bad step: `NotFinite`, a
+    loss that is NaN or infinite; `Spikes`, also one that has become worse than that of the untrained model; `Never`,
+    none."""
+    # The default stays in the CRD: the API server has stored it in jobs, and a trainer without it would be another one.
+
     rules: ClassVar[tuple[Rule, ...]] = (
         *Loop.rules,
         *ImageParameters.rules,

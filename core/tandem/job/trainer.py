@@ -20,6 +20,7 @@ from tandem.model import Image, Model, Rule
 
 CodeDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
 
+SPLIT = "tensorParallel needs a task that defines how matrices are split; image-classification does not"
 OWN_TASK = f"has({{0}}.task) && {{0}}.task != '{BUILT_IN}'"
 """CEL expression: whether a trainer has a task other than `image-classification`."""
 
@@ -39,7 +40,8 @@ class Trainer(Model):
     docs/language-models.md; for a task of your own those that the type of its configuration defines."""
     config: Annotated[ImageConfig | None, Field(json_schema_extra={"deprecated": True})] = None
     """Deprecated: the fields of `loop` and `parameters` of `image-classification` in one group. The next version no
-    longer reads it; `tandem validate --fix FILE` rewrites a manifest."""
+    longer reads it; `tandem validate --fix FILE` rewrites a manifest. A job that exists keeps the form that it was
+    made with: `trainer` cannot be changed, so rewrite its manifest with the next job."""
     command: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
     """Your own script and how to start it, for instance `[python, train.py]`; torchrun sets rank and world size. If the
     first word ends in `.py`, it runs with the same Python."""
@@ -89,10 +91,16 @@ class Trainer(Model):
             "parameters",
         ),
         Rule(
-            lambda t: not t.is_built_in or t.settings_of_loop.tensor_parallel == 1,
+            lambda t: t.config is None or t.config.tensor_parallel == 1,
+            "!has(self.config) || !has(self.config.tensorParallel) || self.config.tensorParallel == 1",
+            SPLIT,
+            "config",
+        ),
+        Rule(
+            lambda t: not t.is_built_in or t.loop is None or t.loop.tensor_parallel == 1,
             f"!has(self.task) || self.task != '{BUILT_IN}' || !has(self.loop) || !has(self.loop.tensorParallel)"
             " || self.loop.tensorParallel == 1",
-            "tensorParallel needs a task that defines how matrices are split; image-classification does not",
+            SPLIT,
             "loop",
         ),
         Rule(

@@ -55,6 +55,17 @@ def test_the_table_of_exit_codes_has_each_of_them_and_the_run_ends_with_those_th
     assert ends == {code for code, row in table.items() if row[1] == "yes"}
 
 
+def test_a_default_that_the_api_server_has_stored_under_config_stays() -> None:
+    assert at("spec.trainer.config.rewindOn")["default"] == "Spikes"
+    assert "default" not in at("spec.trainer.loop.rewindOn")  # it depends on the task
+
+
+@pytest.mark.parametrize("group", ["config", "loop"])
+def test_the_api_server_refuses_matrices_of_an_image_model_that_are_split_in_both_forms(group: str) -> None:
+    rules = [rule["rule"] for rule in at("spec.trainer")["x-kubernetes-validations"]]
+    assert [rule for rule in rules if f"self.{group}.tensorParallel == 1" in rule]
+
+
 def test_stale_files_are_named_and_end_the_check_with_1(tmp_path: Path) -> None:
     assert check(tmp_path).returncode == 0
     assert check(tmp_path, "--check").returncode == 0

@@ -96,7 +96,7 @@ def _in_shape(path: Path, data: Any) -> Path:
     """The place of a field of `loop` or `parameters` in a manifest that has `config` in place of both, and the other
     way round."""
     trainer = _trainer(data)
-    if "config" in trainer:
+    if trainer.get("config") is not None:
         is_elsewhere = path[:3] in (LOOP, PARAMETERS) and len(path) > len(CONFIG)
         return (*CONFIG, *path[3:]) if is_elsewhere else path
     if path[:3] != CONFIG or len(path) == len(CONFIG) or trainer.get("task") != BUILT_IN:
