@@ -27,7 +27,7 @@ from tandem.rundir.durable import TEMPORARY, create_json, read_json_or_none, rep
 LEASE_LENGTH_SECONDS = 15.0
 """Length of a lease without renewal, in seconds: long compared to a pause of NFS, short for a user who waits."""
 LONG_LEASE_SECONDS = 60.0
-"""The same where pods share no disk: each has the clock of its node, and hears of a renewal some seconds later."""
+"""Length where pods share no disk, in seconds: each has the clock of its node, and hears of a renewal late."""
 CLOCK_SECONDS = 30.0
 """Interval at which the server's time is read, in seconds: a clock drifts by milliseconds meanwhile."""
 
