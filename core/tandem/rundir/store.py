@@ -26,6 +26,7 @@ import configparser
 import os
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -284,11 +285,20 @@ class Store:
         """
         import obstore
 
-        with self._operation("list", folder):
-            for page in obstore.list(self._store, prefix=folder or None, offset=after or None):
-                self.requests["list"] += 1
-                for meta in page:
-                    yield ListedObject(str(meta["path"]), int(meta["size"]), _version(meta))
+        started, last = time.monotonic(), after
+        while True:
+            try:
+                with self._operation("list", folder):
+                    for page in obstore.list(self._store, prefix=folder or None, offset=last or None):
+                        self.requests["list"] += 1
+                        for meta in page:
+                            last = str(meta["path"])
+                            yield ListedObject(last, int(meta["size"]), _version(meta))
+                return
+            except StoreUnavailableError:
+                # A page that breaks off is not requested again by the client, as other requests are.
+                if time.monotonic() - started > self.patience / 2:
+                    raise
 
     def delete(self, names: list[str]) -> None:
         """Delete objects; missing ones are ignored.

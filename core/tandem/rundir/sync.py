@@ -88,7 +88,7 @@ _LAST = ("job.json", *ENDS)
 """Files that come after the others: processes wait for them, and may then rely on the rest."""
 
 
-class Gone(Exception):  # noqa: N818 - a state of the checkpoint
+class DeletedCheckpoint(Exception):  # noqa: N818 - a state of the checkpoint
     """A checkpoint was deleted, or does not count any more."""
 
 
@@ -154,7 +154,7 @@ class Synchronizer:
         """Raise an error unless the bucket has the checkpoint whose manifest has this digest.
 
         Raises:
-            Gone: it was deleted, or does not count any more.
+            DeletedCheckpoint: it was deleted, or does not count any more.
             Broken: it is damaged here.
             StoreUnavailableError: it is not there yet.
         """
@@ -165,7 +165,7 @@ class Synchronizer:
             return
         if any(manifest.digest == digest for manifest in self._unsent()):
             raise StoreUnavailableError(f"{name} is not in the bucket yet")
-        raise Gone(f"{name} does not count any more")
+        raise DeletedCheckpoint(f"{name} does not count any more")
 
     def fetch(self, name: str, digest: str, paths: Collection[str] | None = None) -> None:
         """Get files of a checkpoint; those that are here already are not received again.
@@ -175,7 +175,7 @@ class Synchronizer:
             paths: files in the checkpoint; None: all.
 
         Raises:
-            Gone: the checkpoint was deleted.
+            DeletedCheckpoint: the checkpoint was deleted.
             Broken: it is damaged.
             StoreAccessError, StoreUnavailableError, OSError: as `exchange`.
         """
@@ -185,19 +185,19 @@ class Synchronizer:
                 # Another pod has heard of it earlier.
                 self.exchange()
             if self._digest(name) != digest:
-                raise Gone(f"{name} was deleted")
+                raise DeletedCheckpoint(f"{name} was deleted")
             try:
                 manifest = self._rundir.manifest(name)
                 for entry in manifest.files:
                     if paths is None or entry.path in paths:
                         self._fetch_file(manifest, entry)
             except FileNotFoundError:
-                raise Gone(f"{name} was deleted") from None
+                raise DeletedCheckpoint(f"{name} was deleted") from None
             with self._lock:
                 if self._digest(name) != digest:
                     # Another one has got its name meanwhile.
                     self._drop_files(name)
-                    raise Gone(f"{name} was replaced")
+                    raise DeletedCheckpoint(f"{name} was replaced")
                 self._note_complete(name)
                 self._make_room()
 

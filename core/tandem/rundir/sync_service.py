@@ -28,7 +28,7 @@ from tandem.rundir.bucket import BucketRecord, JobWriter, Occupied, SupersededWr
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Store
-from tandem.rundir.sync import Gone, Synchronizer
+from tandem.rundir.sync import DeletedCheckpoint, Synchronizer
 from tandem.rundir.sync_client import MAX_LINE_BYTES, PATIENCE_SECONDS, SOCKET
 from tandem.rundir.upload import FINAL_SECONDS, end_with_parent
 
@@ -99,7 +99,7 @@ class SyncService:
                         self._synchronizer.fetch(name, digest, request.get("paths"))
                     case other:
                         return {"kind": "failed", "error": f"unknown request {other}"}
-            except Gone as error:
+            except DeletedCheckpoint as error:
                 return {"kind": "gone", "error": str(error)}
             except Broken as error:
                 return {"kind": "broken", "error": str(error)}

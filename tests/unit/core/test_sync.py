@@ -16,7 +16,7 @@ from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.store import Store, StoreUnavailableError
-from tandem.rundir.sync import Gone, Synchronizer
+from tandem.rundir.sync import DeletedCheckpoint, Synchronizer
 from tandem.rundir.sync_state import STATE_FILE
 from tests.support.buckets import add_checkpoint, store
 from tests.support.checkpoints import begin, commit
@@ -171,7 +171,7 @@ def test_a_checkpoint_is_committed_in_the_bucket_and_its_files_are_got_on_reques
     second.upload()
     assert third.exchange().rundir.checkpoint_names() == first.exchange().rundir.checkpoint_names() == []
     assert [entry.name for entry in store(third.url).entries("parts/")] == []
-    with pytest.raises(Gone):
+    with pytest.raises(DeletedCheckpoint):
         third.sync.fetch("step-000000010", manifest.digest)
 
 
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_a_generation_that_counts_no_longer_is_not_sent(pods: Ca
     twenty = add_checkpoint(third.rundir, 20, generation=2)
     third.upload()
     second.upload()
-    with pytest.raises(Gone):
+    with pytest.raises(DeletedCheckpoint):
         second.sync.require_sent("step-000000020", digest)
     second.exchange()
     assert second.rundir.manifest("step-000000020").reference == twenty
@@ -432,7 +432,7 @@ def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: st
                     exchange.upload()
                     for name in rundir.checkpoint_names():
                         digest = rundir.manifest(name).digest
-                        with suppress(Gone, Broken):
+                        with suppress(DeletedCheckpoint, Broken):
                             exchange.require_sent(name, digest)
                             sent[name] = digest
                 case "score":

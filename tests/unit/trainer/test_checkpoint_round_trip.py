@@ -187,7 +187,7 @@ class Ends(Counter):
         self.ended.append(1)
 
 
-class Gone(Counter):
+class DeletedCheckpoint(Counter):
     def __init__(self) -> None:
         super().__init__()
         self.peer = weakref.proxy(Counter())
@@ -199,7 +199,7 @@ class Reads(Counter):
         self.loader = DataLoader(TensorDataset(torch.zeros(4)), num_workers=2)
 
 
-@pytest.mark.parametrize("kind", [Large, Many, Open, Ends, Gone, Reads])
+@pytest.mark.parametrize("kind", [Large, Many, Open, Ends, DeletedCheckpoint, Reads])
 def test_what_is_large_or_holds_a_file_or_a_process_is_not_copied(kind: type[Counter]) -> None:
     one = kind()
     copied = RoundTrip("one", one)._copy

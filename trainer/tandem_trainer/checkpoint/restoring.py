@@ -10,7 +10,7 @@ The kind of problem decides what happens, because resuming from an older checkpo
 - Damaged, and rank 0 finds it damaged as well: it is set aside as `.bad` with the reason, and the one before is
   proposed.
 - Damaged for one rank alone: that machine is at fault. Its rank fails, and nothing is set aside.
-- Gone, because retention of an older generation deleted it: the one before is proposed.
+- DeletedCheckpoint, because retention of an older generation deleted it: the one before is proposed.
 - Intact, but it does not match the script: the job fails, with a message that names the differences.
 - Unreadable at the moment: the rank fails.
 - None is left although there were some: the job fails. Only the user may decide to start over.
