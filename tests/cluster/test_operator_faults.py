@@ -141,12 +141,14 @@ def test_ranks_that_keep_their_state_outlive_a_pod(
     # The first one stays, whose rank writes the log.
     stays, lost = job.live("worker")
     generation = job.status["generation"]
+    # On a slow machine the first group began without the second worker.
+    before = namespace("logs", stays).count("without a restart")
     namespace("delete", "pod", lost, "--wait=false", *how)
     job.becomes(lambda: job.status["generation"] > generation + 1 and _is_whole(job.status, 0), "its full size again")
     job.trains(beyond=job.step)
     assert stays in job.live("worker")
     log = namespace("logs", stays)
-    assert log.count("without a restart") == 2, log
+    assert log.count("without a restart") == before + 2, log
     assert "from=None" in log
     # They save when all of them have to go.
     stopped = tandem("stop", job.name, "-n", namespace.name)
