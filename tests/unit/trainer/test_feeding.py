@@ -337,6 +337,35 @@ def test_lengths_decide_with_a_warning_where_collate_takes_no_other_number_of_sa
     assert not caplog.records
 
 
+@pytest.mark.parametrize("convert", [torch.tensor, np.array])
+def test_rows_of_samples_that_are_padded_to_a_fixed_number_are_cut_with_a_warning(
+    convert: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def collate(samples: list[int]) -> dict[str, Any]:
+        return {"x": convert([*samples, *[0] * (4 - len(samples))]), "names": [f"{sample}" for sample in samples]}
+
+    feeding._warn_of_guess.cache_clear()
+    reading = Reading(0, 1, seed=5, collate=collate)
+    # The last sample of the second batch is equal to the padding.
+    for samples in ([1, 2, 3, 4], [5, 6, 7, 0], [1, 2, 3, 4]):
+        data, layout = reading.collated(samples)
+        part = cut(data, 4, 2, 4, layout)
+        assert (part["x"].tolist(), part["names"]) == (samples[2:], [f"{sample}" for sample in samples[2:]])
+    assert [record.message[:38] for record in caplog.records] == ["collate takes no batch of one sample f"]
+
+
+def test_a_probe_that_shows_nothing_leaves_what_others_have_shown() -> None:
+    def collate(samples: list[int]) -> dict[str, torch.Tensor]:
+        if len(samples) == 3:
+            raise ValueError("three are too few")
+        return {"rows": torch.tensor(samples), "weights": torch.ones(4)}
+
+    reading = Reading(0, 1, seed=5, collate=collate)
+    for samples in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 4]):
+        data, layout = reading.collated(samples)
+    assert {name: len(part) for name, part in cut(data, 4, 0, 2, layout).items()} == {"rows": 2, "weights": 4}
+
+
 class Talks:
     """A stream of texts with pictures that are drawn at random."""
 

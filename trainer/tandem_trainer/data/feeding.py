@@ -29,7 +29,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -70,11 +70,19 @@ class Layout:
     """Lists hold fields at any depth, because torch's own `default_collate` made them."""
     of_samples: bool = False
     """The batch is a list with one item for each sample."""
-    parts: Mapping[tuple[Any, ...], bool] = field(default_factory=dict)
+    parts: Mapping[tuple[Any, ...], bool | None] = field(default_factory=dict)
     """Whether a list or tensor within the batch has one item for each sample, by the keys and indices that lead to it;
-    of those that a probe has compared."""
+    of those that a probe has compared. None: only the length of a tensor tells."""
     is_guessed: bool = False
     """Whether no probe could compare, so that only lengths tell what has one item for each sample."""
+
+    def after(self, earlier: "Layout") -> "Layout":
+        """Return what this probe and earlier ones have shown together: one that could not compare shows nothing, and a
+        tensor that was unclear once stays so."""
+        if self.is_guessed:
+            return earlier
+        unclear = {path: None for path, has_items in earlier.parts.items() if has_items is None}
+        return replace(self, parts={**self.parts, **unclear})
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class Reading:
     pin: bool = False
     """Whether batches are put into pinned memory, from which a GPU copies asynchronously."""
     _layouts: list[Layout] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The layouts that the first batches have shown."""
+    """The layouts that the first batches have shown, each with those before it."""
 
     def own(self, ids: Tensor) -> Tensor:
         """Return this rank's share of a global batch, or, if that is empty, its first sample."""
@@ -144,7 +152,8 @@ class Reading:
         if len(samples) > 1 and not self._is_layout_known():
             probe = _Probe(self.collate, samples)
             data = self.collate(samples)
-            self._layouts.append(probe.layout(data))
+            layout = probe.layout(data)
+            self._layouts.append(layout.after(self._layouts[-1]) if self._layouts else layout)
         else:
             data = self.collate(samples)
         return data, self._layouts[-1] if self._layouts else Layout()
@@ -288,7 +297,7 @@ class _Probe:
             except Exception:
                 # It takes no other number of samples.
                 return Layout(is_guessed=True)
-        return Layout(of_samples=_is_list(data) and parts.pop((), False), parts=parts)
+        return Layout(of_samples=_is_list(data) and bool(parts.pop((), False)), parts=parts)
 
 
 def _is_list(data: Any) -> bool:
@@ -297,9 +306,9 @@ def _is_list(data: Any) -> bool:
 
 def _compared_parts(
     data: Any, smaller: Any, count: int, path: tuple[Any, ...]
-) -> Iterator[tuple[tuple[Any, ...], bool]]:
+) -> Iterator[tuple[tuple[Any, ...], bool | None]]:
     """Yield the lists and tensors that are in a batch of `count` samples and in one of one fewer, and whether they are
-    shorter there; of tensors, whether they have a row for each sample in both."""
+    shorter there; of tensors, whether they have a row for each sample in both, or None if that is unclear."""
     if isinstance(data, Mapping) and isinstance(smaller, Mapping):
         for key in data.keys() & smaller.keys():
             yield from _compared_parts(data[key], smaller[key], count, (*path, key))
@@ -310,7 +319,18 @@ def _compared_parts(
             for index, parts in enumerate(zip(data, smaller, strict=True)):
                 yield from _compared_parts(*parts, count, (*path, index))
     elif _has_rows(data) and _has_rows(smaller):
-        yield path, (len(data), len(smaller)) == (count, count - 1)
+        sizes = [*zip(data.shape, smaller.shape, strict=False)]
+        if sizes[0][0] != sizes[0][1] or (count, count - 1) in sizes or _has_equal_content(data, smaller):
+            yield path, sizes[0] == (count, count - 1)
+        else:
+            # The rows may be those of samples, padded to a fixed number.
+            yield path, None
+
+
+def _has_equal_content(data: Any, other: Any) -> bool:
+    if isinstance(data, Tensor) and isinstance(other, Tensor):
+        return torch.equal(data, other)
+    return isinstance(data, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(data, other)
 
 
 def _has_rows(data: Any) -> bool:
@@ -549,12 +569,15 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
     def walk(part: Any, path: tuple[Any, ...]) -> Any:
         is_cut = False
         if isinstance(part, Tensor | np.ndarray):
-            is_cut = _has_rows(part) and len(part) == count and layout.parts.get(path, True)
+            has_items = layout.parts.get(path, True)
+            is_cut = _has_rows(part) and len(part) == count and has_items is not False
+            if is_cut and has_items is None:
+                _warn_of_guess()
         elif _is_list(part):
             holds_tensors = any(isinstance(item, CONTAINERS) for item in part)
             is_cut = len(part) == count and not holds_tensors
             if holds_tensors and path and not layout.of_fields:
-                is_list_of_samples = layout.parts.get(path, len(part) == count)
+                is_list_of_samples = bool(layout.parts.get(path, len(part) == count))
                 is_cut = len(part) == count and is_list_of_samples
                 if not is_cut and (is_list_of_samples or not _are_fields(part, count)):
                     raise ValueError(
@@ -592,8 +615,8 @@ def cut(data: Any, count: int, start: int, end: int, layout: Layout = Layout()) 
 def _warn_of_guess() -> None:
     """Warn, once in a process, that only the lengths of fields tell what is cut."""
     log.warning(
-        "collate takes no batch of one sample fewer, or its samples cannot be copied: batch.parts cuts each tensor "
-        "whose first dimension is as long as there are samples"
+        "collate takes no batch of one sample fewer, or makes other tensors of as many rows of it, or its samples "
+        "cannot be copied: batch.parts cuts each tensor whose first dimension is as long as there are samples"
     )
 
 
