@@ -270,6 +270,9 @@ def test_who_goes_on_compiles_nothing_again(tmp_path: Path) -> None:
 
 
 WITH_RANKS = LOOP.replace("learning = [", "assert session.world_size in (1, 2)\n        learning = [")
+WITH_ONE_RANK = LOOP.replace(
+    "model = session", "os.environ['RANK'] == '0' and print(session.world_size)\n        model = session"
+)
 ACCUMULATES = """
     with Session() as session:
         model = session.distribute(Net())
@@ -290,6 +293,7 @@ REDUCES = LOOP.replace(
 RANK_OF_TORCH = LOOP.replace("model = session", "torch.distributed.get_rank()\n        model = session")
 COUNTS = {
     "ranks": (WITH_RANKS, "the script asks for its rank, or the number of ranks, before its loop"),
+    "one rank": (WITH_ONE_RANK, "the script asks for its rank, or the number of ranks, before its loop"),
     "accumulation": (ACCUMULATES, "not every optimizer takes a step with each batch"),
     "collectives": (REDUCES, "the loop has collectives of its own"),
 }
@@ -317,6 +321,24 @@ def test_a_script_that_cannot_run_alone_up_to_its_loop_restarts_with_its_group(t
     with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], RANK_OF_TORCH) as run:
         assert run.ends() == 0, run.output
     assert "this session restarts when its group changes: the script failed when it ran alone" in run.output
+    audited = audit(run.run_dir)
+    assert not audited.problems
+    assert audited.steps == STEPS
+
+
+FAILS_ONCE = """
+    if os.environ.get("TANDEM_STANDBY") and not (FOLDER / "failed").exists():
+        (FOLDER / "failed").touch()
+        raise RuntimeError("failed before its loop")
+"""
+
+
+def test_a_script_that_has_failed_once_alone_begins_again_with_the_others(tmp_path: Path) -> None:
+    """The others stand in their loops, so the group is mixed."""
+    with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], FAILS_ONCE + LOOP) as run:
+        assert run.ends() == 0, run.output
+    assert (tmp_path / "disturbed" / "failed").exists()
+    assert len(records(run.run_dir)) == 3, "each group that is not mixed begins"
     audited = audit(run.run_dir)
     assert not audited.problems
     assert audited.steps == STEPS

@@ -164,8 +164,8 @@ class GroupModel(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, such as an average of the weights, is in no group.
-        return vars(self) | {"_averaging": None}
+        # A copy, such as an average of the weights, is in no group, and no step of the session passes through it.
+        return vars(self) | {"_averaging": None, "_passes": PassState()}
 
     def _hide(self, averaging: DistributedDataParallel | None) -> None:
         """Set the attribute such that it is no submodule: the names of weights would change with the group."""

@@ -99,7 +99,7 @@ _OWN_CODE_OFFSET = 68
 _COMPLETE_OFFSET = 69
 """1 once a session has taken all of its steps, and their last checkpoint is committed."""
 _REGROUP_STATE_OFFSET = 70
-"""State of the rank for a regroup: one of RESTARTS, SURVIVES, PARKED, PREPARED."""
+"""State of the rank for a regroup: one of RESTARTS, SURVIVES, PARKED, PREPARED, MIXED."""
 _ACKNOWLEDGED_OFFSET = 71
 """1 once the watchdog of the rank has heard the order to regroup."""
 _BEAT_OFFSETS = (128, 384)
@@ -122,9 +122,10 @@ _BeatValues = tuple[int, int | None, float | None, float | None, float | None, f
 """Arguments of `Pulse.beat`."""
 
 
-RESTARTS, SURVIVES, PARKED, PREPARED = 0, 1, 2, 3
+RESTARTS, SURVIVES, PARKED, PREPARED, MIXED = range(5)
 """States of a rank: it has to end when its group changes; it can go on in the next group; it has left its group, and
-waits for the next one; it waits for the next one, and holds no state."""
+waits for the next one; it waits for the next one, and holds no state; it has to end, because some ranks of its group
+run the script from its beginning, and others are in its loop."""
 
 
 class RankPlace(NamedTuple):
@@ -549,7 +550,7 @@ class PulseView:
 
     @property
     def regroup_state(self) -> int:
-        """State of the rank for a regroup: RESTARTS, SURVIVES, PARKED or PREPARED."""
+        """State of the rank for a regroup: RESTARTS, SURVIVES, PARKED, PREPARED or MIXED."""
         return self._memory[_REGROUP_STATE_OFFSET]
 
     def read_news(self) -> None:

@@ -24,6 +24,7 @@ Only gloo, for the time being: under NCCL the training thread runs ahead of the 
 behind an all-reduce that is ended, and would take gradients that are not whole.
 """
 
+import logging
 import os
 import sys
 import time
@@ -38,7 +39,9 @@ from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.connections import Connections
 from tandem_trainer.failure import is_of_peers
 from tandem_trainer.process_group import Group, GroupLost
-from tandem_trainer.pulse import PARKED, PREPARED, RESTARTS, SURVIVES, Pulse, RankPlace
+from tandem_trainer.pulse import MIXED, PARKED, PREPARED, RESTARTS, SURVIVES, Pulse, RankPlace
+
+log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 """Interval at which a rank that waits for its next place looks whether it was asked to end, in seconds."""
@@ -83,6 +86,19 @@ class Regroup:
         """Declare that this rank cannot go on in another group any more."""
         self._survives = False
         self._pulse.set_regroup_state(RESTARTS)
+
+    def end_mixed(self, group: Group) -> None:
+        """Declare that all ranks of a group have to end, because they come from different places of the script.
+        Collective."""
+        self._survives = False
+        self._pulse.set_regroup_state(MIXED)
+        try:
+            # A rank whose peer has ended before might not learn it.
+            group.barrier()
+        except Exception as error:
+            if not (isinstance(error, GroupLost) or is_of_peers(error)):
+                raise
+            log.info("a rank of a mixed group has ended: %r", error)
 
     def check(self) -> None:
         """Look, between two steps, whether the group is over.
@@ -157,11 +173,15 @@ class StepBuffers:
         self._places = [(module, name) for module in model.modules() for name in module._buffers]
         self._copies: list[Tensor | None] = []
 
-    def hold(self, group: Group) -> None:
-        """Copy the buffers of rank 0 to all ranks, as DistributedDataParallel does, and keep a copy. Collective."""
+    def hold(self, group: Group, copies: bool = True) -> None:
+        """Copy the buffers of rank 0 to all ranks, as DistributedDataParallel does, and keep a copy. Collective.
+
+        Args:
+            copies: whether to keep a copy; ranks may differ in it.
+        """
         current = [module._buffers[name] for module, name in self._places]
         group.copy_from_first([buffer for buffer in current if buffer is not None])
-        self._copies = [None if buffer is None else buffer.clone() for buffer in current]
+        self._copies = [None if buffer is None else buffer.clone() for buffer in current] if copies else []
 
     def drop(self) -> None:
         """Forget the copy: the step is taken."""

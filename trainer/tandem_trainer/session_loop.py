@@ -110,7 +110,7 @@ class SessionLoop:
         """Add a part of the mean loss of the global batch."""
         self._loss = part if self._loss is None else self._loss + part
         if self.survival is not None:
-            self.survival.passes.loss.part = self._loss
+            self.survival.passes.loss.part = self._loss.detach()
 
     def leave(self) -> None:
         """End a loop that the script, or a framework, left early: save the last checkpoint. Collective.

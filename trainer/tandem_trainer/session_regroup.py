@@ -25,12 +25,14 @@ step it checks that every optimizer took its step, that no gradients were averag
 has called no collectives and made no groups of its own. At the second step it checks that no gradients were left over
 when the backward pass began (accumulation over several batches). After a lost step it checks that the weights are what
 they were when it began. A loop for which one of these fails *restarts* from then on, as all do without this module,
-and says why. So does one that has asked for its rank or the number of ranks before the loop: these change now.
+and says why. So does one that has asked for its rank or the number of ranks before the loop: these change now; and one
+with a model that learns and was not distributed, as in a script that distributes only where there are several ranks.
+Which collectives a rank calls never follows from a reason that it alone knows.
 
 **Joining.** A new rank runs the script from its beginning, where others are in the middle of their loops, so the two
 would call different collectives. Therefore it runs alone up to `session.batches` (standby), and joins there: that is
 where ranks that live join, too. Ranks of the first generation join where the session is created; the first message of
-each group says which way its ranks come, and mixed groups restart.
+each group says which way its ranks come, and mixed groups restart: all their ranks from the beginning of the script.
 
 Rejected: an exception with a `try` of the user's (a loop that nobody writes right, and a warm restart needs none),
 a copy of weights and moments before each step (twice the memory), the regroup inside of the hook (the forward pass of
@@ -38,6 +40,7 @@ the samples that are dealt anew is the script's), greenlets (user code on anothe
 """
 
 import copy
+import copyreg
 import functools
 import logging
 import os
@@ -57,7 +60,7 @@ from tandem.processes.launch import FAILED_STANDBY, RUN_DIR, STANDBY
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.state import put_back
 from tandem_trainer.checkpoint.train_state import Stateful
-from tandem_trainer.group_model import PassState, sequence_number
+from tandem_trainer.group_model import GroupModel, PassState, sequence_number
 from tandem_trainer.process_group import Group, GroupLost, PeerFault, rank_device
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.rank_context import SIGNAL_PATIENCE_SECONDS, StopRequest
@@ -93,6 +96,8 @@ class SessionRegroup:
         """Reason why the session restarts when its group changes; empty if it goes on."""
         self.collectives = 0
         """Collectives of the current group that Tandem has called."""
+        self.models: list[GroupModel] = []
+        """Models whose gradients are averaged in one group after another; as many on every rank."""
         self._guard: StepGuard | None = None
         self._survives = self._in_step = False
         if os.environ.get(FAILED_STANDBY):
@@ -168,7 +173,17 @@ class SessionRegroup:
     def _compare_starts(self, group: Group, start: str) -> None:
         starts = {str(view["start"]) for view in group.gather({"start": start})}
         if starts != {start}:
+            self._regroup.end_mixed(group)
             raise PeerFault("some ranks run the script from its beginning, and others are in its loop")
+
+    def agreed_reason(self, group: Group) -> str:
+        """Return why the session restarts when its group changes, equal on all ranks: it does if one of them has a
+        reason. Empty if it goes on. Collective."""
+        reasons = [str(view["reason"]) for view in group.gather({"reason": self.reason})]
+        problem = next(filter(None, reasons), "")
+        if problem:
+            self.refuse(problem)
+        return problem
 
     def agree(self, group: Group) -> bool:
         """Return whether all ranks of a group can go on in another one. Collective."""
@@ -176,13 +191,15 @@ class SessionRegroup:
             self.refuse("session.keep was not called")
         elif sequence_number() != self.collectives or _group_count() > (group.world_size > 1):
             self.refuse("the script has collectives or process groups of its own")
-        reasons = [str(view["reason"]) for view in group.gather({"reason": self.reason})]
-        problem = next(filter(None, reasons), "")
-        if problem and self._survives:
-            self.refuse(problem)
-        elif problem:
-            self.reason = self.reason or problem
+        elif not self._guard.is_averaged_by(self.models):
+            self.refuse("the script has not distributed each model that learns")
+        # A rank that survives reports its reason when it refuses.
+        is_reported = self._survives
+        problem = self.agreed_reason(group)
+        if problem and not is_reported:
             self._report()
+        if self._guard is not None:
+            self._guard.watch_buffers(self.models, with_registered=not problem)
         return not problem
 
     def survive(self, group: Group) -> None:
@@ -224,9 +241,12 @@ class SessionRegroup:
         Raises:
             GroupLost: the group is over.
         """
-        if not self._survives:
-            return
         assert self._guard is not None
+        if not self._survives:
+            # A rank may refuse in the middle of a generation, so all of one call the same collectives.
+            if self.models:
+                self._guard.synchronise(group)
+            return
         self._regroup.check()
         self._guard.begin(group)
         self._in_step = True
@@ -295,7 +315,7 @@ class StepGuard:
     def __init__(
         self, model: nn.Module, optimizers: list[torch.optim.Optimizer], states: Mapping[str, State], passes: PassState
     ) -> None:
-        self._parameters = [*model.parameters()]
+        self._model, self._parameters = model, [*model.parameters()]
         self._optimizers, self._states, self._passes = optimizers, states, passes
         self._averages: list[Tensor] = []
         self._updated: set[int] = set()
@@ -323,17 +343,23 @@ class StepGuard:
         large = [name for name, size in sizes.items() if size > MAX_COPIED_BYTES]
         return f"{large[0]!r} is too large to be copied in each step" if large else ""
 
+    def is_averaged_by(self, models: Iterable[GroupModel]) -> bool:
+        """Whether the gradients of all parameters that learn are averaged in the groups of some models."""
+        averaged = {id(parameter) for model in models for parameter in model.parameters()}
+        return all(id(parameter) in averaged for parameter in self._parameters if parameter.requires_grad)
+
+    def watch_buffers(self, models: Iterable[GroupModel], with_registered: bool) -> None:
+        """Synchronise the buffers of some models from now on.
+
+        Args:
+            with_registered: also those of the registered model.
+        """
+        self._buffers = StepBuffers(nn.ModuleList([*models, *([self._model] if with_registered else [])]))
+
     def leave_out_updates(self, average: AveragedModel) -> None:
         """Leave out updates of an average in lost steps."""
         self._averages = [*average.parameters()]
-        update = average.update_parameters
-
-        @functools.wraps(update)
-        def guarded(model: nn.Module) -> None:
-            if not self._passes.is_lost:
-                update(model)
-
-        average.update_parameters = guarded  # type: ignore[method-assign]
+        average.__class__ = _guarded(type(average), self._passes)
 
     def _leave_out_steps(self, optimizer: torch.optim.Optimizer) -> None:
         step = optimizer.step
@@ -371,6 +397,11 @@ class StepGuard:
     def begin_generation(self) -> None:
         """Begin to count the steps of a generation."""
         self._steps, self._groups = 0, _group_count()
+
+    def synchronise(self, group: Group) -> None:
+        """Copy the buffers of rank 0 to all ranks before a step that cannot be put back. Collective, also with ranks
+        that call `begin`."""
+        self._buffers.hold(group, copies=False)
 
     def begin(self, group: Group) -> None:
         """Begin a step. Collective."""
@@ -449,6 +480,25 @@ class StepGuard:
         for parameter in self._parameters:
             digest.update(parameter.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.intdigest()
+
+
+def _guarded(kind: type[AveragedModel], passes: PassState) -> type[AveragedModel]:
+    """Return a class of averages whose updates are left out in lost steps. Copies and pickles are of the class itself:
+    they are not registered."""
+
+    class Guarded(kind):  # type: ignore[misc,valid-type]
+        def update_parameters(self, model: nn.Module) -> None:
+            if not passes.is_lost:
+                super().update_parameters(model)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            create, arguments, *state = super().__reduce_ex__(protocol)
+            # pickle takes `__newobj__` only for an object's own class.
+            create = object.__new__ if create is copyreg.__newobj__ else create  # type: ignore[attr-defined]
+            return create, tuple(kind if item is Guarded else item for item in arguments), *state
+
+    Guarded.__name__, Guarded.__qualname__, Guarded.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Guarded
 
 
 def _state_of(state: State) -> Any:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,9 +16,12 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from tandem.processes.exitcode import ExitCode
-from tandem.processes.launch import RUN_DIR, UID
+from tandem.processes.launch import PULSE, RUN_DIR, UID
 from tandem.rundir.layout import RunDir
 from tandem_trainer.agent import rendezvous
+from tandem_trainer.agent.heartbeat import RanksEnded
+from tandem_trainer.agent.local_ranks import LocalRanks
+from tandem_trainer.pulse import MIXED, PARKED, SURVIVES, Pulse
 from tests.support.processes import alive
 from tests.support.waiting import until
 
@@ -111,3 +115,53 @@ def test_a_program_that_imports_torchs_agent_first_is_shown_no_error() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.fixture
+def handler() -> Iterator[rendezvous.TandemRendezvous]:
+    """The rendezvous of an agent whose script has begun its newest recorded generation, 1, with a session that can go
+    on in another group."""
+    made = rendezvous.TandemRendezvous.__new__(rendezvous.TandemRendezvous)
+    made._regroups = made._is_script = True
+    made._has_failed_in_standby = made._has_ended_parked = False
+    made._heartbeat = Mock(is_preparing=False, is_over=False)
+    made._rundir = Mock(newest_generation=lambda: 1, generation_record={1: Mock(standby=True)}.get)
+    made._generation, made._ranks = 1, LocalRanks(1, 1)
+    yield made
+    made._ranks.close()
+
+
+@pytest.mark.parametrize("state", [SURVIVES, PARKED, MIXED])
+def test_after_a_mixed_group_all_ranks_run_the_script_from_its_beginning(
+    handler: rendezvous.TandemRendezvous, monkeypatch: pytest.MonkeyPatch, state: int
+) -> None:
+    assert handler._ranks is not None
+    monkeypatch.setenv(PULSE, str(handler._ranks.folder))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "0")
+    pulse = Pulse.open_for_rank()
+    assert pulse is not None
+    pulse.set_regroup_state(state)
+    assert handler._ranks.survive == (state != MIXED and handler._ranks.all_running)
+    assert handler._starts_in_standby() == (state != MIXED)
+
+
+def test_a_failure_in_standby_counts_until_a_group_has_begun(handler: rendezvous.TandemRendezvous) -> None:
+    handler._heartbeat.is_preparing = True  # type: ignore[misc]
+    handler._update_standby_failure()
+    handler._heartbeat.is_preparing = False  # type: ignore[misc]
+    handler._generation = 2
+    handler._update_standby_failure()
+    assert not handler._starts_in_standby()
+    handler._generation = 1
+    handler._update_standby_failure()
+    assert handler._starts_in_standby()
+
+
+def test_ranks_that_end_while_they_wait_have_not_failed_in_standby(handler: rendezvous.TandemRendezvous) -> None:
+    handler._heartbeat.release_ranks.return_value = Mock(generation=1)  # type: ignore[attr-defined]
+    handler._join = Mock(side_effect=RanksEnded)  # type: ignore[method-assign]
+    assert not handler._regroup()
+    handler._heartbeat.is_preparing = True  # type: ignore[misc]
+    handler._update_standby_failure()
+    assert not handler._has_failed_in_standby

@@ -1,7 +1,10 @@
 """A step of a script's loop that is lost: what it has changed is put back, and what cannot be put back is found."""
 
-from collections.abc import Callable, Iterator
+import copy
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,8 +12,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from tandem_trainer.group_model import GroupModel, PassState
+from tandem_trainer.meter import Stopwatch
 from tandem_trainer.process_group import Group, GroupLost
-from tandem_trainer.session_regroup import MAX_COPIED_BYTES, StepGuard
+from tandem_trainer.session_regroup import MAX_COPIED_BYTES, SessionRegroup, StepGuard
+from tandem_trainer.strategies.session_models import Models
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 
@@ -216,3 +221,99 @@ def test_a_schedule_finds_the_step_of_the_optimizer_whether_it_is_made_before_or
     after = torch.optim.lr_scheduler.StepLR(loop.optimizer, 1)
     loop.step()
     after.step()
+
+
+class Peers(Group):
+    """Stands for a group with another rank, of which it has one message; records the collectives of this rank."""
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        super().__init__(0, 1, 0, torch.device("cpu"))
+        self.message, self.copied = message, list[list[Tensor]]()
+
+    def gather(self, view: Mapping[str, Any]) -> list[Any]:
+        return [view, self.message]
+
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        self.copied.append([*tensors])
+
+
+@pytest.fixture
+def survival() -> Iterator[SessionRegroup]:
+    made = SessionRegroup(Mock(), Mock(), Mock(), torch.device("cpu"))
+    yield made
+    made.close()
+
+
+def distributed(survival: SessionRegroup, group: Group, model: nn.Module) -> nn.Module:
+    models = Models(group, 0, Stopwatch(torch.device("cpu")), survival=survival)
+    return models.distribute(model, False, "ddp", None, None, None, {})
+
+
+def test_a_model_is_distributed_as_the_ranks_agree_and_not_as_one_of_them_knows(survival: SessionRegroup) -> None:
+    """One rank alone has asked for the number of ranks, to print it."""
+    peers = Peers({"reason": "the script asks for its rank"})
+    assert not isinstance(distributed(survival, peers, nn.Linear(2, 2)), GroupModel)
+    assert survival.reason == "the script asks for its rank"
+
+
+def watched(survival: SessionRegroup, head: nn.Module) -> None:
+    survival.watch(head, [torch.optim.SGD(head.parameters(), lr=0.1)], None, {})
+
+
+def test_ranks_that_survive_and_those_that_do_not_copy_the_buffers_of_all_models(survival: SessionRegroup) -> None:
+    """One rank refuses in the middle of a generation, and the backbone is not registered."""
+    backbone, head = nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for model in (backbone, head):
+        distributed(survival, ALONE, model)
+    watched(survival, head)
+    group = Peers({"reason": ""})
+    assert survival.agree(group)
+    survival.survive(group)
+    survival.begin_step(group)
+    backbone(torch.randn(8, 4))
+    survival.passes.lose(GroupLost())
+    assert survival.leave()
+    assert backbone.num_batches_tracked == 0, "buffers of all models are put back"
+    survival.refuse("its loop has changed")
+    survival.begin_step(group)
+    expected = [id(buffer) for buffer in (*backbone.buffers(), *head.buffers())]
+    assert [[id(tensor) for tensor in tensors] for tensors in group.copied] == [expected, expected]
+
+
+def test_a_session_that_restarts_from_its_start_on_copies_buffers_too(survival: SessionRegroup) -> None:
+    model = nn.BatchNorm1d(4)
+    distributed(survival, ALONE, model)
+    watched(survival, model)
+    group = Peers({"reason": "another rank has collectives of its own"})
+    assert not survival.agree(group)
+    survival.begin_step(group)
+    assert len(group.copied[0]) == 3
+
+
+def test_a_model_that_learns_and_was_not_distributed_restarts_with_its_group(survival: SessionRegroup) -> None:
+    """A script that distributes its model only where there is more than one rank begins with one."""
+    watched(survival, nn.Linear(2, 2))
+    assert not survival.agree(ALONE)
+    assert survival.reason == "the script has not distributed each model that learns"
+
+
+def test_a_model_is_copied_in_the_middle_of_a_step(loop: Loop) -> None:
+    loop.guard.begin(ALONE)
+    loop.passes.loss.part = loop.loss()
+    copied = copy.deepcopy(loop.forward)
+    loop.passes.lose(GroupLost())
+    assert not copied._passes.is_lost
+
+
+def test_a_copy_of_an_average_has_updates_of_its_own_and_can_be_saved(loop: Loop) -> None:
+    before, copied = loop.state()["average"], copy.deepcopy(loop.average)
+    assert type(copied) is AveragedModel
+    copied.update_parameters(loop.model)
+    assert equal(loop.state()["average"], before)
+    assert copied.n_averaged == 1
+    average = AveragedModel(loop.model)
+    loop.guard.leave_out_updates(average)
+    file = io.BytesIO()
+    torch.save(average, file)
+    file.seek(0)
+    assert type(torch.load(file, weights_only=False)) is AveragedModel

@@ -49,7 +49,7 @@ from tandem_trainer.agent.gpu_watch import GpuUse, GpuWatch
 from tandem_trainer.agent.warm import forkserver
 from tandem_trainer.agent.warm.leftovers import end_leftovers
 from tandem_trainer.failure import EndedAlone, StoppedEarly, read, record
-from tandem_trainer.pulse import PARKED, PREPARED, RESTARTS, Order, ProcessorUse, PulseView, RankPlace
+from tandem_trainer.pulse import MIXED, PARKED, PREPARED, SURVIVES, Order, ProcessorUse, PulseView, RankPlace
 from tandem_trainer.stacks import Subject, is_stopped
 
 log = logging.getLogger("tandem.agent")
@@ -87,6 +87,7 @@ SHELL_SIGNAL_BASE = 128
 plus the signal's."""
 
 WAITING = {PARKED, PREPARED}
+SURVIVING = {SURVIVES, *WAITING}
 """States of a rank that waits for the next generation."""
 
 Verdict = Literal["WorkerFailed", "MembershipChanged"]
@@ -190,7 +191,7 @@ class LocalRanks:
     @property
     def survive(self) -> bool:
         """Whether all ranks run, and can go on in another generation."""
-        return self.all_running and all(view.regroup_state != RESTARTS for view in self._views)
+        return self.all_running and all(view.regroup_state in SURVIVING for view in self._views)
 
     @property
     def are_parked(self) -> bool:
@@ -201,6 +202,12 @@ class LocalRanks:
     def hold_state(self) -> bool:
         """Whether a rank that waits for the next generation holds a state of the run."""
         return any(view.regroup_state == PARKED for view in self._views)
+
+    @property
+    def any_mixed(self) -> bool:
+        """Whether a rank was in a group of which some ranks run the script from its beginning, and others are in its
+        loop."""
+        return any(view.regroup_state == MIXED for view in self._views)
 
     @property
     def any_ended(self) -> bool:
@@ -330,8 +337,8 @@ class LocalRanks:
                     loss_is_finite=beat.loss is None or math.isfinite(beat.loss),
                     throughput=_finite(beat.throughput),
                     busy_seconds=_finite(beat.busy_seconds),
-                    saves=(beat.phase != STARTING and not is_script) or view.regroup_state != RESTARTS,
-                    survives=view.regroup_state != RESTARTS,
+                    saves=(beat.phase != STARTING and not is_script) or view.regroup_state in SURVIVING,
+                    survives=view.regroup_state in SURVIVING,
                     cpu=cpu,
                     used_before=None if usage is None else max(0.0, round(time.monotonic() - usage.sampled_at, 3)),
                     gpu=gpu,

@@ -141,7 +141,11 @@ class TandemRendezvous(RendezvousHandler):
         self._rundir = rundir
         self._regroups = spec.regroups and _can_regroup(job)
         self._is_script = spec.trainer.command is not None
-        self._has_failed_in_standby = False
+        self._has_failed_in_standby = self._has_ended_parked = False
+        self._generation = 0
+        """The newest generation that this agent has joined."""
+        self._ranks: LocalRanks | None = None
+        """The ranks that torchrun has started last."""
         self._preparation_seconds = spec.elasticity.hang_start_seconds
         # All replicas have the same number of ranks, so that torchrun need not collect the numbers through the store.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
@@ -184,7 +188,7 @@ class TandemRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation with this agent in it, and connect to its store; or, where ranks prepare themselves
         before that, return a group of this agent alone."""
-        self._has_failed_in_standby |= self._heartbeat.is_preparing
+        self._update_standby_failure()
         if self._starts_in_standby():
             reason = self._heartbeat.join_reason()
             if not self._heartbeat.is_over:
@@ -196,16 +200,26 @@ class TandemRendezvous(RendezvousHandler):
             store, self._member_index, len(membership.members), RendezvousStoreInfo(first.address, first.port)
         )
 
+    def _update_standby_failure(self) -> None:
+        """Record whether ranks have failed while they prepared themselves. It counts until a group has begun without
+        that; ranks that were parked have not failed."""
+        if self._heartbeat.is_preparing:
+            self._has_failed_in_standby |= not self._has_ended_parked
+        elif self._has_failed_in_standby and self._rundir.generation_record(self._generation) is not None:
+            self._has_failed_in_standby = False
+        self._has_ended_parked = False
+
     def _starts_in_standby(self) -> bool:
         """Whether ranks start before this agent joins. Not for the first generation, which waits for all of them, nor
         after ranks have failed in it: the failure then counts as one of a member. A script only if its last ranks had a
-        session that can go on in another group: any other one would train on its own."""
+        session that can go on in another group: any other one would train on its own. Nor after a mixed group: next
+        time all its ranks come from the beginning of the script."""
         if not self._regroups or self._heartbeat.is_preparing or self._heartbeat.is_over:
             return False
         newest = self._rundir.newest_generation()
         if not self._is_script or newest == 0:
             return newest > 0
-        if self._has_failed_in_standby:
+        if self._has_failed_in_standby or (self._ranks is not None and self._ranks.any_mixed):
             return False
         record = self._rundir.generation_record(newest)
         return record is not None and record.standby
@@ -259,6 +273,7 @@ class TandemRendezvous(RendezvousHandler):
                 continue
             # torchrun keeps what it got with the first generation of its ranks, which may live through several.
             self._member_index, self._members, self._store = rank, len(membership.members), store
+            self._generation = membership.generation
             log.info(
                 "event=joined generation=%d index=%d replicas=%d reason=%s",
                 *(membership.generation, rank, len(membership.members), membership.reason),
@@ -288,6 +303,7 @@ class TandemRendezvous(RendezvousHandler):
         except RanksEnded:
             log.warning("event=rank-ended-while-it-waited generation=%d", ranks.generation)
             ranks.close()
+            self._has_ended_parked = True
             return False
         except BaseException:
             ranks.close()
@@ -394,11 +410,12 @@ class TandemRendezvous(RendezvousHandler):
         Args:
             reason: reason for which this agent will join, where the ranks start before that.
         """
-        ranks = LocalRanks(generation, self._processes, first_rank, self._gpus)
+        ranks = self._ranks = LocalRanks(generation, self._processes, first_rank, self._gpus)
         os.environ[GENERATION] = str(generation)
         os.environ[PULSE] = str(ranks.folder)
         os.environ[STEP_LOG] = "tandem_trainer.step_log"
         os.environ.update(TORCHRUN_SIGNALS)
+        os.environ.pop(FAILED_STANDBY, None)
         if self._has_failed_in_standby:
             os.environ[FAILED_STANDBY] = "1"
         if reason is None:

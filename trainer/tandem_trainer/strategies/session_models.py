@@ -192,9 +192,11 @@ class Models:
                 refused = "comm_hook" if comm_hook is not None else next(iter(options.keys() - OPTIONS), "")
                 if refused:
                     survival.refuse(f"distribute(…, {refused}=…)")
-                if not survival.reason:
+                # Not what this rank alone knows: the two ways call different collectives.
+                if not survival.agreed_reason(self._group):
                     self._share_first(model, survival)
-                    forward = self._follow(GroupModel(model, options, survival.passes))
+                    survival.models.append(GroupModel(model, options, survival.passes))
+                    forward = self._follow(survival.models[-1])
             if self._group.world_size > 1 and learns and forward is model:
                 forward = self._averaged(model, comm_hook, comm_state, options)
         self.time(forward)
