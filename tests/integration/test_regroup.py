@@ -149,7 +149,7 @@ def start(folder: Path, faults: list[str], **spec: Any) -> LocalRun:
         "workers": {"replicas": 2, "minReplicas": 2},
         "evaluators": {"replicas": 0},
         "checkpoint": {"everySteps": 30},
-        "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.5},
+        "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.1},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
     return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
