@@ -287,7 +287,8 @@ def test_short_jobs_all_end_however_many_there_are(tmp_path: Path) -> None:
 def test_a_node_that_shuts_down_costs_no_restart(tmp_path: Path) -> None:
     """All its processes get SIGTERM, the ranks before their agent."""
     script = tmp_path / "obeys.sh"
-    script.write_text('trap "exit 143" TERM\ntouch "$TANDEM_RUN_DIR/begun-$RANK"\nwhile true; do sleep 0.1; done\n')
+    waits = "while kill -0 $PPID; do sleep 0.1; done"
+    script.write_text(f'trap "exit 143" TERM\ntouch "$TANDEM_RUN_DIR/begun-$RANK"\n{waits}\n')
     with Elastic(tmp_path, trainer={"command": ["sh", str(script)]}).start("worker-0", "worker-1") as group:
         until(lambda: len(list(group.rundir.path.glob("begun-*"))) == 2, "two ranks")
         agent = group.agents["worker-1"]
