@@ -1,8 +1,6 @@
 """Ranks that survive: a member is lost at any point of a step, and the others keep their process and their step."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,13 +12,13 @@ from safetensors.torch import load_file
 
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
-from tandem.rundir.layout import RunDir
 from tandem_trainer.sample_audit import audit
 from tests.support import EXAMPLES
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import images, manifest
 from tests.support.ranks import sample_ids
+from tests.support.survivors import check_continued, losses, records, shrink_and_grow, stop_one, trains
 from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -155,15 +153,6 @@ def start(folder: Path, faults: list[str], **spec: Any) -> LocalRun:
     return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
 
 
-def losses(run: LocalRun) -> dict[int, float]:
-    """The loss of each step that has one."""
-    return {line["step"]: line["loss"] for line in run.logged("step") if "loss" in line}
-
-
-def records(run_dir: RunDir) -> list[dict[str, Any]]:
-    return [record.dump() for record in run_dir.generation_records()]
-
-
 def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_other(tmp_path: Path) -> None:
     points = ["read", "forward", "forward-done", "backward-5.weight", "backward-0.weight", "update", "update-done"]
     points += ["vote", "vote-done"]
@@ -229,33 +218,12 @@ def slopes(path: Path, folder: Path, **elasticity: Any) -> Elastic:
     return group.start("worker-0", "worker-1")
 
 
-def trains(group: Elastic, size: int) -> None:
-    """Wait until the coordinator has heard from all ranks of a group of this size that they take steps."""
-
-    def there() -> bool:
-        snapshot = group.snapshot()
-        if snapshot is None or snapshot.status.world_size != size:
-            return False
-        return sum(1 for member in snapshot.members if member.ranks and member.ranks[0].step) == size
-
-    until(there, f"training with {size}")
-
-
 def step(group: Elastic, size: int) -> list[int]:
     """The steps that a group of this size reports; 0 while there is none."""
     snapshot = group.snapshot()
     if snapshot is None or snapshot.status.world_size != size:
         return [0]
     return [rank.step for member in snapshot.members for rank in member.ranks]
-
-
-def checked(group: Elastic) -> None:
-    """Each step was taken once, and no generation but the first has read a checkpoint."""
-    found = audit(group.rundir)
-    assert not found.problems
-    assert found.steps > 10
-    assert not group.rundir.checkpoint_names()
-    assert all("continues" in record for record in records(group.rundir)[1:])
 
 
 @pytest.mark.parametrize("killed", ["rank", "agent"])
@@ -285,7 +253,7 @@ def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed:
         assert snapshot is not None
         lost = "WorkerFailed" if killed == "rank" else "MemberLost"
         assert [view.reason for view in snapshot.generations] == ["Started", lost, "MemberJoined"]
-        checked(group)
+        check_continued(group)
 
 
 def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterwards(tmp_path: Path) -> None:
@@ -301,27 +269,12 @@ def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterward
         trains(group, 1)
         assert group.ranks_of("worker-0") == stays
         assert "the disk with the code is gone" in group.output("coordinator")
-        checked(group)
+        check_continued(group)
 
 
 def test_a_group_that_shrinks_and_grows_keeps_who_stays(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=2, **spec(lostAfterSeconds=60.0)).start("worker-0", "worker-1") as group:
-        trains(group, 2)
-        (survivor,) = group.ranks_of("worker-0")
-        leaving = group.agents.pop("worker-1")
-        leaving.terminate()
-        trains(group, 1)
-        leaving.wait(30)
-        group.start_agent("worker-1")
-        trains(group, 2)
-        group.set_target(1)
-        trains(group, 1)
-        assert group.ranks_of("worker-0") == [survivor]
-        snapshot = group.snapshot()
-        assert snapshot is not None
-        reasons = [view.reason for view in snapshot.generations]
-        assert reasons == ["Started", "Preempted", "MemberJoined", "TargetChanged"]
-        checked(group)
+        shrink_and_grow(group)
 
 
 @pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
@@ -333,16 +286,9 @@ def test_a_node_is_lost_and_the_others_go_on_from_their_step(tmp_path: Path, los
         group.kill_agent(lost)
         trains(group, 2)
         assert {worker: group.ranks_of(worker) for worker in stay} == stay
-        checked(group)
+        check_continued(group)
 
 
 def test_a_rank_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=2, **spec(hangSeconds=3.0)).start("worker-0", "worker-1") as group:
-        trains(group, 2)
-        ranks = [group.ranks_of(worker) for worker in ("worker-0", "worker-1")]
-        os.kill(ranks[1][0], signal.SIGSTOP)
-        until(lambda: len(records(group.rundir)) == 2, "another generation")
-        trains(group, 2)
-        # Its stacks were asked for, which needs a process that runs.
-        assert [group.ranks_of(worker) for worker in ("worker-0", "worker-1")] == ranks
-        checked(group)
+        stop_one(group)

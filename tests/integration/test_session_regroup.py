@@ -1,8 +1,6 @@
 """Sessions that survive: a member is lost at any point of a step of a user's own loop, and the others go on in it."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,13 +11,12 @@ import yaml
 from safetensors.torch import load_file
 
 from tandem.rundir.checkpoint import WEIGHTS
-from tandem.rundir.layout import RunDir
 from tandem_trainer.sample_audit import audit
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import manifest
 from tests.support.ranks import sample_ids
-from tests.support.waiting import until
+from tests.support.survivors import check_continued, losses, records, shrink_and_grow, stop_one, trains
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 160
@@ -146,15 +143,6 @@ def start(folder: Path, faults: list[str], loop: str = LOOP, **spec: Any) -> Loc
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
     return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
-
-
-def losses(run: LocalRun) -> dict[int, float]:
-    """The loss of each step that has one."""
-    return {line["step"]: line["loss"] for line in run.logged("step") if "loss" in line}
-
-
-def records(run_dir: RunDir) -> list[dict[str, Any]]:
-    return [record.dump() for record in run_dir.generation_records()]
 
 
 def compare(run: LocalRun, calm: LocalRun) -> None:
@@ -388,46 +376,10 @@ def endless(path: Path, replicas: int, loader_workers: int = 0, **elasticity: An
     return Elastic(path, replicas=replicas, **spec).start(*workers)
 
 
-def trains(group: Elastic, size: int) -> None:
-    """Wait until the coordinator has heard from all ranks of a group of this size that they take steps."""
-
-    def there() -> bool:
-        snapshot = group.snapshot()
-        if snapshot is None or snapshot.status.world_size != size:
-            return False
-        return sum(1 for member in snapshot.members if member.ranks and member.ranks[0].step) == size
-
-    until(there, f"training with {size}")
-
-
-def checked(group: Elastic) -> None:
-    """Each step was taken once, and no generation but the first has read a checkpoint."""
-    audited = audit(group.rundir)
-    assert not audited.problems
-    assert audited.steps > 10
-    assert not group.rundir.checkpoint_names()
-    assert all("continues" in record for record in records(group.rundir)[1:])
-
-
 @pytest.mark.parametrize("loader_workers", [0, 1])
 def test_a_group_that_shrinks_and_grows_keeps_the_loops_of_who_stays(tmp_path: Path, loader_workers: int) -> None:
     with endless(tmp_path, 2, loader_workers, lostAfterSeconds=60.0) as group:
-        trains(group, 2)
-        (survivor,) = group.ranks_of("worker-0")
-        leaving = group.agents.pop("worker-1")
-        leaving.terminate()
-        trains(group, 1)
-        leaving.wait(30)
-        group.start_agent("worker-1")
-        trains(group, 2)
-        group.set_target(1)
-        trains(group, 1)
-        assert group.ranks_of("worker-0") == [survivor]
-        snapshot = group.snapshot()
-        assert snapshot is not None
-        reasons = [view.reason for view in snapshot.generations]
-        assert reasons == ["Started", "Preempted", "MemberJoined", "TargetChanged"]
-        checked(group)
+        shrink_and_grow(group)
 
 
 @pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
@@ -438,16 +390,9 @@ def test_a_node_is_lost_and_the_loops_of_the_others_go_on(tmp_path: Path, lost: 
         group.kill_agent(lost)
         trains(group, 2)
         assert {worker: group.ranks_of(worker) for worker in stay} == stay
-        checked(group)
+        check_continued(group)
 
 
 def test_a_loop_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:
     with endless(tmp_path, 2, hangSeconds=3.0) as group:
-        trains(group, 2)
-        ranks = [group.ranks_of(worker) for worker in ("worker-0", "worker-1")]
-        os.kill(ranks[1][0], signal.SIGSTOP)
-        until(lambda: len(records(group.rundir)) == 2, "another generation")
-        trains(group, 2)
-        # Its stacks were asked for, which needs a process that runs.
-        assert [group.ranks_of(worker) for worker in ("worker-0", "worker-1")] == ranks
-        checked(group)
+        stop_one(group)
