@@ -64,8 +64,8 @@ def describe_limit(log: Path) -> str:
 
 
 class LogLimiter:
-    """Keeps a log below its bound. A thread copies what is moved aside, up to four times the bound, which takes seconds
-    on a slow disk: whoever watches processes must not stand still for that.
+    """Limits the size of a log. A thread copies the content that is moved away, up to four times the limit: on a slow
+    disk that takes seconds, and must not block the caller.
 
     Args:
         max_bytes: size at which the log is moved aside.
@@ -75,7 +75,7 @@ class LogLimiter:
         self._log, self._max_bytes = log, max_bytes
         self._thread: threading.Thread | None = None
         self.parts = 0
-        """Number of parts that have begun, as far as `poll` and `wait` know."""
+        """Number of parts that were started, as far as `poll` and `wait` know."""
 
     def poll(self) -> None:
         """Start to move the log aside if it is too large. Never waits for a copy."""
@@ -86,7 +86,7 @@ class LogLimiter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the end of a copy that has begun: before the log is opened, or searched for its last lines."""
+        """Wait until a copy in progress is complete, before the log is opened, or searched for its last lines."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -34,7 +34,7 @@ from tandem.rundir.bucket import (
     remote_names,
 )
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, OtherFormat, checksum
-from tandem.rundir.durable import TEMPORARY, commit_folder, sync_file, temporary_beside
+from tandem.rundir.durable import TEMPORARY, commit_folder, replace_bytes, sync_file, temporary_beside
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import OwnershipDecision, apply_decision, has_saved
 from tandem.rundir.store import Store, StoreAccessError, StoreUnavailableError
@@ -318,6 +318,4 @@ def _digest(rundir: RunDir, name: str) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    replace_bytes(path, content, durable=False)

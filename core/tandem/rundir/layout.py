@@ -153,8 +153,8 @@ class RunDir:
 
     @staticmethod
     def refresh(patience: float = sync_client.PATIENCE_SECONDS) -> None:
-        """Get what processes of other pods have written until now, and send what was written here. Where all processes
-        share one directory nothing is to be done.
+        """Exchange the run directory with those of other pods through the bucket. Does nothing if all processes share
+        one directory.
 
         Args:
             patience: seconds for which it is tried.

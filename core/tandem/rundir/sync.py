@@ -58,6 +58,7 @@ from tandem.rundir.durable import (
     commit_folder,
     list_folder,
     open_regular,
+    replace_bytes,
     replace_json,
     sync_file,
     temporary_beside,
@@ -482,7 +483,7 @@ class Synchronizer:
                     continue
                 try:
                     self._write_file(entry.name, content)
-                # A name that is both a file and a folder. Whoever has written it is no process of Tandem.
+                # A name that is both a file and a folder: Tandem writes no such names.
                 except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                     logger.warning("event=ignored object=%r why=%r", entry.name, str(error))
 
@@ -527,10 +528,7 @@ class Synchronizer:
                 self._note_file(name, path, content.data, content.version)
                 return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_beside(path)
-        temporary.write_bytes(content.data)
-        sync_file(temporary)
-        temporary.replace(path)
+        replace_bytes(path, content.data)
         self._note_file(name, path, content.data, content.version)
 
     def _note_file(self, name: str, path: Path, content: bytes, version: Mapping[str, str]) -> None:

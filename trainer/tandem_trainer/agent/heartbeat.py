@@ -71,7 +71,7 @@ REFUSAL_RETRY_SECONDS = 10.0
 STACKS_SECONDS = 2.0
 """Maximum time that a hanging group is kept alive for the stacks of its ranks, in seconds."""
 SIGNAL_SECONDS = 0.5
-"""Time within which an agent gets the signal that has ended its ranks, if whoever sends it means both, in seconds."""
+"""Time to wait for a SIGTERM to this agent after its ranks were terminated by one, in seconds."""
 LEAVE_SECONDS = 2.0
 """Time limit of the last message, in seconds."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -33,11 +33,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from tandem.processes import sync_process
 from tandem.processes.exitcode import ExitCode, exit_process
 from tandem.processes.launch import CODE, RUN_DIR, UID, module_command, wait_for_job, with_run_dir
 from tandem.processes.requirements import prepare_code
-from tandem.processes.sync_process import SyncProcess
+from tandem.processes.sync_process import SyncProcess, is_needed
 from tandem.rundir.code import Code, CodeError, JobEnded
 from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import SCRIPT
@@ -91,7 +90,7 @@ def main() -> None:
         options.append("--logs-specs=tandem")
     is_python = _is_python(command)
     forkable = under_this_python(command)
-    has_own_directory = sync_process.is_needed()
+    has_own_directory = is_needed()
     if has_own_directory:
         SyncProcess.prepare()
     # Warm ranks are forked from a server that this process forks first: a fork after torchrun has started its threads
