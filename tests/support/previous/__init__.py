@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "7cf1ae5821595692f2d1ee73aeb0915b151bc08b"
+COMMIT = "a925c9a67759dac4e97f452d244b80f951a1857e"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
