@@ -1,6 +1,7 @@
 """Generated files of the chart, but for the CRD, dashboards and alerts.
 
     charts/tandem/files/rights.yaml         permissions of the operator, from tandem_operator.rbac
+    charts/tandem/files/rights-queues.yaml  its permissions to read flavors and priority classes
     charts/tandem/files/rights-lease.yaml   its permissions in the namespace of its Lease
     charts/tandem/README.md                 every value with its default and meaning, from values.yaml and its comments
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rbac import lease_rules, rules
+from tandem_operator.rbac import lease_rules, queue_rules, rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tandem"
@@ -70,6 +71,7 @@ def values_page() -> str:
 
 FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/rights.yaml": lambda: rights_file(rules()),
+    "charts/tandem/files/rights-queues.yaml": lambda: rights_file(queue_rules()),
     "charts/tandem/files/rights-lease.yaml": lambda: rights_file(lease_rules()),
     "charts/tandem/README.md": values_page,
 }

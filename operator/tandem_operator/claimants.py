@@ -18,7 +18,7 @@ from tandem_operator import names
 from tandem_operator.gang_deadlock import Claimant, backoff_ends, claimant, is_partly_placed, starved_for
 from tandem_operator.informer import Cache, Key
 from tandem_operator.job_memory import JobMemory
-from tandem_operator.observed import InvalidSpec
+from tandem_operator.job_objects import InvalidSpec
 
 FRESH_SECONDS = 2.0
 """Time for which the result of a scan is reused."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tandem.formatting import parse_rfc3339, rfc3339
@@ -17,7 +17,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.launch import token_digest
 from tandem.wire.reasons import Reason
 from tandem.wire.status import Status
-from tandem_operator import kinds, names, objects, observed, pod_starts, pods, reporting, retry, tokens
+from tandem_operator import job_objects, kinds, names, objects, pod_starts, pods, reporting, retry, tokens
 from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.claimants import Claimants
 from tandem_operator.coordinators import Coordinators, JobCoordinators
@@ -32,14 +32,17 @@ from tandem_operator.job_memory import (
     terminate_key,
     write_key,
 )
+from tandem_operator.job_objects import InvalidSpec, Object
 from tandem_operator.objects import Peers, Volumes
-from tandem_operator.observed import Children, InvalidSpec, Object, observe
+from tandem_operator.observed import Children, observe
 from tandem_operator.operator_metrics import OperatorMetrics, holding
 from tandem_operator.plan import ReconcileInputs, ReconcilePlan
 from tandem_operator.pods import Images
+from tandem_operator.queueing import QueueingReader
 from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import DEFAULT_VOLUMES, TRANSITION_SECONDS, is_owned, reconcile, status_interval
 from tandem_operator.reporting import JobProblem, KubeEvent
+from tandem_operator.workloads import Queueing, WorkloadChange, stamped
 from tandem_operator.workqueue import WorkQueue
 
 MAX_CONCURRENT = 96
@@ -60,6 +63,9 @@ PERMANENT_CODES = (400, 422)
 """Status codes of requests that the API server will never accept as they are, whatever else changes."""
 MAX_ERROR_LENGTH = 500
 """Characters of an exception that the job's status quotes."""
+
+Note = Callable[[str, JobProblem | None, bool], None]
+"""Records an attempt: its key, the refusal if it was refused, and whether it was carried out."""
 
 log = logging.getLogger("tandem.operator")
 
@@ -106,7 +112,7 @@ class Controller:
             MIN_INTERVAL_SECONDS, MAX_CONCURRENT_SLOW, MAX_CONCURRENT_PER_NAMESPACE, lambda key: key[0]
         )
         self._memories: dict[Key, JobMemory] = {}
-        self._claimants = Claimants(cache, self._memory)
+        self._claimants, self._queueing = Claimants(cache, self._memory), QueueingReader(api)
 
     async def run(self) -> None:
         """Reconcile jobs until cancelled."""
@@ -161,13 +167,13 @@ class Controller:
             return None
         if self._cache.is_overfull(key):
             # With some of its pods unknown, they would be created a second time.
-            await self._stall(key, body, Reason.NO_ROOM, observed.no_room_for_pods(key[0]), permanent=False)
-            return observed.ROOM_SECONDS
+            await self._stall(key, body, Reason.NO_ROOM, job_objects.no_room_for_pods(key[0]), permanent=False)
+            return job_objects.ROOM_SECONDS
         has_ended = job.status is not None and job.status.phase in ("Succeeded", "Failed")
         if (problem := pods.complaint(job, self._template_fields)) is not None and not has_ended:
             await self._refuse(key, body, Reason.TEMPLATE_REFUSED, problem)
             return None
-        problem = observed.immutable_change(job, uid, self._cache.children(key))
+        problem = job_objects.immutable_change(job, uid, self._cache.children(key))
         if problem is not None and not has_ended:
             await self._stall(key, body, Reason.PROCESSES_CHANGED, problem)
             return None
@@ -197,6 +203,7 @@ class Controller:
             in_doubt=self._coordinators.in_doubt(key),
             answering=self._coordinators.answering,
             peers=self._peers,
+            queueing=await self._queues(job),
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -209,7 +216,7 @@ class Controller:
 
         # Workers get the address of the Service, so pods are planned again after it was created, in the same sync.
         creates_service = any(_kind(manifest) is kinds.SERVICE for manifest in plan.create)
-        without_pods = replace(plan, create_pods=(), delete=(), target=None)
+        without_pods = replace(plan, create_pods=(), delete=(), target=None, create_workloads=(), write_workloads=())
         refused = await self._apply(key, without_pods if creates_service else plan, inputs, memory)
         if creates_service and not refused:
             inputs = replace(inputs, children=self._cache.children(key), attempts=memory.attempts)
@@ -249,6 +256,11 @@ class Controller:
         waits = {pod.uid for pod in pods if pod_starts.waits(pod, now)}
         memory.starts = {uid: start for uid, start in memory.starts.items() if uid in waits}
         return {uid: start.problem for uid, start in memory.starts.items()}
+
+    async def _queues(self, job: DistributedTrainingJob) -> Queueing | None:
+        """The flavors and priority classes for a queued job; None if it cannot have Workloads, or needs none."""
+        is_served = job.spec.run_policy.queue_name is not None and self._cache.serves(kinds.WORKLOAD)
+        return await self._queueing.current() if is_served else None
 
     async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
         """Other jobs that are starved or have backed off, once this one has been starved for so long that it
@@ -353,6 +365,13 @@ class Controller:
             else:
                 note(terminate_key(pod.name), None)
                 log.info("event=ended job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
+        answers, unavailable = await self._create_all(plan.create_workloads)
+        for manifest, (created, problem) in answers:
+            note(write_key(kinds.WORKLOAD, manifest["metadata"]["name"]), problem, created or problem is None)
+        if unavailable is not None:
+            raise unavailable
+        for change in plan.write_workloads:
+            await self._write_workload(key, change, note)
         if plan.target is not None:
             await self._coordinators.set_target(key, plan.target)
         return failed
@@ -413,6 +432,26 @@ class Controller:
             self._cache.remove(kind, key[0], metadata["name"], metadata["uid"])
             return False, None
         return True, None
+
+    async def _write_workload(self, key: Key, change: WorkloadChange, note: Note) -> None:
+        """Write the conditions of a Workload, and give its quota back if that is due."""
+        workload = change.workload
+        content = {"conditions": stamped(change.conditions, time.time())} | (
+            {"admission": None} if change.releases else {}
+        )
+        try:
+            written = await self._api.patch_status(
+                kinds.WORKLOAD, key[0], workload.name, content, str(workload.version)
+            )
+        except RequestRefused as error:
+            # It has changed meanwhile, and the next reconcile compares it again.
+            if error.code != 409:
+                note(write_key(kinds.WORKLOAD, workload.name), _problem(kinds.WORKLOAD, workload.name, error), False)
+            return
+        if written is not None:
+            self._cache.upsert(kinds.WORKLOAD, written)
+        if change.releases:
+            log.info("event=quota-released job=%s/%s name=%s", *key, workload.name)
 
     async def _adopt(self, kind: kinds.Kind, manifest: Object, existing: Object) -> JobProblem | None:
         """Take an object of the job into the cache. A claim that was created beforehand lacks the labels that are
@@ -523,7 +562,7 @@ class Controller:
         Args:
             permanent: it is not tried again before the job has changed.
         """
-        old = observed.status_of(body) or Status()
+        old = job_objects.status_of(body) or Status()
         if old.phase in ("Succeeded", "Failed"):
             return
         generation = body["metadata"].get("generation", 1)

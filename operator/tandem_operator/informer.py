@@ -28,7 +28,7 @@ from typing import Any
 import kopf
 
 from tandem.wire.reasons import Reason
-from tandem_operator import kinds, names, observed
+from tandem_operator import job_objects, kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
 from tandem_operator.bounded import (
     MAX_PODS,
@@ -40,8 +40,9 @@ from tandem_operator.bounded import (
     UnreadableObjects,
     size,
 )
+from tandem_operator.job_objects import Object
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Children, KubeObject, Object, children, job_of, observe, version
+from tandem_operator.observed import Children, KubeObject, children, job_of, observe, version
 
 Key = tuple[str, str]
 """Namespace and name of a job."""
@@ -70,6 +71,8 @@ class Cache:
     ) -> None:
         self.unreadable = UnreadableObjects()
         """Objects that could not be read."""
+        self.served: set[Kind] = set()
+        """Optional kinds that could be listed."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], KubeObject]] = {}
@@ -77,6 +80,10 @@ class Cache:
         self._pods, self._stray_pods = Shares(max_pods), Shares(max_stray_pods)
         self._overfull: set[Key] = set()
         self._overfull_before: set[Key] = set()
+
+    def serves(self, kind: Kind) -> bool:
+        """Whether the cluster has an optional kind, and lets the operator list it."""
+        return kind in self.served
 
     def job(self, key: Key) -> Object | None:
         """A job's object."""
@@ -89,8 +96,8 @@ class Cache:
             body: the job, as `job` has returned it.
         """
         key = (body["metadata"]["namespace"], body["metadata"]["name"])
-        if self._jobs.get(key) is body and observed.REFUSED not in body:
-            self._jobs[key] = observed.refused(body, reason, message)
+        if self._jobs.get(key) is body and job_objects.REFUSED not in body:
+            self._jobs[key] = job_objects.refused(body, reason, message)
             self._specs.give(key)
 
     def is_overfull(self, key: Key) -> bool:
@@ -194,9 +201,9 @@ class Cache:
             raise ValueError(body[UNREAD])
         metadata = body["metadata"]
         child = observe(kind, body)
-        observed.valid_name(child.uid)
-        key = (observed.valid_name(metadata["namespace"]), observed.valid_name(job_of(metadata)))
-        place = (kind, key[0], observed.valid_name(child.name))
+        job_objects.valid_name(child.uid)
+        key = (job_objects.valid_name(metadata["namespace"]), job_objects.valid_name(job_of(metadata)))
+        place = (kind, key[0], job_objects.valid_name(child.name))
         before = self._entries.get(place)
         if before is not None and _is_older(child.version, before.child.version, list_version):
             return []
@@ -241,7 +248,7 @@ class Cache:
             del self._by_job[key]
 
     def _upsert_job(self, raw: Object, list_version: int | None) -> list[Key]:
-        body = observed.trimmed(raw)
+        body = job_objects.trimmed(raw)
         metadata = body["metadata"]
         key = (metadata["namespace"], metadata["name"])
         previous = self._jobs.get(key)
@@ -254,8 +261,8 @@ class Cache:
                 raise ValueError(raw[UNREAD])
         if previous is not None and _is_older(version(metadata), version(previous["metadata"]), list_version):
             return []
-        if observed.REFUSED in body:
-            self.unreadable.note(kinds.JOB, body, body[observed.REFUSED])
+        if job_objects.REFUSED in body:
+            self.unreadable.note(kinds.JOB, body, body[job_objects.REFUSED])
         body = self._bounded(key, previous, body)
         self._jobs[key] = body
         if previous is None or previous["metadata"]["uid"] != metadata["uid"]:
@@ -263,7 +270,7 @@ class Cache:
         if previous["metadata"]["generation"] == metadata["generation"] and previous["spec"] == body["spec"]:
             # Keeping the same object saves parsing it again (tandem_operator.job_memory).
             body["spec"] = previous["spec"]
-        if observed.REFUSED in previous and observed.REFUSED not in body:
+        if job_objects.REFUSED in previous and job_objects.REFUSED not in body:
             return [key]
         # A change of the status alone is the operator's own.
         relevant_fields = ("generation", "deletionTimestamp", "annotations")
@@ -271,13 +278,13 @@ class Cache:
 
     def _bounded(self, key: Key, before: Object | None, body: Object) -> Object:
         """A job without its spec, if that was refused before or there is no room for it."""
-        if observed.REFUSED not in body and before is not None and observed.is_refused(before, body):
-            body = observed.refused(body, before[observed.REASON], before[observed.REFUSED])
-        if observed.REFUSED in body:
+        if job_objects.REFUSED not in body and before is not None and job_objects.is_refused(before, body):
+            body = job_objects.refused(body, before[job_objects.REASON], before[job_objects.REFUSED])
+        if job_objects.REFUSED in body:
             self._specs.give(key)
         elif not self._specs.take(key, size(body["spec"])):
             used = self._specs.used(key[0]) / 2**20
-            body = observed.refused(body, Reason.NO_ROOM, observed.no_room(key[0], used))
+            body = job_objects.refused(body, Reason.NO_ROOM, job_objects.no_room(key[0], used))
         return body
 
 
@@ -311,7 +318,7 @@ STALE_SECONDS = 4 * SWEEP_SECONDS
 """Time without a complete list after which the operator reports itself unhealthy."""
 BOOKMARK = "BOOKMARK"
 """Type of a watch event that carries only a version."""
-FORBIDDEN = 403
+FORBIDDEN, NOT_FOUND = 403, 404
 
 log = logging.getLogger("tandem.operator")
 
@@ -376,6 +383,10 @@ class Informer:
     async def _follow(self, kind: Kind, namespace: str) -> None:
         expired = False
         while True:
+            if (kind, namespace) not in self._versions:
+                # The cluster lacks this kind; each sweep lists it again.
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
             try:
                 if expired:
                     await self._list(kind, namespace)
@@ -388,6 +399,8 @@ class Informer:
                     if _now() - started_at < RETRY_SECONDS:
                         await asyncio.sleep(RETRY_SECONDS)
             except (Unavailable, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and self._is_absent(kind, error):
+                    del self._versions[kind, namespace]
                 expired = isinstance(error, RequestRefused) and error.code == EXPIRED
                 log.log(
                     logging.INFO if expired else logging.WARNING, "event=not-watched kind=%s error=%r", kind.name, error
@@ -439,11 +452,18 @@ class Informer:
                 try:
                     has_changes |= await self._list_patiently(kind, namespace)
                 except RequestRefused as error:
-                    if error.code != FORBIDDEN or kind not in self._unwatched:
+                    if not (error.code == FORBIDDEN and kind in self._unwatched) and not self._is_absent(kind, error):
                         raise
                     log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
             if has_changes and self.synced.is_set() and kind not in self._unwatched:
                 self._owed_since[kind] = started_at
+
+    def _is_absent(self, kind: Kind, error: RequestRefused) -> bool:
+        """Whether a list was refused because the cluster lacks an optional kind, or keeps it to itself."""
+        is_absent = kind in kinds.OPTIONAL and error.code in (FORBIDDEN, NOT_FOUND)
+        if is_absent:
+            self._cache.served.discard(kind)
+        return is_absent
 
     async def _list_patiently(self, kind: Kind, namespace: str) -> bool:
         """List a kind, several times if the API server does not answer; returns whether something had changed.
@@ -489,6 +509,8 @@ class Informer:
             # A page may hold hundreds of large objects, so other tasks get a turn.
             await asyncio.sleep(0)
         self._versions[kind, namespace] = list_version
+        if kind in kinds.OPTIONAL:
+            self._cache.served.add(kind)
         # An incomplete list cannot show which objects are gone; the watch reports those.
         for key in list(self._cache.prune(kind, namespace, uids, judged_version)) if is_complete else ():
             has_changes = True

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tandem.job.resource import DistributedTrainingJob, Spec
-from tandem_operator import kinds, names, observed, replicas
+from tandem_operator import job_objects, kinds, names, replicas
+from tandem_operator.job_objects import Object
 from tandem_operator.kinds import Kind
-from tandem_operator.observed import Children, Object
+from tandem_operator.observed import Children
 from tandem_operator.pod_starts import PodStart
 from tandem_operator.reporting import JobProblem
 
@@ -203,11 +204,11 @@ class JobMemory:
         """The job that an object describes. Its spec is the same object as long as the cache's is.
 
         Raises:
-            tandem_operator.observed.InvalidSpec: it is not a valid job.
+            tandem_operator.job_objects.InvalidSpec: it is not a valid job.
         """
         spec = body.get("spec")
         if self._job is None or spec is None or spec is not self._spec:
             self._job, self._spec = None, None
-            self._job, self._spec = observed.parsed(body), spec
+            self._job, self._spec = job_objects.parsed(body), spec
             return self._job
-        return self._job.model_copy(update={"status": observed.status_of(body)})
+        return self._job.model_copy(update={"status": job_objects.status_of(body)})

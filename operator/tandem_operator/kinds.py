@@ -42,7 +42,12 @@ SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
+RESOURCE_FLAVOR = Kind("kueue.x-k8s.io/v1beta1", "ResourceFlavor", "resourceflavors")
+PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
 
-WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY)
+WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, WORKLOAD)
 """Kinds of objects that belong to jobs and are watched. Secrets are not: the right to watch some is the right to read
 all."""
+OPTIONAL = (WORKLOAD,)
+"""Kinds of them that a cluster may lack, or not let the operator use."""

@@ -26,6 +26,7 @@ from tandem.wire.reasons import RECORDED_REASONS, Reason
 from tandem.wire.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
+from tandem_operator.replicas import RolePlan
 
 LAST_ANSWER_SECONDS = 30.0
 """Time to wait for the coordinator's last answer once the evaluators are done."""
@@ -96,7 +97,7 @@ def lifecycle_of(
     snapshot: Snapshot | None,
     nobody_trains: bool,
     workers: Sequence[Pod],
-    stuck: Sequence[Pod],
+    plan: RolePlan,
     evaluators: Sequence[Pod],
     now: float,
 ) -> Lifecycle:
@@ -105,7 +106,7 @@ def lifecycle_of(
     Args:
         snapshot: the coordinator's answer to the last poll; None if it did not answer.
         nobody_trains: the coordinator has reported an idle group for a while.
-        stuck: the last pods of replicas that cannot start.
+        plan: what to do about the workers.
         evaluators: all evaluator pods, oldest first.
     """
     old = job.status or Status()
@@ -113,12 +114,12 @@ def lifecycle_of(
     if old.phase in ("Succeeded", "Failed"):
         return _remembered(old)
     complete = old.phase == "Draining" or (snapshot is not None and snapshot.status.phase in ("Draining", "Succeeded"))
-    if not complete and (failure := _failure(job, snapshot, nobody_trains, workers, stuck, now)) is not None:
+    if not complete and (failure := _failure(job, snapshot, nobody_trains, workers, plan, now)) is not None:
         return failure
     # Completed training outlasts suspension: there is nothing left to suspend.
     if complete:
         return _drain(job, old, snapshot, evaluators, now)
-    if _is_finished(job, workers):
+    if _is_finished(job, workers, plan):
         return Lifecycle("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
     if job.spec.run_policy.suspend:
         # A worker that is lost with its node does neither.
@@ -191,7 +192,7 @@ def _failure(
     snapshot: Snapshot | None,
     nobody_trains: bool,
     workers: Sequence[Pod],
-    stuck: Sequence[Pod],
+    plan: RolePlan,
     now: float,
 ) -> Lifecycle | None:
     # The coordinator's own report comes first, because it knows the cause.
@@ -207,9 +208,9 @@ def _failure(
         return Lifecycle("end", "Failed", Reason.DEADLINE_EXCEEDED, message, immediate=True)
     # Replicas that cannot start end the job only if the others are too few, and while nobody trains: a group that
     # trains is never ended from outside.
-    startable = job.spec.workers.replicas - len(stuck)
-    if stuck and nobody_trains and startable < job.spec.fewest_workers:
-        pod = stuck[0]
+    startable = len(plan.indices) - len(plan.stuck)
+    if plan.stuck and nobody_trains and startable < job.spec.fewest_workers:
+        pod = plan.stuck[0]
         message = (
             f"{pod.name} ended soon after its start, as did {count_noun(pod.failures, 'pod')} before it{_ending(pod)}"
         )
@@ -234,7 +235,9 @@ def _drain(
     if job.spec.evaluation.processes == 0:
         return Lifecycle("end", "Succeeded", reason, trained)
     # The coordinator gets a moment to report the last evaluations, so that the final status has them.
-    if replicas.is_done(evaluators, job.spec.evaluation.replicas) and (is_final or now - ended > LAST_ANSWER_SECONDS):
+    if replicas.is_done(evaluators, range(job.spec.evaluation.replicas)) and (
+        is_final or now - ended > LAST_ANSWER_SECONDS
+    ):
         return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
     if now > drain_deadline(job, snapshot, ended):
         message = f"{trained}; its evaluators made no progress for {job.spec.evaluation.drain_seconds:g} s"
@@ -252,6 +255,6 @@ def _completion(old: Status, snapshot: Snapshot | None) -> tuple[str, str]:
     return "Completed", "training is complete"
 
 
-def _is_finished(job: DistributedTrainingJob, workers: Sequence[Pod]) -> bool:
+def _is_finished(job: DistributedTrainingJob, workers: Sequence[Pod], plan: RolePlan) -> bool:
     """Whether a user's own script has ended well in every replica: nothing else knows when it is complete."""
-    return job.spec.trainer.command is not None and replicas.is_done(workers, job.spec.workers.replicas)
+    return job.spec.trainer.command is not None and replicas.is_done(workers, plan.indices)

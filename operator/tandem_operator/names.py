@@ -24,6 +24,10 @@ from tandem.job.labels import token as token
 
 OPERATOR = "operator"
 """Role of the operator's own pods, which the chart sets; they belong to no job."""
+WORKERS = "tandem.dev/workers"
+"""Annotation of Workloads: index of the first of their workers and number of these, as `2+1`."""
+MAX_WORKLOADS = 17
+"""Maximum number of Workloads of a job."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of queued workers: the queue."""
 GROUP, GROUP_SIZE = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
@@ -69,9 +73,20 @@ def network_policy(job: str) -> str:
     return f"{stem(job)}-network"
 
 
+def workload(job: str, slot: int) -> str:
+    """Name of a Kueue Workload of a queued job; the first is that of its smallest group."""
+    return f"{stem(job)}-queue-{slot}"
+
+
+def workloads(job: str) -> list[str]:
+    """Names of all Workloads that it may have."""
+    return [workload(job, slot) for slot in range(MAX_WORKLOADS)]
+
+
 def objects(job: str) -> frozenset[str]:
     """Names of all objects of a job but its pods."""
-    return frozenset({job_file(job), checkpoints(job), coordinator(job), network_policy(job), token(job)})
+    single = {job_file(job), checkpoints(job), coordinator(job), network_policy(job), token(job)}
+    return frozenset({*single, *workloads(job)})
 
 
 def pod(job: str, role: str, index: int, entropy: str) -> str:

@@ -16,6 +16,7 @@ from tandem_operator.pods import Images
 from tandem_operator.replicas import NewPod
 from tandem_operator.reporting import KubeEvent
 from tandem_operator.retry import incarnation
+from tandem_operator.workloads import NewWorkload, NodePlacement
 
 DEFAULT_SIZE = "10Gi"
 MAX_MESSAGE_LENGTH = 1024
@@ -184,7 +185,7 @@ def worker(
     uid: str,
     template: Template,
     endpoint: str,
-    group: PodGroup | None,
+    queued: PodGroup | NodePlacement | None,
     new: NewPod,
     entropy: str,
 ) -> Manifest:
@@ -192,7 +193,7 @@ def worker(
 
     Args:
         endpoint: host:port of the coordinator.
-        group: the group that it is queued in.
+        queued: the group that it is queued in, or where the queue that has admitted it lets it run.
         new: its index, and the failures before it.
         entropy: makes its name unique.
     """
@@ -204,9 +205,15 @@ def worker(
     if new.avoids or new.shuns:
         affinity = pods.away_from(body["spec"].get("affinity") or {}, new.avoids, new.shuns)
         body = {**body, "spec": {**body["spec"], "affinity": affinity}}
-    if group is not None:
-        labels = {names.QUEUE: group.queue, names.GROUP: group.name}
-        annotations |= {names.GROUP_SIZE: str(group.size), names.RETRIABLE: "false"}
+    if isinstance(queued, PodGroup):
+        labels = {names.QUEUE: queued.queue, names.GROUP: queued.name}
+        annotations |= {names.GROUP_SIZE: str(queued.size), names.RETRIABLE: "false"}
+    elif queued is not None:
+        labels, annotations = {**queued.labels}, {**queued.annotations, **annotations}
+        spec = body["spec"]
+        selector = {**spec.get("nodeSelector", {}), **queued.node_selector}
+        tolerations = [*spec.get("tolerations", []), *queued.tolerations]
+        body = {**body, "spec": {**spec, "nodeSelector": selector, "tolerations": tolerations}}
     return _pod(job, uid, names.WORKER, body, new, entropy, labels, annotations)
 
 
@@ -273,6 +280,28 @@ def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
     annotations = {UID_ANNOTATION: incarnation(job, uid)}
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump_brief()}
+
+
+def workload(
+    job: DistributedTrainingJob, uid: str, new: NewWorkload, template: Mapping[str, Any], digest: str
+) -> Manifest:
+    """A Kueue Workload for some of the workers.
+
+    Args:
+        template: the part of their pods that Kueue counts.
+        digest: hash of what all of the job's Workloads ask for.
+    """
+    pod_set = {"name": "workers", "count": len(new.indices), "template": {"spec": template}}
+    spec = {
+        "queueName": job.spec.run_policy.queue_name,
+        "priority": new.priority,
+        "active": True,
+        "podSets": [pod_set],
+    }
+    manifest = _object(kinds.WORKLOAD, job, uid, new.name, {"spec": spec})
+    workers = f"{new.indices.start}+{len(new.indices)}"
+    manifest["metadata"]["annotations"] = {names.APPLIED: digest, names.WORKERS: workers}
+    return manifest
 
 
 def digest(value: object) -> str:

@@ -1,31 +1,16 @@
 """The observed state of a job: the few facts of each API object that decisions depend on.
 
 The rest of an object is dropped: a thousand jobs have several thousand objects of ten kilobytes each.
-
-A template may hold anything, up to the megabyte and a half that an object may have. More than any real job needs is not
-kept, and the job is refused with a message.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import xxhash
-from pydantic import ValidationError
-
-from tandem.formatting import count_noun, parse_rfc3339
-from tandem.job.labels import RETRY_AT
-from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tasks import parameters_type
-from tandem.model import JsonLimits, Model, RuleBroken, exceeded_limit
+from tandem.formatting import parse_rfc3339
 from tandem.processes.exitcode import ExitCode
-from tandem.wire.reasons import Reason
-from tandem.wire.status import Status
-from tandem_operator import kinds, names, retry
-from tandem_operator.bounded import UNREAD
+from tandem_operator import kinds, names
 from tandem_operator.kinds import Kind
 from tandem_operator.pod_ends import OUT_OF_MEMORY, PodEnd, ended_by
 
@@ -51,6 +36,8 @@ MAX_IMAGE_LENGTH = 1024
 """Maximum length of an image's name, in characters, as in the schema of the job."""
 MAX_AVOIDED = 8
 """Maximum number of nodes in an annotation of a pod."""
+MAX_CONDITIONS = 32
+"""Maximum number of conditions of a Workload."""
 MAX_DIGITS, MAX_VERSION_DIGITS = 9, 20
 """Maximum number of digits of a number in a label or an annotation, and of a resource version. Python refuses thousands
 of digits."""
@@ -187,6 +174,43 @@ class JobFile(KubeObject):
     """Number of processes of each replica, 0 if it is not known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Workload(KubeObject):
+    """A Workload of Kueue: the quota of some workers (tandem_operator.workloads)."""
+
+    kind: Kind = kinds.WORKLOAD
+    first: int = 0
+    """Index of the first of its workers."""
+    count: int = 0
+    """Number of its workers."""
+    active: bool = True
+    """Kueue may admit it."""
+    reserved: bool = False
+    """Quota is reserved for it."""
+    admitted: bool = False
+    """Quota is reserved, all admission checks have passed, and it is not evicted."""
+    evicted: bool = False
+    """Kueue has taken its quota back; it is released when its pods have ended."""
+    ready: bool = False
+    """Kueue has heard that its pods are ready."""
+    since: float | None = None
+    """Time at which it got or lost its quota, or was queued."""
+    reason: str = ""
+    """Reason of its state, one word."""
+    message: str = ""
+    """Message of its state."""
+    flavors: tuple[str, ...] = ()
+    """Names of the flavors that it got."""
+    updates: tuple[Mapping[str, Any], ...] = ()
+    """Changes of its pods by admission checks."""
+    conditions: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def indices(self) -> range:
+        """Indices of its workers."""
+        return range(self.first, self.first + self.count)
+
+
 @dataclass(frozen=True)
 class Children:
     """All objects of one job."""
@@ -206,6 +230,10 @@ class Children:
             owner: the job's UID.
         """
         return list(self._pods.get((role, owner), ()))
+
+    def workloads(self, owner: str) -> list[Workload]:
+        """All Kueue Workloads of the job with this UID."""
+        return [child for child in self.objects.values() if isinstance(child, Workload) and child.owner == owner]
 
     @cached_property
     def _pods(self) -> Mapping[tuple[str, str], Sequence[Pod]]:
@@ -245,7 +273,38 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> KubeObject:
         return VolumeClaim(**common, phase=_limited(status.get("phase")) or "Pending", adoptable=adoptable)
     if kind is kinds.CONFIG_MAP:
         return JobFile(**common, processes=_number(annotations.get(names.PROCESSES)))
+    if kind is kinds.WORKLOAD:
+        return _workload(common, annotations, body.get("spec") or {}, status)
     return KubeObject(kind=kind, **common)
+
+
+def _workload(
+    common: dict[str, Any], annotations: Mapping[str, str], spec: Mapping[str, Any], status: Mapping[str, Any]
+) -> Workload:
+    entries: list[dict[str, Any]] = status.get("conditions") or []
+    conditions = {_limited(entry["type"]): entry for entry in entries[:MAX_CONDITIONS]}
+    reserved, evicted = bool(status.get("admission")), _holds(conditions, "Evicted")
+    quota = conditions.get("QuotaReserved", {})
+    cause = conditions["Evicted"] if evicted and reserved else quota
+    assigned = (status.get("admission") or {}).get("podSetAssignments") or []
+    updates = [update for check in status.get("admissionChecks") or [] for update in check.get("podSetUpdates") or []]
+    first, _, count = _limited(annotations.get(names.WORKERS)).partition("+")
+    return Workload(
+        **common,
+        first=_number(first),
+        count=_number(count),
+        active=spec.get("active") is not False,
+        reserved=reserved,
+        admitted=reserved and not evicted and _holds(conditions, "Admitted"),
+        evicted=evicted,
+        ready=_holds(conditions, "PodsReady"),
+        since=parse_rfc3339(quota.get("lastTransitionTime")),
+        reason=_limited(cause.get("reason")),
+        message=_limited(cause.get("message"), MAX_MESSAGE_LENGTH),
+        flavors=tuple(sorted({_limited(name) for entry in assigned for name in (entry.get("flavors") or {}).values()})),
+        updates=tuple(updates),
+        conditions=tuple(conditions.values()),
+    )
 
 
 def version(metadata: Mapping[str, Any]) -> int:
@@ -431,197 +490,3 @@ def _integer(number: object) -> int | None:
 
 def _limited(text: object, max_length: int = MAX_WORD_LENGTH) -> str:
     return text[:max_length] if isinstance(text, str) else ""
-
-
-Object = dict[str, Any]
-IDENTITY_FIELDS = ("namespace", "name", "uid")
-"""Fields of a job's metadata that every object has."""
-VERSION_FIELDS = ("resourceVersion", "creationTimestamp", "deletionTimestamp")
-"""Further fields of the metadata that are kept, besides the generation and one annotation. The others hold the whole
-job a second time, managed fields a third time."""
-MAX_NAME_LENGTH = 253
-"""Maximum length of a name, a namespace or a UID, in characters. The API server accepts no more, and what it generates
-is shorter."""
-MAX_SPEC = JsonLimits(depth=48, values=30_000, characters=2**20)
-MAX_STATUS = JsonLimits(depth=8, values=5_000, characters=2**18)
-REFUSED = "tandemRefused"
-REASON, DIGEST = "tandemReason", "tandemDigest"
-"""Fields beside `spec` that no API object has: why the spec was dropped, as a sentence and as one word, and its
-digest."""
-FINAL_FIELDS = ("phase", "completionTime")
-"""Fields of an unreadable status that must not be forgotten."""
-
-
-class InvalidSpec(Exception):  # noqa: N818 - it is a state of the job, and its reason
-    """A job object that the API server accepted and this operator cannot run; says why.
-
-    Args:
-        reason: the same in one CamelCase word.
-    """
-
-    def __init__(self, message: str, reason: str = Reason.INVALID_SPEC) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-def refused(body: Object, reason: str, message: str) -> Object:
-    """A job's object without its spec."""
-    return {**body, "spec": None, REFUSED: message, REASON: reason, DIGEST: digest(body.get("spec"))}
-
-
-def is_refused(before: Object, body: Object) -> bool:
-    """Whether a job was refused before with the same spec."""
-    was_refused = REFUSED in before and before["metadata"]["uid"] == body["metadata"]["uid"]
-    return was_refused and before[REASON] != Reason.NO_ROOM and before[DIGEST] == digest(body["spec"])
-
-
-def digest(spec: Any) -> str:
-    """A short hash of a spec. The same generation of a job is read differently once its CRD has changed."""
-    return "" if spec is None else xxhash.xxh3_128_hexdigest(json.dumps(spec).encode())
-
-
-def no_room(namespace: str, mebibytes: float) -> str:
-    """Message for a job whose spec is not held."""
-    return (
-        f"the specs of the jobs in the namespace {namespace} take {mebibytes:.0f} MiB of the operator's memory, and it "
-        "has no more for one namespace: delete jobs, or move text out of their specs; nothing is done about this job "
-        "until there is room, which is checked every minute"
-    )
-
-
-ROOM_SECONDS = 60.0
-"""Interval between two reconciles of a job whose pods have no room, which is that of the lists."""
-
-
-def no_room_for_pods(namespace: str) -> str:
-    """Message for a job whose pods are not all known."""
-    return (
-        f"the namespace {namespace} has more pods of jobs than the operator has memory for in one namespace; nothing "
-        "is done about this job until there is room, which is checked every minute"
-    )
-
-
-def trimmed(body: Mapping[str, Any]) -> Object:
-    """The parts of a job's object that are kept.
-
-    Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not an object of the API server.
-    """
-    raw = body["metadata"]
-    metadata: Object = {name: valid_name(raw.get(name)) for name in IDENTITY_FIELDS} | {"resourceVersion": ""}
-    metadata |= {field: _text(raw[field]) for field in VERSION_FIELDS if field in raw}
-    generation = raw.get("generation")
-    metadata["generation"] = generation if isinstance(generation, int) and 0 < generation <= 2**53 else 1
-    if (retry_at := retry.requested_retry(raw)) is not None:
-        metadata["annotations"] = {RETRY_AT: retry_at}
-    type_fields = {field: body.get(field) for field in ("apiVersion", "kind")}
-    result: Object = {field: text if isinstance(text, str) else "" for field, text in type_fields.items()}
-    result["metadata"] = metadata
-    if reason := body.get(UNREAD):
-        result = refused(result, Reason.INVALID_SPEC, str(reason))
-    elif reason := exceeded_limit(spec := body.get("spec"), MAX_SPEC):
-        result = refused(result, Reason.INVALID_SPEC, f"spec {reason}")
-    else:
-        result["spec"] = spec
-    status = body.get("status")
-    if isinstance(status, dict):
-        result["status"] = _final_fields(status) if exceeded_limit(status, MAX_STATUS) else status
-    return result
-
-
-def valid_name(value: object) -> str:
-    """Check a name and return it.
-
-    Raises:
-        TypeError: it is not a valid name.
-    """
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
-        raise TypeError(f"a name is {type(value).__name__}, or empty, or too long")
-    return value
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= MAX_NAME_LENGTH else ""
-
-
-def parsed(body: Mapping[str, Any]) -> DistributedTrainingJob:
-    """Parse a job's object.
-
-    Raises:
-        InvalidSpec: it is not a valid job.
-    """
-    if REFUSED in body:
-        raise InvalidSpec(body[REFUSED], body[REASON])
-    metadata = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
-    manifest = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": metadata}
-    try:
-        job = DistributedTrainingJob.read({**manifest, "spec": body.get("spec")})
-    except ValidationError as error:
-        raise InvalidSpec(_first_error(error)) from None
-    if job.spec.trainer.parameters and (kind := parameters_type(job.spec.trainer.task, job.spec.trainer.parameters)):
-        _refuse_parameters(kind, job.spec.trainer.parameters)
-    return job.model_copy(update={"status": status_of(body)})
-
-
-def _refuse_parameters(kind: type[Model], parameters: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        InvalidSpec: they are not those of the task. The API server takes any object there, and the coordinator would
-            refuse it at each of its starts.
-    """
-    try:
-        kind.parse(parameters)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(("spec.trainer.parameters", *map(str, first["loc"])))[:MAX_MESSAGE_LENGTH]
-        raise InvalidSpec(f"{path}: {first['msg'][:MAX_MESSAGE_LENGTH]}") from None
-
-
-def status_of(body: Mapping[str, Any]) -> Status | None:
-    """The status of a job's object; of an unreadable one only how the job has ended, if it has."""
-    status = body.get("status")
-    if not status or not isinstance(status, dict):
-        return None
-    try:
-        return Status.read(status)
-    except ValidationError:
-        # It is that of another operator version, or edited by hand: everything but the end can be observed again.
-        with suppress(ValidationError):
-            return Status.read(_final_fields(status))
-    return None
-
-
-def _final_fields(status: Mapping[str, Any]) -> Object:
-    return {key: status[key] for key in FINAL_FIELDS if key in status and not exceeded_limit(status[key], MAX_STATUS)}
-
-
-def _first_error(error: ValidationError) -> str:
-    """The first of the validation errors. The CRD let it pass, because it is older or newer than the operator."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])[:MAX_MESSAGE_LENGTH]
-    if first["type"] == "value_error" and not isinstance(first["ctx"]["error"], RuleBroken):
-        # The CRD does not validate the content of templates.
-        return f"{path}: {str(first['ctx']['error'])[:MAX_MESSAGE_LENGTH]}"
-    return f"{path}: {first['msg'][:MAX_MESSAGE_LENGTH]}; the CRD and the operator may be of different versions"
-
-
-def immutable_change(job: DistributedTrainingJob, uid: str, children: Children) -> str | None:
-    """Describe a forbidden change of a job that the API server cannot detect, None if there is none.
-
-    The number of processes per replica is part of the coordinator's rules and of the command of every running agent. A
-    CEL rule rejects a change of it where it follows from `processesPerReplica`, from whole GPUs, or from `gpuResource`.
-    Fractions of GPUs have names that no rule can list, and the CRD does not validate templates. So the number is
-    recorded on the ConfigMap with the job, and a job with another number is not reconciled: the next coordinator would
-    reject its agents, which would train on without one.
-    """
-    job_file = children.get(kinds.CONFIG_MAP, names.job_file(job.metadata.name))
-    if not isinstance(job_file, JobFile) or job_file.owner != uid or not job_file.processes:
-        return None
-    before, now = job_file.processes, job.spec.workers.processes
-    if before == now:
-        return None
-    return (
-        f"each replica of this job has {count_noun(before, 'process', 'processes')}, and by the GPUs that "
-        f"workers.resources or workers.template requests now it would have {now}. This cannot be changed: revert it or "
-        "create a job with another name. Until then the operator does not reconcile this job; its pods keep running"
-    )

@@ -11,6 +11,7 @@ from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, KubeObject, Pod
 from tandem_operator.reporting import JobProblem, KubeEvent
+from tandem_operator.workloads import Queueing, WorkloadChange
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class ReconcileInputs:
     """Peers, besides the job's own pods, that may reach its pods; None if the operator makes no NetworkPolicies."""
     token_digest: str = ""
     """Digest by which coordinators recognize the operator (tandem.processes.launch.TOKEN_DIGEST)."""
+    queueing: Queueing | None = None
+    """Flavors and priority classes of the cluster; None: it lets the operator create no Workloads of Kueue."""
     now: float
     """Seconds since the epoch."""
     entropy: str
@@ -83,8 +86,12 @@ class ReconcilePlan:
     """Existing objects that differ from what they should be."""
     create_pods: tuple[Manifest, ...] = ()
     """Missing pods. Created after the objects above, which they read as they start."""
+    create_workloads: tuple[Manifest, ...] = ()
+    """Missing Workloads of a queued job. Pods that exist do not depend on them."""
+    write_workloads: tuple[WorkloadChange, ...] = ()
+    """Conditions of Workloads to write."""
     delete: tuple[KubeObject, ...] = ()
-    """Pods to delete, and a NetworkPolicy that is no longer wanted."""
+    """Pods and Workloads to delete, and a NetworkPolicy that is no longer wanted."""
     terminate: tuple[Pod, ...] = ()
     """Pods to terminate without deleting them, so that their logs stay: what still runs in them holds the pod's
     resources."""

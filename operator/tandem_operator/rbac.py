@@ -30,6 +30,8 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
     (kinds.NETWORK_POLICY, ""): (*_OWNED, "patch", "delete"),
     (kinds.EVENT, ""): ("create", "list"),
+    (kinds.WORKLOAD, ""): (*_OWNED, "delete"),
+    (kinds.WORKLOAD, "status"): ("patch",),
 }
 """Verbs by kind and subresource. Events are listed for one pod at a time (tandem_operator.pod_starts). Pods are patched
 to terminate those whose sidecars do not end, and those that do not start. NetworkPolicies are deleted where the
@@ -46,6 +48,12 @@ def rules() -> list[dict[str, Any]]:
         }
         for (kind, subresource), verbs in VERBS.items()
     ]
+
+
+def queue_rules() -> list[dict[str, Any]]:
+    """The rules for what a cluster says about queues, which belongs to no namespace (tandem_operator.queueing)."""
+    kinds_read = (kinds.RESOURCE_FLAVOR, kinds.PRIORITY_CLASS)
+    return [{"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["list"]} for kind in kinds_read]
 
 
 def lease_rules() -> list[dict[str, Any]]:

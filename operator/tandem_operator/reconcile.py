@@ -9,6 +9,7 @@ The objects of a job NAME (tandem_operator.names shortens long names):
                                         storage.retain is false
     Service NAME-coordinator            the coordinator's address; owned
     NetworkPolicy NAME-network          who may reach the pods, if the operator is configured to restrict that; owned
+    Workload NAME-queue-SLOT            the quota of a queued job's workers (tandem_operator.workloads); owned
     Pod NAME-coordinator-0-RANDOM       the coordinator; owned, and replaced by tandem_operator.replicas
     Pod NAME-worker-INDEX-RANDOM        the workers, one for each replica; the same
     Pod NAME-evaluator-INDEX-RANDOM     the evaluators; the same
@@ -55,11 +56,11 @@ from tandem_operator import kinds, names, objects, pod_starts, pods, replicas
 from tandem_operator.gang_deadlock import backoff_ends
 from tandem_operator.job_memory import delete_key, replica_key, retry_time, role_retry_time, terminate_key, write_key
 from tandem_operator.kinds import Kind
-from tandem_operator.kueue import group_of
 from tandem_operator.lifecycle import Lifecycle, deadline, drain_deadline, is_initialized, lifecycle_of, script_restarts
 from tandem_operator.objects import Manifest, Template, Volumes
 from tandem_operator.observed import BROKEN_WAITING, NO_CONFIGURATION, KubeObject, Pod, PodGroup, Service, VolumeClaim
 from tandem_operator.plan import ReconcileInputs, ReconcilePlan
+from tandem_operator.pod_groups import group_of
 from tandem_operator.pods import Images
 from tandem_operator.reasons import (
     PLACING_SECONDS,
@@ -72,6 +73,7 @@ from tandem_operator.reasons import (
 from tandem_operator.replicas import ReplicaPolicy, RolePlan
 from tandem_operator.reporting import JobProblem, events_between, status
 from tandem_operator.retry import incarnation
+from tandem_operator.workloads import JobQueue, WorkloadPlan, occupied, pod_set_template, queue_problem, queue_view
 
 POLL_INTERVAL_SECONDS = 1.0, 5.0
 """Interval between two polls of a coordinator: with few jobs, and with many."""
@@ -93,6 +95,8 @@ COORDINATOR_START_SECONDS = 300.0
 are deleted, so that they do not hold GPUs."""
 WORKER_GRACE_SECONDS = 30.0
 """Grace period of workers after the job ends."""
+UNNAMED_IMAGES = Images(operator="-", trainer="-", evaluator="-")
+"""Images of the pods in Workloads, which no decision depends on."""
 DEFAULT_VOLUMES = Volumes()
 """Claims of the cluster's default storage class, which many nodes can mount at once."""
 
@@ -112,9 +116,10 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     endpoint, images = _endpoint(inputs), _pinned_images(images, workers)
 
     # Step 2: the workers. This plan comes before the lifecycle, which has to know the replicas that cannot start.
-    group = group_of(job, workers, _group_entropy(inputs))
+    queue = _job_queue(inputs, workers)
+    group = None if queue is not None else group_of(job, workers, _group_entropy(inputs))
     worker_policy = ReplicaPolicy(
-        replicas=job.spec.workers.replicas,
+        indices=range(job.spec.workers.replicas) if queue is None else queue.admitted,
         # While the Service is missing there is no better address, so no worker is replaced because of its own.
         is_current=lambda pod: pod.endpoint == (endpoint or pod.endpoint) and pod.group == group and not pod.abandoned,
         proven=_progressed_workers(inputs.snapshot),
@@ -126,9 +131,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     worker_plan = replicas.plan(workers, worker_policy, now)
 
     # Step 3: the stage of the job, which decides which pods it needs at all.
-    lifecycle = lifecycle_of(
-        job, inputs.snapshot, inputs.nobody_trains, workers, worker_plan.stuck, evaluators, inputs.now
-    )
+    lifecycle = lifecycle_of(job, inputs.snapshot, inputs.nobody_trains, workers, worker_plan, evaluators, inputs.now)
     has_ended, trains = lifecycle.stage == "end", lifecycle.stage == "train"
     coordinator_plan = _coordinator_plan(inputs, images, colocated, lifecycle, workers, required)
     evaluator_plan = _evaluator_plan(inputs, images, colocated, lifecycle, evaluators, required)
@@ -157,11 +160,14 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         )
     )
     backoff = backoff_for_rival(inputs, lifecycle, workers)
-    if backoff is not None or (trains and _coordinator_fails(inputs)):
+    holds_back = backoff is not None or (trains and _coordinator_fails(inputs))
+    workload_plan = _workload_plan(inputs, queue, workers, is_needed=trains and not holds_back)
+    delete += workload_plan.delete
+    if holds_back:
         scheduled = {candidate.uid for candidate in delete}
         delete += [pod for pod in workers if pod.live and pod.uid not in scheduled]
     elif trains and endpoint:
-        create_pods += _new_workers(inputs, images, endpoint, group, worker_plan)
+        create_pods += _new_workers(inputs, images, endpoint, queue or group, worker_plan)
         with_token += replacements(names.WORKER, workers, worker_plan.create)
     # A quota that has room for some pods has it for the coordinator, without which nothing starts, and then for
     # workers. So evaluators come last.
@@ -187,13 +193,16 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         for key, attempt in inputs.attempts.items()
         if attempt.trouble is not None and key not in resolved
     ]
+    waits = queue_problem(queue) if queue is not None and trains else None
     problems = [
         *([backoff] if backoff is not None else []),
         *([] if has_ended else required.conflicts),
         *refused,
         *([] if has_ended else pod_problems(inputs)),
+        *([waits] if waits is not None else []),
     ]
     new_status = status(job, inputs.generation, inputs.snapshot, lifecycle, workers, problems, now)
+    new_status = new_status.model_copy(update={"queue": queue_view(job, queue, trains, now)})
     events = (
         *replacements(names.EVALUATOR, evaluators, evaluator_plan.create),
         *with_token,
@@ -208,11 +217,13 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         create=() if has_ended else tuple(objects.completed(manifest, job, volumes) for manifest in required.create),
         update=() if has_ended else required.update,
         create_pods=tuple(create_pods),
+        create_workloads=_new_workloads(inputs, queue, workload_plan),
+        write_workloads=workload_plan.write,
         delete=tuple(
             candidate for candidate in delete if retry_time(inputs.attempts, delete_key(candidate.name), now) is None
         ),
         terminate=terminate,
-        target=_target(inputs, lifecycle, workers),
+        target=_target(inputs, lifecycle, workers, worker_plan),
         status=new_status,
         events=events,
         expired=expiry is not None and now >= expiry,
@@ -367,7 +378,8 @@ def _resolved_attempts(
         return frozenset()
     running = {replica_key(role, index) for role, plan in plans.items() for index in plan.running}
     relevant = {key(pod.name) for pod in all_pods(inputs) for key in (delete_key, terminate_key)}
-    relevant |= {delete_key(obsolete.name) for obsolete in _obsolete_objects(inputs)}
+    removable = (*_obsolete_objects(inputs), *inputs.children.workloads(inputs.uid))
+    relevant |= {delete_key(obsolete.name) for obsolete in removable}
     if lifecycle.stage != "end":
         counts = {
             names.WORKER: inputs.job.spec.workers.replicas if lifecycle.stage == "train" else 0,
@@ -376,6 +388,7 @@ def _resolved_attempts(
         }
         relevant |= {replica_key(role, index) for role, count in counts.items() for index in range(count)}
         relevant |= {write_key(*_kind_and_name(manifest)) for manifest in _desired_objects(inputs)}
+        relevant |= {write_key(kinds.WORKLOAD, name) for name in names.workloads(inputs.job.metadata.name)}
         relevant.add(write_key(kinds.SECRET, names.token(inputs.job.metadata.name)))
     return frozenset({key for key in inputs.attempts if key not in relevant} | running.union(required.resolved))
 
@@ -394,20 +407,67 @@ def _new_coordinators(inputs: ReconcileInputs, images: Images, colocated: bool, 
 
 
 def _new_workers(
-    inputs: ReconcileInputs, images: Images, endpoint: str, group: PodGroup | None, plan: RolePlan
+    inputs: ReconcileInputs, images: Images, endpoint: str, queued: JobQueue | PodGroup | None, plan: RolePlan
 ) -> list[Manifest]:
-    return [
-        objects.worker(
-            inputs.job,
-            inputs.uid,
-            _worker_template(inputs, images, endpoint),
-            endpoint,
-            group,
-            new,
-            inputs.entropy_of(names.WORKER, new.index),
-        )
+    template, manifests = _worker_template(inputs, images, endpoint), []
+    for new in plan.create:
+        place = queued.placement(new.index) if isinstance(queued, JobQueue) else queued
+        # Without its flavor, the pod could run where the queue has no quota.
+        if place is not None or queued is None:
+            entropy = inputs.entropy_of(names.WORKER, new.index)
+            manifests.append(objects.worker(inputs.job, inputs.uid, template, endpoint, place, new, entropy))
+    return manifests
+
+
+def _job_queue(inputs: ReconcileInputs, workers: Sequence[Pod]) -> JobQueue | None:
+    """The job's Workloads; None if it is not queued, or as a pod group."""
+    workloads = inputs.children.workloads(inputs.uid)
+    if inputs.job.spec.run_policy.queue_name is None:
+        return None
+    # A group that runs stays one. Workers that Workloads have admitted stay as well while Kueue's API is away.
+    grouped = any(pod.group is not None and pod.live for pod in workers)
+    ungrouped = any(pod.group is None and pod.live for pod in workers)
+    if grouped or (inputs.queueing is None and not ungrouped):
+        return None
+    running = frozenset(pod.index for pod in workers if pod.live)
+    return JobQueue(inputs.job, workloads, _workload_template(inputs)[1], inputs.queueing, running)
+
+
+def _workload_template(inputs: ReconcileInputs) -> tuple[Manifest, str]:
+    """The part of a worker's pod that Kueue counts, and the hash of all that the job's Workloads ask for."""
+
+    def compute() -> tuple[Manifest, str]:
+        template = pod_set_template(pods.worker(inputs.job, inputs.uid, UNNAMED_IMAGES, ""))
+        return template, objects.digest([inputs.job.spec.run_policy.queue_name, template])
+
+    return inputs.memo.once(inputs.job.spec, ("workload", inputs.uid), compute)
+
+
+def _workload_plan(
+    inputs: ReconcileInputs, queue: JobQueue | None, workers: Sequence[Pod], is_needed: bool
+) -> WorkloadPlan:
+    """Plan the Workloads of the job."""
+    workloads = inputs.children.workloads(inputs.uid)
+    if inputs.queueing is None or (queue is None and not workloads):
+        return WorkloadPlan()
+    if queue is None:
+        # It is queued no longer, or as a pod group.
+        return WorkloadPlan(delete=tuple(workload for workload in workloads if not workload.deleting))
+    busy = occupied(workers, inputs.unanswered)
+    ready = [pod.index for pod in workers if pod.ready and pod.live]
+    priorities, name = inputs.queueing.priorities, _workload_template(inputs)[0].get("priorityClassName", "")
+    return queue.plan(is_needed, busy, ready, priorities.get(name, 0))
+
+
+def _new_workloads(inputs: ReconcileInputs, queue: JobQueue | None, plan: WorkloadPlan) -> tuple[Manifest, ...]:
+    if queue is None or not plan.create:
+        return ()
+    template, digest = _workload_template(inputs)
+    return tuple(
+        objects.workload(inputs.job, inputs.uid, new, template, digest)
         for new in plan.create
-    ]
+        if retry_time(inputs.attempts, write_key(kinds.WORKLOAD, new.name), inputs.now) is None
+    )
 
 
 def _new_evaluators(inputs: ReconcileInputs, images: Images, colocated: bool, plan: RolePlan) -> list[Manifest]:
@@ -457,7 +517,7 @@ def _coordinator_plan(
     digest = _coordinator_template(inputs, images, colocated).digest
     is_needed = lifecycle.stage in ("train", "drain") or any(not (pod.ended or pod.silent) for pod in workers)
     policy = ReplicaPolicy(
-        replicas=1 if is_needed else 0,
+        indices=range(1 if is_needed else 0),
         # Only a ready coordinator that does not answer is replaced: one that is not ready is restarted by its kubelet.
         is_current=lambda pod: (
             pod.template == digest and not (pod.ready and pod.uid == inputs.unresponsive_coordinator)
@@ -480,7 +540,7 @@ def _evaluator_plan(
     if lifecycle.stage in ("train", "drain"):
         digest = _evaluator_template(inputs, images, colocated).digest
         policy = ReplicaPolicy(
-            replicas=job.spec.evaluation.replicas if job.spec.evaluation.processes else 0,
+            indices=range(job.spec.evaluation.replicas if job.spec.evaluation.processes else 0),
             is_current=lambda pod: pod.template == digest,
             # Before the drain, an evaluator that ended well took an earlier training's end for the end of this one.
             completes=lifecycle.stage == "drain",
@@ -560,17 +620,18 @@ def _obsolete_workers(
     return [pod for pod in workers if not pod.ended] if due else ()
 
 
-def _target(inputs: ReconcileInputs, lifecycle: Lifecycle, workers: Sequence[Pod]) -> int | None:
+def _target(inputs: ReconcileInputs, lifecycle: Lifecycle, workers: Sequence[Pod], worker_plan: RolePlan) -> int | None:
     """Replica target to send to the coordinator, None for none.
 
     A smaller target is sent once the surplus pods have gone: each of them has its group save and continue without it.
     If it were sent earlier, the coordinator would choose by itself which workers leave.
     """
-    desired = inputs.job.spec.workers.replicas
+    desired = len(worker_plan.indices)
     if lifecycle.stage != "train" or inputs.snapshot is None or inputs.snapshot.status.workers is None:
         return None
     reported = inputs.snapshot.status.workers
-    if reported.desired == desired or any(pod.index >= desired and not pod.ended and not pod.silent for pod in workers):
+    is_surplus = (pod.index not in worker_plan.indices and not pod.ended and not pod.silent for pod in workers)
+    if reported.desired == desired or any(is_surplus):
         return None
     # A coordinator that does not have the new bounds yet is about to be replaced by one that has.
     fits = (reported.min or 1) <= desired <= (reported.max or desired)

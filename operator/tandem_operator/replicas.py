@@ -24,8 +24,8 @@ replica until somebody deletes the pod by force).
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass, field
 
 from tandem.processes.exitcode import ExitCode
 from tandem_operator.observed import MAX_AVOIDED, Pod
@@ -75,13 +75,16 @@ class RolePlan:
     """The last pods of replicas whose pods failed too often in a row."""
     running: tuple[int, ...] = ()
     """Indices of replicas whose container runs."""
+    indices: Collection[int] = field(default=(), compare=False)
+    """Indices of the replicas that it was planned for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPolicy:
     """Desired state of the pods of a role."""
 
-    replicas: int
+    indices: Collection[int]
+    """The replicas to have."""
     is_current: Callable[[Pod], bool]
     """Whether a pod was created from what it would be created from now; other pods are replaced."""
     proven: Container[str] = ()
@@ -106,8 +109,8 @@ def plan(pods: Sequence[Pod], policy: ReplicaPolicy, now: float) -> RolePlan:
     stuck: list[Pod] = []
     delays: list[float] = []
     running: list[int] = []
-    # Pods beyond the number of replicas are surplus, whatever their state.
-    pods_by_index: dict[int, list[Pod]] = {index: [] for index in range(policy.replicas)}
+    # Pods of other replicas are surplus, whatever their state.
+    pods_by_index: dict[int, list[Pod]] = {index: [] for index in policy.indices}
     for pod in pods:
         if pod.index in pods_by_index:
             pods_by_index[pod.index].append(pod)
@@ -149,15 +152,17 @@ def plan(pods: Sequence[Pod], policy: ReplicaPolicy, now: float) -> RolePlan:
         delays.append(0.0)
     # The highest indices go first: ranks are assigned in the order of names, and the other workers keep theirs.
     delete.sort(key=lambda pod: -pod.index)
-    return RolePlan(tuple(create), tuple(delete), min(delays, default=None), tuple(stuck), tuple(running))
+    return RolePlan(
+        tuple(create), tuple(delete), min(delays, default=None), tuple(stuck), tuple(running), policy.indices
+    )
 
 
-def is_done(pods: Sequence[Pod], replicas: int) -> bool:
-    """Whether the last pod of every replica has ended well."""
+def is_done(pods: Sequence[Pod], indices: Collection[int]) -> bool:
+    """Whether the last pod of each of these replicas has ended well, and there is one."""
     last = {pod.index: pod for pod in pods if pod.ended}
     unfinished = {pod.index for pod in pods if not pod.ended}
-    return all(
-        index in last and last[index].end is PodEnd.FINISHED and index not in unfinished for index in range(replicas)
+    return bool(indices) and all(
+        index in last and last[index].end is PodEnd.FINISHED and index not in unfinished for index in indices
     )
 
 

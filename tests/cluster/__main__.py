@@ -78,7 +78,7 @@ def _prepare(full: bool) -> Path:
             print("waiting for another run that compiles and builds", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         binaries = cluster.programs()
-        for compiled in (helm.program, *((kueue.program, prometheus_operator.programs) if full else ())):
+        for compiled in (helm.program, *((kueue.programs, prometheus_operator.programs) if full else ())):
             compiled()
         built = images.build_all()
         if full:

@@ -71,10 +71,10 @@ def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def kueue_program(request: pytest.FixtureRequest) -> Path:
-    """Kueue; compiling it takes some minutes the first time, and says so."""
+def kueue_programs(request: pytest.FixtureRequest) -> list[Path]:
+    """Two versions of Kueue; compiling one takes some minutes the first time, and says so."""
     with _aloud(request):
-        return kueue.program()
+        return kueue.programs()
 
 
 @pytest.fixture(scope="session")

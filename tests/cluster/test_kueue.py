@@ -1,4 +1,5 @@
-"""Jobs whose workers wait in a queue of a real Kueue, for GPUs that are only counted."""
+"""Jobs whose workers wait in a queue of a real Kueue as pod groups, because the operator may not read flavors. The GPUs
+are only counted."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ ELASTIC = {"growAfterSeconds": 1, "growCooldownSeconds": 1}
 
 
 @pytest.fixture(scope="module")
-def namespace(kueue_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+def namespace(kueue_programs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """One that Kueue looks after, with a queue for two GPUs."""
-    with restricted() as found, kueue.running(kueue_program, tmp_path_factory.mktemp("kueue")):
+    with restricted() as found, kueue.running(kueue.OLDEST, tmp_path_factory.mktemp("kueue")):
         kubectl("label", "namespace", found.name, *(f"{key}={value}" for key, value in kueue.LABEL.items()))
         kueue.queue(found, QUEUE, {GPU: "2"})
         yield found

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem_operator import kinds, observed
+from tandem_operator import job_objects, kinds
 from tandem_operator.bounded import MAX_DEPTH
 from tandem_operator.informer import Cache, Informer, Key
 
@@ -98,4 +98,4 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("listed", "deep"):
         found = store.job(("n", name))
         assert found is not None
-        assert observed.REFUSED in found
+        assert job_objects.REFUSED in found

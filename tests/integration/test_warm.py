@@ -330,7 +330,7 @@ def test_without_the_fork_server_ranks_start_the_ordinary_way(start: Any, tmp_pa
     assert agent.process.wait(120) == 1
     # A stub whose server is gone starts Python itself.
     (tmp_path / "facts-0.json").unlink()
-    stub = Path(tandem_trainer.__file__).parent / "warm" / "stub.py"
+    stub = Path(tandem_trainer.__file__).parent / "agent" / "warm" / "stub.py"
     environment = os.environ | {"OUT": str(tmp_path), "RANK": "0", "TANDEM_FORK_SERVER": "nobody"}
     command = [sys.executable, "-I", "-S", str(stub), "script.py", "exit", "7"]
     assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 7

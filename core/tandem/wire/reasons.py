@@ -20,6 +20,8 @@ class Reason(StrEnum):
     REFUSED = "Refused"
     NAME_TAKEN = "NameTaken"
     NOT_QUEUED = "NotQueued"
+    QUEUED = "Queued"
+    PARTLY_ADMITTED = "PartlyAdmitted"
     GAVE_WAY = "GaveWay"
     POD_REJECTED = "PodRejected"
     LIMIT_EXCEEDED = "LimitExceeded"

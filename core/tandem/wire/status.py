@@ -69,6 +69,21 @@ class Members(Model):
     """ready/desired in one word, for `kubectl get`; filled in automatically."""
 
 
+class QueueView(Model):
+    """The queue of a job."""
+
+    name: Word
+    """The LocalQueue of Kueue."""
+    integration: Literal["Workload", "PodGroup"]
+    """Unit of admission: the smallest group and each further worker (Workload), or all workers (PodGroup)."""
+    admitted: WholeNumber | None = None
+    """Number of workers that the queue has admitted; not known of a pod group."""
+    waiting_since: Word | None = None
+    """Time since which it waits for its smallest group, RFC 3339; absent while that is admitted."""
+    waited_seconds: float = 0.0
+    """Time that it has waited before, in seconds."""
+
+
 class Progress(Model):
     """Progress of training."""
 
@@ -198,6 +213,8 @@ class Status(Model):
     """The training group."""
     evaluators: Members | None = None
     """The evaluator processes."""
+    queue: QueueView | None = None
+    """The queue that admits the workers."""
     world_size: WholeNumber | None = None
     """Number of ranks in the current generation."""
     generation: WholeNumber | None = None

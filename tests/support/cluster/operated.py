@@ -83,7 +83,8 @@ class Operator(Background):
 
 @contextmanager
 def operated(namespace: Namespace, images: Images, folder: Path, *options: str) -> Iterator[Operator]:
-    """An operator in a namespace, for a while. It may do there what `tandem_operator.rbac` says, and nothing else."""
+    """An operator in a namespace, for a while. It may do there what `tandem_operator.rbac` says of a namespace, and
+    nothing else."""
     install(namespace)
     with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
         operator.start(*options)
@@ -96,6 +97,29 @@ def install(namespace: Namespace) -> None:
     established("-f", str(CRD))
     for manifest in account():
         namespace("apply", "-f", "-", stdin=json.dumps(manifest))
+
+
+@contextmanager
+def reads_queues(namespace: Namespace) -> Iterator[None]:
+    """The operator of a namespace may also read flavors and priority classes, for a while."""
+    api, name = "rbac.authorization.k8s.io/v1", f"{namespace.name}-queues"
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace.name}
+    both: list[Manifest] = [
+        {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rbac.queue_rules()},
+        {
+            "apiVersion": api,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": role,
+            "subjects": [subject],
+        },
+    ]
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(both))
+    try:
+        yield
+    finally:
+        kubectl("delete", f"clusterrole/{name}", f"clusterrolebinding/{name}")
 
 
 def account() -> list[Manifest]:

@@ -13,7 +13,7 @@ import pytest
 from tandem_operator import bounded, kinds
 from tandem_operator.bounded import MAX_COST, MAX_DEPTH, SMALL, UNREAD, BoundedLines, Login, cost, without_items
 from tandem_operator.informer import Cache
-from tandem_operator.observed import REFUSED
+from tandem_operator.job_objects import REFUSED
 from tests.support.hostile import HEALTHY, LARGE, MAX_BYTES, filled, real_objects
 from tests.support.worlds.operator_world import JOB
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import kinds, names, observed
+from tandem_operator import job_objects, kinds, names
 from tandem_operator.api import ListPart
 from tandem_operator.bounded import MAX_LINES, WINDOW_SECONDS, UnreadableObjects
 from tandem_operator.informer import Cache, Informer, Key
@@ -127,8 +127,8 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     assert cache.upsert(kinds.JOB, body) == [("n", "digits")]
     found = cache.job(("n", "digits"))
     assert found is not None
-    with pytest.raises(observed.InvalidSpec, match=f"spec {why}"):
-        observed.parsed(found)
+    with pytest.raises(job_objects.InvalidSpec, match=f"spec {why}"):
+        job_objects.parsed(found)
     assert len(json.dumps(found)) < 1_000
     assert "event=unreadable kind=DistributedTrainingJob object=n/digits" in caplog.text
 
@@ -148,8 +148,8 @@ def test_a_template_without_measure_is_not_kept_and_its_job_says_why(
     ],
 )
 def test_a_template_that_is_none_is_refused_in_words(template: dict[str, Any], why: str) -> None:
-    with pytest.raises(observed.InvalidSpec, match=why):
-        observed.parsed(job(workers={"template": template}))
+    with pytest.raises(job_objects.InvalidSpec, match=why):
+        job_objects.parsed(job(workers={"template": template}))
 
 
 def test_nothing_but_what_is_needed_is_kept_of_a_status_without_measure() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from tandem_operator import kinds, names
 from tandem_operator.informer import Cache
-from tandem_operator.observed import InvalidSpec, Pod, children, observe, parsed
+from tandem_operator.job_objects import InvalidSpec, parsed
+from tandem_operator.observed import Pod, children, observe
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pods import overlay
 from tandem_operator.reporting import patch

@@ -20,7 +20,7 @@ from tests.support.worlds.operator_job import ENDPOINT, NOW, ended, worker
 
 
 def planned(*pods: Pod, replicas: int = 2, now: float = NOW, **more: object) -> RolePlan:
-    policy = ReplicaPolicy(replicas=replicas, is_current=lambda pod: pod.endpoint == ENDPOINT, **more)  # type: ignore[arg-type]
+    policy = ReplicaPolicy(indices=range(replicas), is_current=lambda pod: pod.endpoint == ENDPOINT, **more)  # type: ignore[arg-type]
     return plan(pods, policy, now)
 
 

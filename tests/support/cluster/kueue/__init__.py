@@ -21,7 +21,8 @@ from tests.support.cluster.operated import established, kubectl
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Manifest, Namespace
 
-KUEUE = Pinned(Path(__file__).parent / "module", "sigs.k8s.io/kueue")
+OLDEST = Pinned(Path(__file__).parent / "module", "sigs.k8s.io/kueue")
+NEWEST = Pinned(Path(__file__).parent / "newest", "sigs.k8s.io/kueue")
 LABEL = {"kueue-managed": "true"}
 """Of namespaces that it looks after."""
 API = "kueue.x-k8s.io/v1beta1"
@@ -40,9 +41,9 @@ exec "$@"
 
 
 @contextmanager
-def running(binary: Path, folder: Path) -> Iterator[None]:
+def running(kueue: Pinned, folder: Path) -> Iterator[None]:
     """Kueue, ready, with its CRDs and webhooks; all are gone afterwards."""
-    sources = KUEUE.sources()
+    sources, binary = kueue.sources(), kueue.program("kueue", "cmd/kueue")
     crds = sorted((sources / "config/components/crd/bases").glob("*.yaml"))
     hooks = [_reachable(hook) for hook in _all(sources / "config/components/webhook/manifests.yaml")]
     for crd in crds:
@@ -89,13 +90,13 @@ def queue(namespace: Namespace, name: str, quota: Mapping[str, str]) -> None:
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all({"apiVersion": API, **one} for one in objects))
 
 
-def program() -> Path:
-    """Where it is; compiled now if that has not happened yet.
+def programs() -> list[Path]:
+    """Both versions; compiled now if that has not happened yet.
 
     Raises:
-        ClusterError: there is no Go, or it does not compile.
+        ClusterError: there is no Go, or one does not compile.
     """
-    return KUEUE.program("kueue", "cmd/kueue")
+    return [kueue.program("kueue", "cmd/kueue") for kueue in (OLDEST, NEWEST)]
 
 
 @contextmanager

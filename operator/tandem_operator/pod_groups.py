@@ -1,4 +1,4 @@
-"""Kueue integration: the pod group of a job's workers. Pure.
+"""Kueue pod groups: the queue of a cluster that grants no Workloads (tandem_operator.workloads). Pure.
 
 Kueue starts the pods of a group together, accepts a replacement while at least one pod of the group has not ended, and
 finishes a group, for good, when all have. It never changes a group's size. So a worker joins the group of those that

@@ -5,9 +5,9 @@ import pytest
 from tandem.job.resource import DistributedTrainingJob
 from tandem_operator import kinds, names
 from tandem_operator.kinds import POD
-from tandem_operator.kueue import group_of
 from tandem_operator.observed import Pod, PodGroup, observe
 from tandem_operator.pod_ends import PodEnd
+from tandem_operator.pod_groups import group_of
 from tests.support.worlds.operator_job import (
     decided,
     ended,
@@ -95,7 +95,7 @@ def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
     assert isinstance(pod, Pod)
     assert pod.unqueued == unqueued
     of = job(status=initialized(), runPolicy={"queueName": "gpus"})
-    there = surroundings(of, worker(0, unqueued=pod.unqueued), worker(1))
+    there = surroundings(of, worker(0, group=OURS, unqueued=pod.unqueued), worker(1, group=OURS))
     message = decided(of, there, snapshot=heard()).status.message
     assert message == (
         "the workers do not wait in the queue gpus: Kueue is not installed, or does not handle pods here"

@@ -1,0 +1,148 @@
+"""Jobs that shrink in the queue of a real Kueue instead of being preempted, for GPUs that are only counted."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import ON_OUR_OWN, kueue
+from tests.support.cluster.images import Images
+from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest, operated, reads_queues
+from tests.support.cluster.pinned import Pinned
+from tests.support.cluster.pods import Namespace, restricted
+
+pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), ON_OUR_OWN, pytest.mark.alone]
+GPU = "nvidia.com/gpu"
+QUEUE = "gpus"
+QUOTA = 8
+ELASTIC = {"growAfterSeconds": 1, "growCooldownSeconds": 1}
+
+
+@pytest.fixture(scope="module", params=[kueue.OLDEST, kueue.NEWEST], ids=lambda pinned: f"kueue {pinned.version}")
+def version(request: pytest.FixtureRequest, kueue_programs: list[Path]) -> Pinned:
+    """A version of Kueue."""
+    pinned: Pinned = request.param
+    return pinned
+
+
+@pytest.fixture(scope="module")
+def namespace(version: Pinned, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+    """One with a queue for eight GPUs."""
+    with restricted() as found, kueue.running(version, tmp_path_factory.mktemp("kueue")), reads_queues(found):
+        kueue.queue(found, QUEUE, {GPU: str(QUOTA)})
+        yield found
+        # What a test that failed has left would be queued again and again, and its queue never be free to go.
+        found("delete", "dtj", "--all", "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator that looks after the namespace."""
+    with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def urgent(namespace: Namespace) -> Iterator[str]:
+    """A priority class that takes the place of others."""
+    name = f"{namespace.name}-urgent"
+    whole = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
+    kubectl("create", "-f", "-", stdin=json.dumps(whole))
+    yield name
+    kubectl("delete", "priorityclass", name)
+
+
+def queued(name: str, least: int, most: int, **policy: object) -> dict[str, object]:
+    workers = {"replicas": most, "minReplicas": least, "maxReplicas": most, "resources": {"limits": {GPU: 1}}}
+    run_policy = {"queueName": QUEUE, **policy}
+    return manifest(
+        name, trainer=LONG, workers=workers, elasticity=ELASTIC, evaluators={"replicas": 0}, runPolicy=run_policy
+    )
+
+
+def size(job: Job) -> int:
+    return int(job.status.get("worldSize", 0))
+
+
+def has(job: Job, workers: int) -> None:
+    job.becomes(lambda: size(job) == workers and len(job.live("worker")) == workers, f"a group of {workers}", 180.0)
+
+
+def admitted(namespace: Namespace) -> int:
+    """Number of workers that Kueue has admitted."""
+    counts = [
+        entry["count"]
+        for body in json.loads(namespace("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
+        for entry in (body.get("status", {}).get("admission") or {}).get("podSetAssignments", [])
+    ]
+    return sum(counts)
+
+
+@pytest.mark.timeout(900)
+def test_jobs_shrink_for_others_and_grow_again_and_none_of_them_ever_stops(
+    namespace: Namespace, operator: Operator, urgent: str
+) -> None:
+    first, second, third = (Job(namespace, name) for name in ("first", "second", "third"))
+    first.apply(queued("first", 1, 6))
+    has(first, 6)
+    # Both have priority 0. The second gets its minimum, and then a fair share.
+    second.apply(queued("second", 1, 6))
+    has(second, 4)
+    has(first, 4)
+    message = first.status["message"]
+    assert "trains with 4 of 6 workers; 2 more wait in the queue gpus" in message, message
+    before = [job.trains() for job in (first, second)]
+
+    started = time.monotonic()
+    third.apply(queued("third", 2, 2, priorityClassName=urgent))
+    third.becomes(lambda: len(third.live("worker")) == 2, "its pods")
+    print(f"pods of the third job run after {time.monotonic() - started:.1f} s")
+    has(first, 3)
+    has(second, 3)
+    assert admitted(namespace) == QUOTA
+    for job, step in zip((first, second), before, strict=True):
+        job.trains(beyond=step)
+
+    ended = time.monotonic()
+    namespace("delete", "dtj", "third", "--wait=false")
+    has(first, 4)
+    has(second, 4)
+    print(f"the others have their size again after {time.monotonic() - ended:.1f} s")
+    for job in (first, second):
+        assert job.status.get("restarts", 0) == 0, job.describe()
+        assert not [event for event in job.events() if event.startswith("MemberLost")], job.events()
+
+    # With nothing left above their minimum, a whole job gives way, saves, waits and goes on.
+    fourth = Job(namespace, "fourth")
+    fourth.apply(queued("fourth", 7, 7, priorityClassName=urgent))
+    fourth.becomes(lambda: len(fourth.live("worker")) == 7, "its pods", 180.0)
+    waiting = [job for job in (first, second) if not job.live("worker")]
+    assert len(waiting) == 1
+    assert "waits in the queue gpus for 1 worker" in waiting[0].status["message"]
+    step = waiting[0].step
+    namespace("delete", "dtj", "fourth", "--wait=false")
+    has(first, 4)
+    has(second, 4)
+    assert waiting[0].trains(beyond=step) > step
+    for job in (first, second):
+        namespace("delete", "dtj", job.name, "--wait=false")
+    first.becomes(lambda: admitted(namespace) == 0, "nothing is held")
+
+
+@pytest.mark.timeout(500)
+def test_why_a_job_waits_is_said_in_one_sentence(namespace: Namespace, operator: Operator) -> None:
+    large, lost = Job(namespace, "large"), Job(namespace, "lost")
+    large.apply(queued("large", 9, 9))
+    large.becomes(lambda: "for 9 workers" in large.status.get("message", ""), "what it waits for")
+    large.becomes(lambda: "insufficient" in large.status["message"], "Kueue's reason")
+    whole = queued("lost", 1, 1)
+    whole["spec"]["runPolicy"]["queueName"] = "nowhere"  # type: ignore[index]
+    lost.apply(whole)
+    lost.becomes(lambda: "nowhere doesn't exist" in lost.status.get("message", ""), "the queue that is missing")
+    assert lost.status["queue"]["admitted"] == 0
+    kueue.queue(namespace, "nowhere", {GPU: "1"})
+    has(lost, 1)
+    for job in (large, lost):
+        namespace("delete", "dtj", job.name, "--wait=false")

@@ -1,0 +1,218 @@
+"""Workloads of Kueue: what a queued job asks for, and which of its workers may have pods."""
+
+from typing import Any
+
+import pytest
+
+from tandem.job.resource import DistributedTrainingJob
+from tandem_operator import kinds, names
+from tandem_operator.objects import Manifest
+from tandem_operator.observed import KubeObject, Pod, Workload, observe
+from tandem_operator.plan import ReconcilePlan
+from tandem_operator.workloads import NodePlacement, Queueing, placement_of
+from tests.support.worlds.operator_job import UID, decided, heard, initialized, job, made, removed, surroundings, worker
+
+GPU = {"nodeLabels": {"pool": "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+QUEUEING = Queueing({"a100": placement_of(GPU, labels="nodeLabels")}, {"": 0, "urgent": 1000})
+RESERVED = {"clusterQueue": "all", "podSetAssignments": [{"name": "workers", "flavors": {"nvidia.com/gpu": "a100"}}]}
+
+
+def queued(least: int = 2, replicas: int = 4, **workers: Any) -> DistributedTrainingJob:
+    """A job of two to four workers in a queue."""
+    sizes = {"replicas": replicas, "minReplicas": least, "maxReplicas": 16}
+    return job(status=initialized(), workers=sizes | workers, runPolicy={"queueName": "gpus"})
+
+
+def planned(of: DistributedTrainingJob, *there: KubeObject, queueing: Queueing | None = QUEUEING) -> ReconcilePlan:
+    return decided(of, surroundings(of, *there), snapshot=heard(), queueing=queueing)
+
+
+def workload(manifest: Manifest, admitted: bool = True, evicted: str = "", **status: Any) -> Workload:
+    """A Workload as the operator sees it, once it was created from this manifest."""
+    conditions = [
+        {
+            "type": kind,
+            "status": "True",
+            "reason": "Played",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        for kind in (("QuotaReserved", "Admitted") if admitted else ())
+    ]
+    if evicted:
+        conditions.append({"type": "Evicted", "status": "True", "reason": evicted, "message": "makes room"})
+    body = {"status": {"conditions": conditions, **({"admission": RESERVED} if admitted else {}), **status}}
+    metadata = {**manifest["metadata"], "uid": f"uid-{manifest['metadata']['name']}", "resourceVersion": "7"}
+    found = observe(kinds.WORKLOAD, {**manifest, **body, "metadata": metadata})
+    assert isinstance(found, Workload)
+    return found
+
+
+def asked(plan: ReconcilePlan) -> list[tuple[str, int, int]]:
+    """Name, workers and priority of each new Workload."""
+    specs = [(one["metadata"]["name"], one["spec"]) for one in plan.create_workloads]
+    return [(name, spec["podSets"][0]["count"], spec["priority"]) for name, spec in specs]
+
+
+def of_all(of: DistributedTrainingJob) -> list[Manifest]:
+    """The Workloads of a job of four."""
+    (base,) = planned(of).create_workloads
+    return [base, *planned(of, workload(base)).create_workloads]
+
+
+def test_the_smallest_group_is_asked_for_first_and_no_pod_exists_before_it_is_admitted() -> None:
+    of = queued()
+    plan = planned(of)
+    assert asked(plan) == [("digits-queue-0", 2, 0)]
+    assert [name for name in made(plan) if name.startswith("worker")] == []
+    (base,) = plan.create_workloads
+    assert base["metadata"]["ownerReferences"][0]["uid"] == UID
+    waits = planned(of, workload(base, admitted=False))
+    assert (asked(waits), made(waits), waits.status.queue.admitted if waits.status.queue else None) == ([], [], 0)
+
+
+def test_each_further_worker_is_asked_for_apart_and_is_worth_less_than_the_one_before() -> None:
+    of = queued()
+    base, *more = of_all(of)
+    assert asked(planned(of, workload(base))) == [("digits-queue-1", 1, -1), ("digits-queue-2", 1, -2)]
+    assert made(planned(of, workload(base))) == ["worker 0", "worker 1"]
+    second = planned(of, workload(base), *(workload(one, admitted=slot > 0) for slot, one in enumerate(more)))
+    assert made(second) == ["worker 0", "worker 1", "worker 3"]
+
+
+def test_many_further_workers_are_asked_for_in_slices() -> None:
+    of = queued(least=1, replicas=16)
+    (base,) = planned(of).create_workloads
+    assert len(asked(planned(of, workload(base)))) == 15
+    many = job(
+        status=initialized(),
+        workers={"replicas": 101, "minReplicas": 1, "maxReplicas": 101},
+        runPolicy={"queueName": "gpus"},
+    )
+    (base,) = planned(many).create_workloads
+    slices = asked(planned(many, workload(base)))
+    assert (len(slices), slices[0], sum(count for _, count, _ in slices)) == (15, ("digits-queue-1", 7, -7), 100)
+
+
+def test_a_worker_runs_where_its_flavor_is() -> None:
+    of = queued(template={"spec": {"nodeSelector": {"disk": "ssd"}}})
+    (base,) = planned(of).create_workloads
+    update = {"name": "check", "podSetUpdates": [{"name": "workers", "annotations": {"provisioned": "yes"}}]}
+    pod = planned(of, workload(base, admissionChecks=[update])).create_pods[0]
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd", "pool": "a100"}
+    assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+    assert pod["metadata"]["annotations"]["provisioned"] == "yes"
+    assert names.QUEUE not in pod["metadata"]["labels"]
+    unknown = planned(of, workload(base), queueing=Queueing())
+    assert made(unknown) == []
+    assert "there is no such ResourceFlavor" in str(unknown.status.message)
+
+
+def test_an_evicted_worker_leaves_and_its_quota_is_given_back_when_it_has_gone() -> None:
+    of = queued()
+    base, third, fourth = of_all(of)
+    there = [workload(base), workload(third), workload(fourth, evicted="Preempted")]
+    workers = [worker(index) for index in range(4)]
+    plan = planned(of, *there, *workers)
+    assert (removed(plan), [change for change in plan.write_workloads if change.releases]) == (
+        ["digits-worker-3-aaaaa"],
+        [],
+    )
+    assert plan.target is None, "the coordinator hears of it once the worker has gone"
+    (change,) = [one for one in planned(of, *there, *workers[:3]).write_workloads if one.releases]
+    values = {entry["type"]: entry["status"] for entry in change.conditions}
+    assert values == {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True", "Requeued": "True"}
+    assert change.workload.name == "digits-queue-2"
+    assert (
+        planned(of, *there, *workers[:3], worker(3, silent=True)).write_workloads
+        == planned(of, *there, *workers[:3]).write_workloads
+    )
+
+
+def test_only_who_was_preempted_is_queued_again_at_once() -> None:
+    of = queued()
+    base, third, fourth = of_all(of)
+    there = [workload(base), workload(third), workload(fourth, evicted="PodsReadyTimeout")]
+    (change,) = [
+        one for one in planned(of, *there, *(worker(index) for index in range(3))).write_workloads if one.releases
+    ]
+    assert [entry["status"] for entry in change.conditions if entry["type"] == "Requeued"] == ["False"]
+
+
+def test_with_its_minimum_the_job_gives_everything_back() -> None:
+    of = queued()
+    base, third, fourth = of_all(of)
+    there = [workload(base, evicted="Preempted"), workload(third), workload(fourth)]
+    plan = planned(of, *there, *(worker(index) for index in range(4)))
+    assert removed(plan) == [f"digits-worker-{index}-aaaaa" for index in (3, 2, 1, 0)]
+    gone = planned(of, *there)
+    assert removed(gone) == ["digits-queue-1", "digits-queue-2"]
+    assert [change.workload.name for change in gone.write_workloads] == ["digits-queue-0"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"runPolicy": {"queueName": "others"}}, {"workers": {"resources": {"limits": {"cpu": 9}}}}]
+)
+def test_a_job_that_asks_for_something_else_is_queued_anew(change: dict[str, Any]) -> None:
+    of = queued()
+    base = workload(of_all(of)[0])
+    sizes = {"replicas": 4, "minReplicas": 2, "maxReplicas": 16}
+    spec: dict[str, Any] = {
+        "workers": sizes | change.get("workers", {}),
+        "runPolicy": change.get("runPolicy", {"queueName": "gpus"}),
+    }
+    after = job(status=initialized(), **spec)
+    busy = planned(after, base, worker(0), worker(1))
+    assert removed(busy) == ["digits-worker-1-aaaaa", "digits-worker-0-aaaaa"]
+    assert removed(planned(after, base)) == ["digits-queue-0"]
+
+
+def test_a_smaller_job_gives_back_what_it_needs_no_longer() -> None:
+    base, third, fourth = (workload(one) for one in of_all(queued()))
+    of = queued(replicas=3)
+    plan = planned(of, base, third, fourth, *(worker(index) for index in range(3)))
+    assert removed(plan) == ["digits-queue-2"]
+
+
+def test_ready_pods_are_reported_once() -> None:
+    of = queued()
+    base, *_ = of_all(of)
+    (change,) = planned(of, workload(base), worker(0), worker(1)).write_workloads
+    assert {"type": "PodsReady", "status": "True"}.items() <= change.conditions[-1].items()
+    assert planned(of, workload(base), worker(0), worker(1, ready=False)).write_workloads == ()
+    heard_of = observe(
+        kinds.WORKLOAD,
+        {**base, "status": {"admission": RESERVED, "conditions": [*change.conditions]}},
+    )
+    assert planned(of, heard_of, worker(0), worker(1)).write_workloads == ()
+
+
+@pytest.mark.parametrize("ends", [{"runPolicy": {"queueName": "gpus", "suspend": True}}, {"runPolicy": {}}])
+def test_a_job_that_waits_no_longer_has_no_workloads(ends: dict[str, Any]) -> None:
+    base = workload(of_all(queued())[0])
+    of = job(status=initialized(), workers={"replicas": 4, "minReplicas": 2}, **ends)
+    assert "digits-queue-0" in removed(planned(of, base))
+
+
+def test_workers_outlive_an_api_that_is_away() -> None:
+    of = queued()
+    base, third, fourth = (workload(one) for one in of_all(of))
+    workers = [worker(index) for index in range(4)]
+    plan = planned(of, base, third, fourth, *workers, queueing=None)
+    assert (made(plan), removed(plan), plan.create_workloads) == ([], [], ())
+    assert planned(of, base, third, fourth, *workers[:3], queueing=None).create_pods == ()
+
+
+def test_a_group_that_runs_stays_one_and_without_workloads_there_are_groups() -> None:
+    of = queued()
+    (pod, *_) = planned(of, queueing=None).create_pods
+    grouped = observe(kinds.POD, {**pod, "status": {"phase": "Running"}})
+    assert isinstance(grouped, Pod)
+    assert grouped.group is not None
+    plan = planned(of, grouped)
+    assert (plan.create_workloads, len(plan.create_pods)) == ((), 3)
+
+
+@pytest.mark.parametrize("body", [{}, {"nodeLabels": []}, {"tolerations": "x", "nodeLabels": {"a": 1}}])
+def test_a_flavor_of_any_form_is_read(body: dict[str, Any]) -> None:
+    assert placement_of(body, labels="nodeLabels").tolerations == NodePlacement().tolerations
