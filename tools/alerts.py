@@ -56,9 +56,9 @@ def _phase_is(phases: str) -> str:
     return f'and {BY_JOB} ({PER_JOB} ({PHASE.name}{{phase=~"{phases}"}}) == 1)'
 
 
-_STARTING = metrics.OPERATOR_STATE.name + '{phase=~"Starting|Restarting"}'
+_STARTING = metrics.OPERATOR_STATE.name + '{phase=~"Starting|Restarting",reason!="Queued"}'
 _FAILED = metrics.OPERATOR_STATE.name + '{phase="Failed"}'
-_PENDING = metrics.OPERATOR_STATE.name + '{phase="Pending",reason!="SchedulingGated"}'
+_PENDING = metrics.OPERATOR_STATE.name + '{phase="Pending",reason!~"SchedulingGated|Queued"}'
 _LOSS = f"avg by (namespace, job) (avg_over_time({metrics.LOSS.name}[15m]))"
 _LOSS_BEFORE = f"avg by (namespace, job) (avg_over_time({metrics.LOSS.name}[15m] offset 30m))"
 
@@ -66,6 +66,7 @@ JOBS = (
     Alert(
         "TandemJobStalled",
         f"{_per_job(metrics.STEP_AGE)} > 600 {_phase_is('Starting|Running|Restarting')} "
+        f"unless on (namespace, job) {PER_JOB} ({metrics.OPERATOR_WAITING.name}) > 0 "
         f"or {PER_JOB} ({_STARTING}) > 1800",
         "5m",
         "critical",

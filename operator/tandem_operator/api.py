@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -76,6 +76,8 @@ class ApiServer:
         """Whether this operator is the one that writes in a namespace (tandem_operator.leader)."""
         self.requests = 0
         """Number of requests sent."""
+        self._apis: dict[str, str] = {}
+        """The apiVersion that the server has, by groups that may have one of several."""
 
     @classmethod
     async def connect(cls) -> Self:
@@ -114,7 +116,7 @@ class ApiServer:
             Unavailable, RequestRefused: the request failed.
         """
         try:
-            return await self._request("GET", kind.path(namespace, name))
+            return await self._request("GET", self._served(kind).path(namespace, name))
         except RequestRefused as error:
             if error.code == 404:
                 return None
@@ -128,6 +130,9 @@ class ApiServer:
         """
         query = {"labelSelector": selector} if selector else {}
         limit = PAGE
+        if kind.group in kinds.VERSIONS:
+            await self._discover(kind.group)
+        kind = self._served(kind)
         while True:
             params = {**query, "limit": str(limit)}
             unread: dict[str, str] = {}
@@ -169,7 +174,7 @@ class ApiServer:
         """
         params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         params |= {"resourceVersion": str(version), **({"labelSelector": selector} if selector else {})}
-        path = kind.path(namespace)
+        path = self._served(kind).path(namespace)
         try:
             answer = await self._send("GET", path, params, patience=WATCH_PATIENCE)
             with closing(answer):
@@ -197,7 +202,8 @@ class ApiServer:
             Unavailable, RequestRefused: the request failed; with code 409 if the name is taken.
         """
         self._check(kind, manifest["metadata"]["namespace"])
-        path = kind.path(manifest["metadata"]["namespace"])
+        kind = self._served(kind)
+        manifest, path = {**manifest, "apiVersion": kind.api}, kind.path(manifest["metadata"]["namespace"])
         # Templates end up in pods, where an unknown field has to be an error, and not ignored.
         strict = {"fieldValidation": "Strict"} if kind is kinds.POD else {}
         return await self._request("POST", path, {"fieldManager": MANAGER, **strict}, manifest)
@@ -235,7 +241,7 @@ class ApiServer:
             Unavailable, RequestRefused: the request failed; with code 409 if it has another version.
         """
         self._check(kind, namespace)
-        path = kind.path(namespace, name, "status")
+        path = self._served(kind).path(namespace, name, "status")
         body: Object = {"status": changes, **({"metadata": {"resourceVersion": version}} if version else {})}
         try:
             return await self._request("PATCH", path, {"fieldManager": MANAGER}, body, MERGE)
@@ -284,11 +290,27 @@ class ApiServer:
         self._check(kind, namespace)
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
-            await self._request("DELETE", kind.path(namespace, name), body=options)
+            await self._request("DELETE", self._served(kind).path(namespace, name), body=options)
         except RequestRefused as error:
             # It is gone, or another object has its name by now.
             if error.code not in (404, 409):
                 raise
+
+    async def _discover(self, group: str) -> None:
+        """Find out which version of a group the server has.
+
+        Raises:
+            Unavailable, RequestRefused: the request failed; with code 404 if it has none that is known.
+        """
+        answer = await self._request("GET", f"/apis/{group}")
+        served = {entry.get("version") for entry in answer.get("versions") or [] if isinstance(entry, dict)}
+        version = next((version for version in kinds.VERSIONS[group] if version in served), None)
+        if version is None:
+            raise RequestRefused(404, "NotFound", f"the server has none of {kinds.VERSIONS[group]} of {group}")
+        self._apis[group] = f"{group}/{version}"
+
+    def _served(self, kind: Kind) -> Kind:
+        return replace(kind, api=self._apis[kind.group]) if kind.group in self._apis else kind
 
     def _check(self, kind: Kind, namespace: str) -> None:
         """Check the Lease before each write: a reconcile that took long may end after the Lease was lost.

@@ -365,11 +365,10 @@ class Controller:
             else:
                 note(terminate_key(pod.name), None)
                 log.info("event=ended job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
-        answers, unavailable = await self._create_all(plan.create_workloads)
-        for manifest, (created, problem) in answers:
+        # One after the other: what is admitted first must not have to make room for what is worth more.
+        for manifest in plan.create_workloads:
+            created, problem = await self._create(kinds.WORKLOAD, manifest)
             note(write_key(kinds.WORKLOAD, manifest["metadata"]["name"]), problem, created or problem is None)
-        if unavailable is not None:
-            raise unavailable
         for change in plan.write_workloads:
             await self._write_workload(key, change, note)
         if plan.target is not None:
@@ -451,6 +450,7 @@ class Controller:
         if written is not None:
             self._cache.upsert(kinds.WORKLOAD, written)
         if change.releases:
+            self._metrics.released(key[0])
             log.info("event=quota-released job=%s/%s name=%s", *key, workload.name)
 
     async def _adopt(self, kind: kinds.Kind, manifest: Object, existing: Object) -> JobProblem | None:

@@ -454,7 +454,8 @@ class Informer:
                 except RequestRefused as error:
                     if not (error.code == FORBIDDEN and kind in self._unwatched) and not self._is_absent(kind, error):
                         raise
-                    log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
+                    level = logging.DEBUG if kind in kinds.OPTIONAL else logging.INFO
+                    log.log(level, "event=not-listed kind=%s error=%r", kind.name, str(error))
             if has_changes and self.synced.is_set() and kind not in self._unwatched:
                 self._owed_since[kind] = started_at
 

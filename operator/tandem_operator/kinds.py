@@ -42,8 +42,8 @@ SERVICE = Kind("v1", "Service", "services")
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
-RESOURCE_FLAVOR = Kind("kueue.x-k8s.io/v1beta1", "ResourceFlavor", "resourceflavors")
+WORKLOAD = Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
+RESOURCE_FLAVOR = Kind("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors")
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
 
 WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, WORKLOAD)
@@ -51,3 +51,6 @@ WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, WORKLOAD)
 all."""
 OPTIONAL = (WORKLOAD,)
 """Kinds of them that a cluster may lack, or not let the operator use."""
+VERSIONS = {WORKLOAD.group: ("v1beta2", "v1beta1")}
+"""Versions of such groups in which all that the operator reads and writes is the same, the preferred one first: Kueue
+has the first since 0.15."""

@@ -15,7 +15,7 @@ from tandem.job.resource import Workers
 from tandem.processes.launch import ALL_ADDRESSES, listen
 from tandem.wire import metrics
 from tandem.wire.http_server import BACKLOG, HttpServer
-from tandem.wire.status import Status
+from tandem.wire.status import QueueView, Status
 from tandem_operator.informer import Informer
 from tandem_operator.lifecycle import find_condition
 
@@ -38,6 +38,8 @@ class Holding:
     """Reason of the condition Ready, one CamelCase word."""
     since: float | None = None
     """Time of its last transition, seconds since the epoch."""
+    queue: QueueView | None = None
+    """The queue that admits its workers one by one."""
 
 
 def holding(status: Status, workers: Workers | None = None) -> Holding:
@@ -51,7 +53,8 @@ def holding(status: Status, workers: Workers | None = None) -> Holding:
     if workers is None:
         return Holding(status.phase, reason=reason, since=since)
     ready_workers = 0 if status.workers is None else status.workers.ready
-    return Holding(status.phase, workers.gpus, workers.replicas, ready_workers, reason, since)
+    queue = status.queue if status.queue is not None and status.queue.admitted is not None else None
+    return Holding(status.phase, workers.gpus, workers.replicas, ready_workers, reason, since, queue)
 
 
 class OperatorMetrics:
@@ -67,6 +70,7 @@ class OperatorMetrics:
         self._errors = 0
         self._seconds = 0.0
         self._jobs: dict[tuple[str, str], Holding] = {}
+        self._released: Counter[str] = Counter()
         self.depth: Callable[[], int] = lambda: 0
         """Number of jobs that wait for a reconcile."""
         self.requests: Callable[[], int] = lambda: 0
@@ -85,6 +89,10 @@ class OperatorMetrics:
         self._looks += 1
         self._errors += failed
         self._seconds += seconds
+
+    def released(self, namespace: str) -> None:
+        """Count a Workload whose quota was given back."""
+        self._released[namespace] += 1
 
     def holds(self, key: tuple[str, str], holding: Holding) -> None:
         """Record the state of a job, by its namespace and name."""
@@ -129,6 +137,7 @@ class OperatorMetrics:
             if holding.since is not None:
                 state.add_metric([namespace, name, holding.phase, holding.reason], max(0.0, now - holding.since))
         yield state
+        yield from self._queues(now)
         requested, ready = Counter[str](), Counter[str]()
         for (namespace, _), holding in self._jobs.items():
             at_work = holding.phase not in INACTIVE_PHASES
@@ -143,6 +152,22 @@ class OperatorMetrics:
             for namespace, count in sorted(gpus.items()):
                 family.add_metric([namespace], float(count))
             yield family
+
+    def _queues(self, now: float) -> Iterator[Metric]:
+        admitted, waiting = _family(metrics.OPERATOR_ADMITTED), _family(metrics.OPERATOR_WAITING)
+        for (namespace, name), holding in sorted(self._jobs.items()):
+            if holding.queue is not None and holding.phase not in INACTIVE_PHASES:
+                labels = [namespace, name, holding.queue.name]
+                since = parse_rfc3339(holding.queue.waiting_since)
+                admitted.add_metric(labels, float(holding.queue.admitted or 0))
+                waiting.add_metric(labels, 0.0 if since is None else max(0.0, now - since))
+        yield admitted
+        yield waiting
+        released = metrics.OPERATOR_RELEASED
+        family = CounterMetricFamily(released.name.removesuffix("_total"), released.help, labels=released.labels)
+        for namespace, count in sorted(self._released.items()):
+            family.add_metric([namespace], float(count))
+        yield family
 
 
 def _family(metric: metrics.OperatorMetric) -> GaugeMetricFamily:

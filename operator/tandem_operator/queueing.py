@@ -6,7 +6,6 @@ a while.
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from tandem_operator import kinds
@@ -40,9 +39,9 @@ class QueueingReader:
             tandem_operator.api.Unavailable: the API server did not answer.
         """
         async with self._turn:
-            if time.monotonic() >= self._due:
+            if asyncio.get_running_loop().time() >= self._due:
                 self._queueing = await self._read()
-                self._due = time.monotonic() + FRESH_SECONDS
+                self._due = asyncio.get_running_loop().time() + FRESH_SECONDS
         return self._queueing
 
     async def _read(self) -> Queueing | None:

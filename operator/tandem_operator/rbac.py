@@ -30,30 +30,41 @@ VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
     (kinds.SERVICE, ""): (*_OWNED, "patch"),
     (kinds.NETWORK_POLICY, ""): (*_OWNED, "patch", "delete"),
     (kinds.EVENT, ""): ("create", "list"),
-    (kinds.WORKLOAD, ""): (*_OWNED, "delete"),
-    (kinds.WORKLOAD, "status"): ("patch",),
 }
 """Verbs by kind and subresource. Events are listed for one pod at a time (tandem_operator.pod_starts). Pods are patched
 to terminate those whose sidecars do not end, and those that do not start. NetworkPolicies are deleted where the
 operator is configured to create none any more."""
 
 
+QUEUE_VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
+    (kinds.WORKLOAD, ""): (*_OWNED, "delete"),
+    (kinds.WORKLOAD, "status"): ("patch",),
+    (kinds.RESOURCE_FLAVOR, ""): ("list",),
+    (kinds.PRIORITY_CLASS, ""): ("list",),
+}
+"""Verbs for queues (tandem_operator.workloads). Flavors and priority classes belong to no namespace."""
+
+
 def rules() -> list[dict[str, Any]]:
     """The rules of a Role or ClusterRole."""
+    return _rules(VERBS)
+
+
+def _rules(by_kind: dict[tuple[Kind, str], tuple[str, ...]]) -> list[dict[str, Any]]:
     return [
         {
             "apiGroups": [kind.group],
             "resources": [f"{kind.plural}/{subresource}" if subresource else kind.plural],
             "verbs": sorted(verbs),
         }
-        for (kind, subresource), verbs in VERBS.items()
+        for (kind, subresource), verbs in by_kind.items()
     ]
 
 
 def queue_rules() -> list[dict[str, Any]]:
-    """The rules for what a cluster says about queues, which belongs to no namespace (tandem_operator.queueing)."""
-    kinds_read = (kinds.RESOURCE_FLAVOR, kinds.PRIORITY_CLASS)
-    return [{"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["list"]} for kind in kinds_read]
+    """The rules of a ClusterRole for jobs in queues. Without them, queued jobs are pod groups: who may grant only
+    the rights of a namespace can install the operator all the same."""
+    return _rules(QUEUE_VERBS)
 
 
 def lease_rules() -> list[dict[str, Any]]:

@@ -81,6 +81,19 @@ CASES = [
     ),
     quiet("TandemJobPending", 20, "no room for a while", {state("Pending", "Unschedulable"): "0+60"}),
     quiet("TandemJobPending", 60, "it is queued", {state("Pending", "SchedulingGated"): "0+60"}),
+    quiet("TandemJobPending", 60, "it waits for its smallest group", {state("Pending", "Queued"): "0+60"}),
+    quiet("TandemJobStalled", 60, "it was preempted as a whole", {state("Restarting", "Queued"): "0+60"}),
+    quiet(
+        "TandemJobStalled",
+        60,
+        "it was preempted as a whole, and its coordinator says what it did last",
+        {
+            of("phase", phase="Restarting"): "1",
+            operator("queue_wait_seconds", f'{WHOSE},queue="gpus",pod="o"'): "1+60",
+        },
+        runs="0",
+        step_age_seconds="0+60",
+    ),
     quiet(
         "TandemRestartStorm", 10, "the first failure where one is forgiven", restart_budget="1", restart_budget_used="1"
     ),

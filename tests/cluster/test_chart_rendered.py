@@ -88,8 +88,11 @@ def test_by_default_there_is_an_operator_for_the_whole_cluster_and_nothing_that_
     assert (key["metadata"]["namespace"], key["rules"]) == ("tandem-system", key_rules("tandem-operator-key"))
     assert (held["metadata"]["namespace"], held["rules"]) == ("kube-system", lease_rules())
     for name in ("tandem-operator-key", "tandem-operator-lease"):
-        assert of(objects, "RoleBinding", name)["subjects"] == of(objects, "ClusterRoleBinding")["subjects"]
-    subject = of(objects, "ClusterRoleBinding")["subjects"][0]
+        assert (
+            of(objects, "RoleBinding", name)["subjects"]
+            == of(objects, "ClusterRoleBinding", "tandem-operator")["subjects"]
+        )
+    subject = of(objects, "ClusterRoleBinding", "tandem-operator")["subjects"][0]
     assert subject == {"kind": "ServiceAccount", "name": "tandem-operator", "namespace": "tandem-system"}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rbac import lease_rules, rules
+from tandem_operator.rbac import lease_rules, queue_rules, rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.pods import Manifest
 
@@ -34,8 +34,19 @@ def test_accounts_and_roles_can_be_somebody_elses(helm: Helm) -> None:
     assert of(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     named = helm.rendered(serviceAccount={"name": "mine", "annotations": {"a": "b"}}, rbac={"userRoles": False})
     assert of(named, "ServiceAccount")["metadata"]["annotations"] == {"a": "b"}
-    assert of(named, "ClusterRoleBinding")["subjects"][0]["name"] == "mine"
-    assert [one["metadata"]["name"] for one in named if one["kind"] == "ClusterRole"] == ["tandem-operator"]
+    bindings = [one for one in named if one["kind"] == "ClusterRoleBinding"]
+    assert [one["subjects"][0]["name"] for one in bindings] == ["mine", "mine"]
+    assert {one["metadata"]["name"] for one in bindings} == {"tandem-operator", "tandem-operator-queues"}
+    assert {one["metadata"]["name"] for one in named if one["kind"] == "ClusterRole"} == {
+        "tandem-operator",
+        "tandem-operator-queues",
+    }
+
+
+def test_queues_are_a_role_apart(helm: Helm) -> None:
+    assert of(helm.rendered(), "ClusterRole", "tandem-operator-queues")["rules"] == queue_rules()
+    without = helm.rendered(rbac={"queues": False})
+    assert not [one for one in without if one["metadata"]["name"] == "tandem-operator-queues"]
 
 
 def test_whoever_may_edit_in_a_namespace_may_edit_its_jobs(helm: Helm) -> None:

@@ -3,21 +3,33 @@
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import ON_OUR_OWN, kueue
 from tests.support.cluster.images import Images
-from tests.support.cluster.operated import LONG, Job, Operator, kubectl, manifest, operated, reads_queues
+from tests.support.cluster.operated import (
+    LONG,
+    Job,
+    Operator,
+    kubectl,
+    manifest,
+    operated,
+    reads_queues,
+    sample_digests,
+    training_records,
+)
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Namespace, restricted
+from tests.support.planned import planned_samples
 
 pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), ON_OUR_OWN, pytest.mark.alone]
 GPU = "nvidia.com/gpu"
 QUEUE = "gpus"
 QUOTA = 8
-ELASTIC = {"growAfterSeconds": 1, "growCooldownSeconds": 1}
+ELASTIC = {"onMembershipChange": "Regroup", "growAfterSeconds": 1, "growCooldownSeconds": 1}
 
 
 @pytest.fixture(scope="module", params=[kueue.OLDEST, kueue.NEWEST], ids=lambda pinned: f"kueue {pinned.version}")
@@ -82,11 +94,12 @@ def admitted(namespace: Namespace) -> int:
 
 @pytest.mark.timeout(900)
 def test_jobs_shrink_for_others_and_grow_again_and_none_of_them_ever_stops(
-    namespace: Namespace, operator: Operator, urgent: str
+    namespace: Namespace, operator: Operator, urgent: str, images: Images
 ) -> None:
     first, second, third = (Job(namespace, name) for name in ("first", "second", "third"))
     first.apply(queued("first", 1, 6))
     has(first, 6)
+    first.trains()
     # Both have priority 0. The second gets its minimum, and then a fair share.
     second.apply(queued("second", 1, 6))
     has(second, 4)
@@ -127,6 +140,12 @@ def test_jobs_shrink_for_others_and_grow_again_and_none_of_them_ever_stops(
     has(second, 4)
     assert waiting[0].trains(beyond=step) > step
     for job in (first, second):
+        records = training_records(job, images, "step")
+        steps = [record["step"] for record in records]
+        assert sorted(steps) == list(range(1, len(steps) + 1)), "no step is lost, and none is taken again"
+        assert sample_digests(records) == planned_samples(len(steps))
+        pauses = sorted(after["time"] - record["time"] for record, after in pairwise(records))
+        print(f"{job.name}: {len(steps)} steps, the longest pauses {[round(pause, 2) for pause in pauses[-6:]]} s")
         namespace("delete", "dtj", job.name, "--wait=false")
     first.becomes(lambda: admitted(namespace) == 0, "nothing is held")
 

@@ -277,6 +277,21 @@ OPERATOR_GPUS_REQUESTED = OperatorMetric(
 OPERATOR_GPUS_READY = OperatorMetric(
     "tandem_operator_gpus_ready", "GPUs of these workers that are in their group.", ("namespace",)
 )
+OPERATOR_ADMITTED = OperatorMetric(
+    "tandem_operator_queue_workers",
+    "Workers that the queue of a job has admitted; it asks for as many as `workers.replicas`.",
+    ("namespace", "job", "queue"),
+)
+OPERATOR_WAITING = OperatorMetric(
+    "tandem_operator_queue_wait_seconds",
+    "Time for which a job has waited for its smallest group, since it last had one; 0 while it has.",
+    ("namespace", "job", "queue"),
+)
+OPERATOR_RELEASED = OperatorMetric(
+    "tandem_operator_queue_releases_total",
+    "Workloads whose quota jobs have given back to their queue, because Kueue evicted them.",
+    ("namespace",),
+)
 OPERATOR_AGE = OperatorMetric(
     "tandem_operator_last_list_seconds", "Time since all objects were last listed from the API server."
 )

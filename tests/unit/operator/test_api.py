@@ -243,3 +243,33 @@ async def test_events_of_one_object_are_asked_for() -> None:
     async with served("GET", "/api/v1/namespaces/n/events", events) as connection:
         assert await connection.events("n", "u") == [{"reason": "Pulling"}]
     assert asked == ["involvedObject.uid=u"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [(["v1beta2", "v1beta1"], "v1beta2"), (["v1beta1"], "v1beta1"), (["v1", "v1beta2"], "v1beta2"), (["v1"], None)],
+)
+async def test_kueue_is_spoken_to_in_a_version_that_it_has(versions: list[str], expected: str | None) -> None:
+    requests: list[tuple[str, str]] = []
+
+    async def server(request: web.Request) -> web.Response:
+        if request.path == "/apis/kueue.x-k8s.io":
+            return web.json_response({"versions": [{"version": version} for version in versions]})
+        body = await request.json() if request.can_read_body else {}
+        requests.append((request.path, body.get("apiVersion", "")))
+        return web.json_response({"metadata": {"resourceVersion": "3"}, "items": []})
+
+    async with served("*", "/{path:.*}", server) as connection:
+        if expected is None:
+            with pytest.raises(RequestRefused):
+                _ = [page async for page in connection.pages(kinds.WORKLOAD)]
+            return
+        _ = [page async for page in connection.pages(kinds.WORKLOAD)]
+        await connection.create(kinds.WORKLOAD, {"apiVersion": kinds.WORKLOAD.api, "metadata": {"namespace": "n"}})
+        await connection.patch_status(kinds.WORKLOAD, "n", "w", {})
+    group = f"kueue.x-k8s.io/{expected}"
+    assert requests == [
+        (f"/apis/{group}/workloads", ""),
+        (f"/apis/{group}/namespaces/n/workloads", group),
+        (f"/apis/{group}/namespaces/n/workloads/w/status", ""),
+    ]

@@ -151,3 +151,41 @@ def test_answers_that_end_at_once_are_not_asked_for_without_pause() -> None:
         assert len(api.asked) <= 12 * len(kinds.WATCHED)
 
     followed(api, story)
+
+
+def test_a_kind_that_the_cluster_lacks_is_followed_once_it_is_there_and_not_when_it_has_gone() -> None:
+    api = Api()
+    absent = RequestRefused(404, "NotFound", "the server could not find the requested resource")
+    refusals: list[Exception] = [absent, RequestRefused(403, "Forbidden", "workloads are forbidden")]
+    pages, watched = api.pages, []
+
+    async def served(kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
+        if kind is kinds.WORKLOAD and refusals:
+            raise refusals[0]
+        async for page in pages(kind, namespace, selector):
+            yield page
+
+    async def changes(kind: Kind, version: int, namespace: str = "", selector: str = "") -> AsyncIterator[Any]:
+        if kind is kinds.WORKLOAD:
+            watched.append(version)
+            if refusals:
+                raise refusals[0]
+        await asyncio.sleep(300)
+        for nothing in ():
+            yield nothing
+
+    api.pages, api.changes = served, changes  # type: ignore[method-assign]
+
+    async def story(cache: Cache, news: list[Key]) -> None:
+        assert not cache.serves(kinds.WORKLOAD)
+        refusals.pop(0)
+        await asyncio.sleep(SWEEP_SECONDS)
+        assert (cache.serves(kinds.WORKLOAD), watched) == (False, [])
+        refusals.clear()
+        await asyncio.sleep(SWEEP_SECONDS + 2 * RETRY_SECONDS)
+        assert (cache.serves(kinds.WORKLOAD), watched) == (True, [10])
+        refusals.append(absent)
+        await asyncio.sleep(300 + SWEEP_SECONDS)
+        assert (cache.serves(kinds.WORKLOAD), watched) == (False, [10, 10])
+
+    followed(api, story)

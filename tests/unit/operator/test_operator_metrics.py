@@ -5,8 +5,11 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.formatting import rfc3339
 from tandem.wire.metrics import OPERATOR
-from tandem_operator.operator_metrics import Holding, OperatorMetrics
+from tandem.wire.status import QueueView, Status
+from tandem_operator.operator_metrics import Holding, OperatorMetrics, holding
+from tests.support.worlds.operator_job import job
 
 
 def told(metrics: OperatorMetrics) -> dict[tuple[str, ...], float]:
@@ -55,7 +58,9 @@ def test_looks_and_errors_are_counted_from_zero() -> None:
 
 def test_every_metric_of_the_list_is_told() -> None:
     metrics = OperatorMetrics()
-    metrics.holds(("lab", "a"), Holding("Running", reason="Running", since=0.0))
+    queue = QueueView(name="gpus", integration="Workload", admitted=2)
+    metrics.holds(("lab", "a"), Holding("Running", reason="Running", since=0.0, queue=queue))
+    metrics.released("lab")
     metrics.unreadable = lambda: {"Pod": 0}
     assert {name for name, *_ in told(metrics)} == {metric.name for metric in OPERATOR}
 
@@ -74,3 +79,17 @@ def test_where_jobs_are_not_to_be_named_none_is_and_no_namespace() -> None:
     text = metrics.text().decode()
     assert "lab" not in text
     assert "tandem_operator_reconciles_total" in text
+
+
+def test_how_long_a_job_waits_in_its_queue_and_with_how_many_workers_it_trains_is_told() -> None:
+    metrics = OperatorMetrics()
+    since = rfc3339(time.time() - 90)
+    waits = QueueView(name="gpus", integration="Workload", admitted=0, waiting_since=since)
+    trains = QueueView(name="gpus", integration="Workload", admitted=3)
+    for name, queue in (("a", waits), ("b", trains), ("c", QueueView(name="gpus", integration="PodGroup"))):
+        metrics.holds(("lab", name), holding(Status(phase="Running", queue=queue), job().spec.workers))
+    found = told(metrics)
+    assert found["tandem_operator_queue_wait_seconds", "a", "lab", "gpus"] == pytest.approx(90, abs=30)
+    assert found["tandem_operator_queue_wait_seconds", "b", "lab", "gpus"] == 0
+    assert [found["tandem_operator_queue_workers", name, "lab", "gpus"] for name in "ab"] == [0, 3]
+    assert ("tandem_operator_queue_workers", "c", "lab", "gpus") not in found
