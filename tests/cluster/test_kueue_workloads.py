@@ -40,9 +40,15 @@ def version(request: pytest.FixtureRequest, kueue_programs: list[Path]) -> Pinne
 
 
 @pytest.fixture(scope="module")
-def namespace(version: Pinned, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
+def kueue_process(version: Pinned, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kueue.Kueue]:
+    with kueue.running(version, tmp_path_factory.mktemp("kueue")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def namespace(kueue_process: kueue.Kueue) -> Iterator[Namespace]:
     """One with a queue for eight GPUs."""
-    with restricted() as found, kueue.running(version, tmp_path_factory.mktemp("kueue")), reads_queues(found):
+    with restricted() as found, reads_queues(found):
         kueue.queue(found, QUEUE, {GPU: str(QUOTA)})
         yield found
         # What a test that failed has left would be queued again and again, and its queue never be free to go.
@@ -165,3 +171,57 @@ def test_why_a_job_waits_is_said_in_one_sentence(namespace: Namespace, operator:
     has(lost, 1)
     for job in (large, lost):
         namespace("delete", "dtj", job.name, "--wait=false")
+
+
+@pytest.mark.timeout(700)
+def test_training_goes_on_while_kueue_or_the_operator_is_away_and_what_they_missed_is_done_then(
+    namespace: Namespace, operator: Operator, urgent: str, kueue_process: kueue.Kueue
+) -> None:
+    job, third, fourth = (Job(namespace, name) for name in ("lasting", "third", "fourth"))
+    whole = queued("lasting", 1, 8)
+    whole["spec"]["workers"]["replicas"] = 4  # type: ignore[index]
+    job.apply(whole)
+    has(job, 4)
+    step = job.trains()
+    before = job.live("worker")
+
+    kueue_process.kill()
+    namespace("scale", "dtj/lasting", "--replicas=6")
+    job.becomes(lambda: "Workload lasting-queue-" in job.status.get("message", ""), "why nothing is asked for")
+    step = job.trains(beyond=step)
+    assert job.live("worker") == before
+    kueue_process.start()
+    has(job, 6)
+
+    operator.stop()
+    third.apply(queued("third", 4, 4, priorityClassName=urgent))
+    operator.start()
+    third.becomes(lambda: len(third.live("worker")) == 4, "its pods")
+    has(job, 4)
+    # It dies once Kueue has decided, and before all that follows is done.
+    fourth.apply(queued("fourth", 3, 3, priorityClassName=urgent))
+    job.becomes(lambda: evicted(namespace, "lasting"), "an evicted Workload")
+    operator.kill()
+    operator.start()
+    fourth.becomes(lambda: len(fourth.live("worker")) == 3, "its pods")
+    has(job, 1)
+    assert admitted(namespace) == QUOTA
+    for other in (third, fourth):
+        namespace("delete", "dtj", other.name, "--wait=false")
+    has(job, 6)
+    job.trains(beyond=step)
+    assert job.status.get("restarts", 0) == 0, job.describe()
+    assert set(before[:1]) <= set(job.live("worker")), "one has worked all the time"
+    namespace("delete", "dtj", "lasting", "--wait=false")
+    job.becomes(lambda: admitted(namespace) == 0, "nothing is held")
+
+
+def evicted(namespace: Namespace, job: str) -> list[str]:
+    """Names of a job's Workloads that Kueue has evicted."""
+    return [
+        body["metadata"]["name"]
+        for body in json.loads(namespace("get", "workloads.kueue.x-k8s.io", "-o", "json"))["items"]
+        if body["metadata"]["name"].startswith(job)
+        and {("Evicted", "True")}
+        & {(one["type"], one["status"]) for one in body.get("status", {}).get("conditions", [])}
+    ]

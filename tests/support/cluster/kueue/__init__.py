@@ -7,7 +7,7 @@ API server reaches its webhooks where this machine ends the pods' network.
 
 import base64
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,22 @@ exec "$@"
 """Where it looks for a certificate for its metrics cannot be told, and this machine's /etc is not touched."""
 
 
+class Kueue(Background):
+    """Starts it, kills it, starts it again."""
+
+    def __init__(self, command: Sequence[str | Path], log: Path) -> None:
+        super().__init__(log)
+        self._command, self._starts = command, 0
+
+    def start(self) -> None:
+        """Start it, and wait for its webhooks."""
+        self._starts += 1
+        self.run(self._command)
+        self.becomes(lambda: self.log().count(SERVING) == self._starts, "Kueue's webhooks", 60.0)
+
+
 @contextmanager
-def running(kueue: Pinned, folder: Path) -> Iterator[None]:
+def running(kueue: Pinned, folder: Path) -> Iterator[Kueue]:
     """Kueue, ready, with its CRDs and webhooks; all are gone afterwards."""
     sources, binary = kueue.sources(), kueue.program("kueue", "cmd/kueue")
     crds = sorted((sources / "config/components/crd/bases").glob("*.yaml"))
@@ -51,10 +65,10 @@ def running(kueue: Pinned, folder: Path) -> Iterator[None]:
     for crd in crds:
         established("-f", str(crd))
     try:
-        with _process(binary, folder):
+        with _process(binary, folder) as process:
             try:
                 kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(hooks))
-                yield
+                yield process
             finally:
                 kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(hooks))
                 # As long as it runs, which lets go of them.
@@ -100,7 +114,7 @@ def programs() -> list[Path]:
 
 
 @contextmanager
-def _process(binary: Path, folder: Path) -> Iterator[None]:
+def _process(binary: Path, folder: Path) -> Iterator[Kueue]:
     certificates.issue("kueue", "/CN=kueue", [f"IP:{OUTSIDE}"])
     serving = folder / "certificates"
     serving.mkdir()
@@ -118,11 +132,11 @@ def _process(binary: Path, folder: Path) -> Iterator[None]:
         "integrations": {"frameworks": ["pod"]},
     }
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    command = [binary, f"--config={folder / 'settings.yaml'}", "--feature-gates=VisibilityOnDemand=false"]
-    with Background(folder / "kueue.log") as process:
-        process.run(["unshare", "--mount", "sh", "-ec", ITS_OWN_ETC, serving, *command])
-        process.becomes(lambda: SERVING in process.log(), "Kueue's webhooks", 60.0)
-        yield
+    command: list[str | Path] = ["unshare", "--mount", "sh", "-ec", ITS_OWN_ETC, serving]
+    command += [binary, f"--config={folder / 'settings.yaml'}", "--feature-gates=VisibilityOnDemand=false"]
+    with Kueue(command, folder / "kueue.log") as process:
+        process.start()
+        yield process
 
 
 def _reachable(whole: Manifest) -> Manifest:
