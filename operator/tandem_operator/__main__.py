@@ -138,6 +138,7 @@ async def _operate(options: Options) -> None:
             asyncio.create_task(informer.follow(), name="follow"),
             asyncio.create_task(informer.sweep(), name="sweep"),
             asyncio.create_task(_control(informer, controller), name="control"),
+            asyncio.create_task(controller.queueing.run(), name="queueing"),
             asyncio.create_task(
                 serve_health(options.port, informer, metrics, lambda: leases.complaint if leases else ""), name="health"
             ),

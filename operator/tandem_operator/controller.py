@@ -42,7 +42,7 @@ from tandem_operator.queueing import QueueingReader
 from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import DEFAULT_VOLUMES, TRANSITION_SECONDS, is_owned, reconcile, status_interval
 from tandem_operator.reporting import JobProblem, KubeEvent
-from tandem_operator.workloads import Queueing, WorkloadChange, stamped
+from tandem_operator.workloads import WorkloadChange, stamped
 from tandem_operator.workqueue import WorkQueue
 
 MAX_CONCURRENT = 96
@@ -112,7 +112,8 @@ class Controller:
             MIN_INTERVAL_SECONDS, MAX_CONCURRENT_SLOW, MAX_CONCURRENT_PER_NAMESPACE, lambda key: key[0]
         )
         self._memories: dict[Key, JobMemory] = {}
-        self._claimants, self._queueing = Claimants(cache, self._memory), QueueingReader(api)
+        self._claimants = Claimants(cache, self._memory)
+        self.queueing = QueueingReader(api, lambda: bool(cache.serves(kinds.WORKLOAD)))
 
     async def run(self) -> None:
         """Reconcile jobs until cancelled."""
@@ -203,7 +204,8 @@ class Controller:
             in_doubt=self._coordinators.in_doubt(key),
             answering=self._coordinators.answering,
             peers=self._peers,
-            queueing=await self._queues(job),
+            queueing=self.queueing.latest if self._cache.serves(kinds.WORKLOAD) else None,
+            has_pod_groups=self._cache.serves(kinds.WORKLOAD) is False or self.queueing.is_allowed is False,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -256,11 +258,6 @@ class Controller:
         waits = {pod.uid for pod in pods if pod_starts.waits(pod, now)}
         memory.starts = {uid: start for uid, start in memory.starts.items() if uid in waits}
         return {uid: start.problem for uid, start in memory.starts.items()}
-
-    async def _queues(self, job: DistributedTrainingJob) -> Queueing | None:
-        """The flavors and priority classes for a queued job; None if it cannot have Workloads, or needs none."""
-        is_served = job.spec.run_policy.queue_name is not None and self._cache.serves(kinds.WORKLOAD)
-        return await self._queueing.current() if is_served else None
 
     async def _rivals(self, key: Key, uid: str, job: DistributedTrainingJob) -> list[Claimant]:
         """Other jobs that are starved or have backed off, once this one has been starved for so long that it
@@ -353,6 +350,9 @@ class Controller:
                 note(delete_key(obsolete.name), _problem(obsolete.kind, obsolete.name, error), done=False)
             else:
                 log.info("event=removed job=%s/%s kind=%s name=%s", *key, obsolete.kind.name, obsolete.name)
+                if obsolete.kind is kinds.WORKLOAD:
+                    # No worker may start on its quota before the watch reports its end.
+                    self._cache.remove(obsolete.kind, key[0], obsolete.name, obsolete.uid)
         for pod in plan.terminate:
             try:
                 start = inputs.starts.get(pod.uid)

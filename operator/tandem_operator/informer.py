@@ -73,6 +73,8 @@ class Cache:
         """Objects that could not be read."""
         self.served: set[Kind] = set()
         """Optional kinds that could be listed."""
+        self.absent: set[Kind] = set()
+        """Optional kinds that the cluster does not have, or does not let the operator list."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], KubeObject]] = {}
@@ -81,9 +83,9 @@ class Cache:
         self._overfull: set[Key] = set()
         self._overfull_before: set[Key] = set()
 
-    def serves(self, kind: Kind) -> bool:
-        """Whether the cluster has an optional kind, and lets the operator list it."""
-        return kind in self.served
+    def serves(self, kind: Kind) -> bool | None:
+        """Whether the cluster has an optional kind, and lets the operator list it; None if that is not known yet."""
+        return True if kind in self.served else False if kind in self.absent else None
 
     def job(self, key: Key) -> Object | None:
         """A job's object."""
@@ -446,24 +448,39 @@ class Informer:
 
     async def _list_all(self) -> None:
         for kind in (kinds.JOB, *kinds.WATCHED):
+            if kind in kinds.OPTIONAL:
+                await self._list_optional(kind)
+                continue
             self._check_watch(kind)
             started_at, has_changes = _now(), False
             for namespace in self._namespaces or ("",):
                 try:
                     has_changes |= await self._list_patiently(kind, namespace)
                 except RequestRefused as error:
-                    if not (error.code == FORBIDDEN and kind in self._unwatched) and not self._is_absent(kind, error):
+                    if error.code != FORBIDDEN or kind not in self._unwatched:
                         raise
-                    level = logging.DEBUG if kind in kinds.OPTIONAL else logging.INFO
-                    log.log(level, "event=not-listed kind=%s error=%r", kind.name, str(error))
+                    log.info("event=not-listed kind=%s error=%r", kind.name, str(error))
             if has_changes and self.synced.is_set() and kind not in self._unwatched:
                 self._owed_since[kind] = started_at
+
+    async def _list_optional(self, kind: Kind) -> None:
+        """List an optional kind. Its own servers may be away (a webhook that converts its versions), and then what is
+        known of it stays: all other jobs depend on this sweep."""
+        for namespace in self._namespaces or ("",):
+            try:
+                await self._list(kind, namespace)
+            except RequestRefused as error:
+                if not self._is_absent(kind, error):
+                    log.warning("event=not-listed kind=%s error=%r", kind.name, str(error))
+            except Unavailable as error:
+                log.warning("event=not-listed kind=%s error=%r", kind.name, str(error))
 
     def _is_absent(self, kind: Kind, error: RequestRefused) -> bool:
         """Whether a list was refused because the cluster lacks an optional kind, or keeps it to itself."""
         is_absent = kind in kinds.OPTIONAL and error.code in (FORBIDDEN, NOT_FOUND)
         if is_absent:
             self._cache.served.discard(kind)
+            self._cache.absent.add(kind)
         return is_absent
 
     async def _list_patiently(self, kind: Kind, namespace: str) -> bool:
@@ -512,6 +529,7 @@ class Informer:
         self._versions[kind, namespace] = list_version
         if kind in kinds.OPTIONAL:
             self._cache.served.add(kind)
+            self._cache.absent.discard(kind)
         # An incomplete list cannot show which objects are gone; the watch reports those.
         for key in list(self._cache.prune(kind, namespace, uids, judged_version)) if is_complete else ():
             has_changes = True

@@ -256,5 +256,8 @@ def _completion(old: Status, snapshot: Snapshot | None) -> tuple[str, str]:
 
 
 def _is_finished(job: DistributedTrainingJob, workers: Sequence[Pod], plan: RolePlan) -> bool:
-    """Whether a user's own script has ended well in every replica: nothing else knows when it is complete."""
+    """Whether a user's own script has ended well in every replica, and none is left that its queue has taken back:
+    nothing else knows when it is complete."""
+    if any(not pod.ended and pod.index not in plan.indices for pod in workers):
+        return False
     return job.spec.trainer.command is not None and replicas.is_done(workers, plan.indices)

@@ -24,8 +24,8 @@ from tandem.job.labels import token as token
 
 OPERATOR = "operator"
 """Role of the operator's own pods, which the chart sets; they belong to no job."""
-WORKERS = "tandem.dev/workers"
-"""Annotation of Workloads: index of the first of their workers and number of these, as `2+1`."""
+FIRST = "tandem.dev/first-worker"
+"""Annotation of Workloads: index of the first of their workers."""
 MAX_WORKLOADS = 17
 """Maximum number of Workloads of a job."""
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -299,8 +299,7 @@ def workload(
         "podSets": [pod_set],
     }
     manifest = _object(kinds.WORKLOAD, job, uid, new.name, {"spec": spec})
-    workers = f"{new.indices.start}+{len(new.indices)}"
-    manifest["metadata"]["annotations"] = {names.APPLIED: digest, names.WORKERS: workers}
+    manifest["metadata"]["annotations"] = {names.APPLIED: digest, names.FIRST: str(new.indices.start)}
     return manifest
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tandem.formatting import parse_rfc3339
+from tandem.model import JsonLimits, exceeded_limit
 from tandem.processes.exitcode import ExitCode
 from tandem_operator import kinds, names
 from tandem_operator.kinds import Kind
@@ -38,6 +39,10 @@ MAX_AVOIDED = 8
 """Maximum number of nodes in an annotation of a pod."""
 MAX_CONDITIONS = 32
 """Maximum number of conditions of a Workload."""
+MAX_WORKERS = 20_000
+"""Maximum number of workers of a Workload."""
+MAX_UPDATES = JsonLimits(depth=8, values=500, characters=2**14)
+"""Bounds of what admission checks change of the pods of a Workload."""
 MAX_DIGITS, MAX_VERSION_DIGITS = 9, 20
 """Maximum number of digits of a number in a label or an annotation, and of a resource version. Python refuses thousands
 of digits."""
@@ -201,6 +206,8 @@ class Workload(KubeObject):
     """Message of its state."""
     flavors: tuple[str, ...] = ()
     """Names of the flavors that it got."""
+    has_topology: bool = False
+    """Kueue has chosen its nodes one by one."""
     updates: tuple[Mapping[str, Any], ...] = ()
     """Changes of its pods by admission checks."""
     conditions: tuple[Mapping[str, Any], ...] = ()
@@ -274,31 +281,51 @@ def observe(kind: Kind, body: Mapping[str, Any]) -> KubeObject:
     if kind is kinds.CONFIG_MAP:
         return JobFile(**common, processes=_number(annotations.get(names.PROCESSES)))
     if kind is kinds.WORKLOAD:
-        return _workload(common, annotations, body.get("spec") or {}, status)
+        return _workload(common, metadata, annotations, body.get("spec") or {}, status)
     return KubeObject(kind=kind, **common)
 
 
+def _condition(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A condition of a Workload, with the fields and the length that are kept."""
+    texts = {name: _limited(entry.get(name)) for name in ("type", "status", "reason", "lastTransitionTime")}
+    generation = _integer(entry.get("observedGeneration"))
+    return {
+        **texts,
+        "message": _limited(entry.get("message"), MAX_MESSAGE_LENGTH),
+        **({} if generation is None else {"observedGeneration": generation}),
+    }
+
+
 def _workload(
-    common: dict[str, Any], annotations: Mapping[str, str], spec: Mapping[str, Any], status: Mapping[str, Any]
+    common: dict[str, Any],
+    metadata: Mapping[str, Any],
+    annotations: Mapping[str, str],
+    spec: Mapping[str, Any],
+    status: Mapping[str, Any],
 ) -> Workload:
     entries: list[dict[str, Any]] = status.get("conditions") or []
-    conditions = {_limited(entry["type"]): entry for entry in entries[:MAX_CONDITIONS]}
+    conditions = {_limited(entry["type"]): _condition(entry) for entry in entries[:MAX_CONDITIONS]}
     reserved, evicted = bool(status.get("admission")), _holds(conditions, "Evicted")
     quota = conditions.get("QuotaReserved", {})
-    cause = conditions["Evicted"] if evicted and reserved else quota
+    cause, created = conditions["Evicted"] if evicted and reserved else quota, metadata.get("creationTimestamp")
     assigned = (status.get("admission") or {}).get("podSetAssignments") or []
     updates = [update for check in status.get("admissionChecks") or [] for update in check.get("podSetUpdates") or []]
-    first, _, count = _limited(annotations.get(names.WORKERS)).partition("+")
+    pod_sets: list[dict[str, Any]] = spec.get("podSets") or []
+    # Kueue counts these pods, whatever the annotation says.
+    count = _integer(pod_sets[0].get("count")) if len(pod_sets) == 1 else None
+    if exceeded_limit(updates, MAX_UPDATES):
+        raise ValueError("its admission checks change more of its pods than is kept")
     return Workload(
         **common,
-        first=_number(first),
-        count=_number(count),
+        first=_number(annotations.get(names.FIRST)),
+        count=count if count is not None and 0 < count <= MAX_WORKERS else 0,
         active=spec.get("active") is not False,
         reserved=reserved,
         admitted=reserved and not evicted and _holds(conditions, "Admitted"),
         evicted=evicted,
         ready=_holds(conditions, "PodsReady"),
-        since=parse_rfc3339(quota.get("lastTransitionTime")),
+        since=parse_rfc3339(quota.get("lastTransitionTime") or created),
+        has_topology=any(entry.get("topologyAssignment") for entry in assigned),
         reason=_limited(cause.get("reason")),
         message=_limited(cause.get("message"), MAX_MESSAGE_LENGTH),
         flavors=tuple(sorted({_limited(name) for entry in assigned for name in (entry.get("flavors") or {}).values()})),

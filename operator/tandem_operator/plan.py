@@ -45,7 +45,9 @@ class ReconcileInputs:
     token_digest: str = ""
     """Digest by which coordinators recognize the operator (tandem.processes.launch.TOKEN_DIGEST)."""
     queueing: Queueing | None = None
-    """Flavors and priority classes of the cluster; None: it lets the operator create no Workloads of Kueue."""
+    """Flavors and priority classes of the cluster; None: they, or the Workloads of Kueue, cannot be read."""
+    has_pod_groups: bool = True
+    """Whether that is so for good: queued jobs are pod groups then."""
     now: float
     """Seconds since the epoch."""
     entropy: str

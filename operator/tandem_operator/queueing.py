@@ -1,20 +1,20 @@
 """Reads what a cluster says about queues: Kueue's ResourceFlavors, and PriorityClasses.
 
-They belong to no namespace, and there are few of them, so they are listed when a queued job needs them, and again after
-a while.
+They belong to no namespace, and there are few of them, so they are listed now and then, where there is Kueue.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from tandem_operator import kinds
-from tandem_operator.api import ApiServer, RequestRefused
+from tandem_operator.api import ApiServer, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
 from tandem_operator.workloads import NodePlacement, Queueing, placement_of
 
-FRESH_SECONDS = 15.0
-"""Time for which a list is used."""
+INTERVAL_SECONDS, RETRY_SECONDS = 15.0, 1.0
+"""Interval between two lists, and between two looks whether they are needed before the first."""
 MAX_OBJECTS = 1000
 """Maximum number of objects of each kind that are read."""
 ABSENT = (403, 404)
@@ -24,25 +24,33 @@ log = logging.getLogger("tandem.operator")
 
 
 class QueueingReader:
-    """Reads flavors and priority classes."""
+    """Reads flavors and priority classes.
 
-    def __init__(self, api: ApiServer) -> None:
-        self._api = api
-        self._queueing: Queueing | None = None
-        self._due = 0.0
-        self._turn = asyncio.Lock()
+    Args:
+        is_needed: whether there are queues at all.
+    """
 
-    async def current(self) -> Queueing | None:
-        """The flavors and priority classes, read now if they are old; None if the operator may not list them.
+    def __init__(self, api: ApiServer, is_needed: Callable[[], bool]) -> None:
+        self._api, self._is_needed = api, is_needed
+        self.latest: Queueing | None = None
+        """What was read last; None if nothing was, or if that is not allowed."""
+        self.is_allowed: bool | None = None
+        """Whether the operator may read them; None if that is not known yet."""
 
-        Raises:
-            tandem_operator.api.Unavailable: the API server did not answer.
-        """
-        async with self._turn:
-            if asyncio.get_running_loop().time() >= self._due:
-                self._queueing = await self._read()
-                self._due = asyncio.get_running_loop().time() + FRESH_SECONDS
-        return self._queueing
+    async def run(self) -> None:
+        """Read them again and again, until cancelled. What was read stays while the API server is away."""
+        while True:
+            if self._is_needed():
+                await self.refresh()
+            await asyncio.sleep(INTERVAL_SECONDS if self.is_allowed is not None else RETRY_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read them now."""
+        try:
+            self.latest = await self._read()
+            self.is_allowed = self.latest is not None
+        except (RequestRefused, Unavailable) as error:
+            log.warning("event=queues-not-read error=%r", str(error))
 
     async def _read(self) -> Queueing | None:
         try:

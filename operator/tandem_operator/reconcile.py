@@ -55,6 +55,7 @@ from tandem.wire.status import Snapshot, Status
 from tandem_operator import kinds, names, objects, pod_starts, pods, replicas
 from tandem_operator.gang_deadlock import backoff_ends
 from tandem_operator.job_memory import delete_key, replica_key, retry_time, role_retry_time, terminate_key, write_key
+from tandem_operator.job_queue import job_queue, new_workloads, workload_changes, workload_plan
 from tandem_operator.kinds import Kind
 from tandem_operator.lifecycle import Lifecycle, deadline, drain_deadline, is_initialized, lifecycle_of, script_restarts
 from tandem_operator.objects import Manifest, Template, Volumes
@@ -73,7 +74,7 @@ from tandem_operator.reasons import (
 from tandem_operator.replicas import ReplicaPolicy, RolePlan
 from tandem_operator.reporting import JobProblem, events_between, status
 from tandem_operator.retry import incarnation
-from tandem_operator.workloads import JobQueue, WorkloadPlan, occupied, pod_set_template, queue_problem, queue_view
+from tandem_operator.workloads import JobQueue, Need, queue_problem, queue_view
 
 POLL_INTERVAL_SECONDS = 1.0, 5.0
 """Interval between two polls of a coordinator: with few jobs, and with many."""
@@ -95,8 +96,6 @@ COORDINATOR_START_SECONDS = 300.0
 are deleted, so that they do not hold GPUs."""
 WORKER_GRACE_SECONDS = 30.0
 """Grace period of workers after the job ends."""
-UNNAMED_IMAGES = Images(operator="-", trainer="-", evaluator="-")
-"""Images of the pods in Workloads, which no decision depends on."""
 DEFAULT_VOLUMES = Volumes()
 """Claims of the cluster's default storage class, which many nodes can mount at once."""
 
@@ -116,7 +115,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     endpoint, images = _endpoint(inputs), _pinned_images(images, workers)
 
     # Step 2: the workers. This plan comes before the lifecycle, which has to know the replicas that cannot start.
-    queue = _job_queue(inputs, workers)
+    queue = job_queue(inputs, workers)
     group = None if queue is not None else group_of(job, workers, _group_entropy(inputs))
     worker_policy = ReplicaPolicy(
         indices=range(job.spec.workers.replicas) if queue is None else queue.admitted,
@@ -161,8 +160,9 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     )
     backoff = backoff_for_rival(inputs, lifecycle, workers)
     holds_back = backoff is not None or (trains and _coordinator_fails(inputs))
-    workload_plan = _workload_plan(inputs, queue, workers, is_needed=trains and not holds_back)
-    delete += workload_plan.delete
+    need: Need = "none" if not trains else "later" if holds_back else "now"
+    queue_plan = workload_plan(inputs, queue, workers, need)
+    delete += queue_plan.delete
     if holds_back:
         scheduled = {candidate.uid for candidate in delete}
         delete += [pod for pod in workers if pod.live and pod.uid not in scheduled]
@@ -187,7 +187,8 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
 
     # Step 7: the status, from everything that keeps the job from running, the most important problem first.
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
-    resolved = _resolved_attempts(inputs, lifecycle, required, plans)
+    done = (*required.resolved, *(write_key(kinds.WORKLOAD, name) for name in queue_plan.settled))
+    resolved = _resolved_attempts(inputs, lifecycle, done, plans)
     refused = [
         attempt.trouble
         for key, attempt in inputs.attempts.items()
@@ -217,8 +218,8 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         create=() if has_ended else tuple(objects.completed(manifest, job, volumes) for manifest in required.create),
         update=() if has_ended else required.update,
         create_pods=tuple(create_pods),
-        create_workloads=_new_workloads(inputs, queue, workload_plan),
-        write_workloads=workload_plan.write,
+        create_workloads=new_workloads(inputs, queue, queue_plan),
+        write_workloads=workload_changes(inputs, queue_plan),
         delete=tuple(
             candidate for candidate in delete if retry_time(inputs.attempts, delete_key(candidate.name), now) is None
         ),
@@ -371,7 +372,7 @@ def _not_before(inputs: ReconcileInputs, role: str, required: _RequiredObjects) 
 
 
 def _resolved_attempts(
-    inputs: ReconcileInputs, lifecycle: Lifecycle, required: _RequiredObjects, plans: Mapping[str, RolePlan]
+    inputs: ReconcileInputs, lifecycle: Lifecycle, done: Iterable[str], plans: Mapping[str, RolePlan]
 ) -> frozenset[str]:
     """Keys of attempts that succeeded or are obsolete."""
     if not inputs.attempts:
@@ -390,7 +391,7 @@ def _resolved_attempts(
         relevant |= {write_key(*_kind_and_name(manifest)) for manifest in _desired_objects(inputs)}
         relevant |= {write_key(kinds.WORKLOAD, name) for name in names.workloads(inputs.job.metadata.name)}
         relevant.add(write_key(kinds.SECRET, names.token(inputs.job.metadata.name)))
-    return frozenset({key for key in inputs.attempts if key not in relevant} | running.union(required.resolved))
+    return frozenset({key for key in inputs.attempts if key not in relevant} | running.union(done))
 
 
 def _new_coordinators(inputs: ReconcileInputs, images: Images, colocated: bool, plan: RolePlan) -> list[Manifest]:
@@ -417,57 +418,6 @@ def _new_workers(
             entropy = inputs.entropy_of(names.WORKER, new.index)
             manifests.append(objects.worker(inputs.job, inputs.uid, template, endpoint, place, new, entropy))
     return manifests
-
-
-def _job_queue(inputs: ReconcileInputs, workers: Sequence[Pod]) -> JobQueue | None:
-    """The job's Workloads; None if it is not queued, or as a pod group."""
-    workloads = inputs.children.workloads(inputs.uid)
-    if inputs.job.spec.run_policy.queue_name is None:
-        return None
-    # A group that runs stays one. Workers that Workloads have admitted stay as well while Kueue's API is away.
-    grouped = any(pod.group is not None and pod.live for pod in workers)
-    ungrouped = any(pod.group is None and pod.live for pod in workers)
-    if grouped or (inputs.queueing is None and not ungrouped):
-        return None
-    running = frozenset(pod.index for pod in workers if pod.live)
-    return JobQueue(inputs.job, workloads, _workload_template(inputs)[1], inputs.queueing, running)
-
-
-def _workload_template(inputs: ReconcileInputs) -> tuple[Manifest, str]:
-    """The part of a worker's pod that Kueue counts, and the hash of all that the job's Workloads ask for."""
-
-    def compute() -> tuple[Manifest, str]:
-        template = pod_set_template(pods.worker(inputs.job, inputs.uid, UNNAMED_IMAGES, ""))
-        return template, objects.digest([inputs.job.spec.run_policy.queue_name, template])
-
-    return inputs.memo.once(inputs.job.spec, ("workload", inputs.uid), compute)
-
-
-def _workload_plan(
-    inputs: ReconcileInputs, queue: JobQueue | None, workers: Sequence[Pod], is_needed: bool
-) -> WorkloadPlan:
-    """Plan the Workloads of the job."""
-    workloads = inputs.children.workloads(inputs.uid)
-    if inputs.queueing is None or (queue is None and not workloads):
-        return WorkloadPlan()
-    if queue is None:
-        # It is queued no longer, or as a pod group.
-        return WorkloadPlan(delete=tuple(workload for workload in workloads if not workload.deleting))
-    busy = occupied(workers, inputs.unanswered)
-    ready = [pod.index for pod in workers if pod.ready and pod.live]
-    priorities, name = inputs.queueing.priorities, _workload_template(inputs)[0].get("priorityClassName", "")
-    return queue.plan(is_needed, busy, ready, priorities.get(name, 0))
-
-
-def _new_workloads(inputs: ReconcileInputs, queue: JobQueue | None, plan: WorkloadPlan) -> tuple[Manifest, ...]:
-    if queue is None or not plan.create:
-        return ()
-    template, digest = _workload_template(inputs)
-    return tuple(
-        objects.workload(inputs.job, inputs.uid, new, template, digest)
-        for new in plan.create
-        if retry_time(inputs.attempts, write_key(kinds.WORKLOAD, new.name), inputs.now) is None
-    )
 
 
 def _new_evaluators(inputs: ReconcileInputs, images: Images, colocated: bool, plan: RolePlan) -> list[Manifest]:

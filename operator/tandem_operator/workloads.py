@@ -7,10 +7,10 @@ A queued job asks for its smallest group in one Workload, all or none, and for e
     Workload NAME-queue-2    the one after it                      P - 2
 
 So Kueue shrinks a job instead of ending it. Whoever needs quota takes the Workloads of lowest priority first: those of
-the job that has most workers over its minimum, the last ones first, and never a minimum before the surplus of others.
-Two jobs of one priority class share what there is: their surplus differs by one worker at most. A job with room for its
-minimum alone starts with that (partial admission), trains, and grows when quota is free. No step in this needs a
-feature gate, or more of Kueue than queues, priorities and preemption.
+the job that has most workers over its minimum, the last ones first. Two jobs of one priority class share what there is:
+their surplus differs by one worker at most. A job with room for its minimum alone starts with that (partial admission),
+trains, and grows when quota is free. No step in this needs a feature gate, or more of Kueue than queues, priorities and
+preemption.
 
     wanted ──► pending ──► admitted ──► evicted ──► pending       Kueue admits and evicts
                               │            └─ its pods leave; then the quota is given back (status, as Kueue's jobs do)
@@ -36,7 +36,7 @@ changes its size), which remain for clusters that do not let the operator create
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from tandem.formatting import count_noun, parse_rfc3339, rfc3339
 from tandem.job.resource import DistributedTrainingJob
@@ -46,12 +46,21 @@ from tandem_operator import names
 from tandem_operator.observed import Pod, Workload
 from tandem_operator.reporting import JobProblem
 
+Need = Literal["now", "later", "none"]
+"""Whether a job needs workers: it trains; it would, but cannot start now; it does not."""
 MAX_SLICES = names.MAX_WORKLOADS - 1
 """Maximum number of Workloads of a job over its minimum."""
 LOWEST_PRIORITY = -(2**31)
 _CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
-_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "priorityClassName")
+_POD_FIELDS = (
+    *("nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "priorityClassName"),
+    *("resources", "resourceClaims"),
+)
 """Fields of a worker's pod that decide which quota it takes."""
+IMAGE = "tandem"
+"""Image of the containers in Workloads, from which admission checks may make pod templates."""
+RESERVED_PREFIXES = ("tandem.dev/", "kueue.x-k8s.io/")
+"""Prefixes of labels and annotations that no admission check may set."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,8 @@ class WorkloadPlan:
     create: tuple[NewWorkload, ...] = ()
     delete: tuple[Workload, ...] = ()
     write: tuple[WorkloadChange, ...] = ()
+    settled: tuple[str, ...] = ()
+    """Names of those that stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +146,18 @@ class JobQueue:
         result: list[Workload] = []
         for workload in sorted(self.workloads, key=lambda workload: (workload.first, workload.name)):
             begins = result[-1].indices.stop if result else 0
-            fits = workload.count > 0 and begins <= workload.first and workload.indices.stop <= self._size
+            # One that has more workers than there still are keeps its quota: others of it train.
+            fits = workload.count > 0 and begins <= workload.first < self._size
             if fits and workload.applied == self.digest and not workload.deleting:
                 result.append(workload)
+        # After a change of the minimum, the smallest group keeps its Workload for as long as the job trains.
+        base = next((workload for workload in result if workload.first == 0), None)
+        if base is not None and base.count != self._fewest and not self._trainable(result):
+            result.remove(base)
+        # After growth by many workers, there may be too many small slices: the last of them make room for larger ones.
+        while len(result) + len([*self._gaps(result)]) > names.MAX_WORKLOADS:
+            surplus = (workload for workload in result if workload.first > 0)
+            result.remove(max(surplus, key=lambda workload: (-workload.count, workload.first)))
         return result
 
     @property
@@ -148,38 +168,48 @@ class JobQueue:
     @cached_property
     def admitted(self) -> frozenset[int]:
         """Indices of the workers that may have a pod; none if they are too few to train."""
-        if self.queueing is None:
-            return self.running
-        if self.base is None or not self.base.admitted:
-            return frozenset()
-        indices = frozenset(index for workload in self.current if workload.admitted for index in workload.indices)
-        return indices if len(indices) >= self.job.spec.fewest_workers else frozenset()
+        return self.running if self.queueing is None else self._trainable(self.current)
+
+    def _trainable(self, workloads: Iterable[Workload]) -> frozenset[int]:
+        """Indices of the workers that these Workloads admit; none if they are too few to train."""
+        admitted = [workload for workload in workloads if workload.admitted]
+        indices = frozenset(index for workload in admitted for index in workload.indices if index < self._size)
+        return indices if 0 in indices and len(indices) >= self.job.spec.fewest_workers else frozenset()
 
     @property
     def _size(self) -> int:
         return self.job.spec.workers.replicas
 
+    @property
+    def _fewest(self) -> int:
+        return min(self.job.spec.fewest_workers, self._size)
+
     def placement(self, index: int) -> NodePlacement | None:
         """The placement of an admitted worker's pod; None if one of its flavors does not exist."""
         workload = next((workload for workload in self.current if index in workload.indices), None)
-        if workload is None or self.queueing is None or not self.queueing.flavors.keys() >= {*workload.flavors}:
+        if workload is None or self.queueing is None or workload.has_topology:
+            return None
+        if not self.queueing.flavors.keys() >= {*workload.flavors}:
             return None
         parts = [self.queueing.flavors[flavor] for flavor in workload.flavors]
         return sum((*parts, *map(placement_of, workload.updates)), NodePlacement())
 
-    def plan(self, is_needed: bool, occupied: Collection[int], ready: Collection[int], priority: int) -> WorkloadPlan:
+    def plan(self, need: Need, occupied: Collection[int], ready: Collection[int], priority: int) -> WorkloadPlan:
         """Compare the Workloads with what the job needs.
 
         Args:
-            is_needed: the job trains, or wants to.
+            need: whether the job needs workers.
             occupied: indices of workers whose pods have not ended, or may exist without being known yet.
             ready: indices of workers whose pods are ready.
             priority: that of the job.
         """
-        current, is_started = self.current if is_needed else [], self.base is not None and bool(self.admitted)
+        current, is_started = self.current if need != "none" else [], self.base is not None and bool(self.admitted)
         keep = [workload for workload in current if workload.first == 0 or is_started]
+        if need == "later":
+            # What it has would be held for nothing. What it waits for keeps its place.
+            keep = [workload for workload in keep if not workload.reserved]
         # Quota is given back when nothing uses it any more.
-        free = [workload for workload in self.workloads if not any(index in occupied for index in workload.indices)]
+        free = [workload for workload in self.workloads if not any(index in workload.indices for index in occupied)]
         delete = [workload for workload in free if workload not in keep and not workload.deleting]
         write = [
             WorkloadChange(workload, released(workload), releases=True)
@@ -192,54 +222,60 @@ class JobQueue:
                 workload, with_condition(workload.conditions, "PodsReady", True, "Started", "all pods are ready")
             )
             for workload in keep
-            if workload.admitted and not workload.ready and all(index in ready for index in workload.indices)
+            if workload.admitted and not workload.ready and self._is_ready(workload, ready)
         ]
-        create = (
-            [self._new(slot, part, priority) for slot, part in self._missing(keep, is_started)] if is_needed else []
-        )
-        return WorkloadPlan(tuple(create), tuple(delete), tuple(write))
+        missing = self._missing(keep, is_started) if need == "now" else ()
+        create = [self._new(slot, part, priority) for slot, part in missing]
+        changed = {change.workload.name for change in write}
+        settled = tuple(workload.name for workload in keep if workload.name not in changed)
+        return WorkloadPlan(tuple(create), tuple(delete), tuple(write), settled)
+
+    def _is_ready(self, workload: Workload, ready: Collection[int]) -> bool:
+        """Whether the pods of all its workers that there are to be are ready."""
+        return all(index in ready for index in range(workload.first, min(workload.indices.stop, self._size)))
 
     def _missing(self, keep: Sequence[Workload], is_started: bool) -> Iterator[tuple[int, range]]:
         """Slots and indices of the Workloads to create."""
         used_names = {workload.name for workload in self.workloads}
+        # An old Workload of the same workers is given back first: their new pods would seem to use it.
+        held = {index for workload in self.workloads if workload not in keep for index in workload.indices}
         slots = [
             slot
             for slot in range(names.MAX_WORKLOADS)
             if names.workload(self.job.metadata.name, slot) not in used_names
         ]
-        first = next((workload for workload in keep if workload.first == 0), None)
-        fewest = min(self.job.spec.fewest_workers, self._size) if first is None else first.count
-        if first is None:
-            yield from [(0, range(fewest))] if 0 in slots else []
-            return
-        multiple = self.job.spec.workers_apart
-        size = multiple * max(1, -(-(self._size - fewest) // (MAX_SLICES * multiple)))
+        if not any(workload.first == 0 for workload in keep):
+            yield from [(0, range(self._fewest))] if 0 in slots and held.isdisjoint(range(self._fewest)) else []
+        elif is_started:
+            free = iter([slot for slot in slots if slot > 0])
+            yield from zip(free, (part for part in self._gaps(keep) if held.isdisjoint(part)), strict=False)
+
+    def _gaps(self, keep: Iterable[Workload]) -> Iterator[range]:
+        """Indices of the workers over the minimum that have no Workload, in slices."""
         begins = {workload.first: workload.indices.stop for workload in keep}
-        start, free = fewest, iter([slot for slot in slots if slot > 0])
-        while is_started and start < self._size:
-            if start in begins:
-                start = begins[start]
-                continue
-            end = min(start + size, self._size, *(begin for begin in begins if begin > start))
-            slot = next(free, None)
-            if slot is None:
-                return
-            yield slot, range(start, end)
+        start, multiple = begins.get(0, self._fewest), self.job.spec.workers_apart
+        size = multiple * max(1, -(-(self._size - start) // (MAX_SLICES * multiple)))
+        while start < self._size:
+            end = begins.get(start)
+            if end is None:
+                end = min(start + size, self._size, *(begin for begin in begins if begin > start))
+                yield range(start, end)
             start = end
 
     def _new(self, slot: int, part: range, priority: int) -> NewWorkload:
-        surplus = part.stop - self.job.spec.fewest_workers if part.start else 0
+        least = self._fewest if self.base is None else self.base.count
+        surplus = part.stop - least if part.start else 0
         return NewWorkload(names.workload(self.job.metadata.name, slot), part, max(LOWEST_PRIORITY, priority - surplus))
 
 
-def pod_set_template(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a worker's pod that Kueue counts."""
-    spec = pod["spec"]
+def pod_set_template(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a pod's spec that Kueue counts."""
     result = {name: spec[name] for name in _POD_FIELDS if name in spec}
     for group in ("containers", "initContainers"):
         if spec.get(group):
             result[group] = [
-                {key: workload[key] for key in _CONTAINER_FIELDS if key in workload} for workload in spec[group]
+                {"image": IMAGE, **{key: container[key] for key in _CONTAINER_FIELDS if key in container}}
+                for container in spec[group]
             ]
     return result
 
@@ -251,20 +287,28 @@ def placement_of(body: Mapping[str, Any], labels: str = "nodeSelector") -> NodeP
         labels: name of the field with the labels of nodes.
     """
 
-    def texts(name: str) -> dict[str, str]:
+    def texts(name: str, reserved: tuple[str, ...] = ()) -> dict[str, str]:
         value = body.get(name)
-        return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
+        entries = value.items() if isinstance(value, dict) else ()
+        return {str(key): str(text) for key, text in entries if not str(key).startswith(reserved)}
 
     tolerations = body.get("tolerations")
     entries = [entry for entry in tolerations if isinstance(entry, dict)] if isinstance(tolerations, list) else []
-    return NodePlacement(texts(labels), tuple(entries), texts("labels"), texts("annotations"))
+    metadata = (texts(name, RESERVED_PREFIXES) for name in ("labels", "annotations"))
+    return NodePlacement(texts(labels), tuple(entries), *metadata)
 
 
 def released(workload: Workload) -> tuple[Mapping[str, Any], ...]:
     """The conditions of a Workload that gives its quota back, as Kueue's own jobs write them."""
     reason, message = workload.reason or "Evicted", workload.message
+    if reason.startswith("Deactivated"):
+        # Kueue adds the cause, and queues what is activated again only if the reason is this very word.
+        reason = "Deactivated"
     conditions = with_condition(workload.conditions, "QuotaReserved", False, "Pending", message)
     conditions = with_condition(conditions, "Admitted", False, "NoReservation", "The workload has no reservation")
+    if workload.ready:
+        # Else Kueue would not wait for the pods of the next admission.
+        conditions = with_condition(conditions, "PodsReady", False, "WaitForStart", "the pods have left")
     # After another kind of eviction Kueue requeues it itself, when its back-off is over.
     return with_condition(conditions, "Requeued", reason in ("Preempted", "NodeFailures"), reason, message)
 
@@ -290,6 +334,9 @@ def queue_problem(queue: JobQueue) -> JobProblem | None:
         message = f"the Workloads of the queue {name} cannot be read; workers that run stay, and none is replaced"
         return JobProblem(Reason.QUEUED, message)
     unplaced = [workload for workload in queue.current if workload.admitted and queue.placement(workload.first) is None]
+    if any(workload.has_topology for workload in unplaced):
+        message = f"the queue {name} chooses nodes one by one (topology-aware scheduling), which is not supported"
+        return JobProblem(Reason.QUEUED, message)
     if unplaced:
         flavors = ", ".join(unplaced[0].flavors)
         return JobProblem(
@@ -325,7 +372,9 @@ def queue_view(job: DistributedTrainingJob, queue: JobQueue | None, trains: bool
     since = parse_rfc3339(old.waiting_since) if old else None
     waited = old.waited_seconds if old else 0.0
     if trains and not queue.admitted:
-        stamp = old.waiting_since if old and since is not None else rfc3339(now)
+        # A status that an older CRD does not keep has to be the same each time.
+        begin = queue.base.since if queue.base is not None else None
+        stamp = old.waiting_since if old and since is not None else rfc3339(now if begin is None else begin)
         return QueueView(name=name, integration="Workload", admitted=0, waiting_since=stamp, waited_seconds=waited)
     waited += max(0.0, now - since) if since is not None else 0.0
     return QueueView(name=name, integration="Workload", admitted=len(queue.admitted), waited_seconds=round(waited, 1))

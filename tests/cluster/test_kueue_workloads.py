@@ -24,12 +24,17 @@ from tests.support.cluster.operated import (
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.planned import planned_samples
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), ON_OUR_OWN, pytest.mark.alone]
 GPU = "nvidia.com/gpu"
 QUEUE = "gpus"
 QUOTA = 8
-ELASTIC = {"onMembershipChange": "Regroup", "growAfterSeconds": 1, "growCooldownSeconds": 1}
+ELASTIC = {
+    **{"onMembershipChange": "Regroup", "growAfterSeconds": 1, "growCooldownSeconds": 1},
+    # Eight ranks share few cores; that one of them is late is no loss.
+    "heartbeatSeconds": 10,
+}
 
 
 @pytest.fixture(scope="module", params=[kueue.OLDEST, kueue.NEWEST], ids=lambda pinned: f"kueue {pinned.version}")
@@ -51,8 +56,6 @@ def namespace(kueue_process: kueue.Kueue) -> Iterator[Namespace]:
     with restricted() as found, reads_queues(found):
         kueue.queue(found, QUEUE, {GPU: str(QUOTA)})
         yield found
-        # What a test that failed has left would be queued again and again, and its queue never be free to go.
-        found("delete", "dtj", "--all", "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,14 @@ def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.Temp
     """An operator that looks after the namespace."""
     with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(namespace: Namespace) -> Iterator[None]:
+    """A test that has failed leaves the next one the whole quota."""
+    yield
+    namespace("delete", "dtj", "--all", "--wait=false")
+    until(lambda: admitted(namespace) == 0, "no quota is held", 120.0)
 
 
 @pytest.fixture(scope="module")

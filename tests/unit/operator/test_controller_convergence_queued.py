@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from tandem_operator import kinds, names
 from tandem_operator.api import Object
 from tandem_operator.kinds import Kind
-from tests.support.worlds.operator_world import KEY, NAME, NAMESPACE, STEPS, Cluster, Place, Step, World, happen, live
+from tests.support.worlds.operator_world import (
+    KEY,
+    LOOP,
+    NAME,
+    NAMESPACE,
+    STEPS,
+    Cluster,
+    Place,
+    Step,
+    World,
+    happen,
+    live,
+)
 
 ENDED = ("Succeeded", "Failed")
 
@@ -216,3 +228,28 @@ def test_in_whatever_order_all_of_a_group_end_and_are_seen_they_start_again(pree
         started = [pod for pod in cluster.pods(names.WORKER) if pod.get("status", {}).get("phase") == "Running"]
         assert len(started) == 2, order
         assert cluster.corrected == []
+
+
+def test_no_worker_starts_on_the_quota_of_a_workload_that_was_deleted() -> None:
+    """The watch may report that later than the job's next change."""
+    cluster = Cluster()
+    world = World(cluster, queueName="gpus")
+    world.cache.served.add(kinds.WORKLOAD)
+    cluster.put(kinds.RESOURCE_FLAVOR, {"metadata": {"name": "a100"}, "spec": {}})
+    LOOP.run(world.controller.queueing.refresh())
+    world.settle()
+    place = (kinds.WORKLOAD, NAMESPACE, names.workload(NAME, 0))
+    conditions = [{"type": kind, "status": "True", "reason": "Played"} for kind in ("QuotaReserved", "Admitted")]
+    admission = {"podSetAssignments": [{"name": "workers", "flavors": {"nvidia.com/gpu": "a100"}}]}
+    admitted = {**cluster.objects[place], "status": {"conditions": conditions, "admission": admission}}
+    cluster._cache(place, copy.deepcopy(admitted), "MODIFIED")
+    world.settle()
+    assert live(world, names.WORKER) == [0]
+    cluster.edit(kinds.JOB, NAME, {"runPolicy": {"suspend": True}})
+    while place in cluster.objects:
+        world.resync()
+        cluster.tick()
+    cluster.edit(kinds.JOB, NAME, {"runPolicy": {"suspend": False}})
+    world.cache.upsert(kinds.JOB, cluster.objects[kinds.JOB, *KEY])
+    world.look()
+    assert cluster.pods(names.WORKER) == []

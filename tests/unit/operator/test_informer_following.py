@@ -156,7 +156,8 @@ def test_answers_that_end_at_once_are_not_asked_for_without_pause() -> None:
 def test_a_kind_that_the_cluster_lacks_is_followed_once_it_is_there_and_not_when_it_has_gone() -> None:
     api = Api()
     absent = RequestRefused(404, "NotFound", "the server could not find the requested resource")
-    refusals: list[Exception] = [absent, RequestRefused(403, "Forbidden", "workloads are forbidden")]
+    away = Unavailable("500 conversion webhook for kueue.x-k8s.io/v1beta2, Kind=Workload failed")
+    refusals: list[Exception] = [away, absent, RequestRefused(403, "Forbidden", "workloads are forbidden")]
     pages, watched = api.pages, []
 
     async def served(kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
@@ -177,13 +178,21 @@ def test_a_kind_that_the_cluster_lacks_is_followed_once_it_is_there_and_not_when
     api.pages, api.changes = served, changes  # type: ignore[method-assign]
 
     async def story(cache: Cache, news: list[Key]) -> None:
-        assert not cache.serves(kinds.WORKLOAD)
+        assert cache.serves(kinds.WORKLOAD) is None
+        assert cache.job(KEY) is not None, "whoever waits in no queue is not held up"
+        refusals.pop(0)
+        await asyncio.sleep(SWEEP_SECONDS)
+        assert cache.serves(kinds.WORKLOAD) is False
         refusals.pop(0)
         await asyncio.sleep(SWEEP_SECONDS)
         assert (cache.serves(kinds.WORKLOAD), watched) == (False, [])
         refusals.clear()
         await asyncio.sleep(SWEEP_SECONDS + 2 * RETRY_SECONDS)
         assert (cache.serves(kinds.WORKLOAD), watched) == (True, [10])
+        refusals.append(away)
+        await asyncio.sleep(2 * SWEEP_SECONDS)
+        assert cache.serves(kinds.WORKLOAD), "what is known stays"
+        refusals.clear()
         refusals.append(absent)
         await asyncio.sleep(300 + SWEEP_SECONDS)
         assert (cache.serves(kinds.WORKLOAD), watched) == (False, [10, 10])
