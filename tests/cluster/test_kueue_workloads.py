@@ -33,7 +33,7 @@ QUOTA = 8
 ELASTIC = {
     **{"onMembershipChange": "Regroup", "growAfterSeconds": 1, "growCooldownSeconds": 1},
     # Eight ranks share few cores; that one of them is late is no loss.
-    "heartbeatSeconds": 10,
+    "lostAfterSeconds": 30,
 }
 
 
