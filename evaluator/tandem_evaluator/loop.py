@@ -155,7 +155,10 @@ class Evaluator:
     def survey(self) -> View:
         """Survey the run directory, set broken checkpoints aside, and keep best.json up to date."""
         view = self._survey.scan(self._unusable)
-        for name, reason in self._survey.broken.items():
+        broken = {name: reason for name, reason in self._survey.broken.items() if not sync_client.repair(name, ())}
+        if len(broken) < len(self._survey.broken):
+            view = self._survey.scan(self._unusable)
+        for name, reason in broken.items():
             self._set_aside(name, reason)
         if (signature := self._survey.signature(view)) != self._signature:
             self._publication.update_best()
@@ -250,6 +253,8 @@ class Evaluator:
             if self._stopped:
                 return None
             try:
+                if doubt is not None:
+                    sync_client.repair(reference.name, [WEIGHTS])
                 return self._scoring.read(*self._open(reference))
             except FileNotFoundError:
                 return None

@@ -268,6 +268,25 @@ def read_chunk(descriptor: int, entry: FileEntry, number: int, place: memoryview
     return _read(descriptor, place, number * CHUNK_BYTES) and checksum(place) == entry.xxh3[number]
 
 
+def is_sound(folder: Path, entry: FileEntry) -> bool:
+    """Whether a file of a checkpoint has the right size and checksums, as this process reads it.
+
+    Raises:
+        FileNotFoundError: the whole checkpoint is gone.
+        OSError: the disk cannot be read.
+    """
+    try:
+        descriptor = open_file(folder, entry)
+    except Broken:
+        return False
+    try:
+        place = memoryview(bytearray(min(CHUNK_BYTES, entry.size)))
+        sizes = (min(CHUNK_BYTES, entry.size - start) for start in range(0, entry.size, CHUNK_BYTES))
+        return all(read_chunk(descriptor, entry, number, place[:size]) for number, size in enumerate(sizes))
+    finally:
+        os.close(descriptor)
+
+
 def is_damaged(folder: Path, entry: FileEntry, number: int) -> bool:
     """Whether a chunk of a file has a wrong checksum, as this process reads it. Raises as `open_file` does."""
     descriptor = open_file(folder, entry)

@@ -64,14 +64,17 @@ class CheckpointReader:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def file(self, manifest: Manifest, entry: FileEntry, path: Path) -> Iterator[int]:
+    def file(self, manifest: Manifest, entry: FileEntry, path: Path, replaces: bool = False) -> Iterator[int]:
         """Get one file, unless it is there; yields the bytes of each chunk.
+
+        Args:
+            replaces: get it although it is there, and replace that one.
 
         Raises:
             Broken: it is damaged, or missing in the bucket.
             StoreAccessError, StoreUnavailableError, OSError: the bucket cannot be read, or the disk not written.
         """
-        if path.exists():
+        if path.exists() and not replaces:
             yield entry.size
             return
         temporary = path.with_name(f"{TEMPORARY}{path.name}")

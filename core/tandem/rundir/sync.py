@@ -52,7 +52,7 @@ from tandem.rundir.bucket import (
     remote_names,
     segment_name,
 )
-from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest, checksum
+from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest, OtherFormat, checksum, is_sound
 from tandem.rundir.download import CheckpointReader
 from tandem.rundir.durable import (
     commit_folder,
@@ -73,7 +73,7 @@ from tandem.rundir.store import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from tandem.rundir.sync_state import STATE_FILE, SyncedCheckpoint, SyncedFile, read_state
+from tandem.rundir.sync_state import STATE_FILE, SyncedCheckpoint, SyncedFile, read_state, signature_of, tag_of
 from tandem.rundir.upload import ENDS, Uploader
 
 logger = logging.getLogger("tandem.sync")
@@ -202,11 +202,52 @@ class Synchronizer:
                 self._note_complete(name)
                 self._make_room()
 
-    def _fetch_file(self, manifest: Manifest, entry: FileEntry) -> None:
+    def repair(self, name: str, paths: Collection[str] | None = None) -> None:
+        """Read a checkpoint that seems to be damaged here, and get again what is damaged.
+
+        Args:
+            paths: files to read beside the manifest; None: all.
+
+        Raises:
+            DeletedCheckpoint: the bucket does not have it.
+            Broken: it is damaged in the bucket, too.
+            StoreAccessError, StoreUnavailableError, OSError: as `exchange`.
+        """
+        with self._fetching:
+            synced = self._state.checkpoints.get(name)
+            if synced is None:
+                raise DeletedCheckpoint(f"{name} is not in the bucket")
+            try:
+                manifest = self._repaired_manifest(name, synced.digest)
+                if manifest.digest != synced.digest:
+                    raise DeletedCheckpoint(f"{name} has another content in the bucket")
+                for entry in manifest.files:
+                    is_asked = paths is None or entry.path in paths
+                    if is_asked and not is_sound(self._rundir.checkpoint(name), entry):
+                        logger.warning("event=repairing checkpoint=%s file=%s", name, entry.path)
+                        self._fetch_file(manifest, entry, replaces=True)
+            except FileNotFoundError:
+                raise DeletedCheckpoint(f"{name} was deleted") from None
+
+    def _repaired_manifest(self, name: str, digest: str) -> Manifest:
+        folder = self._rundir.checkpoint(name)
+        try:
+            return Manifest.load(folder)
+        except OtherFormat:
+            raise
+        except Broken:
+            content = self._store.read(f"{CHECKPOINTS}/{name}/{FILE}")
+            if content is None or parse_object(content.data).get("digest") != digest:
+                raise DeletedCheckpoint(f"{name} was deleted") from None
+            logger.warning("event=repairing checkpoint=%s file=%s", name, FILE)
+            replace_bytes(folder / FILE, content.data)
+            return Manifest.load(folder)
+
+    def _fetch_file(self, manifest: Manifest, entry: FileEntry, replaces: bool = False) -> None:
         path = self._rundir.checkpoint(manifest.name) / entry.path
         path.parent.mkdir(exist_ok=True)
         try:
-            for _ in self._reader.file(manifest, entry, path):
+            for _ in self._reader.file(manifest, entry, path, replaces):
                 pass
         except Broken:
             # Retention may have deleted it since the last exchange.
@@ -282,7 +323,7 @@ class Synchronizer:
         """Send a file if it has changed. Returns whether it exists."""
         synced = self._state.files.get(name)
         try:
-            signature = _signature(path)
+            signature = signature_of(path)
             if synced is not None and synced.signature == signature:
                 return True
             if synced is not None and name.startswith(_FIRST):
@@ -374,7 +415,7 @@ class Synchronizer:
         """The manifest of a checkpoint here; None if there is none, or none that can be read."""
         folder = self._rundir.checkpoint(name)
         try:
-            signature = _signature(folder / FILE)
+            signature = signature_of(folder / FILE)
             if self._manifests.get(name, (None,))[0] != signature:
                 self._manifests[name] = signature, None
                 self._manifests[name] = signature, Manifest.load(folder)
@@ -431,7 +472,7 @@ class Synchronizer:
                 continue
             target = f"{CHECKPOINTS}/{name}/{FILE}"
             current = self._store.read(target)
-            if current is not None and _tag(current.version) != _tag(synced.version):
+            if current is not None and tag_of(current.version) != tag_of(synced.version):
                 continue  # another one has got its name
             self._writer.renew()
             # The manifest first: a checkpoint without one does not exist.
@@ -468,7 +509,7 @@ class Synchronizer:
             synced, path = self._state.files.pop(name), self._rundir.path / name
             # A file that has changed here since is new.
             with suppress(FileNotFoundError):
-                if _signature(path) == synced.signature:
+                if signature_of(path) == synced.signature:
                     path.unlink()
         self._pull_files([listing[name] for name in _LAST if name in listing])
 
@@ -512,11 +553,11 @@ class Synchronizer:
         synced = self._state.files.get(entry.name)
         if synced is None:
             return True
-        if _tag(synced.version) == _tag(entry.version):
+        if tag_of(synced.version) == tag_of(entry.version):
             return False
         # A file that was changed or deleted here meanwhile is sent first, and loses.
         with suppress(FileNotFoundError):
-            return _signature(self._rundir.path / entry.name) == synced.signature
+            return signature_of(self._rundir.path / entry.name) == synced.signature
         return False
 
     def _write_file(self, name: str, content: Content) -> None:
@@ -535,7 +576,7 @@ class Synchronizer:
         # A lease may be gone already: the next exchange deletes it there.
         signature = (0, 0, 0)
         with suppress(FileNotFoundError):
-            signature = _signature(path)
+            signature = signature_of(path)
         self._state.files[name] = SyncedFile(version=dict(version), signature=signature, checksum=checksum(content))
 
     def _pull_log(self, log: str, segments: Mapping[int, ListedObject]) -> None:
@@ -567,7 +608,7 @@ class Synchronizer:
         # One of this pod that counts replaces an older one of its name.
         unsent = {manifest.name for manifest in self._unsent()}
         for name, entry in manifests.items():
-            if name in synced_checkpoints and _tag(synced_checkpoints[name].version) == _tag(entry.version):
+            if name in synced_checkpoints and tag_of(synced_checkpoints[name].version) == tag_of(entry.version):
                 continue
             content = self._store.read(entry.name)
             if content is None:
@@ -652,17 +693,3 @@ def _is_additional(file: str) -> bool:
 def _is_additional_object(name: str) -> bool:
     folder, _, file = name.partition("/")
     return f"{folder}/" in ADDITIONAL and _is_additional(file)
-
-
-def _signature(path: Path) -> tuple[int, int, int]:
-    """
-    Raises:
-        FileNotFoundError: it is gone.
-    """
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _tag(version: Mapping[str, str]) -> str:
-    """The part of a version that listings have, too."""
-    return version.get("e_tag", "")

@@ -65,6 +65,27 @@ def fetch(name: str, digest: str, paths: Collection[str] | None = None) -> None:
     _ask({"do": "fetch", "name": name, "digest": digest, "paths": None if paths is None else sorted(paths)})
 
 
+def repair(name: str, paths: Collection[str] | None = None) -> bool:
+    """Get again what is damaged of a checkpoint on the disk of this pod, before anybody calls it damaged.
+
+    Args:
+        paths: files to read beside the manifest; None: all.
+
+    Returns:
+        Whether it is sound now; False also if all processes share one directory, where nothing can be asked.
+
+    Raises:
+        OSError: as `exchange`: it is not known whether the bucket has it whole.
+    """
+    if not os.environ.get(SOCKET):
+        return False
+    try:
+        _ask({"do": "repair", "name": name, "paths": None if paths is None else sorted(paths)})
+    except (FileNotFoundError, Broken):
+        return False
+    return True
+
+
 def _ask(request: Mapping[str, Any], seconds: float | None = None) -> None:
     """Send a request and wait for its answer.
 

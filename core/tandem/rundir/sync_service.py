@@ -97,6 +97,8 @@ class SyncService:
                         self._synchronizer.require_sent(name, digest)
                     case "fetch":
                         self._synchronizer.fetch(name, digest, request.get("paths"))
+                    case "repair":
+                        self._synchronizer.repair(name, request.get("paths"))
                     case other:
                         return {"kind": "failed", "error": f"unknown request {other}"}
             except DeletedCheckpoint as error:

@@ -1,6 +1,8 @@
 """The state of an exchange: the files that were equal in the run directory of a pod and in the bucket after it."""
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -59,3 +61,18 @@ def read_state(rundir: RunDir) -> SyncState:
         # The content of the bucket counts then.
         logger.warning("event=damaged file=%s why=%r", STATE_FILE, str(error))
     return SyncState()
+
+
+def signature_of(path: Path) -> tuple[int, int, int]:
+    """The signature of a file here.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def tag_of(version: Mapping[str, str]) -> str:
+    """The part of a version that listings have, too."""
+    return version.get("e_tag", "")

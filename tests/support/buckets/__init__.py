@@ -29,6 +29,9 @@ from tandem.rundir.download import Downloader, continue_run
 from tandem.rundir.durable import encode
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.store import Location, Store
+from tandem.rundir.sync import Synchronizer
+from tandem.rundir.sync_client import SOCKET
+from tandem.rundir.sync_service import SyncService, _Server
 from tandem.rundir.upload import Uploader
 from tandem.wire.status import CheckpointRef
 from tests.support.checkpoints import begin, commit
@@ -301,3 +304,28 @@ def get_copy(url: str, folder: Path) -> RunDir:
     downloader.records(rundir)
     downloader.checkpoints(rundir, ["all"])
     return rundir
+
+
+@contextmanager
+def exchanging(synchronizer: Synchronizer, socket_path: Path) -> Iterator[None]:
+    """Answer the processes of a pod as its exchange does, in a thread; they find it by the environment."""
+    server = _Server(str(socket_path), SyncService(synchronizer, lambda problem: None, threading.Event()).answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(SOCKET, str(socket_path))
+        yield
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@contextmanager
+def pod_of(url: str, rundir: RunDir, folder: Path) -> Iterator[Synchronizer]:
+    """Make a run directory that of a pod of a job without a volume, with all its checkpoints in the bucket."""
+    bucket = store(url)
+    synchronizer = Synchronizer(bucket, rundir, claim(bucket, rundir, is_empty=True))
+    synchronizer.upload()
+    synchronizer.exchange()
+    with exchanging(synchronizer, folder / "exchange.sock"):
+        yield synchronizer

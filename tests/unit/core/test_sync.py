@@ -252,6 +252,43 @@ def test_damage_on_a_disk_is_not_sent_and_damage_in_the_bucket_is_not_got_twice(
     assert second.exchange().rundir.checkpoint_names()[-1] == "step-000000020", "here it is sound"
 
 
+@pytest.mark.parametrize("content", [b"", b"0" * 3000, None])
+def test_what_is_damaged_here_alone_is_got_again_and_nothing_else(
+    pods: Callable[[int], list[Pod]], content: bytes | None
+) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    add_checkpoint(second.rundir, 10)
+    second.upload()
+    third.exchange().fetch("step-000000010")
+    folder = third.rundir.checkpoint("step-000000010")
+    expected = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for path in (folder / "weights.safetensors", folder / FILE):
+        path.unlink() if content is None else path.write_bytes(content)
+    third.sync.repair("step-000000010", ())
+    assert third.rundir.manifest("step-000000010") == second.rundir.manifest("step-000000010")
+    reads = third.sync._store.requests["read"]
+    third.sync.repair("step-000000010")
+    assert third.sync._store.requests["read"] == reads + 1
+    assert {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == expected
+
+
+def test_what_the_bucket_does_not_have_whole_cannot_be_got_again(pods: Callable[[int], list[Pod]]) -> None:
+    _, second, third = pods(3)
+    begin(second.rundir, 1)
+    add_checkpoint(second.rundir, 10)
+    with pytest.raises(DeletedCheckpoint, match="not in the bucket"):
+        second.sync.repair("step-000000010")
+    second.upload()
+    third.exchange().fetch("step-000000010")
+    (part,) = [entry.name for entry in store(third.url).entries("parts/") if "weights" in entry.name]
+    store(third.url).put(part, b"0" * 3000)
+    third.sync.repair("step-000000010")
+    (third.rundir.checkpoint("step-000000010") / "weights.safetensors").write_bytes(b"1" * 3000)
+    with pytest.raises(Broken):
+        third.sync.repair("step-000000010")
+
+
 def test_a_restarted_exchange_knows_what_was_equal(pods: Callable[[int], list[Pod]]) -> None:
     first, second = pods(2)
     replace_json(first.rundir.coordinator_file, {"generation": 1})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.processes.exitcode import ExitCode
-from tandem.rundir.checkpoint import WEIGHTS
+from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem.wire.status import CheckpointRef
 from tandem_evaluator import loop
@@ -17,6 +17,7 @@ from tandem_evaluator.evaluation import Evaluation, TaskScoring
 from tandem_evaluator.evaluator_log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
 from tandem_trainer.checkpoint.lending import Library
+from tests.support.buckets import CREDENTIALS, moto, pod_of
 from tests.support.evaluator_run import Run
 
 NAME = "evaluator-0-0"
@@ -84,6 +85,22 @@ def test_a_broken_final_checkpoint_is_set_aside_and_the_one_before_stands_in(
     assert run.merged(older)
     assert "bytes instead of" in why_bad(run, log)[final.name]
     assert (run.rundir.checkpoints / f"{final.name}.bad").is_dir()
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, FILE])
+def test_a_checkpoint_that_is_damaged_on_this_disk_alone_is_received_again(
+    run: Run, evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    final = checkpoint(run, 10)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with moto() as url, pod_of(f"{url} {file}", run.rundir, tmp_path):
+        path = run.rundir.checkpoint(final.name) / file
+        path.write_bytes(bytes(path.stat().st_size))
+        run.rundir.mark_done(final)
+        assert evaluator.run() == ExitCode.DONE
+    assert run.merged(final)
+    assert run.rundir.set_aside_names() == []
 
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[Path]:

@@ -12,6 +12,7 @@ The kind of problem decides what happens, because resuming from an older checkpo
 - Damaged for one rank alone: that machine is at fault. Its rank fails, and nothing is set aside.
 - DeletedCheckpoint, because retention of an older generation deleted it: the one before is proposed.
 - Intact, but it does not match the script: the job fails, with a message that names the differences.
+- Damaged on the disk of one pod, and whole in the bucket of a job without a shared directory: it is got again.
 - Unreadable at the moment: the rank fails.
 - None is left although there were some: the job fails. Only the user may decide to start over.
 
@@ -160,8 +161,10 @@ def _proposal(rundir: RunDir, group: Group, result: Restored) -> dict[str, Any]:
     if wrong:
         # Read once more before anything is set aside: the first read may have failed for a passing reason.
         for name, reason in rundir.damaged().items():
-            result.passed_over[name] = reason
-            rundir.set_aside(name, why=reason)
+            if not sync_client.repair(name, ()):
+                result.passed_over[name] = reason
+                rundir.set_aside(name, why=reason)
+        manifests = rundir.manifests()
     # Newest first. The lease comes before the read, so that retention of an older generation spares the checkpoint.
     for manifest in rundir.counting(manifests):
         if manifest.name not in result.passed_over:
@@ -188,13 +191,28 @@ def _fill(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
     name = manifest.name
     try:
         sync_client.fetch(name, manifest.digest)
-        damage = memory.fill(rundir.checkpoint(name))
+        verdict = _read(rundir, memory, manifest)
+        if "broken" in verdict and sync_client.repair(name):
+            verdict = _read(rundir, memory, manifest)
+            if "broken" in verdict:
+                # What was received was verified: this machine is at fault, and not the checkpoint.
+                return {"unreadable": f"{verdict['broken']}, although the bucket has it whole; it was received again"}
     except Broken as error:
         return {"broken": str(error)}
     except FileNotFoundError as error:
         return {"vanished": f"{name} was deleted while it was read: {error}"}
     except OSError as error:
         return {"unreadable": f"{name} cannot be read: {error}"}
+    return verdict
+
+
+def _read(rundir: RunDir, memory: FileMemory, manifest: Manifest) -> Verdict:
+    """Read what is on this disk. Raises FileNotFoundError and OSError as FileMemory.fill."""
+    name = manifest.name
+    try:
+        damage = memory.fill(rundir.checkpoint(name))
+    except Broken as error:
+        return {"broken": str(error)}
     return {"broken": f"{name}/{damage}", "path": damage.path, "chunk": damage.chunk} if damage else {}
 
 
