@@ -3,6 +3,7 @@
     run.json                              the format, and which run this is; created once
     writer.json                           the process that writes; replaced every WRITER_SECONDS (see `Writer`)
     job.json, generations/000007.json, …  as in the run directory (tandem.rundir.layout)
+    bundles/000000                        copies of many results of evaluations (tandem.rundir.bundles)
     log/coordinator.jsonl/000000000000    a log, in segments named after the offset of their first byte
     checkpoints/NAME/manifest.json        the commit of a checkpoint
     parts/DIGEST/weights.safetensors/000003

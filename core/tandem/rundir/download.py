@@ -33,6 +33,7 @@ from tandem.rundir.bucket import (
     piece_name,
     remote_names,
 )
+from tandem.rundir.bundles import bundled_contents
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, OtherFormat, checksum
 from tandem.rundir.durable import TEMPORARY, commit_folder, replace_bytes, sync_file, temporary_beside
 from tandem.rundir.layout import RunDir
@@ -116,10 +117,10 @@ class Downloader:
 
     def __init__(self, store: Store) -> None:
         self._store, self._reader = store, CheckpointReader(store)
-        self._sizes = {entry.name: entry.size for entry in store.entries()}
-        if IDENTITY not in self._sizes:
+        self._objects = {entry.name: entry for entry in store.entries()}
+        if IDENTITY not in self._objects:
             raise StoreAccessError(f"{store.location} holds no run of Tandem")
-        self._names = sorted(remote_names(self._sizes))
+        self._names = sorted(remote_names(self._objects))
         self.unreadable: list[str] = []
         """Sentences about checkpoints in the format of another version of Tandem."""
 
@@ -133,13 +134,14 @@ class Downloader:
         rundir.create()
         received = 0
         logs: dict[str, list[str]] = defaultdict(list)
+        bundled = bundled_contents(self._store, self._objects, [self._objects[name] for name in self._names])
         for name in self._names:
             top, _, relative = name.partition("/")
             if top in (CHECKPOINTS, PARTS):
                 continue
             if top == LOG:
                 logs[relative.rpartition("/")[0]].append(name)
-            elif (content := self._store.read(name)) is not None:
+            elif (content := bundled.get(name) or self._store.read(name)) is not None:
                 _write(rundir.path / name, content.data)
                 received += len(content.data)
         for log, segments in logs.items():

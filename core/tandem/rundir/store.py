@@ -26,6 +26,7 @@ import configparser
 import os
 import re
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,8 @@ PROBE_SECONDS = 2.0
 CREDENTIALS_SECONDS = 300.0
 """Interval at which a credentials file is read again, in seconds: keys are rotated."""
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+PAGE = 1000
+"""Objects in one response to a listing, as all providers limit it."""
 NONCE = "tandemnonce"
 """Name of the metadata with the random value of a write. Azure takes no hyphens."""
 MAX_OBJECT_BYTES = 64 * 2**20
@@ -169,12 +172,17 @@ class Store:
     patience: float = RETRY_SECONDS
     requests: Counter[str] = field(default_factory=Counter)
     """Operations by kind: `write`, `read`, `list` and `delete`. Retries are not counted."""
+    sent: int = 0
+    """Bytes of objects that were written."""
+    received: int = 0
+    """Bytes of objects that were read."""
 
     def __post_init__(self) -> None:
         if not self.endpoint and self.location.scheme == "s3":
             self.endpoint = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
         self._store = _open(self)
         self._process = secrets.token_hex(8)
+        self._counting = threading.Lock()
 
     def create(self, name: str, data: bytes) -> Mapping[str, str] | None:
         """Create an object that must not exist yet. Returns its version; None if it exists.
@@ -187,7 +195,7 @@ class Store:
 
         nonce = self._nonce()
         try:
-            with self._operation("write", name):
+            with self._operation("write", name, len(data)):
                 return _version(
                     obstore.put(self._store, name, data, mode="create", attributes={NONCE: nonce}, use_multipart=False)
                 )
@@ -223,7 +231,7 @@ class Store:
 
         mode: Any = dict(version)
         attributes: Any = {NONCE: self._nonce()}
-        with self._operation("write", name):
+        with self._operation("write", name, len(data)):
             return _version(obstore.put(self._store, name, data, mode=mode, attributes=attributes, use_multipart=False))
 
     def _nonce(self) -> str:
@@ -237,7 +245,7 @@ class Store:
         """
         import obstore
 
-        with self._operation("write", name):
+        with self._operation("write", name, len(data)):
             obstore.put(self._store, name, data, use_multipart=False)
 
     def read(self, name: str) -> Content | None:
@@ -255,7 +263,9 @@ class Store:
                 result = obstore.get(self._store, name)
                 if result.meta["size"] > MAX_OBJECT_BYTES:
                     raise ValueError(f"{self.location}/{name} is larger than {MAX_OBJECT_BYTES} bytes")
-                return Content(bytes(result.bytes()), _version(result.meta), str(result.attributes.get(NONCE, "")))
+                return Content(
+                    self._receive(result.bytes()), _version(result.meta), str(result.attributes.get(NONCE, ""))
+                )
         except NotFoundError:
             return None
 
@@ -270,7 +280,7 @@ class Store:
 
         try:
             with self._operation("read", name):
-                return bytes(obstore.get_range(self._store, name, start=start, length=length))
+                return self._receive(obstore.get_range(self._store, name, start=start, length=length))
         except NotFoundError:
             return None
 
@@ -289,8 +299,10 @@ class Store:
         while True:
             try:
                 with self._operation("list", folder):
-                    for page in obstore.list(self._store, prefix=folder or None, offset=last or None):
-                        self.requests["list"] += 1
+                    pages = obstore.list(self._store, folder or None, offset=last or None, chunk_size=PAGE)
+                    for number, page in enumerate(pages):
+                        if number:
+                            self._count("list")
                         for meta in page:
                             last = str(meta["path"])
                             yield ListedObject(last, int(meta["size"]), _version(meta))
@@ -365,7 +377,7 @@ class Store:
         )
 
     @contextmanager
-    def _operation(self, kind: str, name: str) -> Iterator[None]:
+    def _operation(self, kind: str, name: str, sent: int = 0) -> Iterator[None]:
         """Count an operation, and turn its errors into a sentence; missing objects and failed conditions stay."""
         from obstore.exceptions import (
             AlreadyExistsError,
@@ -374,8 +386,7 @@ class Store:
             PreconditionError,
         )
 
-        if kind != "list":
-            self.requests[kind] += 1
+        self._count(kind, sent)
         try:
             yield
         except (AlreadyExistsError, PreconditionError):
@@ -385,6 +396,17 @@ class Store:
             if is_missing and not any(code in str(error) for code in _NO_BUCKET):
                 raise NotFoundError(name) from error
             raise self._explained(error, kind, name) from error
+
+    def _count(self, kind: str, sent: int = 0) -> None:
+        with self._counting:
+            self.requests[kind] += 1
+            self.sent += sent
+
+    def _receive(self, content: Any) -> bytes:
+        data = bytes(content)
+        with self._counting:
+            self.received += len(data)
+        return data
 
     def _explained(self, error: Exception, kind: str, name: str) -> OSError:
         text = str(error)

@@ -15,8 +15,8 @@ its manifest in the bucket, after its parts and after the records of its generat
 lineage is not sent. Only the newest files stay on the disk.
 
 **What was deleted.** A file is deleted in the bucket if it was here before, and deleted here if it was in the bucket
-before. A name that was never at both places is new. What was equal when is recorded in STATE_FILE, so that a restarted
-process does not have to guess.
+before. A name that was never at both places is new. What was equal when is recorded (tandem.rundir.sync_state), so that
+a restarted process does not have to guess.
 
 Rejected: the coordinator as a file server (all checkpoints would pass through one pod, and nothing could be read
 while it is away), one copy that each process reads through the network (a survey of an evaluator would cost a request
@@ -35,7 +35,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tandem.rundir.archive import NAME, leases, run_files
 from tandem.rundir.bucket import (
@@ -52,6 +51,7 @@ from tandem.rundir.bucket import (
     remote_names,
     segment_name,
 )
+from tandem.rundir.bundles import BUNDLED, BundleWriter, bundled_contents
 from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest, OtherFormat, checksum, is_sound
 from tandem.rundir.download import CheckpointReader
 from tandem.rundir.durable import (
@@ -59,7 +59,6 @@ from tandem.rundir.durable import (
     list_folder,
     open_regular,
     replace_bytes,
-    replace_json,
     sync_file,
     temporary_beside,
 )
@@ -73,7 +72,7 @@ from tandem.rundir.store import (
     StoreAccessError,
     StoreUnavailableError,
 )
-from tandem.rundir.sync_state import STATE_FILE, SyncedCheckpoint, SyncedFile, read_state, signature_of, tag_of
+from tandem.rundir.sync_state import SyncedCheckpoint, SyncedFile, SyncState, signature_of, tag_of
 from tandem.rundir.upload import ENDS, Uploader
 
 logger = logging.getLogger("tandem.sync")
@@ -101,8 +100,8 @@ class Synchronizer:
         self._is_checked = False
         self._uploader = Uploader(store, rundir, writer)
         self._reader = CheckpointReader(store)
-        self._state = read_state(rundir)
-        self._recorded: dict[str, Any] = {}
+        self._bundles = BundleWriter(store) if isinstance(writer, Writer) else None
+        self._state = SyncState(rundir)
         self._manifests: dict[str, tuple[tuple[int, int, int], Manifest | None]] = {}
         """Manifests of the checkpoints here, by name, with the signatures of their files."""
         self._unsendable: dict[str, str] = {}
@@ -128,7 +127,7 @@ class Synchronizer:
                 self._pull()
                 raise
             self._pull()
-            self._record()
+            self._state.record()
 
     def upload(self) -> None:
         """Send the checkpoints that are complete here and missing in the bucket, and delete those that retention has
@@ -149,7 +148,19 @@ class Synchronizer:
             with self._lock:
                 self._delete_checkpoints()
                 self._make_room()
-                self._record()
+                self._state.record()
+                files = {name: file for name, file in self._state.files.items() if name.startswith(BUNDLED)}
+            if self._bundles is not None:
+                versions = {name: file.version for name, file in files.items()}
+                self._bundles.write(versions, lambda name: self._content(name, files[name]))
+
+    def _content(self, name: str, synced: SyncedFile) -> bytes | None:
+        """The content of a file that is equal here and in the bucket; None if it is not any more."""
+        with suppress(FileNotFoundError):
+            content = (self._rundir.path / name).read_bytes()
+            if checksum(content) == synced.checksum:
+                return content
+        return None
 
     def require_sent(self, name: str, digest: str) -> None:
         """Raise an error unless the bucket has the checkpoint whose manifest has this digest.
@@ -222,8 +233,8 @@ class Synchronizer:
                 if manifest.digest != synced.digest:
                     raise DeletedCheckpoint(f"{name} has another content in the bucket")
                 for entry in manifest.files:
-                    is_asked = paths is None or entry.path in paths
-                    if is_asked and not is_sound(self._rundir.checkpoint(name), entry):
+                    is_requested = paths is None or entry.path in paths
+                    if is_requested and not is_sound(self._rundir.checkpoint(name), entry):
                         logger.warning("event=repairing checkpoint=%s file=%s", name, entry.path)
                         self._fetch_file(manifest, entry, replaces=True)
             except FileNotFoundError:
@@ -376,8 +387,7 @@ class Synchronizer:
                     # here first.
                     return
                 done = self._state.logs[log] = start + len(content)
-                if log not in self._state.own_logs:
-                    self._state.own_logs.append(log)
+                self._state.own_logs[log] = True
                 start += SEGMENT_BYTES
 
     def _delete_log(self, log: str) -> None:
@@ -454,7 +464,7 @@ class Synchronizer:
             if synced is not None:
                 self._delete_parts(synced.digest)
             self._note_complete(name)
-            self._record()
+            self._state.record()
 
     def _delete_checkpoints(self) -> None:
         """Delete here what will never count, and in the bucket what was deleted here. One that is damaged here is
@@ -501,7 +511,7 @@ class Synchronizer:
                 logs[log][int(offset)] = listing[name]
             elif name not in _LAST:
                 files.append(listing[name])
-        self._pull_files(files)
+        self._pull_files(files, listing)
         for log, segments in logs.items():
             self._pull_log(log, segments)
         self._pull_manifests(manifests)
@@ -511,15 +521,16 @@ class Synchronizer:
             with suppress(FileNotFoundError):
                 if signature_of(path) == synced.signature:
                     path.unlink()
-        self._pull_files([listing[name] for name in _LAST if name in listing])
+        self._pull_files([listing[name] for name in _LAST if name in listing], {})
 
-    def _pull_files(self, entries: Sequence[ListedObject]) -> None:
+    def _pull_files(self, entries: Sequence[ListedObject], listing: Mapping[str, ListedObject]) -> None:
         changed = [entry for entry in entries if self._has_changed(entry)]
         if not changed:
             return
-        # A new pod gets thousands.
+        bundled = bundled_contents(self._store, listing, changed)
         with ThreadPoolExecutor(THREADS) as pool:
-            for entry, content in zip(changed, pool.map(self._read, changed), strict=True):
+            contents = pool.map(lambda entry: bundled.get(entry.name) or self._read(entry), changed)
+            for entry, content in zip(changed, contents, strict=True):
                 if content is None:
                     continue
                 try:
@@ -670,12 +681,6 @@ class Synchronizer:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name != FILE:
                 path.unlink(missing_ok=True)
-
-    def _record(self) -> None:
-        content = self._state.dump()
-        if content != self._recorded:
-            replace_json(self._rundir.path / STATE_FILE, content, durable=False)
-            self._recorded = content
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -113,6 +113,77 @@ def test_a_pod_that_waits_costs_one_listing(pods: Callable[[int], list[Pod]]) ->
     assert requests.total() - before == 2  # a listing before the parts, and one after them
 
 
+def evaluate(rundir: RunDir, steps: range) -> None:
+    for step in steps:
+        folder = rundir.evaluations / checkpoint_name(step)
+        folder.mkdir()
+        replace_json(folder / "g000001.json", {"metrics": {"loss": 1 / step, "accuracy": 0.5}}, durable=False)
+
+
+def test_a_new_pod_of_a_long_run_costs_no_request_for_each_evaluation(
+    pods: Callable[[int], list[Pod]], url: str, tmp_path: Path
+) -> None:
+    (first,) = pods(1)
+    costs = {}
+    for count in (10, 1000):
+        evaluate(first.rundir, range(len(list(first.rundir.evaluations.iterdir())) + 1, count + 1))
+        first.exchange().upload()
+        new = Pod(url, tmp_path / f"new-{count}")
+        new.exchange()
+        assert new.content == first.content
+        used = new.sync._store
+        costs[count] = used.requests["read"], used.requests["list"], used.received
+    print(costs)
+    assert costs[10][:2] == (12, 2)
+    assert costs[1000][0] < 70
+    assert costs[1000][1] == 3
+    assert costs[1000][2] < 400 * 1000
+
+
+def test_an_exchange_records_as_much_as_has_changed(
+    pods: Callable[[int], list[Pod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.rundir.sync_state.MIN_OUTDATED", 10)
+    first, _ = pods(2)
+    recorded = first.rundir.path / STATE_FILE
+    evaluate(first.rundir, range(1, 100))
+    first.exchange()
+    for number in range(3):
+        before = recorded.stat()
+        evaluate(first.rundir, range(1000 + number, 1001 + number))
+        first.exchange()
+        assert recorded.stat().st_ino == before.st_ino
+        assert 0 < recorded.stat().st_size - before.st_size < 1000
+    # Many changes of one file: outdated lines make way.
+    for number in range(300):
+        replace_json(first.rundir.best_file, {"value": number}, durable=False)
+        first.sync._push_file("best.json", first.rundir.best_file)
+        first.sync._state.record()
+    assert recorded.read_bytes().count(b"\n") < 150
+    first.restart()
+    assert first.exchange().sync._store.requests["write"] == 1, "its claim"
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-7], lambda content: content[:-100] + bytes(100)])
+def test_a_record_that_was_cut_off_costs_nothing(
+    pods: Callable[[int], list[Pod]], damage: Callable[[bytes], bytes]
+) -> None:
+    first, second = pods(2)
+    evaluate(first.rundir, range(1, 5))
+    first.exchange()
+    evaluate(first.rundir, range(5, 6))
+    first.exchange()
+    recorded = first.rundir.path / STATE_FILE
+    recorded.write_bytes(damage(recorded.read_bytes()))
+    first.restart()
+    (first.rundir.evaluations / checkpoint_name(1) / "g000001.json").unlink()
+    first.exchange()
+    assert second.exchange().content == first.content
+    assert len(list(second.rundir.evaluations.rglob("*.json"))) == 4
+    first.restart()
+    assert first.exchange().content == second.content
+
+
 def test_of_two_records_of_one_generation_the_first_counts(
     pods: Callable[[int], list[Pod]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
