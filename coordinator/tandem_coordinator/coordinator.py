@@ -123,6 +123,7 @@ class Coordinator:
         self._is_code_missing = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
         if code is not None:
             self._history.report(f"code {code}{', which has not arrived yet' if self._is_code_missing else ''}", "info")
+        self._bucket_problem = ""
         self._not_finite_reported = 0
         """The generation whose non-finite loss was reported."""
         self._heartbeats: dict[str, float] = {}
@@ -213,13 +214,19 @@ class Coordinator:
         self._is_code_missing = False
         self._history.report(text, "info")
 
-    def report_tracking(self, problem: str) -> None:
-        """Set the problem of the tracking server; empty if it has received everything."""
+    def report_tracking(self, problem: str, blocks: bool = False) -> None:
+        """Set the problem of the tracking server; empty if it has received everything. It never blocks anything."""
         self._troubles.tracking_message = problem
 
-    def report_upload(self, problem: str) -> None:
-        """Set the reason why the bucket lacks something; empty if it has everything."""
+    def report_upload(self, problem: str, blocks: bool = False) -> None:
+        """Set the reason why the bucket lacks something; empty if it has everything.
+
+        Args:
+            blocks: no generation can be recorded, because the bucket is the only place that all pods share.
+        """
         self._troubles.upload_message = problem
+        self._bucket_problem = problem if blocks else ""
+        self._tick_now.set()
 
     def snapshot(self, observed: Observed | None = None, max_members: int | None = None) -> Snapshot:
         """Create a snapshot of the job as it is now.
@@ -390,6 +397,7 @@ class Coordinator:
                     saving=self._reports.saving,
                     pausing=self._reports.pausing,
                     finishing=self._reports.finishing,
+                    bucket_problem=self._bucket_problem,
                 )
             )
             # After the tick, so that agents found to be lost are not blamed for a hang.

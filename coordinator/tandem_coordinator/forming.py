@@ -54,6 +54,8 @@ def form(state: State, now: float) -> Transition:
     actions += more
     if state.failing is not None or now < state.not_before:
         return state, actions
+    if state.bucket_problem:
+        return replace(state, waits_for_bucket=True), actions
     # Former members first: a newcomer never displaces one of them.
     chosen = sorted(candidates, key=lambda agent: (not is_member(state, agent), natural_sort_key(agent.member.replica)))
     members = _in_rank_order(chosen[: min(state.target, state.rules.largest_usable(len(chosen)))])

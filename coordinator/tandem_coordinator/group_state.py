@@ -11,6 +11,9 @@ from tandem.job.resource import Spec
 from tandem.rundir.layout import FinishedMember
 from tandem.wire.protocol import Failure, Member, Membership, PreflightReport, Sync
 
+WAITS_FOR_BUCKET = "the next generation waits for the bucket"
+"""Beginning of the reason why no generation is formed although its members are there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -258,6 +261,10 @@ class State:
     """Number of generations in a row that hung at that step."""
     not_before: float = 0.0
     """Earliest time at which the next generation may be formed."""
+    bucket_problem: str = ""
+    """The reason why no generation can be recorded in the bucket; empty if one can."""
+    waits_for_bucket: bool = False
+    """Whether the next generation is formed as soon as it can be recorded."""
     strikes: tuple[Strike, ...] = ()
     """The last failures that were held against one replica, oldest first."""
     exclusions: tuple[Exclusion, ...] = ()
@@ -369,6 +376,8 @@ class Tick:
     """Whether a rank reports that it is in `Session.pausing()`."""
     finishing: bool = False
     """Whether a rank reports that all steps are taken and the code after the loop runs."""
+    bucket_problem: str = ""
+    """The reason why no generation can be recorded in the bucket, where pods share nothing else; empty if one can."""
 
 
 @dataclass(frozen=True, slots=True)

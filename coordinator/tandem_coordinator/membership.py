@@ -45,6 +45,7 @@ from tandem_coordinator.closing import close, complete, finish_saving, is_finish
 from tandem_coordinator.failures import describe, exclusion_of, readmit
 from tandem_coordinator.forming import form, with_latest
 from tandem_coordinator.group_state import (
+    WAITS_FOR_BUCKET,
     Action,
     AgentState,
     Announce,
@@ -361,13 +362,17 @@ def _tick(state: State, tick: Tick, now: float) -> Transition:
         scripted=tick.scripted,
         step_seconds=tick.step_seconds,
         saving=saving,
+        bucket_problem=tick.bucket_problem,
+        waits_for_bucket=False,
     )
     # Before agents are judged: a node whose exclusion has expired may take part in this tick's decisions.
     state = readmit(state, now)
     actions: tuple[Action, ...] = ()
     # The order matters: losses first, since they close a generation at once; then what may close it after it has saved;
     # and at last a new one is formed of those that wait.
-    close_changes = () if tick.finishing else (preempt, resize, finish_saving)
+    # No group that trains is closed for another size while the next one could not begin.
+    changes = (preempt, finish_saving) if tick.bucket_problem else (preempt, resize, finish_saving)
+    close_changes = () if tick.finishing else changes
     for decide in (_remove_silent, _restore_budget, _adopt_running_generation, preflight.decide, *close_changes, form):
         state, more = decide(state, now)
         actions += more
@@ -551,6 +556,8 @@ def _wait_reason(state: State) -> str:
         return "the group is complete, or it is too early for it to grow"
     if state.adopting_until is not None:
         return "the coordinator has just restarted and waits for the agents of the last generation"
+    if state.waits_for_bucket:
+        return f"{WAITS_FOR_BUCKET}: {state.bucket_problem}"
     counts = f"{replicas_text(len(state.agents))} connected, target {state.target}, minimum {state.rules.minimum}"
     return f"{counts}; all of them have to stop their ranks first"
 

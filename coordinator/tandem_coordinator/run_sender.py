@@ -1,6 +1,7 @@
 """A process beside the coordinator that sends the run elsewhere: to a tracking server, or into a bucket.
 
-It follows the run directory, is restarted when it dies, and reports its problems as JSON lines {"failing": "…"}. It is
+It follows the run directory, is restarted when it dies, and reports its problems as JSON lines {"failing": "…"}, with
+"blocks": true where no generation can begin because of it. It is
 a process of its own, so that neither large imports (MLflow's take seconds and 200 MB) nor a server that hangs ever hold
 up a heartbeat.
 """
@@ -31,11 +32,12 @@ class RunSender:
     Args:
         module: its program.
         environment: its variables besides the coordinator's, which it gets without the job's token.
-        on_problem: called with the reason why the receiver lacks something; with "" once it has everything.
+        on_problem: called with the reason why the receiver lacks something, and whether no generation can begin because
+            of it; with "" once it has everything.
     """
 
     def __init__(
-        self, module: str, rundir: RunDir, environment: Mapping[str, str], on_problem: Callable[[str], None]
+        self, module: str, rundir: RunDir, environment: Mapping[str, str], on_problem: Callable[[str, bool], None]
     ) -> None:
         inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
         self._variables = {**inherited, **environment, RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}
@@ -63,7 +65,7 @@ class RunSender:
             except (OSError, ValueError) as error:
                 # It cannot be started, or writes a line that cannot be read.
                 code = ExitCode.FAILED
-                self._on_problem(f"the process that sends: {error}")
+                self._on_problem(f"the process that sends: {error}", False)
             if code in (ExitCode.DONE, ExitCode.CONFIGURATION) or self._closing:
                 return
             log.warning("event=sender-ended module=%s code=%d", self._module, code)
@@ -84,9 +86,10 @@ class RunSender:
         problem = None
         async for line in process.stdout:
             with suppress(ValueError, TypeError, KeyError):
-                problem = str(json.loads(line)["failing"])
-                self._on_problem(problem)
+                content = json.loads(line)
+                problem = str(content["failing"])
+                self._on_problem(problem, content.get("blocks") is True)
         code = await process.wait()
         if code not in (ExitCode.DONE, ExitCode.CONFIGURATION) and not problem:
-            self._on_problem(f"the process that sends has ended with exit code {code}, and is started again")
+            self._on_problem(f"the process that sends has ended with exit code {code}, and is started again", False)
         return code

@@ -23,7 +23,7 @@ from tandem.wire.status import (
 )
 from tandem_coordinator.failures import progress_of
 from tandem_coordinator.goodput import ENDED, SILENT, STEPPING
-from tandem_coordinator.group_state import AgentState, State
+from tandem_coordinator.group_state import WAITS_FOR_BUCKET, AgentState, State
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed
 
@@ -237,6 +237,9 @@ def _message(state: State, clock: Instant, observed: Observed) -> str | None:
         return f"no agent has sent a heartbeat for {clock.steady - last_seen:.0f} s"
     if state.saving is not None:
         return f"{state.saving.cause.detail}; the group saves first"
+    if state.waits_for_bucket:
+        cause = f"{state.cause.detail}; " if state.number >= state.first else ""
+        return f"{cause}{WAITS_FOR_BUCKET}: {state.bucket_problem}"
     if not state.open and state.number >= state.first:
         wait = state.not_before - clock.steady
         return state.cause.detail + (f"; {RESTART_DELAY_PREFIX}{math.ceil(wait)} s" if wait > 0 else "")

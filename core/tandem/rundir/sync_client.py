@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tandem.rundir.checkpoint import Broken
+from tandem.rundir.store import StoreUnavailableError
 
 SOCKET = "TANDEM_SYNC_SOCKET"
 """Path of the Unix socket on which that process listens."""
@@ -100,7 +101,7 @@ def _ask(request: Mapping[str, Any], seconds: float | None = None) -> None:
         stream.flush()
         line = stream.readline(MAX_LINE_BYTES)
     if not line:
-        raise OSError("the process that exchanges the run directory with the bucket has died")
+        raise StoreUnavailableError("the process that exchanges the run directory with the bucket has died")
     answer = json.loads(line)
     message = str(answer.get("error", ""))
     match answer.get("kind"):
@@ -111,7 +112,7 @@ def _ask(request: Mapping[str, Any], seconds: float | None = None) -> None:
         case "broken":
             raise Broken(message)
         case _:
-            raise OSError(message)
+            raise StoreUnavailableError(message)
 
 
 def _connected(path: str) -> socket.socket:

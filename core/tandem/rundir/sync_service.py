@@ -5,7 +5,8 @@ last exchange; the end of standard input ends it at once, because the pod's firs
 
 In the coordinator's pod it has the right to write the bucket (tandem.rundir.bucket.Writer) and deletes what uploads
 that broke off have left. In the others it checks that the coordinator of this job has that right. Standard output says
-why something is missing, as JSON lines {"failing": "…"}.
+why something is missing, as JSON lines {"failing": "…", "blocks": true}; `blocks` says that no record arrives in the
+bucket, so that no generation can begin.
 """
 
 import json
@@ -40,6 +41,8 @@ OPERATION_SECONDS = 20.0
 """Time for one operation in the bucket with its retries, in seconds: an exchange that fails is repeated anyway."""
 RETRY_SECONDS = 1.0
 SWEEP_SECONDS = 3600.0
+RECORDS = "records"
+"""Name of the exchange, among what may fail."""
 
 log = logging.getLogger("tandem.sync")
 
@@ -48,13 +51,17 @@ class SyncService:
     """The exchange of one pod.
 
     Args:
-        report: called with the reason why something is missing in the bucket; with "" once nothing is.
+        report: called with the reason why something is missing in the bucket, and whether no record arrives there;
+            with "" once nothing is missing.
         ending: set to have `run` end after a last exchange.
     """
 
-    def __init__(self, synchronizer: Synchronizer, report: Callable[[str], None], ending: threading.Event) -> None:
+    def __init__(
+        self, synchronizer: Synchronizer, report: Callable[[str, bool], None], ending: threading.Event
+    ) -> None:
         self._synchronizer, self._report, self._ending = synchronizer, report, ending
         self._problems: dict[str, str] = {}
+        self._reported: tuple[str, bool] | None = None
         self._lock = threading.Lock()
 
     def run(self, path: Path | None, sweeps: bool) -> None:
@@ -66,7 +73,7 @@ class SyncService:
         """
         server = None if path is None else _Server(str(path), self.answer)
         threads = [
-            threading.Thread(target=self._repeat, args=("records", self._synchronizer.exchange, EXCHANGE_SECONDS)),
+            threading.Thread(target=self._repeat, args=(RECORDS, self._synchronizer.exchange, EXCHANGE_SECONDS)),
             threading.Thread(target=self._repeat, args=("checkpoints", self._synchronizer.upload, LOOK_SECONDS)),
         ]
         if sweeps:
@@ -79,7 +86,7 @@ class SyncService:
             thread.join()
         # The end of the run comes after its checkpoints.
         if not self._problems:
-            self._last("records", self._synchronizer.exchange)
+            self._last(RECORDS, self._synchronizer.exchange)
         if server is not None:
             server.server_close()
 
@@ -151,15 +158,18 @@ class SyncService:
 
     def _tell(self, kind: str, problem: str) -> None:
         with self._lock:
-            if problem == self._problems.get(kind, ""):
-                return
-            if problem:
-                log.warning("event=failing kind=%s why=%r", kind, problem)
-                self._problems[kind] = problem
-            else:
-                log.info("event=recovered kind=%s", kind)
-                del self._problems[kind]
-            self._report(next(iter(self._problems.values()), ""))
+            if problem != self._problems.get(kind, ""):
+                if problem:
+                    log.warning("event=failing kind=%s why=%r", kind, problem)
+                    self._problems[kind] = problem
+                else:
+                    log.info("event=recovered kind=%s", kind)
+                    del self._problems[kind]
+            # Also the first success: a process before this one may have reported a problem.
+            state = next(iter(self._problems.values()), ""), RECORDS in self._problems
+            if state != self._reported:
+                self._reported = state
+                self._report(*state)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -232,8 +242,8 @@ def main(arguments: Sequence[str]) -> int:
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
     rundir = RunDir(os.environ[RUN_DIR])
 
-    def report(text: str) -> None:
-        print(json.dumps({"failing": text}), flush=True)
+    def report(text: str, blocks: bool) -> None:
+        print(json.dumps({"failing": text, "blocks": blocks}), flush=True)
 
     text = os.environ.get(STORAGE)
     storage = Storage.read_json(text) if text else rundir.read_job().spec.checkpoint.storage
@@ -243,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         writer, renewing = _writer(store, rundir)
     except (OSError, SupersededWriter, Occupied) as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence is enough
-        report(str(error))
+        report(str(error), True)
         return ExitCode.CONFIGURATION if isinstance(error, Occupied) else ExitCode.FAILED
     service = SyncService(Synchronizer(store, rundir, writer), report, ending)
     path = os.environ.get(SOCKET)

@@ -447,7 +447,7 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
         text = f"tracking: {troubles.tracking_message}; training goes on, and what is missing is sent later"
         yield TroubleMessage(NOT_TRACKED, "warning", text, lasts=True)
     if troubles.upload_message:
-        text = f"bucket: {troubles.upload_message}; training goes on, and what is missing is uploaded later"
+        text = f"bucket: {troubles.upload_message}; what is missing is uploaded later"
         yield TroubleMessage(NOT_UPLOADED, "warning", text, lasts=True)
     if troubles.evaluations_skipped:
         yield TroubleMessage(

@@ -309,7 +309,8 @@ def get_copy(url: str, folder: Path) -> RunDir:
 @contextmanager
 def exchanging(synchronizer: Synchronizer, socket_path: Path) -> Iterator[None]:
     """Answer the processes of a pod as its exchange does, in a thread; they find it by the environment."""
-    server = _Server(str(socket_path), SyncService(synchronizer, lambda problem: None, threading.Event()).answer)
+    service = SyncService(synchronizer, lambda problem, blocks: None, threading.Event())
+    server = _Server(str(socket_path), service.answer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -41,6 +41,7 @@ class Job:
         self.beats: dict[str, Sync] = {}
         self.training = self.can_save = self.scripted = self.saving = self.pausing = self.finishing = False
         self.survive = False
+        self.bucket_problem = ""
         self.step_seconds = 0.0
         self.checkpoint: int | None = None
         self.saved_step: int | None = None
@@ -65,6 +66,7 @@ class Job:
                 saving=self.saving,
                 pausing=self.pausing,
                 finishing=self.finishing,
+                bucket_problem=self.bucket_problem,
             )
         )
 

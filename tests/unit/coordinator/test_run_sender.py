@@ -37,8 +37,8 @@ class Heard:
         self._news = asyncio.Event()
         self.sender = RunSender("some.module", RunDir(folder), {}, self._hear)
 
-    def _hear(self, failing: str) -> None:
-        self.said.append(failing)
+    def _hear(self, failing: str, blocks: bool) -> None:
+        self.said.append(f"{failing}, which blocks" if blocks else failing)
         self._news.set()
 
     @property
@@ -62,6 +62,13 @@ async def test_what_it_says_is_heard_and_it_is_waited_for_at_the_end(
     await heard.sender.close()
     assert heard.said == ["away", ""]
     assert len(heard.lives) == 1
+
+
+async def test_what_blocks_the_job_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(tmp_path, monkeypatch, f"""echo '{{"failing": "away", "blocks": true}}'; {WAITS}""")
+    await heard.until(2)
+    await heard.sender.close()
+    assert heard.said == ["away", "away, which blocks", ""]
 
 
 async def test_one_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +111,7 @@ async def test_it_gets_its_variables_and_not_the_jobs_token(tmp_path: Path, monk
     monkeypatch.setattr(run_sender, "module_command", lambda *_: [str(program)])
     written = asyncio.Event()
     variables = {"MLFLOW_TRACKING_USERNAME": "me"}
-    sender = RunSender("some.module", RunDir(tmp_path / "run"), variables, lambda _: written.set())
+    sender = RunSender("some.module", RunDir(tmp_path / "run"), variables, lambda *_: written.set())
     await written.wait()
     await sender.close()
     found = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines())

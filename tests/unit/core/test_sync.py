@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rundir import lease
+from tandem.rundir import lease, sync_client
 from tandem.rundir.bucket import JobWriter, SupersededWriter, claim
 from tandem.rundir.checkpoint import FILE, Broken
 from tandem.rundir.durable import replace_json
@@ -17,8 +18,9 @@ from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.store import Store, StoreUnavailableError
 from tandem.rundir.sync import DeletedCheckpoint, Synchronizer
+from tandem.rundir.sync_service import SyncService
 from tandem.rundir.sync_state import STATE_FILE
-from tests.support.buckets import add_checkpoint, store
+from tests.support.buckets import add_checkpoint, exchanging, store
 from tests.support.checkpoints import begin, commit
 from tests.support.manifests import job, run_directory
 
@@ -405,6 +407,55 @@ def test_a_bucket_of_another_job_is_not_written(pods: Callable[[int], list[Pod]]
     other = Synchronizer(store(url), second.rundir, JobWriter(store(url), "another"))
     with pytest.raises(SupersededWriter, match="not for this job"):
         other.exchange()
+
+
+def test_an_exchange_says_when_no_record_arrives_and_when_the_first_one_does(
+    pods: Callable[[int], list[Pod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process before it may have reported a problem, so its first success is news."""
+    for name in ("RETRY_SECONDS", "EXCHANGE_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(f"tandem.rundir.sync_service.{name}", 0.01)
+    (first,) = pods(1)
+    ending = threading.Event()
+    reports = list[tuple[str, bool]]()
+    exchange, upload = first.sync.exchange, first.sync.upload
+
+    def failing(work: Callable[[], None], number: int, why: str) -> Callable[[], None]:
+        def attempt() -> None:
+            if len(reports) == number:
+                raise OSError(why)
+            work()
+
+        return attempt
+
+    def report(text: str, blocks: bool) -> None:
+        reports.append((text, blocks))
+        if len(reports) == 5:
+            ending.set()
+
+    monkeypatch.setattr(first.sync, "upload", failing(upload, 1, "a part is missing"))
+    monkeypatch.setattr(first.sync, "exchange", failing(exchange, 3, "it does not answer"))
+    SyncService(first.sync, report, ending).run(None, sweeps=False)
+    assert reports == [
+        ("", False),
+        ("a part is missing", False),
+        ("", False),
+        ("it does not answer", True),
+        ("", False),
+    ]
+
+
+def test_who_waits_for_an_exchange_in_vain_is_told_that_it_may_pass(
+    pods: Callable[[int], list[Pod]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = pods(1)
+
+    def exchange() -> None:
+        raise OSError("it does not answer")
+
+    monkeypatch.setattr(first.sync, "exchange", exchange)
+    with exchanging(first.sync, tmp_path / "socket"), pytest.raises(StoreUnavailableError, match="does not answer"):
+        sync_client.exchange(patience=0)
 
 
 class Breaking:

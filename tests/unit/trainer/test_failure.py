@@ -11,9 +11,11 @@ from torch import nn
 from torch.distributed import DistBackendError
 
 from tandem.processes.exitcode import ExitCode
+from tandem.rundir.store import StoreUnavailableError
 from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_TRACEBACK_LENGTH
 from tandem_trainer.agent import local_ranks
 from tandem_trainer.agent.local_ranks import LocalRanks
+from tandem_trainer.checkpoint.restoring import UnreadableCheckpoint
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.failure import ConfigurationError, read, record
@@ -118,6 +120,8 @@ def of(error: Exception, cause: Exception) -> Exception:
         (ConfigurationError("the data has no such slice"), False, False),
         (CheckpointMismatch("another model"), False, False),
         (SaveFailed("the disk is full"), False, True),
+        (StoreUnavailableError("the server does not answer"), False, True),
+        (UnreadableCheckpoint("step-000000010 cannot be read: the server does not answer"), False, True),
     ],
 )
 def test_what_is_of_peers_and_what_may_pass(error: Exception, consequence: bool, passing: bool) -> None:

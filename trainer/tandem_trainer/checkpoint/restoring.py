@@ -71,6 +71,10 @@ class NoUsableCheckpoint(ConfigurationError):  # noqa: N818 - it is what is the 
     reason = "CheckpointsDamaged"
 
 
+class UnreadableCheckpoint(OSError):  # noqa: N818 - a state of the disk
+    """A checkpoint that cannot be read now; a later start may be able to."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A complete checkpoint in memory."""
@@ -114,8 +118,8 @@ def restore(rundir: RunDir, group: Group, check: Callable[[Loaded], None]) -> Re
     Raises:
         ConfigurationError: the checkpoint does not match, or is of another version of Tandem.
         NoUsableCheckpoint: there are checkpoints, but none can be used.
-        OSError: the disk, or this machine, does not return what the disk holds. Not treated as a damaged checkpoint:
-            starting from an older one, or from the beginning, would discard the newer ones for good.
+        UnreadableCheckpoint, OSError: the disk, the bucket or this machine does not return the checkpoint. Not treated
+            as a damaged one: starting from an older one, or from the beginning, would discard the newer ones for good.
         PeerFault: another rank has such an error.
     """
     result = Restored()
@@ -265,8 +269,9 @@ def _recheck_on_first(rundir: RunDir, manifest: Manifest, verdicts: list[Verdict
 
 def _error(group: Group, verdicts: list[Verdict], fault: Exception | None) -> Exception:
     """Return the error to raise: its own by each rank that has one, a PeerFault by the others."""
-    if verdicts[group.rank]:
-        return fault if isinstance(fault, ConfigurationError) else OSError(_reason(verdicts[group.rank]))
+    if verdict := verdicts[group.rank]:
+        kind = UnreadableCheckpoint if "unreadable" in verdict else OSError
+        return fault if isinstance(fault, ConfigurationError) else kind(_reason(verdict))
     rank = next(rank for rank, verdict in enumerate(verdicts) if verdict)
     return PeerFault(f"rank {rank}: {_reason(verdicts[rank])}")
 
