@@ -2,13 +2,15 @@
 
 A view is a folder of this machine with the records, logs and manifests of a run in a bucket, and no checkpoint: enough
 for `status`, `report`, `compare` and `checkpoints ls`. It is kept, so that the next command finds its folder again, and
-is brought up to date by each.
+is brought up to date by each. A command that reads checkpoints has their files there while it runs.
 """
 
+import fcntl
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,13 +19,38 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from tandem.errors import UserError
 from tandem.formatting import count_noun, size
 from tandem.job.resource import Storage
-from tandem.rundir.bucket import BucketRecord, Occupied, SupersededWriter, Writer, claim, open_bucket
-from tandem.rundir.download import Downloaded, Downloader, Tick, continue_run
+from tandem.rundir.bucket import (
+    CHECKPOINTS,
+    BucketRecord,
+    Occupied,
+    SupersededWriter,
+    Writer,
+    claim,
+    open_bucket,
+    parse_object,
+)
+from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest
+from tandem.rundir.download import CheckpointReader, Downloaded, Downloader, Tick, continue_run
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
 from tandem.rundir.upload import Uploader
 from tandem_cli.output import echo
 from tandem_cli.terminal.canvas import PrintableConsole
+
+LOCK = "lock"
+"""File beside the views that is locked while a command has checkpoints there."""
+
+
+def parse_url(url: str) -> Location:
+    """Parse the URL of a run in a bucket.
+
+    Raises:
+        UserError: it is not one.
+    """
+    try:
+        return Location.parse(url)
+    except ValueError as error:
+        raise UserError(f"{url}: {error}") from error
 
 
 def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
@@ -35,10 +62,7 @@ def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
     Raises:
         UserError: the URL is wrong, or the store cannot be opened.
     """
-    try:
-        location = Location.parse(url)
-    except ValueError as error:
-        raise UserError(f"{url}: {error}") from error
+    location = parse_url(url)
     with bucket_errors():
         return Store(location, endpoint, region)
 
@@ -120,7 +144,108 @@ def download(store: Store, folder: Path, selectors: list[str]) -> Downloaded:
         return _download(downloader, run_dir, selectors)
 
 
-def view(url: str) -> RunDir:
+class BucketView(RunDir):
+    """The view of a run in a bucket."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        super().__init__(path)
+        self._store, self._reader = store, CheckpointReader(store)
+
+    def fetch(self, manifest: Manifest, entry: FileEntry, tick: Callable[[int], None]) -> None:
+        """Get one file of a checkpoint.
+
+        Raises:
+            FileNotFoundError: the checkpoint was deleted meanwhile.
+            Broken: it is damaged.
+            StoreAccessError, StoreUnavailableError, OSError: the bucket cannot be read, or the disk not written.
+        """
+        path = self.checkpoint(manifest.name) / entry.path
+        path.parent.mkdir(exist_ok=True)
+        try:
+            for count in self._reader.file(manifest, entry, path, replaces=True):
+                tick(count)
+        except Broken:
+            content = self._store.read(f"{CHECKPOINTS}/{manifest.name}/{FILE}")
+            if content is None or parse_object(content.data).get("digest") != manifest.digest:
+                raise FileNotFoundError(f"{manifest.name} was deleted") from None
+            raise
+
+    def drop(self, manifest: Manifest) -> None:
+        """Delete the files of a checkpoint here."""
+        for path in self.checkpoint(manifest.name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != FILE:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def checkpoint_files(
+    checkpoints: Sequence[tuple[RunDir, Manifest]],
+    name: str = "",
+    tick: Callable[[int], None] | None = None,
+) -> Iterator[None]:
+    """Have the files of checkpoints on the disk. Those of a run in a bucket are received, and deleted afterwards.
+
+    Args:
+        name: the only files to receive; empty: all.
+        tick: called with the bytes of each chunk that was received; None: a progress bar is shown.
+
+    Raises:
+        UserError: the bucket cannot be read, a checkpoint in it is damaged or was deleted meanwhile, or the disk has
+            too little space.
+        Broken, FileNotFoundError: with `tick`, if a checkpoint is damaged or was deleted.
+    """
+    views = [(run_dir, manifest) for run_dir, manifest in checkpoints if isinstance(run_dir, BucketView)]
+    if not views:
+        yield
+        return
+    files = [
+        (run_dir, manifest, entry)
+        for run_dir, manifest in views
+        for entry in manifest.files
+        if name in ("", Path(entry.path).name)
+    ]
+    total = sum(entry.size for _, _, entry in files)
+    if total > (free := shutil.disk_usage(views[0][0].path).free):
+        raise UserError(f"the checkpoints need {size(total)}, and {_views()} has {size(free)} free")
+    # One command at a time: another one would delete what this one reads.
+    with (_views() / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with bucket_errors():
+                try:
+                    _receive(files, total, tick)
+                except (Broken, FileNotFoundError) as error:
+                    if tick is not None:
+                        raise
+                    raise UserError(str(error)) from error
+            yield
+        finally:
+            for run_dir, manifest in views:
+                run_dir.drop(manifest)
+
+
+def _receive(
+    files: Sequence[tuple[BucketView, Manifest, FileEntry]], total: int, tick: Callable[[int], None] | None
+) -> None:
+    if tick is not None:
+        for run_dir, manifest, entry in files:
+            run_dir.fetch(manifest, entry, tick)
+        return
+    received = 0
+    with progress("downloading") as show:
+
+        def add(count: int) -> None:
+            nonlocal received
+            received += count
+            show(received, total)
+
+        for run_dir, manifest, entry in files:
+            run_dir.fetch(manifest, entry, add)
+
+
+def view(url: str) -> BucketView:
     """Bring the view of a run in a bucket up to date.
 
     Raises:
@@ -128,7 +253,7 @@ def view(url: str) -> RunDir:
     """
     store = open_store(url)
     folder = _views() / hashlib.sha256(f"{store.location} {store.endpoint}".encode()).hexdigest()[:16]
-    run_dir = RunDir(folder / store.location.prefix.rpartition("/")[2])
+    run_dir = BucketView(folder / store.location.prefix.rpartition("/")[2], store)
     with bucket_errors():
         store.ping()
         downloader = Downloader(store)

@@ -19,12 +19,12 @@ import typer
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import is_url
-from tandem_cli.bucket import view
+from tandem_cli.bucket import parse_url, view
 from tandem_cli.cluster import validate_job_name
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.platform import OnKubernetes
 from tandem_cli.local.known import MAX_SUGGESTIONS, find_runs, job_name, list_runs, other_runs
-from tandem_cli.local.platform import OnThisMachine
+from tandem_cli.local.platform import InBucket, OnThisMachine
 from tandem_cli.local.run_output import log_names
 from tandem_cli.platforms import Run
 from tandem_cli.report.folder import NoRun, expect_run
@@ -82,6 +82,20 @@ def open_run(run: Path) -> RunDir:
     return rundir
 
 
+def open_own_run(run: Path, reason: str) -> RunDir:
+    """Return the run directory at a path or of a name, for a command that a view of a bucket is no use to.
+
+    Args:
+        reason: why, as the end of a sentence about the bucket.
+
+    Raises:
+        UserError: it is a URL, or there is no run.
+    """
+    if is_url(str(run)):
+        raise UserError(f"{parse_url(str(run))} is a run in a bucket, {reason}")
+    return open_run(run)
+
+
 def open_or_copy(run: Path, namespace: str, context: str) -> RunDir:
     """Return the run directory at a path or of a name; with a cluster, copy that of its job to `runs/` first.
 
@@ -110,7 +124,9 @@ def find_run(word: str, namespace: str = "", context: str = "") -> Run:
     if namespace or context:
         return OnKubernetes(validate_job_name(word), Kubectl(namespace, context), by_name=True)
     # A folder of this name without a run, such as `digits`, must not hide a job.
-    if is_url(word) or "/" in word or (Path(word) / "job.json").is_file():
+    if is_url(word):
+        return InBucket(view(word).path, word)
+    if "/" in word or (Path(word) / "job.json").is_file():
         return in_folder(open_run(Path(word)).path)
     if runs := find_runs(word):
         return in_folder(_only(word, runs))

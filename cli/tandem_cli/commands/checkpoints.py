@@ -17,7 +17,9 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.formatting import count_noun, one_line, size
 from tandem.job.resource import CheckpointSpec
-from tandem.rundir.checkpoint import Broken, Manifest
+from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest
+from tandem.rundir.layout import RunDir
+from tandem_cli.bucket import BucketView, checkpoint_files
 from tandem_cli.checkpoints import description, hub, listing, manifest_diff, pruning, verification, weights_export
 from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
 from tandem_cli.checkpoints.listing import plain
@@ -26,7 +28,7 @@ from tandem_cli.checkpoints.selector import choose, counting, sound
 from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.runs import RunArgument, open_run
+from tandem_cli.runs import RunArgument, open_own_run, open_run
 from tandem_cli.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
@@ -52,7 +54,7 @@ def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
     `*` marks the best score. KEPT FOR names the rule of the job that keeps a checkpoint; `nothing` means that the next
     save deletes it.
     """
-    inventory = _inventory(run)
+    inventory = _inventory(open_run(run))
     if output.is_data:
         emit(listing.as_json(inventory), output)
     else:
@@ -62,7 +64,7 @@ def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
 @checkpoints.command()
 def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEXT) -> None:
     """Describe a checkpoint: the progress of training, its lineage, its scores, its files."""
-    inventory = _inventory(run)
+    inventory = _inventory(open_run(run))
     entry = choose(inventory, name)
     if output.is_data:
         emit(description.as_json(entry, inventory), output)
@@ -84,12 +86,12 @@ def verify(
     Exits with 0 if all are sound, with 1 if one is damaged or cannot be read. A checkpoint that retention deletes
     meanwhile counts as neither.
     """
-    inventory = _inventory(run)
+    inventory = _inventory(open_run(run))
     chosen = _to_verify(inventory, names)
     verdicts = []
     with _progress(sum(entry.size or 0 for entry in chosen), not output.is_data) as (tick, tell):
         for entry in chosen:
-            verdict = verification.verify(inventory.rundir, entry.name, tick)
+            verdict = _verified(inventory.rundir, entry, tick)
             verdicts.append(verdict)
             if not output.is_data:
                 tell(partial(description.verdict, verdict))
@@ -120,9 +122,10 @@ def diff(
     """
     with needing("checkpoints diff"):
         from tandem_cli.checkpoints import tensor_diff
-    first, second = _side(run, before), _side(run, after)
+    sides = _side(run, before), _side(run, after)
+    first, second = ((rundir.checkpoint(manifest.name), manifest) for rundir, manifest in sides)
     try:
-        with _progress(first[1].size, not output.is_data) as (tick, _):
+        with checkpoint_files(sides), _progress(first[1].size, not output.is_data) as (tick, _):
             files = tensor_diff.compare(first, second, tick)
     except FileNotFoundError as error:
         raise UserError(f"retention deleted a checkpoint while it was read: {error.filename}") from error
@@ -170,7 +173,7 @@ def export(
     """
     # Ctrl-C removes partial files; a SIGTERM, for example from a scheduler, must do the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    inventory = _inventory(run)
+    inventory = _inventory(open_run(run))
     if name == ALL and pattern is None:
         raise UserError("export all needs --name with a field that differs between checkpoints, such as {job}-{step}")
     chosen = counting(inventory) if name == ALL else [sound(inventory, name)]
@@ -187,7 +190,8 @@ def export(
         orders[path] = entry, manifest
         weights_export.refuse_to_overwrite(ExportOrder(path, form, dtype, force))
     for path, (entry, manifest) in orders.items():
-        written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
+        with checkpoint_files([(inventory.rundir, manifest)], WEIGHTS):
+            written = weights_export.copy(inventory, entry, manifest, ExportOrder(path, form, dtype, force))
         echo(f"exported  {written.path}")
         echo(
             f"          {entry.name}, verified: {count_noun(written.tensors, 'tensor')}, "
@@ -222,11 +226,12 @@ def push(
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     hub.refuse_without_client()
-    inventory = _inventory(run)
+    inventory = _inventory(open_run(run))
     entry, manifest = sound(inventory, name)
     with TemporaryDirectory(prefix="tandem-push-") as temporary:
         folder = Path(temporary) / "model"
-        weights_export.copy(inventory, entry, manifest, ExportOrder(folder, Format.FOLDER, dtype))
+        with checkpoint_files([(inventory.rundir, manifest)], WEIGHTS):
+            weights_export.copy(inventory, entry, manifest, ExportOrder(folder, Format.FOLDER, dtype))
         files = hub.files_of(folder)
         total = sum(count for _, count in files)
         content = f"{entry.name}: {count_noun(len(files), 'file')}, {plain(size(total))}"
@@ -281,7 +286,7 @@ def prune(
     Never deleted: the newest one that counts, the one that the newest generation resumed from, the final one, and those
     in use. The run may be running.
     """
-    inventory = _inventory(run)
+    inventory = _inventory(open_own_run(run, "which shows what its run directory has; run the command there"))
     changed = {"keep_last": keep_last, "keep_best": keep_best, "keep_every": keep_every}
     policy = (inventory.job.spec.checkpoint if inventory.job else CheckpointSpec()).model_copy(
         update={field: value for field, value in changed.items() if value is not None}
@@ -298,8 +303,7 @@ def prune(
     echo(f"deleted; {plain(size(freed))} freed")
 
 
-def _inventory(run: Path) -> Inventory:
-    rundir = open_run(run)
+def _inventory(rundir: RunDir) -> Inventory:
     try:
         return take_inventory(rundir)
     except OSError as error:
@@ -320,12 +324,24 @@ def _to_verify(inventory: Inventory, names: Sequence[str] | None) -> list[Entry]
     return list(chosen.values())
 
 
-def _side(run: Path, word: str) -> tuple[Path, Manifest]:
+def _verified(rundir: RunDir, entry: Entry, tick: Callable[[int], None]) -> verification.Verification:
+    """Verify a checkpoint; of a run in a bucket, as it is there."""
+    if entry.manifest is None or not isinstance(rundir, BucketView):
+        return verification.verify(rundir, entry.name, tick)
+    try:
+        with checkpoint_files([(rundir, entry.manifest)], tick=tick):
+            return verification.verify(rundir, entry.name)
+    except Broken as error:
+        return verification.Verification(entry.name, "damaged", (str(error),))
+    except FileNotFoundError:
+        return verification.Verification(entry.name, "vanished")
+
+
+def _side(run: Path, word: str) -> tuple[RunDir, Manifest]:
     """Resolve one side of a comparison: NAME, or OTHER_RUN:NAME."""
     other, colon, name = word.rpartition(":")
-    inventory = _inventory(Path(other) if colon else run)
-    entry, manifest = sound(inventory, name)
-    return inventory.rundir.checkpoint(entry.name), manifest
+    inventory = _inventory(open_run(Path(other) if colon else run))
+    return inventory.rundir, sound(inventory, name)[1]
 
 
 def _confirmed(plan: pruning.Pruning) -> bool:

@@ -31,7 +31,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN RUN…",
-            help="Runs of this machine: their folders, or names.",
+            help="Runs of this machine: their folders, or names; or URLs of runs in buckets.",
             show_default=False,
             autocompletion=completed,
         ),

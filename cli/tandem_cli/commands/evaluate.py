@@ -18,6 +18,8 @@ import typer
 from tandem.errors import UserError
 from tandem.formatting import duration, metric_name, score
 from tandem.processes.launch import evaluator_environment, module_command, program_command, with_run_dir
+from tandem.rundir.checkpoint import WEIGHTS
+from tandem_cli.bucket import checkpoint_files
 from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
 from tandem_cli.checkpoints.selector import ALIASES, choose, counting
 from tandem_cli.output import Output, OutputOption, echo, emit
@@ -61,9 +63,13 @@ def evaluate(
     answers, code = [], 0
     own = evaluator_environment(job, run_dir.path.resolve(), REPLICA)
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(
-        command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sys.stderr, text=True
-    ) as process:
+    manifests = [(run_dir, entry.manifest) for entry in chosen if entry.manifest is not None]
+    with (
+        checkpoint_files(manifests, WEIGHTS),
+        subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sys.stderr, text=True
+        ) as process,
+    ):
         assert process.stdout is not None
         recorded = {entry.name: entry.metrics for entry in chosen}
         for line in process.stdout:

@@ -8,7 +8,7 @@ import typer
 
 from tandem_cli.local.known import move
 from tandem_cli.output import echo
-from tandem_cli.runs import RunArgument, open_run
+from tandem_cli.runs import RunArgument, open_own_run
 
 
 def mv(
@@ -22,7 +22,7 @@ def mv(
 
     The name of the job does not change. To resume the run, give `tandem run` its new path with --run-dir.
     """
-    path = open_run(run).path
+    path = open_own_run(run, "and only runs of this machine can be moved").path
     target = Path(new) if "/" in new else path.parent / new
     move(path, target)
     echo(f"{path} is now {target}; to resume it: tandem run FILE --run-dir {shlex.quote(str(target))}")

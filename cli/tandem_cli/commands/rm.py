@@ -1,6 +1,7 @@
 """`tandem rm RUN…`: deletes runs of this machine."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,9 @@ import typer
 from tandem.formatting import count_noun, size
 from tandem_cli.local.known import delete
 from tandem_cli.output import check_all, echo
-from tandem_cli.runs import completed, open_run
+from tandem_cli.runs import completed, open_own_run
+
+NOT_HERE = "and only runs of this machine are deleted; delete the prefix with a tool of your provider"
 
 
 def rm(
@@ -28,7 +31,7 @@ def rm(
 
     Asks for confirmation. A running run is not deleted; stop it first.
     """
-    paths = [rundir.path for rundir in check_all(open_run, runs)]
+    paths = [rundir.path for rundir in check_all(partial(open_own_run, reason=NOT_HERE), runs)]
     total = size(sum(_bytes(path) for path in paths))
     description = str(paths[0]) if len(paths) == 1 else count_noun(len(paths), "run")
     if not yes:

@@ -39,8 +39,8 @@ def status(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A run of this machine, by its name or folder; else a job on a cluster. Without it: all jobs there; "
-            "if kubectl has no cluster configured, all runs of this machine.",
+            help="A run of this machine, by its name or folder; the URL of one in a bucket; else a job on a cluster. "
+            "Without it: all jobs there; if kubectl has no cluster configured, all runs of this machine.",
             show_default=False,
             autocompletion=completed,
         ),

@@ -11,7 +11,7 @@ from tandem_cli.cluster import ContextOption, NamespaceOption, ProfileOption
 from tandem_cli.output import OverridesOption, check_all, echo
 from tandem_cli.packing import CodeOption, packed_if_given, with_code
 from tandem_cli.platforms import Checked, Cluster
-from tandem_cli.runs import completed, open_run
+from tandem_cli.runs import completed, open_own_run
 
 
 def submit(
@@ -59,7 +59,12 @@ def submit(
         _refuse("for Kubernetes; omit it with --slurm", {"--namespace": namespace, "--context": context})
         from tandem_cli.slurm.submission import Slurm
 
-        cluster = Slurm(profile, run_dir, fresh, None if after is None else open_run(after).path)
+        cluster = Slurm(
+            profile,
+            run_dir,
+            fresh,
+            None if after is None else open_own_run(after, "and SLURM waits for a run of its own").path,
+        )
     else:
         _refuse("for SLURM; add --slurm", {"--profile": profile, "--run-dir": run_dir, "--fresh": fresh})
         _refuse("for SLURM; add --slurm", {"--after": after})

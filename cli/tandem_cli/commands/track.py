@@ -9,7 +9,7 @@ from tandem.job.tracking import tracking_uri, without_password
 from tandem.processes.launch import RUN_DIR, module_command
 from tandem.rundir.layout import RunDir
 from tandem_cli.output import echo
-from tandem_cli.runs import RunArgument, open_run
+from tandem_cli.runs import RunArgument, open_own_run
 
 
 def track(run: RunArgument) -> None:
@@ -18,7 +18,7 @@ def track(run: RunArgument) -> None:
     A running run sends everything by itself. Use this command if the server was unavailable at the end of the run, or
     to add a report that you wrote later. Nothing is sent twice.
     """
-    path = open_run(run).path.resolve()
+    path = open_own_run(run, "which does not record what MLflow has; run the command where the run is").path.resolve()
     job = RunDir(path).read_job()
     if (mlflow := job.spec.tracking.mlflow) is None:
         raise UserError(f"{run} is not tracked; give its job `tracking: {{mlflow: {{}}}}` in spec, and run it again")

@@ -119,6 +119,35 @@ class OnThisMachine(Run):
         return endpoint
 
 
+class InBucket(OnThisMachine):
+    """A view of a run in a bucket, which tells what the run has written, and nothing of its processes."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        super().__init__(path)
+        self._url = url
+
+    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+        raise self._error("has no output of processes; `tandem events` and `tandem report` show what it has")
+
+    def page(self, port: int, show: ShowPage) -> int:
+        raise self._error("has no live page; for its results: tandem report URL")
+
+    def inspect(self, rank: int | None) -> Inspection:
+        raise self._error("has no processes here; run the command where the run is, or name its job")
+
+    def shell(self, process: str) -> int:
+        raise self._error("has no processes here; run the command where the run is, or name its job")
+
+    def scale(self, replicas: int) -> str:
+        raise self._error("cannot be scaled there; name its job")
+
+    def stop(self, immediately: bool) -> str:
+        raise self._error("cannot be stopped there; run the command where the run is, or name its job")
+
+    def _error(self, reason: str) -> UserError:
+        return UserError(f"{self._url} is a run in a bucket, and {reason}")
+
+
 def saved_in(rundir: RunDir) -> str:
     """Describe the newest checkpoint of a stopped run."""
     saved = rundir.committed()
