@@ -279,12 +279,12 @@ class RunLedger:
     @property
     def ledger(self) -> Ledger:
         """The ledger of the run so far."""
-        return priced_ledger(*self._amounts(self._workers.unsettled), self._prices)
+        return priced_ledger(*self._amounts(self._workers.unsettled), self._prices, self._observed.bucket)
 
     @property
     def settled_ledger(self) -> Ledger:
         """The ledger without unsettled amounts. Its amounts only grow."""
-        return priced_ledger(*self._amounts(0.0), self._prices)
+        return priced_ledger(*self._amounts(0.0), self._prices, self._observed.bucket)
 
     def due(self, clock: Instant) -> records.LedgerRecord | None:
         """The record, if one is due; otherwise None."""

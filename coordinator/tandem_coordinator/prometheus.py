@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from tandem.job.labels import replica_of_pod
 from tandem.job.resource import CheckpointSpec
 from tandem.wire import metrics
-from tandem.wire.ledger import PURPOSES, Ledger, UsageByPurpose
+from tandem.wire.ledger import PURPOSES, BucketUsage, Ledger, UsageByPurpose
 from tandem.wire.metrics import STEP_BUCKETS, Metric
 from tandem.wire.status import Phase, Snapshot, Troubles
 from tandem_coordinator.log_followers import Training
@@ -252,6 +252,11 @@ def _history(figures: Figures) -> Iterator[Sample]:
     ):
         for purpose in PURPOSES:
             yield metric, (purpose,), getattr(amounts, purpose)
+    bucket = ledger.bucket or BucketUsage()
+    for operation in ("writes", "reads", "listings", "deletions"):
+        yield metrics.BUCKET_REQUESTS, (operation,), getattr(bucket, operation)
+    yield metrics.BUCKET_BYTES, ("sent",), bucket.sent_bytes
+    yield metrics.BUCKET_BYTES, ("received",), bucket.received_bytes
     yield metrics.STEPS_TAKEN, (), training.steps
     yield metrics.SAMPLES, (), training.samples
     yield metrics.STEPS_LOST, (), training.steps_lost

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from tandem.job.resource import DistributedTrainingJob, Evaluators
 from tandem.model import amount, whole_number
 from tandem.rundir.against_base import MIN_WORSE_CHECKPOINTS
+from tandem.rundir.bucket_usage import UsageReader
 from tandem.rundir.catalog import EvaluationResult, Lineage, RereadSchedule, Results
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.durable import list_folder
@@ -27,7 +28,7 @@ from tandem.rundir.evaluations import Rank
 from tandem.rundir.layout import EARLIER_FOLDERS, FOLDERS, FinishedMember, RunDir, evaluator_of_log, stopped_early
 from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
-from tandem.wire.ledger import Purpose
+from tandem.wire.ledger import BucketUsage, Purpose
 from tandem.wire.reasons import Reason
 from tandem.wire.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.base_watch import AgainstBase, BaseWatch
@@ -136,6 +137,8 @@ class Observed:
     volume: Volume | None = None
     evaluator_seconds: Mapping[Purpose, float] = field(default_factory=dict)
     """Seconds for which evaluator processes existed, by purpose, since the last record of a ledger."""
+    bucket: BucketUsage | None = None
+    """Requests to the job's bucket; None without one."""
     read_at: float | None = None
     """Time at which the logs were read, in seconds since the epoch."""
 
@@ -177,6 +180,7 @@ class RunDirectory:
         )
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._job = job
+        self._bucket = UsageReader()
         self._limits: tuple[int, ...] = ()
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
@@ -249,6 +253,7 @@ class RunDirectory:
             limits=self._limits,
             lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._volume_space(now),
+            bucket=self._bucket.total(logs),
             evaluator_seconds=_sums(log.seconds for log in self._logs.values()),
             read_at=now,
         )

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -136,3 +137,12 @@ def test_damage_in_a_bucket_is_found_there_and_nothing_is_made_of_it(trained: Lo
         assert not (tmp_path / "weights").exists()
     finally:
         bucket.put(part.name, content.data)
+
+
+def test_requests_are_counted_and_shown_here_and_from_the_bucket(trained: LocalRun, tmp_path: Path) -> None:
+    for source in (str(trained.path), URL):
+        status = trained.called("status", source)
+        assert re.search(r"bucket +\d+ requests \(listings \d+, reads \d+, writes \d+", status.stdout), status.stdout
+    page = tmp_path / "report.html"
+    assert trained.called("report", URL, "--to", str(page), "--no-png").returncode == 0
+    assert re.search(r"Bucket: \d+ requests", page.read_text())

@@ -13,7 +13,7 @@ from tandem.formatting import cores, rfc3339, share
 from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir, stopped_early
-from tandem.rundir.ledger import ledger_of_record, newest_ledger
+from tandem.rundir.ledger import ledger_of, newest_ledger
 from tandem.rundir.log import LogReader
 from tandem.rundir.ownership import ENDPOINT
 from tandem.rundir.records import COORDINATOR, EventRecord, Sample
@@ -195,8 +195,7 @@ def _read_status(path: Path, alive: bool) -> Status:
 
 
 def _ledger(rundir: RunDir) -> Ledger | None:
-    record = newest_ledger(rundir)
-    return None if record is None else ledger_of_record(record)
+    return ledger_of(rundir, newest_ledger(rundir))
 
 
 def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:

@@ -31,7 +31,7 @@ from tandem.formatting import (
     size,
     utc_time,
 )
-from tandem.wire.ledger import PURPOSES, ledger_rows
+from tandem.wire.ledger import PURPOSES, format_bucket, ledger_rows
 from tandem.wire.measures import Generation
 from tandem.wire.status import phase_word, trouble_messages
 from tandem_cli.report.clock import Clock
@@ -432,10 +432,12 @@ def _generation(generation: Generation, clock: Clock) -> str:
 
 
 def _ledger(run: RunData) -> str:
-    """GPU-hours, CPU-hours and cost: a row for each purpose, and the sums."""
+    """GPU-hours, CPU-hours and cost: a row for each purpose, and the sums; and the requests to the bucket."""
     columns = list(ledger_rows(run.ledger))
+    bucket = None if run.ledger is None else run.ledger.bucket
+    note = "" if bucket is None else f"<p>Bucket: {escape(format_bucket(bucket))}</p>"
     if not columns:
-        return ""
+        return f"<section><h2>Hours and cost</h2>{note}</section>" if note else ""
     rows = [(purpose, [getattr(hours, purpose) for _, hours, _ in columns]) for purpose in PURPOSES]
     lines = [(_titled(purpose), values) for purpose, values in rows if any(values)]
     lines.append(("Total", [hours.total for _, hours, _ in columns]))
@@ -453,7 +455,7 @@ def _ledger(run: RunData) -> str:
     )
     return (
         "<section><h2>Hours and cost</h2>"
-        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{body}</tbody></table></div></section>'
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{body}</tbody></table></div>{note}</section>'
     )
 
 

@@ -22,7 +22,7 @@ from tandem.rundir import evaluations
 from tandem.rundir.durable import read_json, read_json_or_none
 from tandem.rundir.evaluations import direction
 from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, stopped_early
-from tandem.rundir.ledger import ledger_of_record
+from tandem.rundir.ledger import ledger_of
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
 from tandem.rundir.wrong_samples import gallery
@@ -123,7 +123,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
         troubles=_troubles(rundir, train, coordinator, evaluators, written),
         missed=_missed(rundir),
         faults=tuple(faults),
-        ledger=None if coordinator.ledger is None else ledger_of_record(coordinator.ledger),
+        ledger=ledger_of(rundir, coordinator.ledger),
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from tandem import formatting
 from tandem.formatting import count_noun, elapsed, metric_name, number, parse_rfc3339
 from tandem.rundir import against_base
-from tandem.wire.ledger import format_usage, ledger_rows
+from tandem.wire.ledger import format_bucket, format_usage, ledger_rows
 from tandem.wire.status import KSTATUS, Members, Phase, Score, Status, phase_word, trouble_messages
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
@@ -179,6 +179,8 @@ def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield from _processors(status)
     for name, hours, written in ledger_rows(status.ledger):
         yield name, format_usage(hours, written)
+    if status.ledger is not None and status.ledger.bucket is not None:
+        yield "bucket", format_bucket(status.ledger.bucket)
     for trouble in trouble_messages(status.troubles):
         yield "trouble", trouble.text
     for sentence in missed:

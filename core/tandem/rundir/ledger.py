@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from tandem.rundir.bucket_usage import bucket_usage
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, LedgerRecord, Sample
@@ -22,6 +23,10 @@ def newest_ledger(rundir: RunDir) -> LedgerRecord | None:
     return newest
 
 
-def ledger_of_record(record: LedgerRecord) -> Ledger:
-    """The ledger in a record, without the coordinator's internal fields."""
-    return Ledger(**{name: getattr(record, name) for name in Ledger.model_fields})
+def ledger_of(rundir: RunDir, record: LedgerRecord | None) -> Ledger | None:
+    """The ledger of a run: that of its newest record, without the coordinator's internal fields, and the requests to
+    its bucket that were counted since; None if there is neither."""
+    bucket = bucket_usage(rundir)
+    if record is None:
+        return None if bucket is None else Ledger(bucket=bucket)
+    return Ledger(**{name: getattr(record, name) for name in Ledger.model_fields} | {"bucket": bucket})

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.formatting import one_line
+from tandem.wire.ledger import BucketUsage
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -367,6 +368,19 @@ class Store:
                 raise StoreAccessError(f"{self.server} does not return what was written a moment ago")
         finally:
             quick.delete([name])
+
+    @property
+    def usage(self) -> BucketUsage:
+        """The requests of this process so far."""
+        with self._counting:
+            return BucketUsage(
+                writes=self.requests["write"],
+                reads=self.requests["read"],
+                listings=self.requests["list"],
+                deletions=self.requests["delete"],
+                sent_bytes=self.sent,
+                received_bytes=self.received,
+            )
 
     @property
     def server(self) -> str:

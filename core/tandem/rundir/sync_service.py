@@ -26,6 +26,7 @@ from tandem.job.resource import DistributedTrainingJob, Storage
 from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import RUN_DIR, STORAGE, UID, UID_ANNOTATION
 from tandem.rundir.bucket import BucketRecord, JobWriter, Occupied, SupersededWriter, Writer, claim, open_bucket
+from tandem.rundir.bucket_usage import UsageLog
 from tandem.rundir.checkpoint import Broken
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import Store
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.CONFIGURATION if isinstance(error, Occupied) else ExitCode.FAILED
     service = SyncService(Synchronizer(store, rundir, writer), report, ending)
     path = os.environ.get(SOCKET)
-    with renewing:
+    with renewing, UsageLog(rundir, store).recording(ending):
         service.run(Path(path) if path else None, sweeps=isinstance(writer, Writer))
     if isinstance(writer, Writer):
         writer.end()

@@ -46,6 +46,7 @@ from tandem.rundir.bucket import (
     remote_names,
     segment_name,
 )
+from tandem.rundir.bucket_usage import UsageLog
 from tandem.rundir.checkpoint import CHUNK_BYTES, FILE, Broken, FileEntry, Manifest, checksum, open_file
 from tandem.rundir.durable import list_folder, open_regular
 from tandem.rundir.layout import RunDir
@@ -463,7 +464,7 @@ def main(arguments: Sequence[str]) -> int:
         _record_missing(rundir, store, "the upload was interrupted")
         uploader = Uploader(store, rundir, writer)
         upload = Upload(uploader, report, ending)
-        with writer.renewing():
+        with writer.renewing(), UsageLog(rundir, store).recording(ending):
             uploader.survey()
             upload.run()
         problem = upload.problem

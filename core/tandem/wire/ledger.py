@@ -5,8 +5,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from tandem.formatting import hours, number, share
-from tandem.model import Model
+from tandem.formatting import count_noun, hours, number, share, size
+from tandem.model import Model, WholeNumber
 
 HOUR = 3600.0
 
@@ -48,6 +48,26 @@ class UsageByPurpose(Model):
         return self.compute + self.recomputed + self.waiting + self.idle + self.evaluation
 
 
+class BucketUsage(Model):
+    """Requests to a bucket and bytes of objects, of all processes of a run. Repetitions of requests are not counted."""
+
+    writes: WholeNumber = 0
+    reads: WholeNumber = 0
+    listings: WholeNumber = 0
+    """Each of up to a thousand objects."""
+    deletions: WholeNumber = 0
+    sent_bytes: WholeNumber = 0
+    received_bytes: WholeNumber = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of all requests."""
+        return self.writes + self.reads + self.listings + self.deletions
+
+    def __add__(self, other: "BucketUsage") -> "BucketUsage":
+        return BucketUsage(**{name: getattr(self, name) + getattr(other, name) for name in BucketUsage.model_fields})
+
+
 class Ledger(Model):
     """GPU time, CPU time and cost of workers and evaluators since the run began. The sum is the lifetime of these
     processes times their GPUs or CPUs."""
@@ -60,6 +80,21 @@ class Ledger(Model):
     """Cost of the resources that have a price in the job's `prices`."""
     currency: Annotated[str, Field(max_length=3)] | None = None
     """Currency of `cost`."""
+    bucket: BucketUsage | None = None
+    """Requests to the job's bucket, as its processes report them every five minutes."""
+
+
+def format_bucket(usage: BucketUsage) -> str:
+    """Format requests and bytes: `1,234 requests (listings 1,000, reads 200, writes 34) · 1.2 GB sent · …`."""
+    kinds = {
+        "listings": usage.listings,
+        "reads": usage.reads,
+        "writes": usage.writes,
+        "deletions": usage.deletions,
+    }
+    parts = ", ".join(f"{name} {count:,}" for name, count in kinds.items() if count)
+    requests = f"{count_noun(usage.total, 'request')}{f' ({parts})' if parts else ''}"
+    return f"{requests} · {size(usage.sent_bytes)} sent · {size(usage.received_bytes)} received"
 
 
 def ledger_rows(ledger: Ledger | None) -> Iterator[tuple[str, UsageByPurpose, Callable[[float], str]]]:
@@ -87,9 +122,14 @@ def format_usage(usage: UsageByPurpose, formatted: Callable[[float], str]) -> st
     return " · ".join([formatted(usage.total), *shares])
 
 
-def priced_ledger(gpu_seconds: UsageByPurpose, cpu_seconds: UsageByPurpose, prices: Prices | None) -> Ledger:
+def priced_ledger(
+    gpu_seconds: UsageByPurpose,
+    cpu_seconds: UsageByPurpose,
+    prices: Prices | None,
+    bucket: BucketUsage | None = None,
+) -> Ledger:
     """The ledger with its cost."""
-    ledger = Ledger(gpu_seconds=gpu_seconds, cpu_seconds=cpu_seconds)
+    ledger = Ledger(gpu_seconds=gpu_seconds, cpu_seconds=cpu_seconds, bucket=bucket)
     if prices is None or (prices.gpu_per_hour is None and prices.cpu_per_hour is None):
         return ledger
     gpu, cpu = (prices.gpu_per_hour or 0.0) / HOUR, (prices.cpu_per_hour or 0.0) / HOUR

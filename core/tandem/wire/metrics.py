@@ -108,6 +108,19 @@ COST = Metric(
     "Cost of GPU and CPU time by the job's prices, in its currency, by purpose; 0 without prices.",
     ("purpose",),
 )
+BUCKET_REQUESTS = Metric(
+    "tandem_bucket_requests_total",
+    "counter",
+    "Requests of all processes of the job to its bucket by operation: writes, reads, listings, deletions. Updated "
+    "every five minutes; 0 without a bucket.",
+    ("operation",),
+)
+BUCKET_BYTES = Metric(
+    "tandem_bucket_bytes_total",
+    "counter",
+    "Bytes of objects that all processes of the job have sent to its bucket or received from it.",
+    ("direction",),
+)
 MFU = Metric(
     "tandem_mfu_ratio",
     "gauge",

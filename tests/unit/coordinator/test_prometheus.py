@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.job.resource import CheckpointSpec
 from tandem.wire import metrics
-from tandem.wire.ledger import PURPOSES, Ledger, UsageByPurpose
+from tandem.wire.ledger import PURPOSES, BucketUsage, Ledger, UsageByPurpose
 from tandem.wire.status import (
     CheckpointRef,
     Compared,
@@ -76,6 +76,7 @@ ALL_KNOWN: dict[str, Any] = {
         gpu_seconds=UsageByPurpose(compute=9.5),
         cpu_seconds=UsageByPurpose(evaluation=3.0),
         cost=UsageByPurpose(compute=0.5),
+        bucket=BucketUsage(writes=3, reads=2, listings=40, deletions=1, sent_bytes=5000, received_bytes=60),
     ),
     "observed": Observed(
         training=Training(
@@ -260,6 +261,14 @@ def test_tokens_a_second_are_told_of_tasks_that_count_them() -> None:
     assert found["tandem_throughput_tokens_per_second",] == 51_600.0
     assert found["tandem_throughput_learned_tokens_per_second",] == 48_000.0
     assert not {name for name, *_ in scraped(Status(phase="Running", throughput=800.0)) if "tokens" in name}
+
+
+def test_requests_to_the_bucket_are_told_by_operation() -> None:
+    found = scraped(KNOWN, **ALL_KNOWN)
+    operations = {"writes": 3, "reads": 2, "listings": 40, "deletions": 1}
+    assert {name: found["tandem_bucket_requests_total", name] for name in operations} == operations
+    assert found["tandem_bucket_bytes_total", "sent"] == 5000
+    assert found["tandem_bucket_bytes_total", "received"] == 60
 
 
 def test_mfu_is_told_where_cost_and_peak_are_known() -> None:
