@@ -23,7 +23,7 @@ preemption.
 - A worker whose Workload is evicted is deleted: its agent leaves the group, which goes on without it. The quota is
   given back once the pod has ended. Only then can the job be admitted again.
 - A Workload whose content is no longer what the job asks for (another queue, other requests) is given back in the same
-  way, and a new one is queued.
+  way, and a new one is queued. So is a minimum that has changed, once the job does not train any more.
 
 More than MAX_SLICES workers over the minimum are asked for in slices of several.
 
