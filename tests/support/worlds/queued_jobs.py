@@ -282,7 +282,7 @@ class QueuedJobs:
 
 def first_of(body: Object) -> int:
     """Index of the first worker of a Workload."""
-    return int(body["metadata"]["annotations"][names.WORKERS].partition("+")[0])
+    return int(body["metadata"]["annotations"][names.FIRST])
 
 
 def _is_running(body: Object) -> bool:
