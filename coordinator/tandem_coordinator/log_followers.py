@@ -12,11 +12,10 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 from tandem.rundir.durable import list_folder
 from tandem.rundir.layout import evaluator_of_log, generation_of_log
@@ -37,6 +36,7 @@ from tandem.rundir.records import (
     Usage,
     Values,
 )
+from tandem.rundir.training_log import first_start
 from tandem.script import MAX_VALUES
 from tandem.wire.ledger import Purpose
 from tandem.wire.metrics import STEP_BUCKETS
@@ -44,7 +44,6 @@ from tandem.wire.status import EvaluatorView
 
 _MAX_TAIL_BYTES = 256 * 2**10
 """Size of the end of an earlier log that is searched for the last save, in bytes."""
-_HEAD_BYTES = 2**16
 _MAX_FOLLOWED = 2
 WORK = ("data", "compute", "checkpoint")
 """Phases into which a rate line divides time."""
@@ -72,7 +71,7 @@ class LedgerPosition:
         return self.offsets.get(generation, 0 if generation > max(self.offsets, default=0) else None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
     """Counts of training logs since this process started."""
 
@@ -82,14 +81,14 @@ class Training:
     samples: int = 0
     steps_lost: int = 0
     """Steps that were taken and then repeated."""
-    buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS) + 1)
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     """Histogram of steps by duration: at most each of STEP_BUCKETS, and longer than the last."""
     step_seconds_sum: float = 0.0
     step_seconds: float | None = None
     """Recent duration of a step."""
     samples_per_step: float | None = None
     """Recent samples per step, over all ranks."""
-    saves: dict[str, int] = field(default_factory=dict)
+    saves: Counter[str] = field(default_factory=Counter)
     """Saves by outcome: committed, skipped, failed."""
     stall_seconds: float | None = None
     """Time for which the last save stopped training."""
@@ -109,7 +108,7 @@ class Training:
     """The last measured gradient norm."""
     values: dict[str, float] = field(default_factory=dict)
     """The newest finite values that a script has logged, by name; at most MAX_VALUES."""
-    by_generation: Mapping[int, Mapping[Purpose, float]] = field(default_factory=dict)
+    by_generation: dict[int, dict[Purpose, float]] = field(default_factory=dict)
     """Seconds of the first rank by purpose, since the last record of a ledger."""
     reached: int = 0
     """The highest step ever taken."""
@@ -117,43 +116,14 @@ class Training:
     """Bytes of the newest logs that are counted, by generation."""
 
 
-class _PerSample(NamedTuple):
-    """Cost of a sample, and peak of a GPU, as a generation logs them at its start."""
-
-    flops: float | None = None
-    peak_flops: float | None = None
-    tokens: float | None = None
-    loss_tokens: float | None = None
-
-    @classmethod
-    def from_record(cls, record: Start) -> "_PerSample":
-        """Take them from a start record."""
-        return cls(record.flops_per_sample, record.peak_flops, record.tokens_per_sample, record.learned_per_sample)
-
-
 class TrainingLogs:
     """A follower of the newest training logs. For one thread."""
 
     def __init__(self, folder: Path, ledger_position: LedgerPosition | None = None) -> None:
         self._logs: dict[int, LogReader[TrainingRecord]] = {}
-        self._seconds = dict.fromkeys(WORK, 0.0)
-        self._saves: Counter[str] = Counter()
-        self._buckets = [0] * (len(STEP_BUCKETS) + 1)
-        self._steps = self._samples = self._steps_lost = 0
-        self._step_seconds_sum = 0.0
-        self._step: int | None = None
-        self._step_seconds: float | None = None
-        self._samples_per_step: float | None = None
-        self._stall: float | None = None
-        self._commit: float | None = None
-        self._per_sample = _PerSample()
-        self._learning_rate: float | None = None
-        self._loss: float | None = None
-        self._gradient_norm: float | None = None
-        self._values: dict[str, float] = {}
         self._ledger_position = ledger_position or LedgerPosition()
-        self._reached = self._ledger_position.reached
-        self._purposes: dict[int, dict[Purpose, float]] = {}
+        self._training = Training(seconds=dict.fromkeys(WORK, 0.0), reached=self._ledger_position.reached)
+        self._step: int | None = None
         for generation, path in _logs(list_folder(folder))[-_MAX_FOLLOWED:]:
             self._skip(generation, path)
 
@@ -169,51 +139,33 @@ class TrainingLogs:
             for record in self._logs[generation].read() or ():
                 self._take(record)
                 self._account(generation, record)
-        return Training(
-            seconds=dict(self._seconds),
-            steps=self._steps,
-            samples=self._samples,
-            steps_lost=self._steps_lost,
-            buckets=tuple(self._buckets),
-            step_seconds_sum=self._step_seconds_sum,
-            step_seconds=self._step_seconds,
-            samples_per_step=self._samples_per_step,
-            saves=dict(self._saves),
-            stall_seconds=self._stall,
-            commit_seconds=self._commit,
-            flops_per_sample=self._per_sample.flops,
-            peak_flops=self._per_sample.peak_flops,
-            tokens_per_sample=self._per_sample.tokens,
-            learned_per_sample=self._per_sample.loss_tokens,
-            learning_rate=self._learning_rate,
-            loss=self._loss,
-            gradient_norm=self._gradient_norm,
-            values={name: value for name, value in self._values.items() if isfinite(value)},
-            by_generation={
-                number: dict(self._purposes[number]) for number in sorted(self._purposes)[-MAX_LEDGER_GENERATIONS:]
-            },
-            reached=self._reached,
-            offsets={number: self._logs[number].offset for number in sorted(self._logs)[-_MAX_FOLLOWED:]},
-        )
+        training = self._training
+        for generation in sorted(training.by_generation)[:-MAX_LEDGER_GENERATIONS]:
+            del training.by_generation[generation]
+        training.offsets = {number: self._logs[number].offset for number in sorted(self._logs)[-_MAX_FOLLOWED:]}
+        # The caller keeps what it got while this goes on counting.
+        counts = deepcopy(training)
+        counts.values = {name: value for name, value in counts.values.items() if isfinite(value)}
+        return counts
 
     def _skip(self, generation: int, path: Path) -> None:
         """Take over the state that a log leaves, and count nothing of it."""
         try:
             size = path.stat().st_size
+            self._started(first_start(path))
         except OSError:
             return
-        self._per_sample = _per_sample(path)
         log = self._logs[generation] = _reader(path, max(0, size - _MAX_TAIL_BYTES))
         for record in log:
             match record:
                 case Rate():
-                    self._step, self._loss = record.step or self._step, record.loss
+                    self._step, self._training.loss = record.step or self._step, record.loss
                 case Saved():
                     self._saved(record)
                 case Values():
                     self._logged(record)
         if (position := self._ledger_position.offset(generation)) is None:
-            self._reached = max(self._reached, self._step or 0)
+            self._training.reached = max(self._training.reached, self._step or 0)
             return
         # The ledger continues where that of an earlier coordinator ended.
         self._logs[generation] = _reader(path, position)
@@ -225,12 +177,12 @@ class TrainingLogs:
         if not isinstance(record, Rate) or record.phases is None:
             return
         phases = {name: seconds or 0.0 for name, seconds in record.phases.items()}
-        repeated = 0.0
+        repeated, training = 0.0, self._training
         if record.step is not None and record.steps:
-            repeated = min(max(0, self._reached - (record.step - record.steps)), record.steps) / record.steps
-            self._reached = max(self._reached, record.step)
+            repeated = min(max(0, training.reached - (record.step - record.steps)), record.steps) / record.steps
+            training.reached = max(training.reached, record.step)
         compute = phases.get("compute", 0.0)
-        purposes = self._purposes.setdefault(generation, {"compute": 0.0, "recomputed": 0.0, "waiting": 0.0})
+        purposes = training.by_generation.setdefault(generation, {"compute": 0.0, "recomputed": 0.0, "waiting": 0.0})
         purposes["recomputed"] += repeated * compute
         # In a pause a script does what is no step, such as a validation of its own.
         purposes["compute"] += (1 - repeated) * compute + phases.get("pause", 0.0)
@@ -244,57 +196,58 @@ class TrainingLogs:
                 self._logged(record)
             case Start():
                 if self._step is not None:
-                    self._steps_lost += max(0, self._step - record.step)
+                    self._training.steps_lost += max(0, self._step - record.step)
                 self._step = record.step
-                self._per_sample = _PerSample.from_record(record)
+                self._started(record)
             case Saved():
-                self._saves["committed"] += 1
+                self._training.saves["committed"] += 1
                 self._saved(record)
             case NotSaved():
                 # A save that was started has a name.
-                self._saves["skipped" if record.name is None else "failed"] += 1
+                self._training.saves["skipped" if record.name is None else "failed"] += 1
+
+    def _started(self, record: Start | None) -> None:
+        """Take over the cost of a sample, and the peak of a GPU, as a generation logs them at its start."""
+        training = self._training
+        training.flops_per_sample = record.flops_per_sample if record else None
+        training.peak_flops = record.peak_flops if record else None
+        training.tokens_per_sample = record.tokens_per_sample if record else None
+        training.learned_per_sample = record.learned_per_sample if record else None
 
     def _rate(self, record: Rate) -> None:
-        self._step, self._loss = record.step or self._step, record.loss
+        training = self._training
+        self._step, training.loss = record.step or self._step, record.loss
         if "lr" in record.model_fields_set:
-            self._learning_rate = record.lr
+            training.learning_rate = record.lr
         if "gradient_norm" in record.model_fields_set:
-            self._gradient_norm = record.gradient_norm
+            training.gradient_norm = record.gradient_norm
         phases, seconds, steps, samples = record.phases, record.step_seconds, record.steps, record.samples
         if phases is None or seconds is None or steps is None:
             return
         for name in WORK:
-            self._seconds[name] += phases.get(name) or 0.0
-        self._steps += steps
+            training.seconds[name] += phases.get(name) or 0.0
+        training.steps += steps
         # A script may leave them out.
-        self._samples += samples or 0
-        self._buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
-        self._step_seconds_sum += seconds * steps
-        self._step_seconds = seconds
+        training.samples += samples or 0
+        training.buckets[bisect_left(STEP_BUCKETS, seconds)] += steps
+        training.step_seconds_sum += seconds * steps
+        training.step_seconds = seconds
         if samples is not None and steps:
-            self._samples_per_step = samples / steps
+            training.samples_per_step = samples / steps
 
     def _logged(self, record: Values) -> None:
+        values = self._training.values
         for name, value in record.known.items():
-            if name in self._values or len(self._values) < MAX_VALUES:
-                self._values[name] = value
+            if name in values or len(values) < MAX_VALUES:
+                values[name] = value
 
     def _saved(self, record: Saved) -> None:
-        self._stall, self._commit = record.stall_seconds, record.commit_seconds
+        self._training.stall_seconds, self._training.commit_seconds = record.stall_seconds, record.commit_seconds
 
 
 def _reader(path: Path, offset: int = 0) -> LogReader[TrainingRecord]:
     """A reader that skips steps: their lines hold nothing that a rate does not sum up."""
     return LogReader(path, TRAINING, offset, skip=Step)
-
-
-def _per_sample(path: Path) -> _PerSample:
-    """The cost of samples, and the peak of GPUs, at the start of an earlier log."""
-    with suppress(OSError):
-        for record in LogReader(path, TRAINING, skip=Step, bite=_HEAD_BYTES).read() or ():
-            if isinstance(record, Start):
-                return _PerSample.from_record(record)
-    return _PerSample()
 
 
 def _logs(paths: Iterable[Path]) -> list[tuple[int, Path]]:
@@ -408,8 +361,6 @@ class EvaluatorFollower:
 def _is_one_process(before: Usage, sign: Usage) -> bool:
     """Whether two signs of life under one name come from one process. Versions that do not report the process are told
     apart by their age alone.
-
-    On a busy machine a process may be older at its first sign of life than the one before was at its last.
 
     On a busy machine a process may be older at its first sign of life than the one before was at its last.
     """

@@ -1,13 +1,5 @@
 """The generations of a run, merged from records, the trainers' logs and the coordinator's log, and which of the logged
-steps the final model contains.
-
-After a restart, steps after the checkpoint are repeated, so several generations log the same step. The rule is that of
-`tandem.rundir.lineage`: of a generation, the steps up to the one its successor on the lineage resumed from count. A
-report must also make sense of a directory whose generation records are lost, so it uses an equivalent form that needs
-only the step each generation started from: a step counts if no later generation started at or before it. (They are
-equivalent because each generation resumes from a checkpoint that counted at its start; a test compares the two over
-random histories.)
-"""
+steps the final model contains (`tandem.rundir.training_log` has the rule)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,8 +23,8 @@ def beginnings(records: Records, train: Sequence[TrainLog]) -> dict[int, int]:
     """Find the step that each generation resumed from: from its record, else from its log."""
     start_steps = {}
     for log in train:
-        if log.start_step is not None:
-            start_steps[log.generation] = log.start_step
+        if log.start is not None:
+            start_steps[log.generation] = log.start.step
         elif len(log.steps):
             start_steps[log.generation] = int(log.steps.step.min()) - 1
     for number, record in records.items():
@@ -72,7 +64,7 @@ def _membership(
         world_size=_first(
             formed.world_size if formed else None,
             record.world_size if record else None,
-            log.world_size if log else None,
+            log.start.world_size if log and log.start else None,
         ),
         members=tuple((formed and formed.members) or (record.members if record else ())),
         reason=(formed and formed.reason) or "",
@@ -106,16 +98,6 @@ def _first(*values: AnyValue | None) -> AnyValue | None:
 
 Limits = Mapping[int, float]
 """Last step that counts, by generation; infinite for the newest."""
-
-
-def limits(began_after: Mapping[int, int]) -> Limits:
-    """Compute the last step of each generation that counts, from the step that each resumed from (0 for the start)."""
-    by_generation: dict[int, float] = {}
-    lowest = math.inf
-    for generation in sorted(began_after, reverse=True):
-        by_generation[generation] = lowest
-        lowest = min(lowest, began_after[generation])
-    return by_generation
 
 
 def counts(bounds: Limits, generation: int | None, step: int) -> bool:

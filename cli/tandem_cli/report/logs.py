@@ -56,13 +56,7 @@ class TrainLog:
     """Reasons why saves that were started have failed."""
     passed: tuple[tuple[float, str, str], ...]
     """Checkpoints that it could not resume from: time, name, reason."""
-    started_at: float | None
-    start_step: int | None
-    total_steps: int | None
-    world_size: int | None
-    tokens_per_sample: float | None
-    learned_per_sample: float | None
-    """Tokens of these that the loss is computed over."""
+    start: records.Start | None
     ended: str
     first_at: float | None
     last_at: float | None
@@ -187,12 +181,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         unsaved=tuple(unsaved),
         failed=tuple(failed),
         passed=tuple(passed),
-        started_at=start.time if start else None,
-        start_step=start.step if start else None,
-        total_steps=start.total_steps if start else None,
-        world_size=start.world_size if start else None,
-        tokens_per_sample=start.tokens_per_sample if start else None,
-        learned_per_sample=start.learned_per_sample if start else None,
+        start=start,
         ended=ended,
         first_at=first,
         last_at=last,

@@ -25,6 +25,7 @@ from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, st
 from tandem.rundir.ledger import ledger_of
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
+from tandem.rundir.training_log import counted_until
 from tandem.rundir.wrong_samples import gallery
 from tandem.wire.measures import Generation
 from tandem.wire.status import Troubles
@@ -69,7 +70,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
     records = _records(rundir, faults)
 
     # Which steps count follows from where each generation started; checkpoints are judged by the same limits.
-    bounds = generations.limits(generations.beginnings(records, train))
+    bounds = counted_until(generations.beginnings(records, train))
     counted_steps, superseded = generations.resolve({log.generation: log.steps for log in train}, bounds)
     recorded_best = evaluations.best(rundir)
     # Without a job, the coordinator's record of the best checkpoint still has the metric.
@@ -90,6 +91,8 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
     has_left = coordinator.ended_at is not None and trained_at <= coordinator.ended_at + MAX_CLOCK_SKEW_SECONDS
     result, message = _result(rundir, last_seen, now(), has_left)
     name = job.metadata.name if job else path.resolve().name
+    starts = [log.start for log in reversed(train)]
+    newest = starts[0] if starts else None
     return RunData(
         name=name,
         title=rundir.title(name),
@@ -100,9 +103,9 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
         started_at=started_at,
         ended_at=ended_at,
         marks=np.unique(np.concatenate([inside, [started_at, ended_at]])),
-        total_steps=next((log.total_steps for log in reversed(train) if log.total_steps), None),
-        tokens_per_sample=train[-1].tokens_per_sample if train else None,
-        learned_per_sample=train[-1].learned_per_sample if train else None,
+        total_steps=next((start.total_steps for start in starts if start and start.total_steps), None),
+        tokens_per_sample=newest.tokens_per_sample if newest else None,
+        learned_per_sample=newest.learned_per_sample if newest else None,
         model_steps=counted_steps,
         superseded=superseded,
         rates=_joined_rates(train),

@@ -17,19 +17,18 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.evaluations import FinalFile
 from tandem.rundir.layout import RunDir, stopped_early
 from tandem.rundir.lineage import batches_left_out
-from tandem.rundir.log import LogReader
-from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Start, Step, TroublesRecord
+from tandem.rundir.log import LogReader, last_record
+from tandem.rundir.records import COORDINATOR, TRAINING, Sample, Step, TroublesRecord
+from tandem.rundir.training_log import counted_until, first_start
 from tandem.rundir.watched import OVERWRITTEN, checkpoint_path
 from tandem.wire.status import STOPPED_EARLY, Compared, Troubles, trouble_messages
 
 LABEL = 12
 """Width of the labels."""
-TAIL_BYTES = 4 * 2**20
-"""Bytes read from the end of the coordinator's log: the last hours."""
 MAX_REASON_LENGTH = 300
 """Length of a reason, in characters."""
-STEPS_BYTES, FIRST_BYTES = 2**18, 2**16
-"""Bytes read from a log of training: from its end, the last thousand steps, and from its start."""
+STEPS_BYTES = 2**18
+"""Bytes read from the end of a log of training: the last thousand steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,25 +171,23 @@ def _trained(run_dir: RunDir) -> tuple[int | None, float | None, int | None]:
 def _last_step(run_dir: RunDir, logs: Mapping[int, Path]) -> tuple[int | None, float | None]:
     """Find the last step that counts, and its loss. Logs are read from their ends, as they are long."""
     start_steps = {record.generation: record.start_step for record in run_dir.generation_records()}
-    # From the newest generation back: of an older one, only steps up to where a newer one started count.
-    limit: int | None = None
-    for generation in sorted({*start_steps, *logs}, reverse=True):
-        if (path := logs.get(generation)) is not None:
-            if (last := _last_until(path, limit)) is not None:
-                return last
-            start = _start(path)
-            start_steps.setdefault(generation, start.step if start else 0)
-        limit = min(start_steps[generation], start_steps[generation] if limit is None else limit)
-    return limit or None, None
+    for generation in logs.keys() - start_steps:
+        start = first_start(logs[generation])
+        start_steps[generation] = start.step if start else 0
+    limits = counted_until(start_steps)
+    for generation in sorted(logs, reverse=True):
+        if (last := _last_until(logs[generation], limits[generation])) is not None:
+            return last
+    return min(start_steps.values(), default=None) or None, None
 
 
-def _last_until(path: Path, limit: int | None) -> tuple[int, float | None] | None:
+def _last_until(path: Path, limit: float) -> tuple[int, float | None] | None:
     """Find the last step of a log up to `limit`, and the loss of the last one that has a loss."""
     size = path.stat().st_size
     for start in sorted({max(0, size - STEPS_BYTES), 0}, reverse=True):
         last, loss = None, None
         for record in LogReader(path, TRAINING, start):
-            if isinstance(record, Step) and (limit is None or record.step <= limit):
+            if isinstance(record, Step) and record.step <= limit:
                 last = record.step
                 # A script may log a loss only in every tenth step.
                 loss = record.loss if "loss" in record.model_fields_set else loss
@@ -201,14 +198,8 @@ def _last_until(path: Path, limit: int | None) -> tuple[int, float | None] | Non
 
 def _total(logs: Mapping[int, Path]) -> int | None:
     """Steps of the whole run, from the newest generation that knew them."""
-    starts = (_start(logs[generation]) for generation in sorted(logs, reverse=True))
+    starts = (first_start(logs[generation]) for generation in sorted(logs, reverse=True))
     return next((start.total_steps for start in starts if start and start.total_steps), None)
-
-
-def _start(path: Path) -> Start | None:
-    """First record of a generation."""
-    begin = LogReader(path, TRAINING, bite=FIRST_BYTES).read() or ()
-    return next((record for record in begin if isinstance(record, Start)), None)
 
 
 def _restarts(run_dir: RunDir) -> int:
@@ -218,12 +209,9 @@ def _restarts(run_dir: RunDir) -> int:
 
 def troubles_of(run_dir: RunDir) -> Troubles | None:
     """Read the coordinator's last counts of problems, and the rewinds and halvings of the whole run."""
-    path = run_dir.coordinator_log
-    troubles = Troubles()
+    record = last_record(run_dir.coordinator_log, COORDINATOR, TroublesRecord, skip=Sample)
+    troubles = Troubles(**record.model_dump(include=set(Troubles.model_fields))) if record else Troubles()
     with suppress(OSError, ValueError):
-        for record in LogReader(path, COORDINATOR, max(0, path.stat().st_size - TAIL_BYTES), skip=Sample):
-            if isinstance(record, TroublesRecord):
-                troubles = Troubles(**record.model_dump(include=set(Troubles.model_fields)))
         rewinds = run_dir.rewind_records()
         troubles = troubles.model_copy(update={"rewinds": len(rewinds), "batches_left_out": batches_left_out(rewinds)})
         limits = run_dir.limits(run_dir.read_job())

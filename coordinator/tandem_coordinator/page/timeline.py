@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 
 from tandem.evaluation import Completions, Histogram
@@ -133,7 +133,7 @@ class Timeline:
             return False
         numbers = sorted(self._train.keys() - self._superseded)
         for number in numbers:
-            if not self._read(self._train[number], self._taker(number), until, rest_factor):
+            if not self._read(self._train[number], partial(self._take_training_record, number), until, rest_factor):
                 return False
         # A generation that was superseded may write a last line late, but not two generations later.
         self._superseded.update(numbers[:-2])
@@ -333,27 +333,22 @@ class Timeline:
 
     # The logs of the trainers
 
-    def _taker(self, generation: int) -> Callable[[TrainingRecord], None]:
-        def take(record: TrainingRecord) -> None:
-            match record:
-                case records.Step():
-                    self._step(generation, record)
-                case records.Values():
-                    self._logged(record)
-                case records.Start():
-                    self._started(record.step)
-                case records.Saved():
-                    self._saved(generation, record)
-
-        return take
+    def _take_training_record(self, generation: int, record: TrainingRecord) -> None:
+        match record:
+            case records.Step():
+                self._step(generation, record)
+            case records.Values():
+                self._logged(record)
+            case records.Start():
+                self._started(record.step)
+            case records.Saved():
+                self._saved(generation, record)
 
     def _started(self, step: int) -> None:
         """Cut off steps that a new generation repeats."""
         if removed := self.loss.cut(step):
             self.redone.append(removed)
-        self.learning_rate.cut(step)
-        self.gradient_norm.cut(step)
-        for series in self.values.values():
+        for series in (self.learning_rate, self.gradient_norm, *self.values.values()):
             series.cut(step)
 
     def _step(self, generation: int, record: records.Step) -> None:

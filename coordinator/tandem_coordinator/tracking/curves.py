@@ -27,6 +27,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN_GENERATION, GenerationRecord, chain
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import TRAINING, LedgerRecord, Rate, Saved, Start, Step, TrainingRecord, Values
+from tandem.rundir.training_log import counted_until
 from tandem.wire.ledger import HOUR, UsageByPurpose, nonzero_purposes
 from tandem.wire.status import CheckpointRef
 
@@ -179,12 +180,7 @@ class Curves:
         """The last step that counts, by generation; infinite for the newest."""
         if self._records:
             return {generation: inf if limit is None else limit for generation, limit in chain(self._records).items()}
-        limits: dict[int, float] = {}
-        limit = inf
-        for generation, log in sorted(self._logs.items(), reverse=True):
-            limits[generation] = limit
-            limit = limit if log.begins is None else min(limit, log.begins)
-        return limits
+        return counted_until({number: inf if log.begins is None else log.begins for number, log in self._logs.items()})
 
     def _final(self, log: _Log, limit: float, now: float, is_over: bool) -> Callable[[Point], bool]:
         if limit < inf or is_over:

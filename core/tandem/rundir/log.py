@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic
+from typing import Generic, TypeVar
 
 from tandem.rundir.durable import Lines, open_regular
 from tandem.rundir.records import AnyRecord, Kinds, LostLines, Record
@@ -30,6 +30,11 @@ READ_BYTES = 2**20
 MAX_LINE_LENGTH = 4 * 2**20
 """Maximum length of a line in bytes. The processor use of ten thousand ranks is a line of some 200 kB; a longer line
 than this is not a record."""
+
+TAIL_BYTES = 4 * 2**20
+"""Bytes in which the last record of a kind is searched: the last hours of a coordinator, whatever the size of the
+job."""
+_Kind = TypeVar("_Kind", bound=Record)
 
 
 class LogWriter:
@@ -206,6 +211,19 @@ class LogReader(Generic[AnyRecord]):
         except ValueError:
             self.damaged += 1
             return None
+
+
+def last_record(path: Path, kinds: Kinds[AnyRecord], kind: type[_Kind], skip: type[Record]) -> _Kind | None:
+    """The last record of a kind near the end of a log; None if there is none that can be read.
+
+    Args:
+        skip: a kind of record whose lines are skipped without parsing.
+    """
+    newest = None
+    with suppress(OSError, ValueError):
+        for record in LogReader(path, kinds, max(0, path.stat().st_size - TAIL_BYTES), skip=skip):
+            newest = record if isinstance(record, kind) else newest
+    return newest
 
 
 def _line_prefixes(record: type[Record]) -> tuple[bytes, bytes]:

@@ -19,6 +19,7 @@ from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
+from tandem.rundir.training_log import counted_until
 from tandem.wire.measures import Generation
 from tandem.wire.status import CheckpointRef
 from tandem.wire.status import trouble_messages as told_of
@@ -364,7 +365,7 @@ def histories(draw: st.DrawFn) -> list[GenerationRecord]:
 def test_the_steps_that_count_are_those_of_the_lineage(records: list[GenerationRecord]) -> None:
     links = authority.chain(records)
     began = {record.generation: record.resumed_from.step if record.resumed_from else 0 for record in records}
-    bounds = generations.limits(began)
+    bounds = counted_until(began)
     for generation, first in began.items():
         for step in range(first + 1, first + 8):
             reference = CheckpointRef(name="c", step=step, generation=generation)
@@ -376,7 +377,7 @@ def test_a_generation_that_died_before_its_first_step_takes_no_step_away() -> No
         1: Steps(np.arange(1, 31), np.arange(30.0), np.ones(30)),
         3: Steps(np.arange(21, 41), np.arange(20.0), np.ones(20)),
     }
-    counted, lost = generations.resolve(steps, generations.limits({1: 0, 2: 20, 3: 20}))
+    counted, lost = generations.resolve(steps, counted_until({1: 0, 2: 20, 3: 20}))
     assert counted.step.tolist() == list(range(1, 41))
     assert [part.step.tolist() for part in lost] == [list(range(21, 31))]
 
@@ -386,7 +387,7 @@ def test_what_else_was_logged_of_steps_goes_with_them_and_is_nan_where_it_was_no
         1: Steps(np.arange(1, 4), np.arange(3.0), np.ones(3)),
         2: Steps(np.arange(3, 5), np.arange(2.0), np.ones(2), {"lr": np.array([0.5, 0.25])}),
     }
-    counted, lost = generations.resolve(steps, generations.limits({1: 0, 2: 2}))
+    counted, lost = generations.resolve(steps, counted_until({1: 0, 2: 2}))
     assert counted.step.tolist() == [1, 2, 3, 4]
     assert counted.measures["lr"].tolist() == pytest.approx([np.nan, np.nan, 0.5, 0.25], nan_ok=True)
     assert [part.measures for part in lost] == [{}]
