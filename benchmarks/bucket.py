@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.goals import exit_code, judge_median
+from benchmarks.goals import conclude, judge_median
 from tandem.rundir.bucket import PIECE_BYTES, THREADS, claim
 from tandem.rundir.checkpoint import CHUNK_BYTES
 from tandem.rundir.download import Downloader
@@ -160,9 +160,7 @@ def main() -> int:
         print(f"{direction} of {size / 1e9:.2f} GB: {median:.2f} s, {size / 1e6 / median:.0f} MB/s")
         verdicts.append(judge_median(f"{direction} <= {MAX_RATIO} x plain requests", ratios[direction], MAX_RATIO, "x"))
         verdicts.append(judge_median(f"{direction}: memory <= {MAX_MEMORY} x state", peaks[direction], MAX_MEMORY, "x"))
-    for verdict in verdicts:
-        print(verdict)
-    return exit_code(verdicts)
+    return conclude(verdicts)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,13 @@ def exit_code(verdicts: Iterable[Verdict]) -> int:
     return EXIT_CODES[worst]
 
 
+def conclude(verdicts: Sequence[Verdict]) -> int:
+    """Print the verdicts; returns the benchmark's exit code."""
+    for verdict in verdicts:
+        print(verdict)
+    return exit_code(verdicts)
+
+
 def judge_median(goal: str, values: Sequence[float], bound: float, unit: str = "s") -> Verdict:
     """Judge a goal for the median of measured times. A failure counts as `math.inf`."""
     if len(values) < MIN_VALUES:

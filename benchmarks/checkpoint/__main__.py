@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.checkpoint.table import written
 from benchmarks.checkpoint.verdict import SIZE, judge
-from benchmarks.goals import exit_code
+from benchmarks.goals import conclude
 from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "checkpoint"
@@ -63,9 +63,7 @@ def main() -> None:
                 print(f"  {record['round']}/{options.rounds} {record['side']}: {_described(record)}", flush=True)
     print(written(records, sides) + "\n")
     verdicts = judge(records, sides, options.megabytes)
-    for verdict in verdicts:
-        print(verdict)
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(verdicts))
 
 
 def _measured(sides: list[str], folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.goals import Outcome, Verdict, exit_code
+from benchmarks.goals import Outcome, Verdict, conclude
 from tandem.rundir.checkpoint import FILE, WEIGHTS, Manifest
 from tandem.rundir.durable import encode
 from tandem_evaluator.evaluation import Evaluation
@@ -90,9 +90,7 @@ def main() -> None:
             _damage(path)
         verifies = {side: _in_process(side, folder, options.millions, "--damaged").get("refused") for side in SIDES}
     print(f"weights: {size / 1e6:.0f} MB, {options.rounds} rounds\n\n{written(by_side, verifies, size)}\n")
-    verdicts = judged(by_side, verifies, size)
-    print("\n".join(map(str, verdicts)))
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(judged(by_side, verifies, size)))
 
 
 def written(by_side: Mapping[str, Sequence[Record]], verifies: Mapping[str, str | None], size: int) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.goals import Outcome, Verdict, exit_code
+from benchmarks.goals import Outcome, Verdict, conclude
 from tandem.rundir.checkpoint import DataPosition
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
@@ -78,10 +78,10 @@ def main() -> int:
                 turns.append(turn)
                 figures = ", ".join(f"{key} {value:.2f}" for key, value in turn.items())
                 print(f"  {name}: {figures}", flush=True)
-    return exit_code(_conclude(records))
+    return conclude(_judged(records))
 
 
-def _conclude(records: dict[str, list[dict[str, float]]]) -> list[Verdict]:
+def _judged(records: dict[str, list[dict[str, float]]]) -> list[Verdict]:
     print(f"\n{'':12} {'seconds':>22} {'memory / state':>15} {'read / size':>12}")
     for name, turns in records.items():
         seconds = sorted(turn["seconds"] for turn in turns)
@@ -91,13 +91,10 @@ def _conclude(records: dict[str, list[dict[str, float]]]) -> list[Verdict]:
         print(line)
     peak = max(turn["memory"] for turn in records["tandem"])
     read = max(turn["read"] for turn in records["tandem"])
-    verdicts = [
+    return [
         Verdict(Outcome.MET if peak <= GOAL else Outcome.MISSED, f"memory ≤ {GOAL} × state", f"at the most {peak:.2f}"),
         Verdict(Outcome.MET if read < 1.01 else Outcome.MISSED, "each byte is read once", f"at the most {read:.3f} ×"),
     ]
-    for verdict in verdicts:
-        print(verdict)
-    return verdicts
 
 
 def _turn(name: str, folder: Path, options: argparse.Namespace, size: int) -> dict[str, float]:

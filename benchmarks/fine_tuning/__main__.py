@@ -32,7 +32,7 @@ from benchmarks.fine_tuning import kill, verdict
 from benchmarks.fine_tuning.record import Resumed
 from benchmarks.fine_tuning.sides import SKIP, Case, Run, sides, tandem_with_evaluators, trl
 from benchmarks.fine_tuning.work import BATCH, LENGTH, plan, prepare
-from benchmarks.goals import Outcome, Verdict, exit_code, judge_median
+from benchmarks.goals import Outcome, Verdict, conclude, judge_median
 from benchmarks.throughput.sides import Failure
 from benchmarks.throughput.verdict import clock_ratios, processor_ratios, summary
 from benchmarks.turns import in_turns
@@ -80,9 +80,7 @@ def main() -> None:
         if "kill" in options.only:
             verdicts += killed(bench)
     print()
-    for result in verdicts:
-        print(result)
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(verdicts))
 
 
 def throughput(bench: Bench, packing: bool) -> list[Verdict]:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.goals import exit_code
+from benchmarks.goals import conclude
 from benchmarks.operators import kubeflow, nodes, ours, pods, scale, table
 from benchmarks.operators.subject import Subject
 from benchmarks.operators.table import Record
@@ -57,9 +57,7 @@ def main() -> None:
         _measure(options, folder, keep)
     _show(records)
     verdicts = table.judge(records)
-    for verdict in verdicts:
-        print(verdict)
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(verdicts))
 
 
 def _measure(options: argparse.Namespace, folder: Path, keep: Callable[[Record], None]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.goals import Outcome, Verdict, exit_code
+from benchmarks.goals import Outcome, Verdict, conclude
 from benchmarks.strategies.bubble import bubble
 from benchmarks.strategies.launch import NEVER, TORCHRUN, in_time, run_directory
 from benchmarks.strategies.work import LARGE, RANKS, SMALL, STRATEGIES
@@ -64,9 +64,7 @@ def main() -> None:
     if "bubble" in options.only:
         verdicts += bubble(options.rounds)
     print()
-    for verdict in verdicts:
-        print(verdict)
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(verdicts))
 
 
 def memory() -> list[Verdict]:

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TextIO
 
-from benchmarks.goals import Verdict, exit_code
+from benchmarks.goals import Verdict, conclude
 from benchmarks.throughput.sides import (
     SKIP,
     TRAINER_BATCH,
@@ -137,9 +137,7 @@ def main() -> None:
             if options.only in (None, name):
                 verdicts += compare(comparison, options.rounds, file)
     print()
-    for verdict in verdicts:
-        print(verdict)
-    sys.exit(exit_code(verdicts))
+    sys.exit(conclude(verdicts))
 
 
 def compare(comparison: Comparison, rounds: int, file: TextIO) -> list[Verdict]:

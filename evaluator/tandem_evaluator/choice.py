@@ -128,7 +128,8 @@ def choose(view: View, policy: Policy, shards: int) -> Action:
         if state.finished >= everything:
             return Merge(state.reference)
 
-    candidates = _every_checkpoint(unmerged) if policy == "Every" else _latest_checkpoints(view, unmerged)
+    # Oldest first, with those that an earlier run under `Latest` skipped.
+    candidates = unmerged[::-1] if policy == "Every" else _latest_checkpoints(view, unmerged)
     # Skips come before the next evaluation, which may take minutes, so that readers learn of them at once.
     if policy == "Latest" and (passed_over := _passed_over(view, unmerged)):
         return Skip(passed_over)
@@ -146,11 +147,6 @@ def is_still_needed(state: EvaluationState, shard: int, view: View, policy: Poli
     if state.merged or shard in state.finished:
         return False
     return not state.skipped or policy == "Every" or state.reference == _reference(view.needed)
-
-
-def _every_checkpoint(unmerged: list[EvaluationState]) -> list[EvaluationState]:
-    """Oldest first. Checkpoints that an earlier run under `Latest` skipped are included."""
-    return unmerged[::-1]
 
 
 def _latest_checkpoints(view: View, unmerged: list[EvaluationState]) -> list[EvaluationState]:

@@ -168,9 +168,7 @@ def test_code_after_the_loop_sees_the_averaged_weights_again_when_it_is_run_once
     again = fit(tmp_path, callbacks=callbacks)
     assert {**again, "weights": None} == {**before, "weights": None}
     assert again["weights"].equal(before["weights"])
-    done = RunDir(tmp_path).done()
-    assert done is not None
-    assert done["totalSteps"] == before["step"]
+    assert RunDir(tmp_path).done()["totalSteps"] == before["step"]
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -196,7 +194,6 @@ def test_a_checkpoint_of_another_run_is_refused_and_one_of_an_earlier_start_is_n
     with pytest.raises(SystemExit):
         fit(tmp_path / "refused", begin={"ckpt_path": "elsewhere/other.ckpt"})
     failure = RunDir(tmp_path / "refused").failed()
-    assert failure is not None
     assert failure["message"].startswith("Elastic: ckpt_path='elsewhere/other.ckpt' of lightning.Trainer.fit: ")
     own: dict[str, Any] = {
         "enable_checkpointing": True,
@@ -254,6 +251,5 @@ def test_weights_in_a_callback_without_a_state_are_refused_when_they_would_first
     with pytest.raises(SystemExit):
         fit(tmp_path / "shadow", callbacks=(Shadow,), kill_at=2)
     failure = RunDir(tmp_path / "shadow").failed()
-    assert failure is not None
     assert "Shadow holds copies of the weights that checkpoints do not have" in failure["message"]
     assert fit(tmp_path / "teacher", callbacks=(Teacher,))["step"] == 18

@@ -1,6 +1,5 @@
 """Scripts in the loops of other libraries, made elastic by an adapter, as real processes."""
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tandem.rundir.layout import RunDir
 from tests.support import EXAMPLES, SCRIPTS, manifests
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun, evaluations
-from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.ranks import Ranks, kill_when_saved, last_line, losses, records, run, sample_ids
 from tests.support.waiting import until
 
 ALL = pytest.mark.full("core", "trainer")
@@ -32,10 +31,6 @@ def rundir_of(path: Path, **checkpoint: Any) -> RunDir:
     return manifests.run_directory(
         path, manifests.job("adapted", trainer=trainer, workers={"replicas": 2}, checkpoint=checkpoint)
     )
-
-
-def last_line(output: str) -> str:
-    return next(line for line in output.splitlines() if line.startswith("after the loop"))
 
 
 @pytest.mark.parametrize(
@@ -60,12 +55,7 @@ def test_killed_and_resumed_on_other_numbers_of_ranks_it_is_the_undisturbed_run(
     expected = run(undisturbed, 1, *command, imports=imports)
     assert len(losses(undisturbed)) == 18
     for size in (2, 1):
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, size, *command, "--pause", "0.3", imports=imports) as ranks:
-            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
-            os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-            ranks.finish()
-        assert not rundir.ended()
+        kill_when_saved(rundir, size, *command, "--pause", "0.3", imports=imports)
     output = run(rundir, 3, *command, imports=imports)
     starts = [(record["step"], record["worldSize"]) for record in records(rundir, "start")]
     assert [size for _, size in starts] == [2, 1, 3]
@@ -88,10 +78,7 @@ def test_killed_and_resumed_on_other_numbers_of_ranks_it_is_the_undisturbed_run(
 def test_lightning_goes_on_between_two_epochs(tmp_path: Path) -> None:
     undisturbed, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "killed", everySteps=6, keepLast=100)
     expected = run(undisturbed, 1, LIGHTNING)
-    with Ranks(rundir, 2, LIGHTNING, "--pause", "0.5") as ranks:
-        until(rundir.checkpoint_names, "a checkpoint")
-        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-        ranks.finish()
+    kill_when_saved(rundir, 2, LIGHTNING, "--pause", "0.5")
     assert last_line(run(rundir, 1, LIGHTNING)) == last_line(expected)
     assert records(rundir, "start")[1]["step"] == 6
     assert sample_ids(rundir) == sample_ids(undisturbed)
@@ -123,7 +110,6 @@ def test_a_callback_that_stops_it_stops_the_run_early(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
     assert "step=4 " in last_line(run(rundir, 2, TRAINER, "--stop-at", "4", imports=LIBRARY))
     done = rundir.done()
-    assert done is not None
     assert done["totalSteps"] == 4
     assert done["stoppedEarly"] == "stopped early after step 4 of 18: a callback told the Trainer to stop"
     assert rundir.committed()[0].step == 4
@@ -153,7 +139,6 @@ def test_after_an_early_end_the_code_that_follows_is_tried_again_without_a_step(
         assert output.count("RuntimeError: there is no room for the report\n") == 1
         assert last_line(output) == last_line(expected)
         done = group.rundir.done()
-        assert done is not None
         assert (done["totalSteps"], done["plannedSteps"]) == (step, 18)
         assert done["stoppedEarly"].startswith(f"stopped early after step {step} of 18")
 

@@ -84,9 +84,7 @@ def test_a_job_is_complete_when_the_code_after_the_loop_is_through(tmp_path: Pat
         assert not group.rundir.ended()
         (group.rundir.path / "go").touch()
         assert [agent.wait(60) for agent in group.agents.values()] == [0, 0]
-        done = group.rundir.done()
-        assert done is not None
-        assert done["final"]["step"] == 10
+        assert group.rundir.done()["final"]["step"] == 10
 
 
 @pytest.mark.parametrize("how", quickly("inside"))
@@ -109,9 +107,7 @@ def test_a_loop_left_with_break_is_not_taken_up_again_for_the_code_after_it(tmp_
         assert [agent.wait(60) for agent in group.agents.values()] == [0, 0], group.output("worker-0")
         assert [record["step"] for record in records(group.rundir, "start")] == [0, 4]
         assert len(records(group.rundir, "step")) == 4
-        done = group.rundir.done()
-        assert done is not None
-        assert done["totalSteps"] == 4
+        assert group.rundir.done()["totalSteps"] == 4
 
 
 def test_without_an_agent_the_end_of_the_block_completes_the_run(tmp_path: Path, script: str) -> None:

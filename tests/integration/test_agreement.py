@@ -46,9 +46,7 @@ def test_a_rank_that_differs_ends_the_run_with_a_sentence_and_no_sample_is_lost(
     with Ranks(rundir, 2, SCRIPT, how) as ranks:
         codes, output = ranks.finish()
     assert codes == [ExitCode.CONFIGURATION] * 2, output
-    failed = rundir.failed()
-    assert failed is not None
-    assert why in failed["message"]
+    assert why in rundir.failed()["message"]
     assert all(record["step"] <= 10 for record in records(rundir, "step")), "no step of the second epoch is logged"
 
 

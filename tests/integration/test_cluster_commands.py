@@ -277,7 +277,6 @@ def test_without_a_terminal_watching_prints_lines(fake: FakeKubectl) -> None:
 def test_watching_waits_for_a_cluster_that_is_away_and_says_so(fake: FakeKubectl) -> None:
     cluster(fake, phase="Running", progress={"step": 12, "totalSteps": 100}, loss=0.5)
     with started(fake, "status", "digits", "--watch") as process:
-        assert process.stdout is not None
         assert "phase=Running step=12 totalSteps=100 loss=0.5" in process.stdout.readline()
         fake.answers("get", JOBS, "digits", complains="Unable to connect to the server: i/o timeout")
         assert "trying again: kubectl: Unable to connect to the server" in process.stdout.readline()
@@ -368,7 +367,6 @@ def test_events_are_sentences_with_a_count(fake: FakeKubectl) -> None:
 def test_events_that_come_are_told_until_the_job_ends(fake: FakeKubectl) -> None:
     cluster(fake)
     with started(fake, "events", "digits", "--watch") as process:
-        assert process.stdout is not None
         assert "generation 1 with 2 workers" in process.stdout.readline()
         first = fakes.event("DistributedTrainingJob", "digits", "Started", "generation 1 with 2 workers")
         then = fakes.event("DistributedTrainingJob", "digits", "Succeeded", "it is over")

@@ -32,6 +32,4 @@ def test_a_killed_rank_is_followed_by_one_that_starts_cold_and_there_is_no_fork_
         assert (after.generation, after.step > before.step) == (before.generation + 1, True)
         assert [started_by(agent) for agent in agents.values()] == [alone, alone]
         assert not {*first["worker-1"]} & {*group.ranks_of("worker-1")}
-        snapshot = group.snapshot()
-        assert snapshot is not None
-        assert snapshot.generations[-1].reason == "WorkerFailed"
+        assert group.snapshot().generations[-1].reason == "WorkerFailed"

@@ -66,7 +66,6 @@ def test_an_agent_that_vanishes_is_lost_and_the_other_goes_on_alone(tmp_path: Pa
         lambda: (now := rest.membership) and [member.replica for member in now.members] == ["worker-0"],
         "a generation without it",
     )
-    assert rest.membership is not None
     assert rest.membership.reason == "MemberLost"
     coordinator.kill()
     rest.vanish()
@@ -80,7 +79,6 @@ def test_an_agent_that_hangs_up_after_it_was_told_that_the_generation_is_closed_
     with coordinator.client() as client:
         assert client.sync(rest.sync("running").model_copy(update={"reason": "WorkerFailed"})).order == "rejoin"
     until(lambda: rest.generation == 2, "a generation without one that is not taken for alive", BEFORE_IT_IS_ANSWERED)
-    assert rest.membership is not None
     assert [member.replica for member in rest.membership.members] == ["worker-0"]
     assert killed.told[-1].order == "rejoin"
 
@@ -142,7 +140,6 @@ def test_of_two_coordinators_of_one_job_the_older_ends(coordinator: Coordinator)
     try:
         until((coordinator.path / "other-port").exists, "the port of the other")
         pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-        assert coordinator.process is not None
         output, _ = coordinator.process.communicate(timeout=SECONDS)
         assert coordinator.process.returncode == ExitCode.SUPERSEDED
         assert b"has taken over" in output
@@ -177,9 +174,7 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
         assert "from 1 to 4, not 9" in refusal["error"]
     coordinator.kill()
     coordinator.start()
-    workers = coordinator.snapshot().status.workers
-    assert workers is not None
-    assert workers.desired == 1, "a target survives the coordinator"
+    assert coordinator.snapshot().status.workers.desired == 1, "a target survives the coordinator"
 
 
 def test_who_must_go_leaves_after_the_group_has_saved(coordinator: Coordinator, agents: tuple[Agent, Agent]) -> None:
@@ -274,7 +269,6 @@ def test_the_stacks_of_the_last_hang_are_written_before_the_job_ends(tmp_path: P
         until(lambda: any(answer.stacks for answer in agent.told), "the order to write stacks")
         failed = until(coordinator.rundir.failed, "the job's end")
         closed_at = coordinator.snapshot().generations[-1].closed_at
-        assert closed_at is not None
         assert failed["at"] - closed_at > 0.9 * STACKS_SECONDS, "what an agent is given to write them"
         until(lambda: agent.told[-1].order == "end", "the order to end")
     finally:

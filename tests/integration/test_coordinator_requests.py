@@ -192,7 +192,6 @@ def test_told_to_stop_it_answers_what_it_holds_and_stops(tmp_path: Path) -> None
     coordinator = Coordinator(tmp_path, elasticity={"heartbeatSeconds": 60.0, "lostAfterSeconds": 600.0}).start()
     agent = Agent(coordinator, "worker-0")
     until(lambda: coordinator.snapshot().members, "an agent whose heartbeat is held")
-    assert coordinator.process is not None
     coordinator.process.send_signal(signal.SIGTERM)
     coordinator.process.communicate(timeout=BEFORE_IT_IS_ANSWERED)
     assert coordinator.process.returncode == 0

@@ -122,7 +122,6 @@ def test_wherever_a_mistake_stands_two_failures_find_it_and_the_users_traceback_
     rundir = RunDir(tmp_path / "run")
     assert rundir.newest_generation() <= 2
     record = rundir.failed()
-    assert record is not None
     assert record["reason"] == "RepeatedFailure"
     lines = [re.sub(r"^ *(\[rank\d\]:)? *", "", line) for line in failed.stderr.splitlines()]
     assert lines[1] == "Traceback (most recent call last):", failed.stderr

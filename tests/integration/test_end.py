@@ -207,7 +207,6 @@ def test_a_script_that_destroys_its_process_groups_is_complete(tmp_path: Path) -
             assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
             assert "Traceback" not in group.output(name)
         done = group.rundir.done()
-        assert done is not None
         assert done["final"]["step"] == 20
         assert "stoppedEarly" not in done
         assert group.rundir.newest_generation() == 1
@@ -218,7 +217,6 @@ def test_what_one_rank_says_stops_all_of_them_after_the_same_step_and_the_job_is
         for name in ("worker-0", "worker-1"):
             assert group.agents[name].wait(SECONDS) == ExitCode.DONE, group.output(name)
         done = group.rundir.done()
-        assert done is not None
         assert done["final"]["step"] == 15, "they agree when they save"
         assert done["stoppedEarly"] == "stopped early after step 15 of 20: enough"
         assert group.rundir.newest_generation() == 1, "nobody began again"

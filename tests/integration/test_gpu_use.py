@@ -50,7 +50,6 @@ def test_they_are_in_status_metrics_and_report(tmp_path: Path) -> None:
         both = (0.935, (94 + 93) * 2**20)
         until(lambda: use() == both, "both GPUs", otherwise=lambda: f"{use()}\n{group.output('worker-0')}")
         snapshot = group.snapshot()
-        assert snapshot is not None
         ranks = {one.rank: (one.gpu, one.gpu_memory_bytes) for member in snapshot.members for one in member.ranks}
         assert ranks == {0: (0.94, 94 * 2**20), 2: (0.93, 93 * 2**20)}
         assert snapshot.status.phase == "Running"

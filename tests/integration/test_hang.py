@@ -24,7 +24,6 @@ def hangs_and_goes_on(group: Elastic) -> tuple[int, int, GenerationView]:
     os.kill(stuck, signal.SIGSTOP)
     group.step_after(stopped + 0.5, world=2, generation=last.generation)
     snapshot = group.snapshot()
-    assert snapshot is not None
     view = snapshot.generations[-1]
     assert view.reason == "Hung"
     # By the watch's own clock, which goes on with each report, and by two heartbeats at most.
@@ -79,8 +78,7 @@ def test_a_rank_in_an_endless_loop_is_found_by_its_stack(tmp_path: Path) -> None
     trainer = {"command": [str(script)]}
     elasticity = {"hangSeconds": HANG_SECONDS}
     with Elastic(tmp_path, trainer=trainer, elasticity=elasticity).start("worker-0", "worker-1") as group:
-        first = group.step_after(time.time(), world=2, generation=1)
-        assert first.step > 55
+        assert group.step_after(time.time(), world=2, generation=1).step > 55
         stacks = [(group.rundir.stacks(1) / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
         assert line_in(script, stacks[0]) in lines_of(script, "dist.all_reduce", "dist.all_reduce")
         assert re.search(r"first\):\n  File .* in all_reduce\n", stacks[0]), "where the other one waits for it"

@@ -62,7 +62,6 @@ def test_a_run_reads_both_though_the_hub_is_busy_and_keeps_to_the_commit_it_has_
     assert codes == [0, 0], output
     assert not hub.failures
     (record,) = rundir.generation_records()
-    assert record.origin is not None
     assert (record.origin.path, record.origin.revision) == (MODEL, commit)
     talk = hub.repositories[f"datasets/{DATA}"]
     (of_data,) = talk.history

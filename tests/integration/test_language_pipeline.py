@@ -1,8 +1,6 @@
 """Stages of a pretrained model learn what one rank alone learns, and go on from checkpoints of other strategies."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.language import pretrained
-from tests.support.ranks import Ranks, losses, records, run, sample_ids
-from tests.support.waiting import until
+from tests.support.ranks import Ranks, kill_when_saved, losses, records, run, sample_ids
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer")]
 
@@ -44,15 +41,6 @@ def job(path: Path, kind: str, loop: dict[str, Any], processes: int = 1, **param
     }
     more: dict[str, Any] = {"workers": {"processesPerReplica": processes}, "checkpoint": {"everySteps": 5}}
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, **more))
-
-
-def kill_after_a_checkpoint(rundir: RunDir, ranks: int) -> None:
-    """Train until there is another one at least, then kill the last rank."""
-    known = len(rundir.checkpoint_names())
-    with Ranks(rundir, ranks) as group:
-        until(lambda: len(rundir.checkpoint_names()) > known, "a checkpoint")
-        os.kill(group.processes[-1].pid, signal.SIGKILL)
-        group.finish()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +145,7 @@ def test_they_go_on_from_another_strategy_and_it_from_them(tmp_path: Path, param
     run(undisturbed)
     for loop, ranks, processes in (({"strategy": "fsdp"}, 2, 1), (PIPELINE, 2, 2), ({"strategy": "ddp"}, 2, 1)):
         killed = job(tmp_path / "killed", "qwen2", longer | loop, processes, **parameters)
-        kill_after_a_checkpoint(killed, ranks)
+        kill_when_saved(killed, ranks)
         assert not killed.ended()
     run(job(tmp_path / "killed", "qwen2", longer | PIPELINE, 2, **parameters), 2)
     assert [record["worldSize"] for record in records(killed, "start")] == [2, 2, 2, 2]

@@ -85,8 +85,6 @@ def test_it_adds_up_to_the_seconds_of_all_processes(tmp_path: Path, job: dict[st
         with Lifetimes(run) as watched:
             assert run.ends(300) == 0, run.output
         ledger = newest_ledger(run.run_dir)
-    assert ledger is not None
-    assert ledger.worker_cpus is not None
     seconds = ledger.worker_cpus * watched.seconds("worker") + watched.seconds("evaluator")
     # Measured: 1.0008 to 1.0015.
     assert ledger.cpu_seconds.total == pytest.approx(seconds, rel=0.01)

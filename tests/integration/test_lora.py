@@ -2,8 +2,6 @@
 refused over another base."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from tests.support import manifests
 from tests.support.language import pretrained
 from tests.support.local_run import LocalRun, evaluations
 from tests.support.processes import tandem
-from tests.support.ranks import Ranks, losses, run
-from tests.support.waiting import until
+from tests.support.ranks import kill_when_saved, losses, run
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.full("trainer", "evaluator", "cli")]
 
@@ -43,11 +40,7 @@ def test_they_go_on_after_a_kill_on_other_ranks_under_another_strategy_as_if_not
     undisturbed = job(tmp_path / "undisturbed")
     run(undisturbed)
     killed = job(tmp_path / "killed", strategy="fsdp")
-    with Ranks(killed, 2) as group:
-        until(lambda: len(killed.checkpoint_names()) > 1, "checkpoints")
-        os.kill(group.processes[-1].pid, signal.SIGKILL)
-        group.finish()
-    assert not killed.ended()
+    kill_when_saved(killed, 2, saves=2)
     job(killed.path)
     run(killed, 2)
     assert losses(killed) == pytest.approx(losses(undisturbed), abs=1e-4)

@@ -195,7 +195,6 @@ def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) 
         run.reaches(10)
         assert f"live page: tandem open {run.path}" in run.output
         found = ADDRESS.search(opened(str(run.path), "--print", cwd=tmp_path).stdout)
-        assert found is not None
         port = int(found[1])
         coordinator = Coordinator.__new__(Coordinator)
         coordinator.port = port

@@ -1,7 +1,5 @@
 """Weights and moments of few bits are the same on any number of ranks, and go on after kills."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tests.support import manifests
 from tests.support.language import pretrained
-from tests.support.ranks import Ranks, losses, run
-from tests.support.waiting import until
+from tests.support.ranks import kill_when_saved, losses, run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,8 +67,7 @@ def test_moments_of_8_bits_are_the_same_numbers_on_any_ranks(tmp_path: Path) -> 
     kept = load_file(rundir.checkpoint(checkpoint_name(5)) / "state" / "optimizer.safetensors")
     codes = sum(name.endswith("/exp_avg.codes") for name in kept)
     assert codes > 10
-    output = run(rundir, 3, "-c", RESHARDED, str(rundir.path))
-    assert output.count(f"equal {2 * codes}") == 3
+    assert run(rundir, 3, "-c", RESHARDED, str(rundir.path)).count(f"equal {2 * codes}") == 3
 
 
 @pytest.mark.full("trainer")
@@ -82,10 +78,7 @@ def test_a_killed_group_goes_on_to_the_last_bit(tmp_path: Path, strategy: str) -
     undisturbed = job(tmp_path / "undisturbed", parameters, maxSteps=20, strategy=strategy)
     run(undisturbed, 2)
     killed = job(tmp_path / "killed", parameters, maxSteps=20, strategy=strategy)
-    with Ranks(killed, 2) as group:
-        until(lambda: len(killed.checkpoint_names()) > 0, "a checkpoint")
-        os.kill(group.processes[-1].pid, signal.SIGKILL)
-        group.finish()
+    kill_when_saved(killed, 2)
     run(killed, 2)
     assert losses(killed) == losses(undisturbed)
     ends = [load_file(one.checkpoint(checkpoint_name(20)) / WEIGHTS) for one in (undisturbed, killed)]

@@ -67,8 +67,7 @@ def test_each_line_names_its_rank_and_none_is_lost(tmp_path: Path, options: tupl
 
 @pytest.mark.full("trainer")
 def test_one_rank_has_the_log_for_itself(tmp_path: Path) -> None:
-    done = run(tmp_path, "print('alone', end='')", "--warm", ranks=1)
-    assert done.stdout == "alone"
+    assert run(tmp_path, "print('alone', end='')", "--warm", ranks=1).stdout == "alone"
 
 
 @pytest.mark.full("trainer")

@@ -34,7 +34,6 @@ def test_a_killed_worker_costs_no_more_than_the_start_of_new_ones(group: Elastic
     first = group.step_after(killed, world=2, generation=last.generation)
     assert first.generation == last.generation + 1
     snapshot = group.snapshot()
-    assert snapshot is not None
     assert snapshot.generations[-1].reason == "WorkerFailed"
     assert snapshot.status.restarts == 1
     assert f"event=rank-ended generation={last.generation} local_rank=0 signal=9" in group.output("worker-1")
@@ -58,7 +57,6 @@ def test_the_rest_of_the_group_goes_on_when_an_agent_dies_and_grows_when_it_retu
     killed = group.kill_agent("worker-0")
     alone = group.step_after(killed, world=1, generation=last.generation)
     snapshot = group.snapshot()
-    assert snapshot is not None
     assert snapshot.generations[-1].reason == "MemberLost"
     assert snapshot.generations[-1].members == ["worker-1"]
 
@@ -113,7 +111,6 @@ def test_the_others_go_on_without_a_replica_that_fails_whatever_it_is_given(tmp_
         assert group.agents["worker-2"].wait(SECONDS) == ExitCode.LEFT_OUT
         group.step_after(time.time(), world=2)
         snapshot = group.snapshot()
-        assert snapshot is not None
         (told,) = [event.text for event in snapshot.events if "left out" in event.text and event.kind == "warning"]
         assert told.startswith(
             "worker-2 (node node-of-worker-2) is left out: the group failed 3 times in a row because of it"
@@ -155,8 +152,7 @@ def test_a_job_that_has_failed_ends_its_agents_with_the_reason(tmp_path: Path) -
         group.kill_rank("worker-0")
         codes = {agent.wait(SECONDS) for agent in group.agents.values()}
         assert codes == {int(ExitCode.FAILED)}
-        failed = until(group.rundir.failed, "FAILED.json")
-        assert failed["reason"] == "RestartsExhausted"
+        assert until(group.rundir.failed, "FAILED.json")["reason"] == "RestartsExhausted"
         for name in group.agents:
             assert "Traceback" not in group.output(name).split("event=generation-closed")[-1]
         assert len({step.generation for step in group.steps()}) == 1
@@ -215,7 +211,6 @@ def test_a_group_that_has_ipv6_addresses_alone_trains(tmp_path: Path) -> None:
     with Elastic(tmp_path, host="::1").start("worker-0", "worker-1") as group:
         group.step_after(0.0, world=2)
         found = group.snapshot()
-    assert found is not None
     assert [member.address for member in found.members] == ["::1", "::1"]
 
 

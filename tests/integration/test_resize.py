@@ -47,7 +47,6 @@ def test_a_newcomer_and_a_smaller_target_cost_no_step(tmp_path: Path) -> None:
         group.set_target(1)
         trains(group, 1)
         snapshot = group.snapshot()
-        assert snapshot is not None
         assert [view.reason for view in snapshot.generations] == ["Started", "MemberJoined", "TargetChanged"]
         counted = Counter(step for _, step in steps(group))
         assert max(counted.values()) == 1, "no step was made twice"

@@ -65,8 +65,6 @@ def expect_ledger(run: LocalRun) -> LedgerRecord:
     to come, as a busy machine has them.
     """
     ledger, watched = newest_ledger(run.run_dir), LIFETIMES[run]
-    assert ledger is not None
-    assert ledger.worker_cpus is not None
     existed = ledger.worker_cpus * watched.seconds("worker") + watched.seconds("evaluator")
     assert ledger.cpu_seconds.total == pytest.approx(existed, rel=0.1)
     return ledger
@@ -143,7 +141,6 @@ class TestFromBeginningToEnd:
         assert ledger.cpu_seconds.compute > 0
         assert ledger.cpu_seconds.evaluation > 0
         assert ledger.cpu_seconds.recomputed == 0
-        assert ledger.cost is not None
         assert ledger.cost.total == pytest.approx(ledger.cpu_seconds.total, abs=0.01), "a CPU-second costs 1 EUR"
         shown = tandem("status", complete.path).stdout
         assert re.search(r"cost +[0-9.]+ EUR · compute ", shown), shown
@@ -268,9 +265,7 @@ class TestKillingOneAfterTheOther:
         assert {line["step"] for line in killed.logged("step")} == set(range(1, MIDDLE_STEPS + 1))
 
     def test_training_went_on_from_a_checkpoint(self, killed: LocalRun) -> None:
-        second = killed.run_dir.generation_records()[1]
-        assert second.resumed_from is not None
-        assert second.resumed_from.step > 0
+        assert killed.run_dir.generation_records()[1].resumed_from.step > 0
 
     def test_only_the_killed_rank_made_a_new_generation(self, killed: LocalRun) -> None:
         assert [record.generation for record in killed.run_dir.generation_records()] == [1, 2]

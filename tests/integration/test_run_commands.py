@@ -59,8 +59,7 @@ def test_events_and_logs_are_told(run: LocalRun) -> None:
     whole = run.called("logs", "digits").stdout
     assert "coordinator   │ " in whole
     assert "worker-0      │ " in whole
-    lines = run.called("logs", "digits", "coordinator", "--tail", "1").stdout.splitlines()
-    assert len(lines) == 1
+    assert len(run.called("logs", "digits", "coordinator", "--tail", "1").stdout.splitlines()) == 1
 
 
 def test_open_gives_the_address_of_its_page(run: LocalRun) -> None:

@@ -1,7 +1,6 @@
 """A training script of the user's own that uses a session, as real processes."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.reader import read_weights
 from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.local_run import LocalRun
-from tests.support.ranks import Ranks, losses, records, run, sample_ids
+from tests.support.ranks import Ranks, kill_when_saved, last_line, losses, records, run, sample_ids
 from tests.support.waiting import until
 
 ALL = pytest.mark.full("core", "trainer")
@@ -30,10 +29,6 @@ STEPS_PER_EPOCH = 7
 def rundir_of(path: Path, **checkpoint: Any) -> RunDir:
     job = manifests.job("session", trainer={"command": ["python", SCRIPT]}, checkpoint=checkpoint)
     return manifests.run_directory(path, job)
-
-
-def last_line(output: str) -> str:
-    return next(line for line in output.splitlines() if line.startswith("after the loop"))
 
 
 def assert_same_run(ours: RunDir, reference: RunDir) -> None:
@@ -68,12 +63,7 @@ def test_killed_and_resumed_by_other_numbers_of_ranks_it_is_the_undisturbed_run(
         assert steps > 25
     assert len(losses(undisturbed)) == steps
     for size in (2, 1):
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, size, SCRIPT, *options, "--pause", "0.2", imports=DIGITS) as ranks:
-            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
-            os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-            ranks.finish()
-        assert not rundir.ended()
+        kill_when_saved(rundir, size, SCRIPT, *options, "--pause", "0.2", imports=DIGITS)
     output = run(rundir, 3, SCRIPT, *options, imports=DIGITS)
     starts = [record["step"] for record in records(rundir, "start")]
     assert starts == sorted(starts)
@@ -101,10 +91,8 @@ def test_asked_to_leave_it_saves_and_the_code_after_the_loop_waits_for_the_end(t
 @ALL
 def test_a_loop_left_with_break_has_stopped_early(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path)
-    output = run(rundir, 2, SCRIPT, "--break-at", "4", imports=DIGITS)
-    assert "steps=5 " in last_line(output)
+    assert "steps=5 " in last_line(run(rundir, 2, SCRIPT, "--break-at", "4", imports=DIGITS))
     done = rundir.done()
-    assert done is not None
     assert done["totalSteps"] == 5
     assert done["stoppedEarly"].endswith(f"of {2 * STEPS_PER_EPOCH}: the script left its loop")
     assert rundir.committed()[0].step == 5
@@ -130,8 +118,7 @@ def test_other_data_than_the_checkpoint_was_written_with_is_refused(
     assert said in output
     assert "Undo the change" in output
     assert rundir.committed()[0].step == 9
-    failed = rundir.failed()
-    assert failed is not None
+    assert rundir.failed() is not None
     rundir.failed_file.unlink()
     assert f"steps={2 * STEPS_PER_EPOCH} " in last_line(run(rundir, 1, SCRIPT, imports=DIGITS)), (
         "and as it was it goes on"
@@ -163,11 +150,7 @@ def test_two_models_that_learn_against_each_other_are_one_run_whatever_the_ranks
     """Dropout of both, gradients of both with the last part, a branch that is never used, a kill between."""
     alone, rundir = rundir_of(tmp_path / "one"), rundir_of(tmp_path / "two", everySteps=3, keepLast=100)
     run(alone, 1, PAIR, "--parts", "100")
-    with Ranks(rundir, 2, PAIR, "--pause", "0.3") as ranks:
-        until(rundir.checkpoint_names, "a checkpoint")
-        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-        ranks.finish()
-    assert not rundir.ended()
+    kill_when_saved(rundir, 2, PAIR, "--pause", "0.3")
     run(rundir, 3, PAIR)
     assert records(rundir, "start")[1]["step"] > 0
     assert_same_run(rundir, alone)
@@ -321,7 +304,6 @@ def test_a_mistake_outside_of_the_loop_ends_the_job_at_once(tmp_path: Path) -> N
         codes, output = ranks.finish()
     assert codes == [ExitCode.CONFIGURATION] * 2, output
     failed = rundir.failed()
-    assert failed is not None
     assert failed["exitCode"] == ExitCode.CONFIGURATION
     assert failed["message"].startswith("Session(checkpoint=…): spec.checkpoint.everySteps must be")
 
@@ -348,7 +330,6 @@ def test_a_second_session_of_a_script_is_for_another_job(tmp_path: Path, capfd: 
     assert codes == [ExitCode.CONFIGURATION] * 2, output
     assert "fold 0 done" in output
     failed = rundir.failed()
-    assert failed is not None
     assert failed["message"].startswith("the script begins a second session, and a job has one")
     subprocess.run([sys.executable, "twice.py"], cwd=tmp_path, check=True, timeout=120)
     assert capfd.readouterr().out == "fold 0 done\nfold 1 done\n", "outside of a job each has a folder"
@@ -471,7 +452,6 @@ def test_the_example_survives_a_killed_rank_and_saves_when_asked_to_stop(tmp_pat
         first.reaches(15)
         until(first.run_dir.checkpoint_names, "a checkpoint")
         rank = first.rank_of("worker-1")
-        assert rank is not None
         rank.kill()
         until(lambda: len(first.logged("start")) == 2, "another start")
         seen = max(record["step"] for record in first.logged("step"))

@@ -1,85 +1,49 @@
 """Sessions that survive: a member is lost at any point of a step of a user's own loop, and the others go on in it."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-import torch
-import yaml
-from safetensors.torch import load_file
 
-from tandem.rundir.checkpoint import WEIGHTS
 from tandem_trainer.sample_audit import audit
 from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
-from tests.support.manifests import manifest
-from tests.support.ranks import sample_ids
-from tests.support.survivors import check_continued, losses, records, shrink_and_grow, stop_one, trains
+from tests.support.survivors import (
+    check_played,
+    check_same_end,
+    check_steps,
+    lose_a_node,
+    records,
+    shrink_and_grow,
+    start_regrouping,
+    stop_one,
+    write_slopes,
+)
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 160
-FAULTS = '''
+FAULTS = """
     import os
-    import signal
     import sys
     from pathlib import Path
 
     import torch
+    from faults_of_steps import Faults, Lines
     from torch import nn
-    from torch.utils.data import Dataset
     from tandem_trainer import elastic_run
     from tandem_trainer.checkpoint.saving import Saver
     from tandem_trainer.process_group import Group
     from tandem_trainer.session import Session
 
-    FOLDER, FAULTS = Path(sys.argv[1]), sys.argv[2:]
-
-
-    class Faults:
-        """Kills this rank at points, each once, after so many steps or more: `RANK:POINT:STEP`."""
-
-        step = 0
-
-        def at(self, point):
-            for fault in FAULTS:
-                rank, where, step = fault.split(":")
-                if rank == os.environ["RANK"] and where == point and self.step >= int(step):
-                    try:
-                        (FOLDER / fault.replace(":", "-")).touch(exist_ok=False)
-                    except FileExistsError:
-                        continue
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        def around(self, owner, name):
-            """Play faults before and after a method."""
-            original = getattr(owner, name)
-
-            def method(*arguments, **options):
-                self.at(name)
-                result = original(*arguments, **options)
-                self.at(f"{name}-done")
-                return result
-
-            setattr(owner, name, method)
-
-
-    faults = Faults()
+    FOLDER = Path(sys.argv[1])
+    faults = Faults(sys.argv[1], sys.argv[2:])
     faults.around(Group, "vote")
     faults.around(Saver, "save")
     faults.around(elastic_run.ElasticRun, "begin")
     faults.around(elastic_run, "record_start")
-
-
-    class Lines(Dataset):
-        def __len__(self):
-            return 400
-
-        def __getitem__(self, index):
-            faults.at("read")
-            slope = (index % 17) / 17
-            return {"points": torch.arange(8.0) * slope + (index % 13) / 130, "slope": torch.tensor(slope)}
 
 
     class Net(nn.Module):
@@ -91,7 +55,7 @@ FAULTS = '''
 
         def forward(self, points):
             return self.head(self.body(self.frozen(points))).squeeze(1)
-'''
+"""
 LOOP = """
     with Session() as session:
         model = session.distribute(Net())
@@ -106,7 +70,7 @@ LOOP = """
         average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, count: old + (new - old) * 0.1)
         seen = {"samples": 0, "losses": torch.zeros(())}
         session.keep(model, optimizer, average=average, schedule=schedule, seen=seen)
-        for batch in session.batches(Lines(), 25, epochs=10):
+        for batch in session.batches(Lines(faults), 25, epochs=10):
             faults.step = batch.step
             seen["samples"] += batch.size
             faults.at("forward")
@@ -130,37 +94,18 @@ LOOP = """
 
 def start(folder: Path, faults: list[str], loop: str = LOOP, **spec: Any) -> LocalRun:
     """Train the loop of these tests."""
-    folder.mkdir()
-    script = folder / "slopes.py"
-    script.write_text(dedent(FAULTS) + dedent(loop))
-    whole = {
-        "trainer": {"command": ["python", str(script), str(folder), *faults]},
-        # Both, or a rank would take all steps while the other one prepares itself.
-        "workers": {"replicas": 2, "minReplicas": 2},
-        "evaluators": {"replicas": 0},
-        "checkpoint": {"everySteps": 30},
-        "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.1},
-    }
-    (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
-    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
+    trainer = {"command": ["python", str(folder / "slopes.py"), str(folder), *faults]}
+    return start_regrouping(folder, dedent(FAULTS) + dedent(loop), trainer, **spec)
 
 
-def compare(run: LocalRun, calm: LocalRun) -> None:
-    """Compare a disturbed run with an undisturbed one: samples, losses and weights."""
-    audited = audit(run.run_dir)
-    assert not audited.problems
-    assert not audited.unknown
-    assert audited.steps == STEPS
-    assert sample_ids(run.run_dir) == sample_ids(calm.run_dir)
-    expected, measured = losses(calm), losses(run)
-    assert list(measured) == list(range(1, STEPS + 1)), "no loss is lost with a rank"
-    torch.testing.assert_close(list(measured.values()), list(expected.values()), rtol=1e-6, atol=1e-6)
-    for file in (WEIGHTS, "average.safetensors"):
-        paths = [each.run_dir.checkpoint(f"step-{STEPS:09}") / file for each in (run, calm)]
-        if paths[1].exists():
-            weights = [load_file(path) for path in paths]
-            learned = [{name: value for name, value in each.items() if "running" not in name} for each in weights]
-            torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
+@contextmanager
+def both(path: Path, faults: list[str], loop: str = LOOP, **spec: Any) -> Iterator[tuple[LocalRun, LocalRun]]:
+    """The loop with faults, and undisturbed, from beginning to end."""
+    with start(path / "disturbed", faults, loop, **spec) as run, start(path / "calm", [], loop) as calm:
+        assert calm.ends() == 0, calm.output
+        assert run.ends() == 0, run.output
+        yield run, calm
+    check_played(path / "disturbed", faults)
 
 
 def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again(tmp_path: Path) -> None:
@@ -169,13 +114,9 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     faults = [f"{number % 2}:{point}:{3 + 4 * number}" for number, point in enumerate(points)]
     # In the second step DistributedDataParallel agrees on its buckets.
     faults = ["0:forward:1", *faults, "1:save:50", "0:save-done:100"]
-    with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
-        assert calm.ends() == 0, calm.output
-        assert run.ends() == 0, run.output
+    with both(tmp_path, faults) as (run, calm):
         assert run.leavings() == {}
-    left = {fault for fault in faults if not (tmp_path / "disturbed" / fault.replace(":", "-")).exists()}
-    assert not left, "faults that were not played"
-    compare(run, calm)
+    check_same_end(run, calm)
     continued = [record for record in records(run.run_dir) if "continues" in record]
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
 
@@ -187,24 +128,14 @@ def test_killed_while_another_one_regroups_the_last_one_goes_on(tmp_path: Path, 
     workers = {"replicas": 3, "minReplicas": 1}
     # Statistics of a batch depend on how it is divided.
     plain = LOOP.replace("Net()", "Net(nn.Identity())")
-    disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "calm"
-    with start(disturbed, faults, plain, workers=workers) as run, start(undisturbed, [], plain) as calm:
-        assert calm.ends() == 0, calm.output
-        assert run.ends() == 0, run.output
-    for fault in faults:
-        assert (disturbed / fault.replace(":", "-")).exists(), f"{fault} was not played"
-    compare(run, calm)
+    with both(tmp_path, faults, plain, workers=workers) as (run, calm):
+        check_same_end(run, calm)
     assert all("continues" in record for record in records(run.run_dir)[1:])
 
 
 def test_killed_in_the_last_save_and_after_the_loop_a_run_is_complete_all_the_same(tmp_path: Path) -> None:
-    faults = ["1:save:159", "0:after:159"]
-    with start(tmp_path / "disturbed", faults) as run, start(tmp_path / "calm", []) as calm:
-        assert calm.ends() == 0, calm.output
-        assert run.ends() == 0, run.output
-    for fault in faults:
-        assert (tmp_path / "disturbed" / fault.replace(":", "-")).exists(), f"{fault} was not played"
-    compare(run, calm)
+    with both(tmp_path, ["1:save:159", "0:after:159"]) as (run, calm):
+        check_same_end(run, calm)
 
 
 DIVERGES = LOOP.replace(
@@ -219,8 +150,7 @@ def test_training_that_goes_back_does_so_with_processes_that_outlive_their_group
     with start(tmp_path / "disturbed", ["1:forward:40", "0:update:90"], loop) as run:
         assert run.ends() == 0, run.output
     assert len(run.run_dir.rewind_records()) == 1
-    audited = audit(run.run_dir)
-    assert not audited.problems
+    assert not audit(run.run_dir).problems
     taken = [record.get("continues", {}).get("step") for record in records(run.run_dir)]
     assert taken[0] is None
     assert taken[1] is not None, "a kill"
@@ -244,10 +174,8 @@ def test_who_goes_on_compiles_nothing_again(tmp_path: Path) -> None:
     loop = COMPILED.replace("AveragedModel(model,", "AveragedModel(model._orig_mod.module,").replace(
         "update_parameters(model)", "update_parameters(model._orig_mod.module)"
     )
-    with start(tmp_path / "disturbed", ["1:forward:60"], loop) as run, start(tmp_path / "calm", [], loop) as calm:
-        assert calm.ends() == 0, calm.output
-        assert run.ends() == 0, run.output
-    compare(run, calm)
+    with both(tmp_path, ["1:forward:60"], loop) as (run, calm):
+        check_same_end(run, calm)
     assert all("continues" in record for record in records(run.run_dir)[1:])
     (lived,) = {path.name.split("-")[1] for path in (tmp_path / "disturbed").glob("compiled-*-50")} & {
         path.name.split("-")[1] for path in (tmp_path / "disturbed").glob("compiled-*-159")
@@ -266,7 +194,7 @@ ACCUMULATES = """
         model = session.distribute(Net())
         optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
         session.keep(model, optimizer)
-        for batch in session.batches(Lines(), 25, epochs=10):
+        for batch in session.batches(Lines(faults), 25, epochs=10):
             faults.step = batch.step
             batch.mean((model(batch.data["points"]) - batch.data["slope"]).square()).backward()
             faults.at("update")
@@ -290,28 +218,18 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_loop_that_cannot_be_taken_up_restarts_and_says_why(tmp_path: Path, name: str) -> None:
     loop, reason = COUNTS[name]
-    with start(tmp_path / "disturbed", ["1:update:40"], loop) as run, start(tmp_path / "calm", [], loop) as calm:
-        assert calm.ends() == 0, calm.output
-        assert run.ends() == 0, run.output
+    with both(tmp_path, ["1:update:40"], loop) as (run, calm):
         assert run.leavings() == {}
     assert f"this session restarts when its group changes: {reason}" in run.output
     assert not any("continues" in record for record in records(run.run_dir))
-    audited = audit(run.run_dir)
-    assert not audited.problems
-    assert audited.steps == STEPS
-    assert sample_ids(run.run_dir) == sample_ids(calm.run_dir)
-    final = [load_file(each.run_dir.checkpoint(f"step-{STEPS:09}") / WEIGHTS) for each in (run, calm)]
-    learned = [{name: value for name, value in each.items() if "running" not in name} for each in final]
-    torch.testing.assert_close(*learned, rtol=1e-6, atol=1e-6)
+    check_same_end(run, calm)
 
 
 def test_a_script_that_cannot_run_alone_up_to_its_loop_restarts_with_its_group(tmp_path: Path) -> None:
     with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], RANK_OF_TORCH) as run:
         assert run.ends() == 0, run.output
     assert "this session restarts when its group changes: the script failed when it ran alone" in run.output
-    audited = audit(run.run_dir)
-    assert not audited.problems
-    assert audited.steps == STEPS
+    check_steps(run)
 
 
 FAILS_ONCE = """
@@ -327,9 +245,7 @@ def test_a_script_that_has_failed_once_alone_begins_again_with_the_others(tmp_pa
         assert run.ends() == 0, run.output
     assert (tmp_path / "disturbed" / "failed").exists()
     assert len(records(run.run_dir)) == 3, "each group that is not mixed begins"
-    audited = audit(run.run_dir)
-    assert not audited.problems
-    assert audited.steps == STEPS
+    check_steps(run)
 
 
 LEFT = LOOP.replace(
@@ -344,9 +260,7 @@ def test_a_loop_that_is_left_early_ends_where_the_undisturbed_one_does(tmp_path:
         assert run.ends() == 0, run.output
     done = run.run_dir.done() or {}
     assert "enough" in json.dumps(done), done
-    audited = audit(run.run_dir)
-    assert not audited.problems
-    assert audited.steps == len({line["step"] for line in run.logged("step")})
+    check_steps(run, len({line["step"] for line in run.logged("step")}))
     assert all("continues" in record for record in records(run.run_dir)[1:])
 
 
@@ -355,7 +269,7 @@ ENDLESS = """
         model = session.distribute(Net())
         optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
         session.keep(model, optimizer)
-        for batch in session.batches(Lines(), 25, epochs=100_000, loader_workers=WORKERS):
+        for batch in session.batches(Lines(faults), 25, epochs=100_000, loader_workers=WORKERS):
             for part in batch.parts(8):
                 part.mean((model(part.data["points"]) - part.data["slope"]).square()).backward()
             optimizer.step()
@@ -365,10 +279,9 @@ ENDLESS = """
 
 def endless(path: Path, replicas: int, loader_workers: int = 0, **elasticity: Any) -> Elastic:
     """Train a loop for long, without a checkpoint."""
-    script = path / "slopes.py"
-    script.write_text(dedent(FAULTS) + dedent(ENDLESS).replace("WORKERS", str(loader_workers)))
+    write_slopes(path, dedent(FAULTS) + dedent(ENDLESS).replace("WORKERS", str(loader_workers)))
     spec = {
-        "trainer": {"command": ["python", str(script), str(path)]},
+        "trainer": {"command": ["python", str(path / "slopes.py"), str(path)]},
         "checkpoint": {"everySteps": 10**9},
         "elasticity": {"onMembershipChange": "Regroup", **elasticity},
     }
@@ -385,12 +298,7 @@ def test_a_group_that_shrinks_and_grows_keeps_the_loops_of_who_stays(tmp_path: P
 @pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
 def test_a_node_is_lost_and_the_loops_of_the_others_go_on(tmp_path: Path, lost: str) -> None:
     with endless(tmp_path, 3) as group:
-        trains(group, 3)
-        stay = {worker: group.ranks_of(worker) for worker in group.agents if worker != lost}
-        group.kill_agent(lost)
-        trains(group, 2)
-        assert {worker: group.ranks_of(worker) for worker in stay} == stay
-        check_continued(group)
+        lose_a_node(group, lost)
 
 
 def test_a_loop_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """A session that splits its model over the ranks learns what one rank learns, and goes on from any number of them."""
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir
 from tests.support import SCRIPTS, manifests
-from tests.support.ranks import Ranks, losses, records, run, sample_ids
-from tests.support.waiting import until
+from tests.support.ranks import Ranks, kill_when_saved, losses, records, run, sample_ids
 
 SCRIPT = str(SCRIPTS / "split_script.py")
 DIGITS = ("sklearn.datasets",)
@@ -90,12 +87,7 @@ def test_killed_it_goes_on_with_another_strategy_on_other_ranks(
 ) -> None:
     rundir = rundir_of(tmp_path, 2)
     for options, ranks in ((TENSOR, 4), (FSDP, 3)):
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, ranks, SCRIPT, *options, "--pause", "0.1", imports=DIGITS) as group:
-            until(lambda known=known: len(rundir.checkpoint_names()) > known, "a checkpoint")
-            os.kill(group.processes[-1].pid, signal.SIGKILL)
-            group.finish()
-        assert not rundir.ended()
+        kill_when_saved(rundir, ranks, SCRIPT, *options, "--pause", "0.1", imports=DIGITS)
     run(rundir, 1, SCRIPT, imports=DIGITS)
     starts = [record["step"] for record in records(rundir, "start")]
     assert starts == sorted(set(starts))

@@ -118,7 +118,6 @@ def test_in_a_pod_that_leaves_a_server_that_is_away_is_tried_again(
     variables = environment({RUN_DIR: str(rundir.path), POD: "a-coordinator"})
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=variables, **pipes) as sender:
-        assert sender.stdout is not None
         told = (json.loads(line)["failing"] for line in sender.stdout)
         assert next(told).startswith(uri)
         sender.terminate()
@@ -221,7 +220,6 @@ def steps_sent(client: MlflowClient) -> int:
 
 
 def kill(process: Any) -> None:
-    assert process is not None
     process.kill()
 
 

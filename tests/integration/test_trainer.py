@@ -17,7 +17,7 @@ from tandem.rundir.lineage import MAX_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
 from tandem_trainer.checkpoint.staging import MIN_PART
 from tests.support.bad_surroundings import whole_mnist
-from tests.support.ranks import Ranks, losses, make_rundir, records, run, sample_ids
+from tests.support.ranks import Ranks, kill_when_saved, losses, make_rundir, records, run, sample_ids
 from tests.support.waiting import until
 
 PLAIN: dict[str, Any] = {"model": "baby-cnn", "data": {"name": "digits"}, "epochs": 2, "globalBatchSize": 100}
@@ -88,12 +88,7 @@ def test_a_killed_group_of_two_goes_on_as_three_with_the_same_samples(tmp_path: 
     undisturbed = make_rundir(tmp_path / "undisturbed", config, checkpoint={"everySteps": 20})
     run(undisturbed)
     rundir = make_rundir(tmp_path / "killed", config, checkpoint={"everySteps": 20})
-    with Ranks(rundir, 2) as ranks:
-        until(lambda: rundir.checkpoint_names(), "a checkpoint")
-        os.kill(ranks.processes[1].pid, signal.SIGKILL)
-        codes, output = ranks.finish()
-    assert codes == [ExitCode.PEER_LOST, -signal.SIGKILL], output
-    assert not rundir.ended()
+    assert kill_when_saved(rundir, 2) == [ExitCode.PEER_LOST, -signal.SIGKILL]
     run(rundir, 3)
     starts = records(rundir, "start")
     assert starts[1]["step"] % 20 == 0
@@ -112,12 +107,7 @@ def test_two_one_three_and_two_ranks_with_kills_between_are_one_undisturbed_run(
     run(undisturbed)
     rundir = make_rundir(tmp_path / "killed", config, checkpoint={"everySteps": 10, "keepLast": 100})
     for size in (2, 1, 3):
-        known = len(rundir.checkpoint_names())
-        with Ranks(rundir, size) as ranks:
-            until(lambda known=known: len(rundir.checkpoint_names()) > known + 1, "checkpoints")
-            os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-            ranks.finish()
-        assert not rundir.ended()
+        kill_when_saved(rundir, size, saves=2)
     run(rundir, 2)
     assert [record["worldSize"] for record in records(rundir, "start")] == [2, 1, 3, 2]
     resumed = [record["step"] for record in records(rundir, "start")]
@@ -153,11 +143,7 @@ def test_rounded_weights_for_evaluators_round_nothing_that_is_resumed(tmp_path: 
     undisturbed = make_rundir(tmp_path / "undisturbed", config)
     run(undisturbed)
     rundir = make_rundir(tmp_path / "rounded", config, checkpoint={"everySteps": 10, "weightsPrecision": "bfloat16"})
-    with Ranks(rundir, 1) as ranks:
-        until(lambda: rundir.checkpoint_names(), "a checkpoint")
-        os.kill(ranks.processes[0].pid, signal.SIGKILL)
-        ranks.finish()
-    assert not rundir.ended()
+    kill_when_saved(rundir, 1)
     run(rundir)
     assert records(rundir, "start")[1]["step"] > 0
     assert losses(rundir) == losses(undisturbed), "to the last bit"
@@ -176,11 +162,7 @@ def test_an_average_of_the_weights_is_what_is_evaluated_and_it_goes_on_over_rest
     undisturbed = make_rundir(tmp_path / "undisturbed", config, checkpoint=spec)
     run(undisturbed)
     rundir = make_rundir(tmp_path / "killed", config, checkpoint=spec)
-    with Ranks(rundir, 2) as ranks:
-        until(lambda: len(rundir.checkpoint_names()) > 1, "checkpoints")
-        os.kill(ranks.processes[1].pid, signal.SIGKILL)
-        ranks.finish()
-    assert not rundir.ended()
+    kill_when_saved(rundir, 2, saves=2)
     run(rundir)
     assert 0 < records(rundir, "start")[1]["step"] < 900
     contents = []
@@ -240,8 +222,7 @@ def test_a_truncated_checkpoint_is_passed_over_and_reported(tmp_path: Path) -> N
     newest, before = rundir.committed()[:2]
     path = rundir.checkpoint(newest.name) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    output = run(rundir)
-    assert f"checkpoint={newest.name} passed over" in output
+    assert f"checkpoint={newest.name} passed over" in run(rundir)
     assert records(rundir, "passed")[0]["checkpoint"] == newest.name
     assert records(rundir, "start")[-1]["step"] == before.step
     assert (rundir.checkpoints / f"{newest.name}.bad").is_dir()
@@ -259,9 +240,7 @@ def test_a_slice_of_the_data_and_then_another_one_from_its_weights(tmp_path: Pat
     run(untrained, 1)
     assert sample_ids(second) == sample_ids(untrained)
     assert losses(second)[1] < 0.7 * losses(untrained)[1], "it begins where the first run ended"
-    origin = second.generation_records()[0].origin
-    assert origin is not None
-    assert origin.checkpoint == first.committed()[0].reference
+    assert second.generation_records()[0].origin.checkpoint == first.committed()[0].reference
 
 
 MNIST = {"name": "mnist", "download": False}
@@ -287,9 +266,7 @@ def test_data_and_weights_that_are_not_there_are_a_mistake_in_one_sentence(
     with Ranks(rundir, 1) as ranks:
         codes, output = ranks.finish()
     assert codes == [ExitCode.CONFIGURATION], output
-    failed = rundir.failed()
-    assert failed is not None
-    assert said in failed["message"]
+    assert said in rundir.failed()["message"]
 
 
 def test_a_finished_run_started_again_only_says_so(tmp_path: Path) -> None:
@@ -361,7 +338,6 @@ def test_a_useless_loss_is_rewound_and_after_a_few_times_the_run_has_failed(tmp_
         assert codes == [expected] * 2, output
     assert [rewind.number for rewind in rundir.rewind_records()] == [1, 2, 3]
     failed = rundir.failed()
-    assert failed is not None
     assert failed["reason"] == "Diverged"
     assert "lower learning rate" in failed["message"]
 
@@ -381,7 +357,6 @@ def test_a_job_that_cannot_work_is_refused_in_one_sentence(tmp_path: Path, confi
     assert complaint in output
     assert "Traceback" not in output
     failed = rundir.failed()
-    assert failed is not None
     assert (failed["reason"], failed["exitCode"]) == ("ConfigurationError", ExitCode.CONFIGURATION)
 
 

@@ -440,8 +440,7 @@ def test_code_on_the_command_line_starts_warm(start: Any, tmp_path: Path) -> Non
 
 
 def test_any_program_runs_without_warmth(start: Any, tmp_path: Path) -> None:
-    agent = start("sh", "-c", "echo rank $RANK")
-    assert agent.process.wait(120) == 0
+    assert start("sh", "-c", "echo rank $RANK").process.wait(120) == 0
     assert "rank 0" in (tmp_path / "stdout").read_text()
 
 

@@ -67,7 +67,6 @@ class SoakJob(BestTandemTrainer):
 
     def kill_evaluator(self) -> None:
         """Kill it, with SIGKILL."""
-        assert self._evaluator is not None
         self._evaluator.kill()
         self._evaluator.wait()
 

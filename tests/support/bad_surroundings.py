@@ -127,6 +127,10 @@ def _mnist(change: Callable[[Path], object], data: Manifest | None = None, **con
     return job
 
 
+def _whole(data: Path) -> None:
+    """Nothing is spoilt."""
+
+
 def _with(name: str, content: bytes) -> Callable[[Path], object]:
     return lambda data: (data / name).write_bytes(content)
 
@@ -215,21 +219,23 @@ def _damaged(content: bytes) -> bytes:
 
 _SECRET = {"name": "NO_SUCH_VARIABLE_HERE", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
 _SCRIPT = "import os\n"
-_first, _second, _third = (partial(BadSurroundings, field=f"spec.trainer.command[{index}]") for index in range(3))
-_path = partial(BadSurroundings, field="spec.trainer.parameters.data.path")
-_weights = partial(BadSurroundings, field="spec.trainer.loop.initialWeights")
+
+
+def _at(field: str) -> Callable[..., BadSurroundings]:
+    """Cases about one field of the spec."""
+    return partial(BadSurroundings, field=f"spec.{field}")
+
+
+_first, _second, _third = (_at(f"trainer.command[{index}]") for index in range(3))
+_path, _weights = _at("trainer.parameters.data.path"), _at("trainer.loop.initialWeights")
 
 CASES = (
     # The user's own command
     _second("script-missing", _command("python", "train.py"), "there is no file train.py in /"),
     _second("script-misspelt", _command("python", "tain.py", train__py=_SCRIPT), "no file tain", "train.py"),
-    BadSurroundings(
-        "script-in-args", _command("python", args=("train.py",)), "no file train.py", field="spec.trainer.args[0]"
-    ),
+    _at("trainer.args[0]")("script-in-args", _command("python", args=("train.py",)), "no file train.py"),
     _first("script-without-python", _command("train.py"), "there is no file train.py"),
-    BadSurroundings(
-        "script-after-options", _command("python", "-u", "-X", "dev", "a.py"), "a.py", field="spec.trainer.command[4]"
-    ),
+    _at("trainer.command[4]")("script-after-options", _command("python", "-u", "-X", "dev", "a.py"), "a.py"),
     _second("script-is-a-folder", _folder("train.py", "python", "train.py"), "train.py is a folder"),
     _third("folder-without-main", _folder("train", "python", "-u", "train"), "__main__.py"),
     _second("script-below-a-file", _command("python", "a/b.py", a=""), "there is no file a/b.py"),
@@ -246,16 +252,13 @@ CASES = (
     _second("home-not-expanded", _command("python", "~/train.py"), "~ is not expanded"),
     _second("variable-not-expanded", _command("python", "$HOME/train.py"), "no shell runs this"),
     _third("module-missing", _command("python", "-m", "no_such"), "no module no_such"),
-    BadSurroundings("task-missing", _own_task("no_such:A"), "finds no module no_such", field="spec.trainer.task"),
-    BadSurroundings(
+    _at("trainer.task")("task-missing", _own_task("no_such:A"), "finds no module no_such"),
+    _at("trainer.parameters.pretrained")(
         "model-folder-missing",
         lambda path: manifest("case", trainer={"task": "causal-lm", "parameters": {"pretrained": "./model"}}),
         "there is no folder ./model",
-        field="spec.trainer.parameters.pretrained",
     ),
-    BadSurroundings(
-        "task-in-a-module", _own_task("json.decoder.a:A"), "json.decoder is a module", field="spec.trainer.task"
-    ),
+    _at("trainer.task")("task-in-a-module", _own_task("json.decoder.a:A"), "json.decoder is a module"),
     _third("module-is-a-file", _command("python", "-m", "a.py", a__py=""), "not a package", "a"),
     _third("module-is-a-path", _command("python", "-m", "./a"), "is not a module name"),
     _third("module-in-a-module", _command("python", "-m", "a.b", a__py=""), "not a package"),
@@ -271,20 +274,16 @@ CASES = (
     _first("no-interpreter-by-env", _command("./a", a="#!/usr/bin/env nosuch\n", executable=True), "no folder of PATH"),
     _first("windows-line-ends", _command("./a", a="#!/bin/sh\r\ntrue\r\n", executable=True), "Windows line endings"),
     _second("shell-script-missing", _command("bash", "run.sh"), "there is no file run.sh"),
-    BadSurroundings(
-        "secret-not-set", _task(variables=[_SECRET]), "set NO_SUCH_VARIABLE_HERE", field="spec.trainer.env[0].name"
-    ),
+    _at("trainer.env[0].name")("secret-not-set", _task(variables=[_SECRET]), "set NO_SUCH_VARIABLE_HERE"),
     # Data
-    _path("data-folder-missing", _mnist(lambda _: None, {"path": "dat"}), "there is no folder dat"),
-    _path("home-of-nobody", _mnist(lambda _: None, {"path": "~nobody-here/data"}), "no user nobody-here"),
+    _path("data-folder-missing", _mnist(_whole, {"path": "dat"}), "there is no folder dat"),
+    _path("home-of-nobody", _mnist(_whole, {"path": "~nobody-here/data"}), "no user nobody-here"),
     _path("data-is-a-file", _mnist(_file_in_its_place), "data is a file"),
     _path("data-missing", _mnist(_emptied), "lacks the training data"),
-    _path(
-        "data-folder-unreadable", _forbidden("data", _mnist(lambda _: None)), "data cannot be read: Permission denied"
-    ),
+    _path("data-folder-unreadable", _forbidden("data", _mnist(_whole)), "data cannot be read: Permission denied"),
     _path(
         "images-unreadable",
-        _forbidden(f"data/{IMAGES}", _mnist(lambda _: None)),
+        _forbidden(f"data/{IMAGES}", _mnist(_whole)),
         f"{IMAGES} cannot be read as an IDX file: Permission denied$",
     ),
     _path("labels-missing", _mnist(lambda data: (data / LABELS).unlink()), f"training data: {LABELS}"),
@@ -313,38 +312,17 @@ CASES = (
     _path("no-images", _mnist(_counted(0, 0)), "holds no images"),
     _path("colour-images", _mnist(_with(IMAGES, idx(20, 28, 28, 3))), "not images and labels"),
     _path("images-not-square", _mnist(_sized(20, 28, 20)), "28×20 pixels"),
-    BadSurroundings(
-        "images-too-small", _mnist(_sized(20, 5, 5)), "at least 6×6", field="spec.trainer.parameters.model"
+    _at("trainer.parameters.model")("images-too-small", _mnist(_sized(20, 5, 5)), "at least 6×6"),
+    _at("trainer.parameters.data.end")("slice-past-the-data", _mnist(_whole, {"end": 21}), "20 training samples"),
+    _at("trainer.parameters.data.start")("slice-after-the-data", _mnist(_whole, {"start": 20}), "no slice 20:20"),
+    _at("trainer.parameters.data.end")(
+        "slice-of-what-is-held-out", _mnist(_whole, {"end": 20, "validation": 0.5}), "10 training samples"
     ),
-    BadSurroundings(
-        "slice-past-the-data",
-        _mnist(lambda _: None, {"end": 21}),
-        "20 training samples",
-        field="spec.trainer.parameters.data.end",
+    _at("trainer.parameters.data.validation")(
+        "validation-of-nothing", _mnist(_whole, {"validation": 0.01}), "leaves nothing to validate"
     ),
-    BadSurroundings(
-        "slice-after-the-data",
-        _mnist(lambda _: None, {"start": 20}),
-        "no slice 20:20",
-        field="spec.trainer.parameters.data.start",
-    ),
-    BadSurroundings(
-        "slice-of-what-is-held-out",
-        _mnist(lambda _: None, {"end": 20, "validation": 0.5}),
-        "10 training samples",
-        field="spec.trainer.parameters.data.end",
-    ),
-    BadSurroundings(
-        "validation-of-nothing",
-        _mnist(lambda _: None, {"validation": 0.01}),
-        "leaves nothing to validate",
-        field="spec.trainer.parameters.data.validation",
-    ),
-    BadSurroundings(
-        "batch-larger-than-data",
-        _mnist(lambda _: None, dropLast=True),
-        "64, and there are 20",
-        field="spec.trainer.loop.globalBatchSize",
+    _at("trainer.loop.globalBatchSize")(
+        "batch-larger-than-data", _mnist(_whole, dropLast=True), "64, and there are 20"
     ),
     # Weights
     _weights("weights-missing", _initial(None), "there is no file w.safetensors"),
@@ -365,36 +343,20 @@ CASES = (
     _weights("weights-of-another-size", _initial(weights(size=28)), r"classifier.0.weight is \[128, 9216\] there"),
     _weights("weights-with-more", _initial(safetensors(**shapes("cnn", 1, 8, 10), extra=(2,))), "extra too many"),
     # The machine
-    BadSurroundings(
-        "float16-on-a-cpu",
-        _task(precision="float16"),
-        "needs a GPU",
-        field="spec.trainer.loop.precision",
-        needs_no_gpu=True,
-    ),
-    BadSurroundings(
-        "ten-thousand-replicas",
-        _task({"workers": {"replicas": 10_000}}),
-        "of memory at least",
-        field="spec.workers.replicas",
-    ),
-    BadSurroundings(
+    _at("trainer.loop.precision")("float16-on-a-cpu", _task(precision="float16"), "needs a GPU", needs_no_gpu=True),
+    _at("workers.replicas")("ten-thousand-replicas", _task({"workers": {"replicas": 10_000}}), "of memory at least"),
+    _at("evaluators.replicas")(
         "evaluators-without-end",
         _task({"evaluators": {"replicas": 1000, "processesPerReplica": 256}}),
         "256,000 evaluator processes",
-        field="spec.evaluators.replicas",
     ),
-    BadSurroundings(
-        "data-larger-than-memory",
-        _task(data={"name": "synthetic", "samples": 10**12}),
-        "the data takes",
-        field="spec.trainer.parameters.data.samples",
+    _at("trainer.parameters.data.samples")(
+        "data-larger-than-memory", _task(data={"name": "synthetic", "samples": 10**12}), "the data takes"
     ),
-    BadSurroundings(
+    _at("trainer.loop.compile")(
         "no-compiler",
         _task(compile=True, variables=[{"name": "PATH", "value": "/nowhere"}]),
         "compiler",
-        field="spec.trainer.loop.compile",
         needs_no_gpu=True,
     ),
     BadSurroundings("run-directory-forbidden", _runs_may_not_be_entered, "Permission denied|may not be"),

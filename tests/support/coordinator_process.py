@@ -42,7 +42,6 @@ class Coordinator:
         return self
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        assert self.process is not None
         self.process.send_signal(number)
         self.process.communicate(timeout=SECONDS)
         return self.process.returncode

@@ -117,7 +117,6 @@ class Elastic:
         return now
 
     def kill_coordinator(self) -> None:
-        assert self.coordinator is not None
         self.coordinator.kill()
         self.coordinator.wait()
 

@@ -30,7 +30,6 @@ def assert_same_when_killed(run: Callable[..., dict[str, Any]], folder: Path, ki
     assert {**found, "weights": None} == {**expected, "weights": None}
     assert found["weights"].equal(expected["weights"])
     done = RunDir(folder / "killed").done()
-    assert done is not None
     assert done["totalSteps"] == expected["step"]
     return done
 

@@ -41,7 +41,6 @@ def main() -> None:
         began = time.monotonic()
         time.sleep(KILLED_AFTER)
         rank = run.rank_of("worker-0")
-        assert rank is not None
         rank.kill()
         time.sleep(began + TAKEN_AFTER - time.monotonic())
         take(run.path)

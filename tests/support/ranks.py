@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.manifests import images
 from tests.support.ports import reserved_port
+from tests.support.waiting import until
 from tests.support.warm import warm_command, warm_environment
 
 
@@ -79,6 +81,24 @@ def run(rundir: RunDir, world_size: int = 1, *command: str, imports: tuple[str, 
         codes, output = ranks.finish()
     assert codes == [0] * world_size, output
     return output
+
+
+def kill_when_saved(
+    rundir: RunDir, world_size: int, *command: str, imports: tuple[str, ...] = (), saves: int = 1
+) -> list[int]:
+    """Train until there are more checkpoints, and kill the last rank; the exit codes of all."""
+    known = len(rundir.checkpoint_names())
+    with Ranks(rundir, world_size, *command, imports=imports) as ranks:
+        until(lambda: len(rundir.checkpoint_names()) >= known + saves, "checkpoints")
+        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
+        codes, _ = ranks.finish()
+    assert not rundir.ended()
+    return codes
+
+
+def last_line(output: str) -> str:
+    """What a script prints after its loop."""
+    return next(line for line in output.splitlines() if line.startswith("after the loop"))
 
 
 def records(rundir: RunDir, kind: str) -> list[dict[str, Any]]:

@@ -35,7 +35,6 @@ def _address(*imports: str) -> str:
         start_new_session=True,
     )
     atexit.register(server.communicate)
-    assert server.stdout is not None
     address = server.stdout.readline().strip()
     assert address, f"nothing can be forked with {imports}"
     return address

@@ -137,7 +137,6 @@ def _address() -> str:
         start_new_session=True,
     )
     atexit.register(process.communicate)
-    assert process.stdout is not None
     return "\0" + process.stdout.readline().strip()
 
 

@@ -202,8 +202,4 @@ def _may_pass(error: BaseException) -> bool:
         return error.__cause__ is not None and _may_pass(error.__cause__)
     if isinstance(error, OSError):
         return is_transient(error)
-    return any(kind.__name__ in DEVICE_ERRORS for kind in _base_classes(error)) or "CUDA error" in str(error)
-
-
-def _base_classes(error: BaseException) -> tuple[type, ...]:
-    return type(error).__mro__
+    return any(kind.__name__ in DEVICE_ERRORS for kind in type(error).__mro__) or "CUDA error" in str(error)

@@ -227,7 +227,7 @@ class _TracedStep:
             for parameter in self._trainable:
                 parameter.grad = torch.zeros_like(parameter)
             accumulating = self._peaks(batch, samples)
-        state = self._state_size()
+        state = _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
         return Pass(
             samples=samples,
             moments=moments(fresh, state),
@@ -353,9 +353,6 @@ class _TracedStep:
     def _optimizer_size(self) -> int:
         states = (value for state in self._optimizer.state.values() for value in state.values() if _is_tensor(value))
         return _size(states)
-
-    def _state_size(self) -> int:
-        return _size(itertools.chain(self._model.parameters(), self._model.buffers())) + self._optimizer_size()
 
 
 def _blocks(blocks: Iterable[nn.Module]) -> Iterator[list[nn.Parameter]]:

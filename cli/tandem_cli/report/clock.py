@@ -8,14 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tandem.wire.measures import PAUSE_SECONDS, time_unit
 from tandem_cli.report.run import Floats
-
-PAUSE_SECONDS = 120.0
-"""Silence that counts as a pause: the coordinator logs every second and evaluators every five, so after two minutes
-nothing is running."""
-
-UNITS = (("s", 1.0, 240.0), ("min", 60.0, 4 * 3600.0), ("h", 3600.0, 4 * 86400.0), ("days", 86400.0, float("inf")))
-"""Name, seconds, and the length of an axis below which the unit is used."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class Clock:
 
     def seen_from(self, time: float, seconds: float) -> "Clock":
         """A clock with its 0 at `time`, in the unit that suits a window of this length."""
-        unit, unit_seconds = _unit(seconds)
+        unit, unit_seconds = time_unit(seconds)
         scale = self.unit_seconds / unit_seconds
         pauses = tuple(replace(pause, position=(pause.position - self.position(time)) * scale) for pause in self.pauses)
         return Clock(self.real, (self.axis_positions - self.position(time)) * scale, unit, unit_seconds, pauses)
@@ -87,16 +81,12 @@ def make_clock(marks: Floats) -> Clock:
     paused = np.concatenate([[0.0], np.cumsum(gaps[cuts])])
     real = np.concatenate([marks[:1], np.column_stack([marks[cuts], marks[cuts + 1]]).ravel(), marks[-1:]])
     positions = real - marks[0] - np.repeat(paused, 2)
-    unit, unit_seconds = _unit(float(positions[-1]))
+    unit, unit_seconds = time_unit(float(positions[-1]))
     pauses = tuple(
         Pause(float(cut) / unit_seconds, float(length))
         for cut, length in zip(positions[1:-1:2], gaps[cuts], strict=True)
     )
     return Clock(real, positions / unit_seconds, unit, unit_seconds, pauses)
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    return next((name, length) for name, length, longest in UNITS if seconds < longest)
 
 
 def envelope(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:

@@ -13,6 +13,7 @@ from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.script import MAX_VALUES
+from tandem.wire.measures import SAME_SECONDS
 from tandem.wire.status import Troubles
 from tandem_cli.report.run import (
     EvaluationWork,
@@ -34,9 +35,6 @@ MAX_CORES = 10_000.0
 MAX_THROUGHPUT = 1e15
 MAX_BYTES = 1e15
 """Limits of plausible values: larger numbers of busy cores, of samples a second and of bytes are damage."""
-
-SAME_SECONDS = 0.1
-"""Interval within which two measurements of a value are the same one, logged twice."""
 
 LOST_SECONDS = 12.0
 """Silence after which a process counts as absent: an evaluator logs at least every 5 s, the coordinator every

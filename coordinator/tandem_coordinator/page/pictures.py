@@ -5,7 +5,7 @@ from math import isfinite
 
 from tandem.formatting import cores, duration, reason, share
 from tandem.rundir.catalog import EvaluationResult
-from tandem.wire.measures import outages
+from tandem.wire.measures import outages, time_unit
 from tandem.wire.status import Snapshot, Status
 from tandem_coordinator.charts import bars, drawing, gallery, rows, stories
 from tandem_coordinator.charts.chart import Axis, Band, Chart, Point, Points, Role, Viewport
@@ -16,8 +16,6 @@ from tandem_coordinator.page.timeline import Timeline
 
 MIN_SMOOTHED = 100
 """Minimum number of values that are smoothed; fewer are drawn as they are."""
-UNITS = (("s", 1.0, 240.0), ("min", 60.0, 4 * 3600.0), ("h", 3600.0, 4 * 86400.0), ("days", 86400.0, float("inf")))
-"""Name, seconds, and the maximum length of an axis for which the unit is used."""
 KINDS: tuple[tuple[str, str, Role, str], ...] = (
     ("trainer", "TRAINING", "trainer", "rank"),
     ("gpu", "GPUS", "gpu", "GPU"),
@@ -66,7 +64,7 @@ def speed(timeline: Timeline, viewport: Viewport) -> str:
     """Draw throughput and the size of the group over time; empty while no generation was formed."""
     if timeline.started_at is None:
         return ""
-    unit, scale = _unit(timeline.now)
+    unit, scale = time_unit(timeline.now)
     story = pace(
         _scaled(timeline.throughput.means(), scale),
         _scaled(_sizes(timeline), scale),
@@ -115,7 +113,7 @@ def values(timeline: Timeline, viewport: Viewport) -> str:
 
 def ranks(timeline: Timeline, viewport: Viewport) -> str:
     """Draw throughput by rank, the ranks' own work and GPU memory, over time; empty if nothing is known of them."""
-    unit, scale = _unit(timeline.now)
+    unit, scale = time_unit(timeline.now)
     by_rank = Ranks(
         throughput=_scaled(timeline.rank_throughput.means(), scale),
         busy={name: _scaled(series.means(), scale) for name, series in timeline.busy.items()},
@@ -161,7 +159,7 @@ def histograms(timeline: Timeline, viewport: Viewport) -> str:
 
 def use(timeline: Timeline, snapshot: Snapshot, viewport: Viewport) -> str:
     """Draw a row for each process; empty while none has reported its use."""
-    unit, scale = _unit(timeline.now)
+    unit, scale = time_unit(timeline.now)
     slow = {str(straggler.rank): straggler.ratio for straggler in snapshot.status.stragglers}
     groups = []
     for kind, caption, color, noun in KINDS:
@@ -207,10 +205,6 @@ _NAN = float("nan")
 
 def _scaled(points: Points, scale: float) -> Points:
     return [(x / scale, y) for x, y in points] if scale != 1.0 else points
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    return next((name, length) for name, length, max_seconds in UNITS if seconds < max_seconds)
 
 
 def _axis(timeline: Timeline, unit: str, scale: float) -> Axis:

@@ -25,7 +25,7 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
 from tandem.rundir.wrong_samples import gallery
 from tandem.script import MAX_VALUES
-from tandem.wire.measures import Generation
+from tandem.wire.measures import PAUSE_SECONDS, SAME_SECONDS, Generation
 from tandem.wire.status import CheckpointRef
 from tandem_coordinator.charts.completions import heading
 from tandem_coordinator.charts.gallery import Tile, tiles
@@ -40,16 +40,11 @@ BITE_BYTES = 32 * 2**10
 """Bytes that are read and parsed at a time: a millisecond or so, as heartbeats share the interpreter."""
 REST_FACTOR = 3.0
 """Multiple of a bite's duration that is left to everything else after it."""
-MIN_PAUSE_SECONDS = 120.0
-"""Time without a line that counts as a pause, which is cut out of the axis, in seconds. The coordinator writes every
-second."""
 MAX_GENERATIONS, MAX_SAVES, MAX_EVENTS, MAX_PAUSES = 300, 1000, 200, 50
 MAX_PROCESSES = 32
 """Maximum number of processes of each kind whose processor use is kept, in at most MAX_STRETCHES stretches each."""
 MAX_STRETCHES = 240
 MAX_REDONE = 20
-MIN_GAP_SECONDS = 0.1
-"""Minimum time between two values, in seconds: what was measured in less is one value, reported twice."""
 
 
 @dataclass(frozen=True)
@@ -321,13 +316,13 @@ class Timeline:
             if process in series_by_process or len(series_by_process) < MAX_PROCESSES:
                 series = series_by_process.setdefault(process, Series(MAX_STRETCHES))
                 position = self.run_seconds(time - (ages.get(process) or 0.0))
-                if series.last is None or position >= series.last.x + MIN_GAP_SECONDS:
+                if series.last is None or position >= series.last.x + SAME_SECONDS:
                     series.add(position, None if value is None else value / unit)
         for process in series_by_process.keys() - values.keys():
             series_by_process[process].add(self.run_seconds(time), None)
 
     def _tick(self, time: float) -> None:
-        if self._last_time is not None and time - self._last_time > MIN_PAUSE_SECONDS and len(self.pauses) < MAX_PAUSES:
+        if self._last_time is not None and time - self._last_time > PAUSE_SECONDS and len(self.pauses) < MAX_PAUSES:
             self.pauses.append((self._last_time, time - self._last_time))
         self._last_time = time if self._last_time is None else max(time, self._last_time)
 

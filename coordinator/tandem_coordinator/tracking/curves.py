@@ -152,7 +152,11 @@ class Curves:
     def best(self) -> EvaluationResult | None:
         """The best evaluated checkpoint, as far as `evaluations` has read; a checkpoint in a script's own format is
         none."""
-        candidates = [candidate for reference, candidate in self._ranks.items() if self._is_own_format(reference)]
+        candidates = [
+            candidate
+            for reference, candidate in self._ranks.items()
+            if reference.generation != FOREIGN_GENERATION and self._lineage.counts(reference)
+        ]
         return min(candidates, key=lambda candidate: candidate[0], default=(None, None))[1]
 
     def is_evaluated(self, reference: CheckpointRef) -> bool:
@@ -166,9 +170,6 @@ class Curves:
         if not self._records or (parent := self._records[-1].parent) is None:
             return None
         return self._records[-1].generation, parent.step, self._records[-1].started_at
-
-    def _is_own_format(self, reference: CheckpointRef) -> bool:
-        return reference.generation != FOREIGN_GENERATION and self._lineage.counts(reference)
 
     def _update_lineage(self) -> None:
         """Read the lineage, if there is a new generation."""

@@ -12,9 +12,22 @@ PACE_SECONDS = 60.0
 """Time over which throughput and remaining time are averaged, in seconds: stable, and quick enough to follow a
 change."""
 
+PAUSE_SECONDS = 120.0
+"""Time without a line of any log that is cut out of time axes, in seconds: the coordinator logs every second and
+evaluators every five, so after two minutes nothing is running."""
+SAME_SECONDS = 0.1
+"""Interval within which two measurements of a value are the same one, reported twice, in seconds."""
+TIME_UNITS = (("s", 1.0, 240.0), ("min", 60.0, 4 * 3600.0), ("h", 3600.0, 4 * 86400.0), ("days", 86400.0, float("inf")))
+"""Name, seconds, and the length of a time axis below which the unit is used."""
+
 PLANNED = frozenset({"Started", "MemberJoined", "TargetChanged", "SettingsChanged", "Preempted"})
 """Reasons for a generation that are not a failure: the job starts or continues, or its group was changed after it had
 saved."""
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Name and seconds of the unit for a time axis of this length."""
+    return next((name, length) for name, length, longest in TIME_UNITS if seconds < longest)
 
 
 def is_restart(reason: str) -> bool:

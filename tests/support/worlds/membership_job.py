@@ -175,6 +175,22 @@ class Job:
         return any(isinstance(action, FailJob) for action in self.actions)
 
 
+def formed(size: int, **options: Any) -> Job:
+    """A job whose agents `worker-0`, `worker-1`, … have formed a group; as many as are wished for, if nothing else is
+    said."""
+    job = Job(**{"target": size} | options)
+    job.forms(*(f"worker-{number}" for number in range(size)))
+    return job
+
+
+def in_training(size: int, **options: Any) -> Job:
+    """Likewise, and its ranks make steps, and save when asked."""
+    job = formed(size, **options)
+    job.training = job.can_save = True
+    job.passes(0.2)
+    return job
+
+
 def message(replica: str, state: str, **more: Any) -> Sync:
     fields = {"incarnation": f"{replica}-a", "address": "10.0.0.1", "port": 4000, "processes": 1} | more
     return Sync(replica=replica, state=state, **fields)  # type: ignore[arg-type]

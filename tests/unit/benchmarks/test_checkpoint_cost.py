@@ -17,7 +17,6 @@ def save(side: str, blocked: float, after: list[float], failed: bool = False) ->
 
 def test_a_save_costs_its_stall_and_what_later_steps_take_longer() -> None:
     found = cost([save("a", 0.5, [1.5, 1.0, 1.0])], "a")
-    assert found is not None
     assert found.step == 1.0, "one slow step before the save is no normal step"
     assert found.total == pytest.approx(1.0)
     assert found.share == pytest.approx(1 / 51)
@@ -27,7 +26,6 @@ def test_a_save_costs_its_stall_and_what_later_steps_take_longer() -> None:
 def test_failed_saves_are_counted_and_their_times_are_not() -> None:
     records = [save("a", 0.1, [1.0]), save("a", 7.0, [1.0], failed=True), save("b", 7.0, [1.0], failed=True)]
     found = cost(records, "a")
-    assert found is not None
     assert (found.saves, found.failed, found.blocked) == (2, 1, [0.1])
     assert cost(records, "b") is None
     text = written([*records, {"kind": "memory", "side": "b", "peak": 2e9, "after": 1e9}], ["a", "b"])

@@ -43,7 +43,6 @@ def test_only_rank_0_speaks_for_a_group() -> None:
 def test_recovery_ends_with_the_first_step_of_the_group_that_then_goes_on() -> None:
     lines = steps("a", 2, 0, 1, 100) + steps("brief", 2, 12, 101, 3) + steps("b", 2, 14, 101, 30)
     found = steady(lines, 10.0, world=2, seconds=1.0)
-    assert found is not None
     assert (found.group, found.start) == ("b", 14)
 
 
@@ -56,9 +55,7 @@ def test_a_group_of_another_size_is_no_recovery() -> None:
 
 
 def test_a_group_that_was_not_disturbed_is_recovered_since_before_the_fault() -> None:
-    found = steady(steps("a", 2, 0, 1, 200), 10.0, world=2, seconds=5.0)
-    assert found is not None
-    assert found.start < 10.0
+    assert steady(steps("a", 2, 0, 1, 200), 10.0, world=2, seconds=5.0).start < 10.0
 
 
 def test_what_a_dying_group_did_before_the_fault_does_not_count_as_recovery() -> None:
@@ -95,8 +92,7 @@ def test_a_group_that_goes_back_behind_a_committed_checkpoint_has_lost_steps() -
 
 
 def test_a_group_that_began_before_the_fault_repeats_nothing_because_of_it() -> None:
-    lines = [*steps("a", 2, 0, 1, 60), *steps("b", 2, 10, 51, 20)]
-    assert repeated_steps(lines, 11.0) == 0
+    assert repeated_steps([*steps("a", 2, 0, 1, 60), *steps("b", 2, 10, 51, 20)], 11.0) == 0
 
 
 def test_the_longest_pause_counts_from_the_fault_on() -> None:
@@ -155,7 +151,6 @@ def test_the_table_counts_failures_and_splits() -> None:
         shot("c10d", None, split=True, overlaps=[1]),
     ]
     ours, theirs = (cell(records, ("worker-kill", "recovery"), side) for side in ("tandem", "c10d"))
-    assert ours is not None
     assert theirs is not None
     assert (ours.shots, ours.failures, ours.splits) == (2, 0, 0)
     assert (theirs.shots, theirs.failures, theirs.splits) == (2, 1, 1)
@@ -168,5 +163,4 @@ def test_the_table_counts_failures_and_splits() -> None:
 def test_a_job_that_got_stuck_before_a_shot_is_a_failure_of_its_side() -> None:
     records = [shot("c10d", 5.0), {"kind": "stuck", "fault": "worker-kill", "side": "c10d"}]
     found = cell(records, ("worker-kill", "recovery"), "c10d")
-    assert found is not None
     assert (found.shots, found.failures) == (2, 1)

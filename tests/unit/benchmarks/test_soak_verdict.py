@@ -86,8 +86,7 @@ def test_starting_elsewhere_than_the_record_says_is_a_violation() -> None:
 def test_to_resume_from_an_older_checkpoint_than_the_newest_committed_one_is_a_violation() -> None:
     logs = {1: log(0, 80, saved={50: 51.0, 75: 76.0}), 2: log(50, 80)}
     assert violations(logs) == ["generation 2 resumed from step 50 although step 75 was committed"]
-    late = {1: log(0, 80, saved={50: 51.0, 75: 100.5}), 2: log(50, 80)}
-    assert violations(late) == []
+    assert violations({1: log(0, 80, saved={50: 51.0, 75: 100.5}), 2: log(50, 80)}) == []
 
 
 def test_a_generation_that_trains_without_a_record_is_a_violation() -> None:

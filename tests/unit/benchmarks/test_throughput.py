@@ -102,7 +102,6 @@ def test_a_step_takes_what_was_taken_between_two_looks_by_the_steps_between_them
     ends = [float(second) for second in range(1, 11)]
     samples = [Sample(0.5, 0.0, 5.0), Sample(4.5, 10.0, 6.0), Sample(8.5, 14.0, 6.4), Sample(99.0, 50.0, 50.0)]
     found = per_step(samples, ends, skip=2)
-    assert found is not None
     assert (found.ranks, found.beside, found.total) == pytest.approx((1.0, 0.1, 1.1))
 
 
@@ -129,7 +128,6 @@ sys.stdin.read()
 
 def test_what_a_process_took_that_has_ended_is_not_lost_and_is_no_ranks() -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ended\n"
         measured = sample(psutil.Process(process.pid), lambda _: True)
         process.communicate()

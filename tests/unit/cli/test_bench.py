@@ -139,9 +139,7 @@ def test_options_of_another_strategy_are_left_out_and_those_of_this_one_stay() -
     given = job({"strategy": "fsdp", "fsdp": {"prefetch": 3}})
     ddp, fsdp = variants_of(given, "ddp,fsdp", "2", 60)
     assert ddp.job.spec.trainer.settings_of_loop.fsdp is None
-    options = fsdp.job.spec.trainer.settings_of_loop.fsdp
-    assert options is not None
-    assert options.prefetch == 3
+    assert fsdp.job.spec.trainer.settings_of_loop.fsdp.prefetch == 3
 
 
 def test_split_matrices_are_a_strategy_of_their_own() -> None:

@@ -195,8 +195,7 @@ class TestWeights:
     def test_a_value_that_does_not_fit_is_refused(self) -> None:
         with pytest.raises(CannotExport, match=r"a holds 7e\+04, which float16 cannot; use bfloat16"):
             cast("a", torch.tensor([1.0, 70000.0]), torch.float16)
-        nan = torch.tensor([float("nan"), float("inf")])
-        assert cast("a", nan, torch.float16).isnan()[0]
+        assert cast("a", torch.tensor([float("nan"), float("inf")]), torch.float16).isnan()[0]
 
     def test_damage_and_another_checkpoint_of_that_name_are_refused(self, run: SmallRun, tmp_path: Path) -> None:
         manifest = run.rundir.manifest("step-000000250")

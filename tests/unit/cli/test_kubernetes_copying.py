@@ -249,8 +249,7 @@ def test_of_a_job_that_is_over_a_pod_is_made_which_reads_its_volume_and_is_delet
     cluster.copy(tmp_path / "run", "latest")
     verbs = [[word for word in ("create", "wait", "exec", "delete") if word in words] for words in cluster.asked]
     assert [verb for (verb,) in filter(None, verbs)] == ["create", "wait", "exec", "delete"]
-    exec_ = next(words for words in cluster.asked if "exec" in words)
-    assert exec_[-1] == "/tandem/digits"
+    assert next(words for words in cluster.asked if "exec" in words)[-1] == "/tandem/digits"
     cluster.sends({}, cut=0)
     with pytest.raises(ClusterError):
         cluster.copy(tmp_path / "run", "latest")

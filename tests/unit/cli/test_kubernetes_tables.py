@@ -15,7 +15,6 @@ from tandem_cli.view import JobView
 from tests.support import fake_kubectl as fake
 
 MADE = parse_rfc3339("2026-11-21T12:00:00Z")
-assert MADE is not None
 NOW = MADE + 192
 
 RUNNING: dict[str, Any] = {

@@ -135,8 +135,7 @@ def test_init_writes_what_run_prints_and_overwrites_nothing(tmp_path: Path, caps
     assert done.output == "wrote train.yaml; to run it: tandem run train.yaml\n"
     written = (tmp_path / "train.yaml").read_text()
     command = Command("train.py", (), None, 0, None, False, None, ("--epochs", "3"))
-    ran = parse_job(command.source())
-    assert ran == read_job("train.yaml")
+    assert parse_job(command.source()) == read_job("train.yaml")
     assert capsys.readouterr().out == f"{written}# To keep it: tandem init train.py --epochs 3\n"
     assert command.command_line("--fresh") == "tandem run train.py --fresh -- --epochs 3"
     again = CliRunner().invoke(application(["init"]), ["init", *words])

@@ -211,7 +211,6 @@ class TestTwoRunsInOneDirectory:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(there)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()

@@ -69,9 +69,7 @@ class TestARunThatWasRestarted:
         assert (summary.steps, summary.restarts, summary.redone) == (600, 2, 40)
         assert summary.checkpoints == 12
         assert summary.evaluated + summary.skipped == 12
-        assert summary.stall_median is not None
         assert 0.002 <= summary.stall_median <= 0.006
-        assert summary.lag_seconds is not None
         assert summary.lag_seconds >= 1.0
 
     def test_the_time_of_restarts_is_told_apart_from_that_of_training(self, broken_twice: RunData) -> None:
@@ -79,8 +77,6 @@ class TestARunThatWasRestarted:
         first, second, third = broken_twice.generations
         expected = 0.0
         for before, after in ((first, second), (second, third)):
-            assert before.last_step_at is not None
-            assert after.first_step_at is not None
             expected += after.first_step_at - before.last_step_at
         assert total["restart"] == pytest.approx(expected)
         assert 0.9 < total["compute"] / (total["compute"] + total["data"] + total["checkpoint"]) < 0.97
@@ -88,8 +84,6 @@ class TestARunThatWasRestarted:
     def test_ranks_that_were_not_there_have_no_use(self, broken_twice: RunData) -> None:
         rank_1 = next(use for use in broken_twice.uses if (use.kind, use.name) == ("trainer", "1"))
         second = broken_twice.generations[1]
-        assert second.first_step_at is not None
-        assert second.last_step_at is not None
         during = (rank_1.time > second.first_step_at) & (rank_1.time < second.last_step_at)
         assert during.sum() > 5
         assert np.isnan(rank_1.busy[during]).all()
@@ -117,8 +111,6 @@ class TestARunThatWasRestarted:
 class TestTheBestCheckpoint:
     def test_is_the_one_with_the_highest_accuracy(self, broken_twice: RunData) -> None:
         scores = [c.evaluation.metrics["accuracy"] for c in broken_twice.checkpoints if c.evaluation]
-        assert broken_twice.best is not None
-        assert broken_twice.best.evaluation is not None
         assert broken_twice.best.evaluation.metrics["accuracy"] == max(scores)
         assert broken_twice.best.evaluation.confusion.shape == (10, 10)
 
@@ -126,24 +118,18 @@ class TestTheBestCheckpoint:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)
         _score(path, accuracy=0.9, loss=0.2)
         _score(path, accuracy=0.9, loss=0.1, steps={60, 80})
-        best = read(path).best
-        assert best is not None
-        assert best.step == 60
+        assert read(path).best.step == 60
 
     def test_is_not_what_best_json_says_against_the_evaluations(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)
         _score(path, accuracy=0.1, steps={20})
         replace_json(path / "best.json", {"name": "step-000000020", "step": 20, "generation": 1})
-        best = read(path).best
-        assert best is not None
-        assert best.step != 20
+        assert read(path).best.step != 20
 
     def test_has_a_finite_loss(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)
         _score(path, accuracy=1.0, loss=None, steps={60})
-        best = read(path).best
-        assert best is not None
-        assert best.step != 60
+        assert read(path).best.step != 60
 
     def test_is_never_one_that_a_restart_left_behind(self, tmp_path: Path) -> None:
         path = make_run(tmp_path, steps=100, every=20, evaluation_seconds=0.05)
@@ -156,7 +142,6 @@ class TestTheBestCheckpoint:
             )
         )
         run = read(path)
-        assert run.best is not None
         assert run.best.step <= 40
         assert [c.counts for c in run.checkpoints] == [True, True, False, False, False]
 
@@ -434,7 +419,6 @@ def test_tokens_a_second_follow_from_the_tokens_of_a_sample(tmp_path: Path) -> N
     file.write_text("".join(f"{line}\n" for line in (json.dumps(told), *rest)))
     run = read(path)
     summary = summarize(run, clock.make_clock(run.marks))
-    assert summary.throughput is not None
     assert (summary.tokens, summary.learned_tokens) == (60.5 * summary.throughput, 20 * summary.throughput)
     other = read(make_run(tmp_path / "other", steps=60))
     assert summarize(other, clock.make_clock(other.marks)).tokens is None

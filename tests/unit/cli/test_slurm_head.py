@@ -495,7 +495,6 @@ class Refusing:
         """
         for name in running(self._head):
             process = self._head.steps[name]._process
-            assert process is not None
             process.kill()
         self._refuse()
         until(lambda: self._head.turn(self._now) or not running(self._head), "the end of both", seconds=30)
@@ -533,7 +532,6 @@ def test_the_status_says_what_srun_refuses_until_it_does_not(tmp_path: Path, hea
 def test_a_job_of_which_srun_starts_no_agent_is_given_up(tmp_path: Path, head: SlurmRunner) -> None:
     Refusing(head, tmp_path / "tries", UNKNOWN).tries(MAX_REFUSALS)
     failed = head.processes.run_dir.failed()
-    assert failed is not None
     assert failed["reason"] == "StepsRefused"
     assert str(failed["message"]).startswith("srun starts no agent of this job: worker-")
     assert head.run() == ExitCode.FAILED

@@ -239,8 +239,7 @@ def test_the_profiles_that_the_page_shows_are_profiles() -> None:
     page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
     smallest, typical = (yaml.safe_load(part.partition("```")[0]) for part in page.split("```yaml\n")[1:3])
     assert profiles.Profiles.model_validate(smallest).profiles["gpu"].modules == ["python/3.11"]
-    found = profiles.Profiles.model_validate(typical)
-    assert found.profiles["gpu"].evaluators.partition == "cpu"
+    assert profiles.Profiles.model_validate(typical).profiles["gpu"].evaluators.partition == "cpu"
     named = {field.alias for field in Profile.model_fields.values()}
     told = set(re.findall(r"`([a-zA-Z]+)`", page.partition("| field | meaning |")[2].partition("\n\n")[0]))
     assert named <= told

@@ -215,7 +215,6 @@ def test_of_failed_saves_the_cause_is_read_on_a_narrow_terminal_too(width: int) 
 
 
 def test_the_fullest_screen_has_20_lines() -> None:
-    assert STATUS.utilization is not None
     busy = STATUS.utilization.model_copy(update={"gpu": 0.94, "gpu_memory_bytes": 3 * 2**30})
     lines = drawn(scene(STATUS.model_copy(update={"utilization": busy}), events=EVENTS * 3))
     assert len(lines) == 20

@@ -112,7 +112,6 @@ class TestWhatWasPromisedAndNotDone:
             one = Watched(step=step, path="last.pt", fingerprint="", at=1.0)
             (run_dir.path / "last.pt").write_text(str(step))
             looks = watched.fingerprint(run_dir.path / "last.pt")
-            assert looks is not None
             assert watched.record(run_dir, one.model_copy(update={"fingerprint": looks[0]}))
             if step < 3:
                 evaluations.record_skipped_evaluation(run_dir, one.reference, OVERWRITTEN)

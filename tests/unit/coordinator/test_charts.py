@@ -146,8 +146,7 @@ class TestADrawing:
     def test_takes_all_colours_from_variables_that_the_palette_sets_for_light_and_dark(self) -> None:
         svg = drawn(one((0, 1.0), (50, None), (60, 3.0), flags=(70.0,), flag="bad"))
         assert not re.search(r"#[0-9a-fA-F]{3,}|rgb", svg)
-        used = set(re.findall(r"var\(--([a-z]+)\)", svg))
-        assert used <= chart.LIGHT.keys() == chart.DARK.keys()
+        assert set(re.findall(r"var\(--([a-z]+)\)", svg)) <= chart.LIGHT.keys() == chart.DARK.keys()
         light, dark = chart.variables().split("@media (prefers-color-scheme: dark)")
         assert all(f"--{role}: {chart.LIGHT[role]};" in light for role in chart.LIGHT)
         assert all(f"--{role}: {chart.DARK[role]};" in dark for role in chart.DARK)
@@ -172,7 +171,6 @@ class TestADrawing:
         curves = tree.find(".//g[@class='curves']")
         path = tree.find(".//path[@class='values']")
         assert chart is not None
-        assert panel is not None
         assert curves is not None
         assert path is not None
         assert panel.get("data-log") == str(int(logarithmic))
@@ -259,7 +257,6 @@ class TestRanks:
     def story(self, count: int) -> Panel:
         busy = {str(rank): [(0.0, 5.0), (9.0, 10.0 + rank)] for rank in range(count)}
         found = ranks(Ranks(busy=busy, memory={"0": [(0.0, None)]}), STEPS)
-        assert found is not None
         (panel,) = found.panels
         return panel
 

@@ -36,6 +36,18 @@ class Group:
                 return verdict
         return None
 
+    def all_at(self, **more: object) -> "Group":
+        for replica in self.ranks:
+            self.at(replica, **more)
+        return self
+
+    def hangs(self, *words: str, seconds: float = 30.0) -> float:
+        """Assert what the watch says within so long; returns the seconds until then."""
+        began, verdict = self.now, self.passes(seconds)
+        assert verdict is not None
+        assert [each for each in words if each not in verdict] == []
+        return self.now - began
+
     def steps(self, seconds: float) -> None:
         """Both ranks train for so long, a step a second."""
         for _ in range(int(seconds)):
@@ -44,66 +56,53 @@ class Group:
             assert self.passes(1.0) is None
 
 
+def trained() -> Group:
+    """A group that has made five steps."""
+    group = Group()
+    group.steps(5)
+    return group
+
+
 def test_a_group_that_makes_steps_does_not_hang() -> None:
     group = Group()
     group.steps(100)
 
 
 def test_a_group_without_a_step_hangs_and_the_rank_that_is_stopped_is_named() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-1", phase="stopped")
-    began = group.now
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert TRAINING - 1.0 <= group.now - began <= TRAINING + 2.0
-    assert "rank 1 (worker-1) is stopped at step 5" in verdict
-    assert "no rank has made a step for 10 s" in verdict
-    assert "stacks/g000004" in verdict
+    words = "rank 1 (worker-1) is stopped at step 5", "no rank has made a step for 10 s", "stacks/g000004"
+    assert TRAINING - 1.0 <= group.hangs(*words) <= TRAINING + 2.0
 
 
 def test_a_rank_that_is_stopped_while_it_starts_does_not_get_the_time_of_a_slow_start() -> None:
     group = Group()
     assert group.passes(5.0) is None
     group.at("worker-1", phase="stopped")
-    began = group.now
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert group.now - began <= TRAINING + 2.0
-    assert "rank 1 (worker-1) is stopped" in verdict
+    assert group.hangs("rank 1 (worker-1) is stopped") <= TRAINING + 2.0
 
 
 def test_the_rank_that_is_behind_is_named() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-0", step=6)
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 1 (worker-1) is stuck at step 5, others at 6" in verdict
+    group.hangs("rank 1 (worker-1) is stuck at step 5, others at 6")
 
 
 def test_the_rank_whose_last_step_is_the_oldest_is_named() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-0", step=6)
     assert group.passes(5.0) is None
     group.at("worker-1", step=6)
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 0 (worker-0) seems to be stuck at step 6" in verdict
+    group.hangs("rank 0 (worker-0) seems to be stuck at step 6")
 
 
 def test_where_nobody_can_be_named_all_are() -> None:
-    group = Group()
-    group.steps(5)
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "all ranks are stuck at step 5" in verdict
+    group = trained()
+    group.hangs("all ranks are stuck at step 5")
 
 
 def test_one_rank_that_still_makes_steps_is_enough() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     for step in range(6, 60):
         group.at("worker-0", step=step)
         assert group.passes(1.0) is None
@@ -112,44 +111,30 @@ def test_one_rank_that_still_makes_steps_is_enough() -> None:
 def test_starting_and_the_first_step_take_longer_and_are_not_endless() -> None:
     group = Group()
     assert group.passes(30.0) is None
-    for replica in group.ranks:
-        group.at(replica, phase="train", step=100)
+    group.all_at(phase="train", step=100)
     assert group.passes(30.0) is None, "the next step is the first that is seen; it may compile"
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 0 (worker-0), rank 1 (worker-1) are still at the first step" in verdict
+    group.hangs("rank 0 (worker-0), rank 1 (worker-1) are still at the first step")
 
     group = Group()
-    verdict = group.passes(60.0)
-    assert verdict is not None
-    assert "no rank has made progress for 40 s" in verdict
-    assert "still starting" in verdict
+    group.hangs("no rank has made progress for 40 s", "still starting", seconds=60.0)
 
 
 def test_a_rank_that_saves_gives_all_the_longer_time() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-0", phase="saving")
     assert group.passes(30.0) is None
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 0 (worker-0) is still saving" in verdict
+    group.hangs("rank 0 (worker-0) is still saving")
 
 
 def test_ranks_that_have_made_all_their_steps_do_not_hang_in_training() -> None:
-    group = Group()
-    group.steps(5)
-    for replica in group.ranks:
-        group.at(replica, total_steps=6, step=6)
+    group = trained()
+    group.all_at(total_steps=6, step=6)
     assert group.passes(30.0) is None
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "still ending" in verdict
+    group.hangs("still ending")
 
 
 def test_the_coordinators_own_standstill_is_no_hang() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.now += 3600.0
     for replica in group.ranks:
         group.report(replica)
@@ -158,8 +143,7 @@ def test_the_coordinators_own_standstill_is_no_hang() -> None:
 
 
 def test_a_network_that_delivers_old_reports_in_a_heap_is_no_hang() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.now += 3600.0
     for _ in range(1000):
         group.report("worker-0")
@@ -175,8 +159,7 @@ def test_ranks_that_do_not_report_never_hang() -> None:
 
 
 def test_what_an_older_generation_says_counts_for_nothing() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.watch.begin(5)
     for _ in range(100):
         group.now += 1.0
@@ -185,8 +168,7 @@ def test_what_an_older_generation_says_counts_for_nothing() -> None:
 
 
 def test_a_replica_that_is_gone_is_not_blamed() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-1", phase="stopped")
     assert group.passes(5.0) is None
     group.watch.forget("worker-1")
@@ -194,14 +176,11 @@ def test_a_replica_that_is_gone_is_not_blamed() -> None:
     while group.now < until and group.watch.verdict() is None:
         group.now += 1.0
         group.report("worker-0")
-    verdict = group.watch.verdict()
-    assert verdict is not None
-    assert "worker-1" not in verdict
+    assert "worker-1" not in group.watch.verdict()
 
 
 def test_a_process_that_goes_on_after_a_short_stop_has_not_hung() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     for _ in range(10):
         group.at("worker-1", phase="stopped")
         assert group.passes(5.0) is None
@@ -209,21 +188,16 @@ def test_a_process_that_goes_on_after_a_short_stop_has_not_hung() -> None:
 
 
 def test_a_script_of_whose_steps_nothing_is_known_never_hangs() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script")
+    group = Group().all_at(phase="script")
     assert group.passes(10 * OTHER) is None
 
 
 def test_a_script_whose_ranks_do_nothing_is_told_of_once_and_goes_on() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script", cpu=0.001, gpu=0.0)
+    group = Group().all_at(phase="script", cpu=0.001, gpu=0.0)
     assert group.passes(TRAINING - 2.0) is None
     assert group.watch.idle() is None
     assert group.passes(4.0) is None
     told = group.watch.idle()
-    assert told is not None
     assert told.startswith("no rank has used a processor or a GPU for 1")
     assert "stacks/g000004" in told
     assert group.passes(OTHER) is None
@@ -231,9 +205,7 @@ def test_a_script_whose_ranks_do_nothing_is_told_of_once_and_goes_on() -> None:
 
 
 def test_how_long_a_script_has_done_nothing_is_counted_until_it_does_something() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script", cpu=0.001, gpu=0.0)
+    group = Group().all_at(phase="script", cpu=0.001, gpu=0.0)
     group.passes(4.0 * TRAINING)
     idle = group.watch.idle_seconds()
     assert idle is not None
@@ -267,22 +239,15 @@ def test_one_rank_that_works_or_may_is_enough(busy: dict[str, object]) -> None:
 
 
 def test_a_script_whose_process_is_stopped_hangs_and_no_sooner() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script")
+    group = Group().all_at(phase="script")
     group.passes(20.0)
     group.at("worker-1", phase="stopped")
     assert group.passes(TRAINING - 2.0) is None
-    verdict = group.passes(4.0)
-    assert verdict is not None
-    assert "rank 1 (worker-1) has been stopped for 10 s" in verdict
-    assert "stacks/g000004" in verdict
+    group.hangs("rank 1 (worker-1) has been stopped for 10 s", "stacks/g000004", seconds=4.0)
 
 
 def test_a_script_that_was_stopped_for_a_moment_does_not_hang() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script")
+    group = Group().all_at(phase="script")
     for _ in range(4):
         group.at("worker-1", phase="stopped")
         assert group.passes(TRAINING - 2.0) is None
@@ -291,9 +256,7 @@ def test_a_script_that_was_stopped_for_a_moment_does_not_hang() -> None:
 
 
 def test_a_stopped_script_whose_replica_is_gone_accuses_nobody() -> None:
-    group = Group()
-    for replica in group.ranks:
-        group.at(replica, phase="script")
+    group = Group().all_at(phase="script")
     group.at("worker-1", phase="stopped")
     assert group.passes(TRAINING - 2.0) is None
     group.watch.forget("worker-1")
@@ -304,25 +267,19 @@ def test_a_stopped_script_whose_replica_is_gone_accuses_nobody() -> None:
 
 
 def test_a_group_in_which_one_rank_validates_does_not_hang_until_it_trains_again() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-0", phase="validation", pauses=True)
     assert group.passes(100 * OTHER) is None
     group.at("worker-0", phase="train", pauses=False)
-    began = group.now
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert group.now - began >= TRAINING - 1.0
-    assert "no rank has made a step" in verdict
+    assert group.hangs("no rank has made a step") >= TRAINING - 1.0
 
 
 def test_a_group_one_of_whose_ranks_is_in_a_debugger_does_not_hang_until_it_trains_again() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-1", phase="debugger", pauses=True)
     assert group.passes(100 * OTHER) is None
     group.at("worker-1", phase="train", pauses=False)
-    assert "no rank has made a step" in str(group.passes(30.0))
+    group.hangs("no rank has made a step")
 
 
 def test_a_script_in_a_debugger_is_not_called_idle() -> None:
@@ -337,13 +294,10 @@ def test_a_script_in_a_debugger_is_not_called_idle() -> None:
 
 
 def test_a_process_that_is_stopped_in_a_pause_is_noticed() -> None:
-    group = Group()
-    group.steps(5)
+    group = trained()
     group.at("worker-0", phase="validation", pauses=True)
     group.at("worker-1", phase="stopped")
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 1 (worker-1) has been stopped" in verdict
+    group.hangs("rank 1 (worker-1) has been stopped")
 
 
 class Scripts(Group):
@@ -351,8 +305,7 @@ class Scripts(Group):
 
     def __init__(self) -> None:
         super().__init__()
-        for replica in self.ranks:
-            self.at(replica, phase="script", script=True)
+        self.all_at(phase="script", script=True)
 
     def logs(self, seconds: float, *replicas: str, every: float = 1.0) -> None:
         """These log a step now and then, for so long."""
@@ -369,11 +322,8 @@ def test_a_script_that_logs_no_step_never_hangs() -> None:
 def test_a_script_that_stops_logging_hangs_and_who_never_logged_is_not_named() -> None:
     group = Scripts()
     group.logs(5.0, "worker-1")
-    began = group.now
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert TRAINING - 1.0 <= group.now - began <= TRAINING + 2.0
-    assert "no rank has made a step for 10 s; rank 1 (worker-1) is at step 5; the stacks" in verdict
+    seconds = group.hangs("no rank has made a step for 10 s; rank 1 (worker-1) is at step 5; the stacks")
+    assert TRAINING - 1.0 <= seconds <= TRAINING + 2.0
     assert group.watch.culprit() == "", "it may wait for the other one"
 
 
@@ -381,9 +331,7 @@ def test_where_all_ranks_log_who_is_behind_is_named() -> None:
     group = Scripts()
     group.logs(5.0, "worker-0", "worker-1")
     group.at("worker-0", step=6)
-    verdict = group.passes(30.0)
-    assert verdict is not None
-    assert "rank 1 (worker-1) is stuck at step 5, others at 6" in verdict
+    group.hangs("rank 1 (worker-1) is stuck at step 5, others at 6")
 
 
 def test_the_time_before_the_second_step_of_a_script_may_be_of_any_length() -> None:
@@ -413,11 +361,7 @@ def test_a_rank_that_is_stopped_gets_no_more_than_the_hang_time_all_the_same() -
     group.at("worker-0", step=5)
     assert group.passes(1.0) is None
     group.at("worker-1", phase="stopped")
-    began = group.now
-    verdict = group.passes(10 * TRAINING)
-    assert verdict is not None
-    assert group.now - began <= TRAINING + 2.0
-    assert "rank 1 (worker-1) has been stopped" in verdict
+    assert group.hangs("rank 1 (worker-1) has been stopped", seconds=10 * TRAINING) <= TRAINING + 2.0
 
 
 def test_what_follows_the_last_step_of_a_script_may_take_any_time() -> None:
@@ -443,8 +387,7 @@ def test_a_script_that_pauses_does_not_hang() -> None:
 
 def test_a_script_that_logs_is_not_called_idle() -> None:
     group = Scripts()
-    for replica in group.ranks:
-        group.at(replica, cpu=0.0)
+    group.all_at(cpu=0.0)
     group.logs(5 * TRAINING, "worker-0")
     assert group.watch.idle() is None
     assert group.watch.idle_seconds() is None

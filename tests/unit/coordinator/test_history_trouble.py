@@ -80,8 +80,7 @@ def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
     world.saves(3, 3)
     world.look()
     world.saves(3, 0)
-    found = world.look()
-    assert found == Troubles(saves_failed=3)
+    assert world.look() == Troubles(saves_failed=3)
     assert world.said[-1] == ("info", "a save succeeded again")
 
 
@@ -92,7 +91,6 @@ def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
     world.watch.begin()
     world.saves(1, 1)
     found = world.look()
-    assert found is not None
     assert (found.saves_failed, found.saves_failed_in_a_row) == (4, 4)
     world.watch.begin()
     found = world.look(latest_checkpoint=NEW)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tandem_coordinator.group_state import Announce, Cause, Disconnected, Open, Retarget, RunEnded, Synced, Tick
 from tandem_coordinator.membership import answer, is_redundant, quiet_seconds
-from tests.support.worlds.membership_job import RULES, Job, message
+from tests.support.worlds.membership_job import RULES, Job, formed, message
 
 
 def test_the_group_forms_at_once_when_all_that_are_wished_for_wait() -> None:
@@ -12,7 +12,6 @@ def test_the_group_forms_at_once_when_all_that_are_wished_for_wait() -> None:
     assert job.joins("worker-0").order == "wait"
     told = job.joins("worker-1")
     assert told.order == "run"
-    assert told.membership is not None
     assert told.membership.generation == 1
     assert [member.replica for member in told.membership.members] == ["worker-0", "worker-1"]
     assert told.membership.reason == "Started"
@@ -54,15 +53,13 @@ def test_fewer_than_the_minimum_never_form_a_group() -> None:
 
 
 def test_a_silent_member_is_lost_and_the_rest_go_on_without_waiting_for_another() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.falls_silent("worker-1")
     job.passes(2.9)
     assert job.members() == ["worker-0", "worker-1"]
     job.passes(0.6)
     assert job.members() == ["worker-0"]
     assert job.closings() == ["MemberLost"]
-    assert job.state.latest is not None
     assert job.state.latest.reason == "MemberLost"
     assert job.state.failures == 0, "a lost node is not a failure"
 
@@ -96,8 +93,7 @@ def test_a_silent_member_is_lost_also_where_two_missed_beats_are_all_it_may_miss
 
 
 def test_a_broken_connection_is_a_loss_within_a_second_unless_the_agent_comes_back() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.tell(Disconnected("worker-1", "worker-1-a"))
     job.passes(2.0)
     assert job.members() == ["worker-0", "worker-1"], "it has spoken again"
@@ -153,8 +149,7 @@ def test_a_lost_answer_is_given_again_and_a_repeated_wish_is_no_new_one() -> Non
     job = Job(target=1)
     first = job.joins("worker-0")
     for _ in range(3):
-        again = job.joins("worker-0")
-        assert again == first
+        assert job.joins("worker-0") == first
     assert job.state.number == 1
     assert job.joins("worker-0", generation=1, reason="WorkerFailed").membership is not None
     assert job.state.number == 2
@@ -185,7 +180,6 @@ def test_broken_connections_count_as_a_failure_only_if_nothing_explains_them() -
     job.passes(4.0)
     assert job.members() == ["worker-0"]
     assert job.state.failures == 1, "the lost member explains it"
-    assert job.state.latest is not None
     assert job.state.latest.reason == "MemberLost"
 
 
@@ -196,7 +190,6 @@ def test_a_failure_reported_after_its_consequences_is_still_the_cause() -> None:
     job.runs("worker-1", first, reason="WorkerFailed")
     job.passes(0.5)
     assert job.state.failures == 1
-    assert job.state.latest is not None
     assert job.state.latest.reason == "WorkerFailed"
 
 
@@ -220,8 +213,7 @@ def test_too_many_failures_end_the_job_and_healthy_time_forgives_them() -> None:
 
 
 def test_an_agent_that_leaves_is_not_waited_for() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.say("worker-1", "leaving", generation=1)
     job.passes(0.3)
     assert job.members() == ["worker-0"]
@@ -246,7 +238,6 @@ def test_a_member_reached_at_another_port_than_it_said_makes_a_new_generation() 
     job = Job(target=1)
     job.joins("worker-0", port=4000)
     told = job.joins("worker-0", port=4001)
-    assert told.membership is not None
     assert (told.membership.generation, told.membership.members[0].port) == (2, 4001)
 
 
@@ -367,8 +358,7 @@ def test_a_restarted_coordinator_forms_no_group_before_it_has_looked_who_is_ther
 def test_a_coordinator_that_lost_its_memory_learns_the_number_from_the_agents() -> None:
     before = Job(target=2)
     before.state = replace(before.state, number=41)
-    number = before.forms("worker-0", "worker-1")
-    assert number == 42
+    assert before.forms("worker-0", "worker-1") == 42
     after = Job(target=2, generation=1)
     for name in ("worker-0", "worker-1"):
         assert after.runs(name, 42, membership=before.state.latest).order == "run"
@@ -383,9 +373,7 @@ def test_a_job_that_is_started_again_does_not_wait_for_a_group_that_is_gone() ->
     first = before.forms("worker-0", "worker-1")
     again = Job(target=2, generation=first, membership=before.state.latest)
     again.joins("worker-0", incarnation="worker-0-b")
-    told = again.joins("worker-1", incarnation="worker-1-b")
-    assert told.membership is not None
-    assert told.membership.generation == first + 1
+    assert again.joins("worker-1", incarnation="worker-1-b").membership.generation == first + 1
 
 
 def test_the_end_is_told_to_everybody() -> None:
@@ -436,8 +424,7 @@ def test_a_wish_that_is_repeated_says_nothing_new_and_a_changed_one_does() -> No
 def test_a_quiet_heartbeat_is_recognised_and_keeps_its_sender_alive() -> None:
     job = Job(target=2)
     first = job.forms("worker-0", "worker-1")
-    quiet = message("worker-1", "running", generation=first)
-    assert is_redundant(job.state, quiet)
+    assert is_redundant(job.state, message("worker-1", "running", generation=first))
     assert not is_redundant(job.state, message("worker-1", "running", generation=first, reason="WorkerFailed"))
     assert not is_redundant(job.state, message("worker-1", "running", generation=first, leaving=True))
     assert not is_redundant(job.state, message("worker-1", "joining", generation=first))
@@ -465,13 +452,11 @@ def test_time_decides_nothing_in_a_whole_group_that_runs_until_somebody_may_be_l
 
 
 def test_time_may_decide_something_while_a_newcomer_waits_or_the_group_saves() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     assert quiet_seconds(job.state, job.now) > 0
     job.tell(Retarget(3))
     job.joins("worker-2")
     assert quiet_seconds(job.state, job.now) == 0
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.tell(Retarget(1))
     assert quiet_seconds(job.state, job.now) == 0

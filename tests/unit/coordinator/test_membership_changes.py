@@ -5,12 +5,17 @@ from dataclasses import replace
 import pytest
 
 from tandem_coordinator.group_state import Hung, Retarget, Synced
-from tests.support.worlds.membership_job import Job, message
+from tests.support.worlds.membership_job import Job, formed, in_training, message
+
+
+def two_of_which_one_must_go() -> Job:
+    job = in_training(2)
+    job.must_go("worker-1")
+    return job
 
 
 def test_a_member_that_must_go_leaves_when_the_group_has_saved_and_the_rest_go_on() -> None:
-    job = Job(target=3)
-    job.trains("worker-0", "worker-1", "worker-2")
+    job = in_training(3)
     told = job.must_go("worker-1")
     assert (told.order, told.why) == ("save", "worker-1 has to leave")
     assert job.runs("worker-0", 1).order == "save"
@@ -25,9 +30,7 @@ def test_a_member_that_must_go_leaves_when_the_group_has_saved_and_the_rest_go_o
 
 
 def test_several_that_must_go_are_all_named_and_all_may_go() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.passes(1.0)
     job.must_go("worker-0")
     job.save_and_stop("worker-0", "worker-1", gone=("worker-0", "worker-1"))
@@ -42,8 +45,7 @@ def test_several_that_must_go_are_all_named_and_all_may_go() -> None:
 
 
 def test_a_script_that_only_logs_its_steps_is_not_waited_for_when_a_member_must_go() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.can_save, job.scripted = False, True
     job.passes(0.2)
     job.must_go("worker-1")
@@ -53,8 +55,7 @@ def test_a_script_that_only_logs_its_steps_is_not_waited_for_when_a_member_must_
 
 def two_that_are_about_to_be_one() -> Job:
     """Two train, one is wished for, and so the group is asked to save."""
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.tell(Retarget(1))
     job.passes(0.2)
     return job
@@ -88,9 +89,7 @@ def test_a_group_that_was_closed_while_it_saved_is_not_asked_again_in_its_next_g
 
 
 def test_nobody_is_told_to_abort_while_one_of_the_group_is_still_writing() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.training = False  # the ranks that have ended do not report any more
     assert job.runs("worker-0", 1, reason="MembershipChanged").order == "save"
     assert job.joins("worker-0", generation=1, reason="MembershipChanged").order == "wait"
@@ -103,9 +102,7 @@ def test_nobody_is_told_to_abort_while_one_of_the_group_is_still_writing() -> No
 
 
 def test_a_save_that_does_not_come_is_not_waited_for() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.passes(29.0)
     assert job.closings() == []
     job.passes(2.0)
@@ -115,9 +112,7 @@ def test_a_save_that_does_not_come_is_not_waited_for() -> None:
 
 
 def test_time_in_which_the_coordinator_stood_still_is_not_time_to_save() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.passes(5.0)
     job.now += 60.0
     job.tick()
@@ -126,17 +121,14 @@ def test_time_in_which_the_coordinator_stood_still_is_not_time_to_save() -> None
 
 
 def test_a_failure_while_the_group_saves_closes_it_at_once_and_counts() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     assert job.runs("worker-0", 1, reason="WorkerFailed").order == "rejoin"
     assert job.closings() == ["WorkerFailed"]
     assert job.state.failures == 1
 
 
 def test_a_member_lost_while_the_group_saves_closes_it_at_once_unless_it_had_saved() -> None:
-    job = Job(target=3)
-    job.trains("worker-0", "worker-1", "worker-2")
+    job = in_training(3)
     job.must_go("worker-2")
     job.save_and_stop("worker-0")
     job.falls_silent("worker-0")
@@ -148,9 +140,7 @@ def test_a_member_lost_while_the_group_saves_closes_it_at_once_unless_it_had_sav
 
 
 def test_a_member_that_has_saved_may_be_replaced_while_the_others_still_save() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.save_and_stop("worker-0")
     job.joins("worker-0", incarnation="worker-0-b")
     assert job.closings() == []
@@ -161,16 +151,14 @@ def test_a_member_that_has_saved_may_be_replaced_while_the_others_still_save() -
 
 
 def test_a_member_that_leaves_before_it_has_saved_closes_the_group_at_once() -> None:
-    job = Job(target=3)
-    job.trains("worker-0", "worker-1", "worker-2")
+    job = in_training(3)
     job.must_go("worker-2")
     job.say("worker-1", "leaving", generation=1)
     assert job.closings() == ["MemberLeft"]
 
 
 def test_who_must_go_before_the_first_step_has_nothing_to_save() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     assert job.must_go("worker-1").order == "rejoin"
     assert job.closings() == ["Preempted"]
     job.say("worker-1", "leaving", generation=1)
@@ -180,8 +168,7 @@ def test_who_must_go_before_the_first_step_has_nothing_to_save() -> None:
 
 
 def test_a_script_that_is_not_known_to_save_when_asked_is_asked_all_the_same_if_a_member_must_go() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.can_save = False
     assert job.must_go("worker-1").order == "save"
 
@@ -199,8 +186,7 @@ def test_the_next_generation_has_not_made_a_step_because_the_last_one_had() -> N
 
 
 def test_a_first_step_may_have_been_made_that_nobody_has_heard_of_yet() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.can_save = True
     assert job.must_go("worker-1").order == "save"
     job.passes(1.0)
@@ -208,8 +194,7 @@ def test_a_first_step_may_have_been_made_that_nobody_has_heard_of_yet() -> None:
     job.passes(20.0)
     assert job.closings() == [], "now it is known that there is something to save"
 
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.can_save = True
     assert job.must_go("worker-1").order == "save"
     job.passes(3.5)
@@ -218,9 +203,7 @@ def test_a_first_step_may_have_been_made_that_nobody_has_heard_of_yet() -> None:
 
 
 def test_a_spare_that_comes_while_the_group_saves_takes_the_place_of_who_goes() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     assert job.joins("worker-2").order == "wait"
     job.save_and_stop("worker-0", "worker-1", gone=("worker-1",))
     assert job.members() == ["worker-0", "worker-2"]
@@ -236,7 +219,6 @@ def test_a_group_that_hangs_is_closed_with_the_stacks_of_all_ranks_and_counts_as
     assert job.state.failures == 1
     job.passes(0.5)
     assert job.members() == ["worker-0", "worker-1"]
-    assert job.state.latest is not None
     assert job.state.latest.reason == "Hung"
     job.tell(Hung(first, "an old story"))
     assert job.closings() == ["Hung"], "what is said of an older generation closes nothing"
@@ -261,8 +243,7 @@ def test_after_a_hang_agents_get_time_to_write_their_stacks() -> None:
 
 
 def test_more_agents_than_wished_for_wait_as_spares() -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.joins("worker-2")
     job.passes(60.0)
     assert job.members() == ["worker-0", "worker-1"]
@@ -272,8 +253,7 @@ def test_more_agents_than_wished_for_wait_as_spares() -> None:
 
 
 def test_a_changed_target_is_honoured_while_training() -> None:
-    job = Job(target=3)
-    job.trains("worker-0", "worker-1", "worker-2")
+    job = in_training(3)
     job.tell(Retarget(2))
     job.passes(0.5)
     assert job.closings() == [], "it saves first"
@@ -290,8 +270,7 @@ def test_a_changed_target_is_honoured_while_training() -> None:
 
 
 def test_a_group_that_has_not_made_a_step_yet_has_nothing_to_save_and_soon_shrinks() -> None:
-    job = Job(target=3)
-    job.forms("worker-0", "worker-1", "worker-2")
+    job = formed(3)
     job.can_save = True
     job.tell(Retarget(2))
     job.passes(2.5)
@@ -301,8 +280,7 @@ def test_a_group_that_has_not_made_a_step_yet_has_nothing_to_save_and_soon_shrin
 
 
 def test_a_script_that_cannot_be_asked_to_save_shrinks_at_once() -> None:
-    job = Job(target=3)
-    job.forms("worker-0", "worker-1", "worker-2")
+    job = formed(3)
     job.training = True
     job.tell(Retarget(2))
     job.passes(0.5)
@@ -318,8 +296,7 @@ def test_the_target_stays_within_the_bounds_of_the_job(asked: int, granted: int)
 
 
 def test_the_code_after_the_loop_is_not_cut_off_for_who_comes_or_must_go_or_for_another_target() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.finishing = job.pausing = True
     job.tell(Retarget(3))
     job.joins("worker-2")
@@ -340,8 +317,7 @@ def test_a_group_whose_steps_end_while_it_is_asked_to_save_is_left_alone() -> No
 
 
 def test_the_time_of_a_pause_is_not_time_to_save() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.pausing = True
     job.must_go("worker-1")
     job.passes(600.0)
@@ -354,9 +330,7 @@ def test_the_time_of_a_pause_is_not_time_to_save() -> None:
 
 
 def test_a_group_that_writes_its_checkpoint_is_waited_for_however_long_that_takes() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
-    job.must_go("worker-1")
+    job = two_of_which_one_must_go()
     job.passes(5.0)
     job.saving = True
     job.passes(300.0)
@@ -367,8 +341,7 @@ def test_a_group_that_writes_its_checkpoint_is_waited_for_however_long_that_take
 
 
 def test_the_end_of_a_long_step_is_waited_for() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.step_seconds = 40.0
     job.must_go("worker-1")
     job.passes(100.0)
@@ -390,7 +363,6 @@ def test_a_group_saves_and_begins_anew_once_when_settings_have_changed_that_rank
     assert job.state.saving is None, "before its first step it may have read them after the change"
     job.training = job.can_save = True
     job.passes(0.2)
-    assert job.state.saving is not None
     assert job.state.saving.cause.is_planned
     job.save_and_stop("worker-0", "worker-1")
     assert job.closings() == ["SettingsChanged"]
@@ -401,8 +373,7 @@ def test_a_group_saves_and_begins_anew_once_when_settings_have_changed_that_rank
 
 
 def test_a_script_that_saves_by_itself_is_not_disturbed_by_settings_of_checkpoints() -> None:
-    job = Job(target=1)
-    job.forms("worker-0")
+    job = formed(1)
     job.state = replace(job.state, settings_changed="the job has changed checkpoint.everySteps")
     job.training = True
     job.passes(60.0)

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.wire.protocol import Failure
 from tandem_coordinator.group_state import Disconnected, Retarget
-from tests.support.worlds.membership_job import RULES, Job
+from tests.support.worlds.membership_job import RULES, Job, formed, in_training
 
 
 def test_a_newcomer_joins_at_once_and_the_next_one_waits_for_the_cool_down() -> None:
@@ -36,8 +36,7 @@ def test_a_newcomer_joins_at_once_and_the_next_one_waits_for_the_cool_down() -> 
 
 @pytest.mark.parametrize("apart", [0.5, 2.5])
 def test_newcomers_beyond_the_size_of_the_group_join_together(apart: float) -> None:
-    job = Job(target=2, rules=replace(RULES, grow_cooldown=30.0))
-    job.trains("worker-0", "worker-1")
+    job = in_training(2, rules=replace(RULES, grow_cooldown=30.0))
     job.passes(100.0)
     job.tell(Retarget(4))
     job.joins("worker-2")
@@ -170,8 +169,7 @@ def test_a_checkpoint_within_the_cool_down_is_no_reason_to_grow_long_after_it() 
 
 @pytest.mark.parametrize("at_stake", [0.0, 5.0, 29.0])
 def test_a_script_grows_at_once_as_long_as_little_is_at_stake(at_stake: float) -> None:
-    job = Job(target=2)
-    job.forms("worker-0", "worker-1")
+    job = formed(2)
     job.passes(100.0)
     job.falls_silent("worker-1")
     job.passes(3.5)
@@ -183,8 +181,7 @@ def test_a_script_grows_at_once_as_long_as_little_is_at_stake(at_stake: float) -
 
 
 def a_script_that_saves_every(seconds: float) -> Job:
-    job = Job(target=3)
-    job.forms("worker-0", "worker-1", "worker-2")
+    job = formed(3)
     job.passes(100.0)
     job.falls_silent("worker-2")
     job.passes(3.5)
@@ -259,8 +256,7 @@ def test_a_pipeline_that_loses_a_member_goes_on_with_the_one_that_waits() -> Non
 
 
 def test_half_a_pipeline_waits_for_its_other_half() -> None:
-    job = Job(target=2, rules=PIPELINES)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2, rules=PIPELINES)
     job.falls_silent("worker-1")
     job.passes(30.0)
     assert job.members() == []
@@ -299,8 +295,7 @@ def test_a_group_that_keeps_its_state_grows_and_shrinks_without_a_save() -> None
 
 @pytest.mark.parametrize("leaving", [("worker-1",), ("worker-0", "worker-1")])
 def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(leaving: tuple[str, ...]) -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.survive = True
     job.passes(0.2)
     for replica in leaving:
@@ -316,8 +311,7 @@ def test_who_has_to_go_leaves_its_state_to_who_stays_and_all_together_save_it(le
 
 
 def test_who_has_to_go_lets_the_group_save_if_the_rest_is_too_small() -> None:
-    job = Job(target=2, rules=replace(RULES, minimum=2))
-    job.trains("worker-0", "worker-1")
+    job = in_training(2, rules=replace(RULES, minimum=2))
     job.survive = True
     job.passes(0.2)
     job.must_go("worker-1")
@@ -359,8 +353,7 @@ def test_members_that_keep_their_state_go_on_while_another_one_prepares_new_rank
 
 
 def test_an_agent_that_comes_back_with_its_ranks_waits_for_the_cool_down() -> None:
-    job = Job(target=2)
-    job.trains("worker-0", "worker-1")
+    job = in_training(2)
     job.survive = True
     for _ in range(2):
         number = job.state.number

@@ -49,8 +49,7 @@ class TestAViewer:
         viewers = Viewers()
         wide = viewers.enter("wide")
         viewers.publish({"wide": {"head": "wide"}})
-        narrow = viewers.enter("narrow")
-        assert await narrow.wait(0.0) == {}
+        assert await viewers.enter("narrow").wait(0.0) == {}
         viewers.leave(wide)
         assert await viewers.enter("wide").wait(0.0) == {}
 

@@ -39,14 +39,12 @@ def test_the_pace_gives_the_time_that_remains() -> None:
     for second in range(11):
         reports.record("worker-0", 1, [report(0, 100 + 10 * second)], float(second))
     progress = reports.progress()
-    assert progress is not None
     assert (progress.step, progress.percent, progress.remaining_seconds) == (200, 20.0, 80.0)
 
 
 def test_progress_does_not_fall_behind_the_checkpoint_that_a_new_group_goes_on_from() -> None:
     def told() -> int:
         progress = reports.progress(CheckpointRef(name="step-000000680", step=680, generation=1))
-        assert progress is not None
         return progress.step
 
     reports = Reports()
@@ -96,7 +94,6 @@ def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
     reports.record("worker-0", 1, [report(0, 5, cpu=0.5, gpu=0.5, gpu_memory_bytes=10), report(1, 5)], 1.0)
     reports.record("worker-1", 1, [report(2, 5, cpu=1.0, gpu=1.0, gpu_memory_bytes=20)], 1.0)
     use = reports.utilization(0.25)
-    assert use is not None
     assert (use.trainer_cpu, use.evaluator_cpu, use.gpu, use.gpu_memory_bytes) == (1.5, 0.25, 0.75, 30)
     assert reports.trainer_cpu() == {"0": 0.5, "2": 1.0}
     assert reports.gpu_memory() == {"0": 10, "2": 20}
@@ -171,7 +168,6 @@ def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was() -> None:
     assert reports.not_finite is None
     reports.record("worker-0", 1, [report(0, 8, loss_is_finite=False, script=True)], 2.0)
     assert reports.loss is None
-    assert reports.not_finite is not None
     assert reports.not_finite.step == 8
     reports.begin(2)
     assert reports.not_finite is None, "of the new generation nothing is known"

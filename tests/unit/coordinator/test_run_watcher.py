@@ -49,7 +49,6 @@ def evaluate(run: SmallRun, reference: CheckpointRef, seconds_ago: float = 0.0) 
 
 def test_an_empty_run_directory_has_room_and_nothing_else(directory: RunDirectory) -> None:
     seen = directory.poll(time.time())
-    assert seen.volume is not None
     assert 0 < seen.volume.free <= seen.volume.size
     assert (seen.saved, seen.rewinds, seen.evaluations.waits_since) == (None, 0, None)
 
@@ -362,7 +361,6 @@ def evaluate_base(run: SmallRun, **metrics: float) -> None:
 def test_a_run_that_took_fewer_steps_than_announced_says_so_and_why(run: SmallRun, directory: RunDirectory) -> None:
     run.rundir.mark_done(run.save(40), "stopped early after step 40 of 100: the loss has not fallen", plannedSteps=100)
     ending = directory.poll(time.time()).ending
-    assert ending is not None
     assert not ending.failed
     assert (ending.reason, ending.total_steps) == ("StoppedEarly", 100)
     assert ending.message == "stopped early after step 40 of 100: the loss has not fallen"

@@ -149,7 +149,6 @@ def test_nothing_that_anybody_raises_ends_the_observer() -> None:
 def test_what_a_failure_says_is_cut(run: SmallRun) -> None:
     says(reason="R" * 10_000, message="m" * 100_000, at=HUGE)(run.rundir.failed_file)
     ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).poll(time.time()).ending
-    assert ending is not None
     assert (len(ending.reason), len(ending.message), ending.ended_at) == (MAX_REASON_LENGTH, MAX_MESSAGE_LENGTH, None)
 
 
@@ -157,7 +156,6 @@ def test_what_a_failure_says_is_cut(run: SmallRun) -> None:
 def test_the_last_checkpoint_of_a_run_has_a_plain_name(run: SmallRun, name: str) -> None:
     says(final={"name": name, "step": 50, "generation": 1}, at=1.0)(run.rundir.done_file)
     ending = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation).poll(time.time()).ending
-    assert ending is not None
     assert (ending.failed, ending.final) == (False, None)
 
 

@@ -81,8 +81,7 @@ def test_an_outage_has_one_length(views: Views) -> None:
     (chart,) = curves.world(views.run, clock.make_clock(views.run.marks))
     words = [band.words[1] for band in chart.panels[0].bands]
     assert words == [f"{duration(one.seconds)} without a step" for one in told]
-    drawn = pictures.speed(views.timeline, WIDE)
-    assert re.findall(r"[^<>]* without a step", drawn) == words
+    assert re.findall(r"[^<>]* without a step", pictures.speed(views.timeline, WIDE)) == words
 
 
 def test_no_curve_leads_through_an_outage(views: Views) -> None:
@@ -113,9 +112,7 @@ def test_checkpoints_are_counted_the_same(views: Views) -> None:
 
 
 def test_the_best_is_the_same(views: Views) -> None:
-    assert views.run.best is not None
     assert views.run.best.evaluation is not None
-    assert views.observed.best is not None
     assert views.observed.best.name == views.run.best.name
     assert views.metrics["tandem_best_step"] == views.run.best.step
     assert views.metrics["tandem_best_score"] == views.run.best.evaluation.metrics["accuracy"]
@@ -123,7 +120,6 @@ def test_the_best_is_the_same(views: Views) -> None:
 
 def test_the_newest_checkpoint_is_the_same(views: Views) -> None:
     newest = max((c for c in views.run.checkpoints if c.counts), key=lambda c: c.step)
-    assert views.observed.latest_checkpoint is not None
     assert views.observed.latest_checkpoint.step == newest.step == views.metrics["tandem_checkpoint_step"]
     assert views.end.step == newest.step
     assert views.status.latest_checkpoint == views.observed.latest_checkpoint
@@ -143,7 +139,6 @@ ENDED: dict[str, dict[str, Any]] = {
 def test_what_a_run_that_has_ended_came_to_is_the_same(how: str, tmp_path: Path) -> None:
     views = Views(make_run(tmp_path / "digits", **{"steps": 400, **ENDED[how]}))
     progress = views.status.progress
-    assert progress is not None
     assert progress.step == views.report.steps == views.end.made
     assert progress.total_steps == views.run.total_steps
     assert views.status.restarts == views.end.restarts == views.report.restarts
@@ -157,7 +152,6 @@ def test_a_generation_without_a_step_takes_back_what_came_after_its_checkpoint(t
     record = GenerationRecord(generation=2, resumed_from=resumed, world_size=2, members=["worker-0"], started_at=NOW)
     rundir.record_generation(record)
     views = Views(path)
-    assert views.status.progress is not None
     assert views.status.progress.step == views.report.steps == 350
     assert views.status.loss == views.run.model_steps.loss[-1]
 

@@ -127,9 +127,7 @@ def test_evaluations_come_by_the_step_of_their_checkpoint_and_the_best_is_known(
     found = {(point.key, point.step): point.value for point in curves.evaluations(NOW)}
     assert found[EVALUATION + "accuracy", 100] == 0.9
     assert found[EVALUATION + "accuracy", 200] == 0.8
-    best = curves.best()
-    assert best is not None
-    assert best.checkpoint == first
+    assert curves.best().checkpoint == first
     assert curves.is_evaluated(second)
 
 

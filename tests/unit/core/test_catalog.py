@@ -40,32 +40,25 @@ def names(results: Results, now: float, awaited: frozenset[str] | None = None) -
 def test_a_result_has_its_scores_and_its_rank(rundir: RunDir) -> None:
     content = {"metrics": {"accuracy": 0.5, "loss": 1.5, "odd": None}, "finishedAt": 7.0, "samples": 10}
     read = read_result(write(rundir, "g000002.json", content))
-    assert read is not None
     result, whole = read
     assert result.checkpoint == CheckpointRef(name=STEP, step=100, generation=2)
     assert result.metrics == result.deciding == {"accuracy": 0.5, "loss": 1.5}
     assert (result.validation, result.skipped, result.finished_at) == ({}, "", 7.0)
     assert whole["samples"] == 10
-    better = result.rank("accuracy", "Maximize")
-    assert better is not None
-    assert better.score == -0.5
+    assert result.rank("accuracy", "Maximize").score == -0.5
     assert result.rank("perplexity", "Minimize") is None
 
 
 def test_held_out_data_decides(rundir: RunDir) -> None:
     held = {"metrics": {"accuracy": 0.25, "loss": 2.0}}
     read = read_result(write(rundir, "g000002.json", {"metrics": {"accuracy": 0.5, "loss": 1.0}, "validation": held}))
-    assert read is not None
     assert read[0].deciding == read[0].validation == held["metrics"]
 
 
 def test_a_note_says_why_a_checkpoint_was_skipped(rundir: RunDir) -> None:
     read = read_result(write(rundir, "g000002.skipped.json", {"why": "newer ones came first", "at": 3.0}))
-    assert read is not None
     assert (read[0].skipped, read[0].finished_at, read[0].metrics) == ("newer ones came first", 3.0, {})
-    empty = read_result(write(rundir, "g000003.skipped.json", "{"))
-    assert empty is not None
-    assert empty[0].skipped
+    assert read_result(write(rundir, "g000003.skipped.json", "{"))[0].skipped
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"metrics": {}}', '{"metrics": 3}', '{"metrics"', "9" * 5000])

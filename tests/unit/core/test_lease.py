@@ -58,7 +58,6 @@ def test_a_lease_lasts_as_long_as_it_is_renewed(tmp_path: Path) -> None:
 
 def test_who_slept_past_the_time_neither_steals_back_nor_gives_away(tmp_path: Path) -> None:
     sleeper = acquire(tmp_path / "a", "sleeper", seconds=-1.0)
-    assert sleeper is not None
     assert acquire(tmp_path / "a", "next") is not None
     assert not sleeper.renew()
     sleeper.release()
@@ -83,7 +82,6 @@ def test_a_damaged_lease_binds_nobody(tmp_path: Path, content: bytes) -> None:
 
 def test_giving_back_twice_does_no_harm(tmp_path: Path) -> None:
     held = acquire(tmp_path / "a", "one")
-    assert held is not None
     held.release()
     held.release()
 
@@ -210,7 +208,6 @@ def test_of_racing_processes_one_gets_each_lease(tmp_path: Path, left_by: str) -
         subprocess.Popen([*command, f"racer-{n}", str(LEASES)], stdout=subprocess.PIPE, text=True) for n in range(3)
     ]
     for racer in racers:
-        assert racer.stdout is not None
         racer.stdout.readline()
     (tmp_path / "go").touch()
     won = [racer.communicate(timeout=PATIENCE_SECONDS)[0].split() for racer in racers]
@@ -231,7 +228,6 @@ print("held", flush=True)
 time.sleep(1000)
 """
     holder = subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
     holder.stdout.readline()
     until = read_json(tmp_path / "a")["until"]
     holder.kill()

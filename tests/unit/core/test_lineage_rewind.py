@@ -24,7 +24,6 @@ def test_steps_take_all_data_but_the_windows_each_once_and_in_order(spans: list[
 
 def test_a_rewind_skips_a_margin_around_the_bad_step_and_resumes_before_it() -> None:
     found = decide([], 7, bad_step=101, loss=None, total_data_steps=1000)
-    assert found is not None
     assert (found.skip_from, found.skip_to, found.resume_before) == (92, 109, 93)
     assert data_step(91, windows([found])) == 91
     assert data_step(92, windows([found])) == 109
@@ -34,7 +33,6 @@ def test_the_second_rewind_counts_what_the_first_has_skipped() -> None:
     first = decide([], 1, 101, None, 1000)
     assert first is not None
     second = decide([first], 2, 200, 5.0, 1000)
-    assert second is not None
     assert second.skip_from == 183 + 17
     assert second.skip_to == 215 + 17 + 1
     assert windows([first, second]) == [(92, 109), (200, 233)]
@@ -56,5 +54,4 @@ def test_it_is_given_up_when_too_little_data_would_be_left() -> None:
 
 def test_a_failure_at_the_very_start_rewinds_to_the_beginning() -> None:
     found = decide([], 1, 1, None, 1000)
-    assert found is not None
     assert (found.skip_from, found.resume_before) == (0, 1)

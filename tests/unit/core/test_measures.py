@@ -64,8 +64,6 @@ def test_throughput_and_what_is_left_are_of_the_same_minute() -> None:
     for second in range(1, 91):
         pace.add(float(second), 100 + (40 if second <= 30 else 2) * second)
     throughput, left = pace.throughput(64.0), pace.remaining_seconds(1_000, 10_000)
-    assert throughput is not None
-    assert left is not None
     assert left * throughput == pytest.approx(9_000 * 64.0)
     assert pace.remaining_seconds(10_000, 10_000) == 0.0
     assert pace.remaining_seconds(5, None) is None

@@ -54,7 +54,6 @@ def test_what_a_living_process_has_used_counts_already() -> None:
     before = processor.seconds()
     waits = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         assert processor.seconds() - before >= 0.29
 

@@ -212,8 +212,7 @@ def test_a_job_file_of_a_newer_version_is_read_as_far_as_it_is_known(tmp_path: P
 def test_a_job_file_says_only_what_is_no_default(tmp_path: Path) -> None:
     job = manifests.job("digits", elasticity={"hangSeconds": 300.0, "maxRestarts": 3})
     run_dir = manifests.run_directory(tmp_path / "run", job)
-    written = json.loads(run_dir.job_file.read_text())
-    assert written["spec"]["elasticity"] == {"maxRestarts": 3}
+    assert json.loads(run_dir.job_file.read_text())["spec"]["elasticity"] == {"maxRestarts": 3}
     assert run_dir.read_job() == job
 
 

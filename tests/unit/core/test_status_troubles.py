@@ -21,7 +21,6 @@ def test_the_gravest_comes_first_and_what_is_past_does_not_last() -> None:
     assert persistent_trouble(past) is None
     assert persistent_trouble(None) is None
     now = persistent_trouble(FAILING)
-    assert now is not None
     assert (now.reason, now.text) == ("SavesFail", f"the disk is full: the last 24 saves have failed: {FULL}")
 
 
@@ -34,8 +33,7 @@ def test_the_cause_comes_first_where_it_is_a_full_disk_as_lines_are_cut_at_their
 
 
 def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
-    status = Status(troubles=FAILING)
-    assert Status.read(status.dump()).troubles == FAILING
+    assert Status.read(Status(troubles=FAILING).dump()).troubles == FAILING
     assert "troubles" not in Status().dump()
 
 

@@ -108,8 +108,7 @@ def test_its_weights_are_those_that_training_begins_with_under_checksums(rundir:
     manifest = Manifest.load(folder)
     assert manifest.reference == BASE
     verified_bytes(folder, manifest.entry(WEIGHTS))
-    found = load_file(folder / WEIGHTS)
-    assert torch.equal(found["weight"], torch.full((2, 3), 7.0))
+    assert torch.equal(load_file(folder / WEIGHTS)["weight"], torch.full((2, 3), 7.0))
     write(rundir, Pretrained(None))
     assert sorted(path.name for path in rundir.checkpoints.iterdir()) == ["base"], "the second one leaves nothing"
 

@@ -89,7 +89,6 @@ def test_data_that_is_held_out_is_evaluated_beside_the_test_data(shards: int) ->
 
     whole = merged(Evaluation.load(task), shards, state)
 
-    assert whole.validation is not None
     assert whole.validation.samples == len(samples)
     assert whole.validation.metrics.accuracy == pytest.approx(float((predicted == samples.labels).double().mean()))
     assert whole.metrics == merged(Evaluation.load(DIGITS), 1, state).metrics
@@ -105,8 +104,6 @@ def test_it_evaluates_without_dropout_and_learns_nothing() -> None:
 def test_each_checkpoint_is_evaluated_with_its_own_weights() -> None:
     subject = Evaluation.load(DIGITS)
     first, second = subject.run(weights(0), 0, 1), subject.run(weights(1), 0, 1)
-    assert first is not None
-    assert second is not None
     assert first.loss_sum != second.loss_sum
     assert subject.run(weights(0), 0, 1) == first
 
@@ -114,7 +111,6 @@ def test_each_checkpoint_is_evaluated_with_its_own_weights() -> None:
 def test_weights_that_gave_nan_are_counted_and_their_loss_is_none() -> None:
     state = {name: torch.full_like(value, math.nan) for name, value in weights().items()}
     tally = Evaluation.load(DIGITS).run(state, 0, 2)
-    assert tally is not None
     assert tally.loss_sum is None
     assert np.sum(tally.confusion) == tally.samples
 
@@ -164,7 +160,5 @@ def test_large_images_come_in_small_batches() -> None:
             return torch.zeros(len(images), 10)
 
     samples = data.Samples(torch.zeros(20, 1, 512, 512), torch.zeros(20, dtype=torch.int64), classes=10)
-    tally = Evaluation(samples, Sizes()).run({}, 0, 1)
-    assert tally is not None
-    assert tally.samples == 20
+    assert Evaluation(samples, Sizes()).run({}, 0, 1).samples == 20
     assert max(seen) <= evaluation.MAX_VALUES

@@ -46,7 +46,6 @@ def test_are_of_the_best_and_follow_it(run: SmallRun) -> None:
     is_best(run, first)
     update(run.rundir, IMAGES, NAMES)
     found = gallery(run.rundir)
-    assert found is not None
     assert [(one.index, one.label, one.prediction) for one in found.pictures] == [(3, "cat", "dog"), (5, "cat", "dog")]
     before = run.rundir.wrong_file.stat().st_mtime_ns
     update(run.rundir, IMAGES, NAMES)
@@ -56,7 +55,6 @@ def test_are_of_the_best_and_follow_it(run: SmallRun) -> None:
     assert gallery(run.rundir) is None, "it is of another checkpoint"
     update(run.rundir, IMAGES, NAMES)
     found = gallery(run.rundir)
-    assert found is not None
     assert (found.step, [one.index for one in found.pictures]) == (20, [1])
     run.rundir.best_file.unlink()
     update(run.rundir, IMAGES, NAMES)
@@ -78,7 +76,6 @@ def test_of_large_images_are_made_smaller(run: SmallRun, size: tuple[int, int]) 
     is_best(run, evaluated(run, 10, *range(6)))
     update(run.rundir, torch.rand(6, 3, *size), NAMES)
     found = gallery(run.rundir)
-    assert found is not None
     assert (found.height, found.width) == (32, 32)
     assert len(tiles(found)) == 6
 
@@ -87,7 +84,6 @@ def test_of_what_is_not_in_the_data_any_more_or_not_finite_harm_nothing(run: Sma
     is_best(run, evaluated(run, 10, 0, 77))
     update(run.rundir, torch.full((1, 1, 4, 4), torch.nan), NAMES)
     found = gallery(run.rundir)
-    assert found is not None
     assert [one.index for one in found.pictures] == [0]
 
 

@@ -143,24 +143,19 @@ def result(step: int, right: int, loss: float | None = 0.5, generation: int = 1)
 def test_the_best_by_metric_and_goal(metric: str, goal: Goal, step: int) -> None:
     results = [result(10, 50, loss=2.0), result(20, 90, loss=1.0), result(30, 70, loss=0.1)]
     found = best(results, {1: None}, metric, goal)
-    assert found is not None
     assert (found["step"], found["name"], found["metric"]) == (step, checkpoint_name(step), metric)
 
 
 def test_of_equals_the_earlier_one_is_the_best() -> None:
     results = [result(30, 90), result(10, 90), result(20, 90)]
     for order in (results, results[::-1]):
-        found = best(order, {1: None}, "accuracy", "Maximize")
-        assert found is not None
-        assert found["step"] == 10
+        assert best(order, {1: None}, "accuracy", "Maximize")["step"] == 10
 
 
 def test_of_equals_the_one_with_the_lower_loss_is_the_best() -> None:
     results = [result(10, 90, loss=0.4), result(20, 90, loss=0.3), result(30, 90, loss=0.3), result(40, 80, loss=0.1)]
     for order in (results, results[::-1]):
-        found = best(order, {1: None}, "accuracy", "Maximize")
-        assert found is not None
-        assert found["step"] == 20
+        assert best(order, {1: None}, "accuracy", "Maximize")["step"] == 20
 
 
 def test_only_checkpoints_on_the_lineage_count() -> None:
@@ -173,14 +168,11 @@ def test_only_checkpoints_on_the_lineage_count() -> None:
 def test_a_checkpoint_whose_loss_is_not_finite_never_becomes_the_best() -> None:
     results = [result(10, 50), result(20, 99, loss=None)]
     for metric in ("loss", "accuracy", "macroF1"):
-        found = best(results, {1: None}, metric, "Maximize")
-        assert found is not None
-        assert found["step"] == 10
+        assert best(results, {1: None}, metric, "Maximize")["step"] == 10
     assert best(results[1:], {1: None}, "accuracy", "Maximize") is None
 
 
 def test_the_value_is_the_score_itself_whatever_the_goal() -> None:
     found = best([result(10, 50)], {1: None}, "accuracy", "Minimize")
-    assert found is not None
     assert found["value"] == 0.5
     assert math.isfinite(found["value"])

@@ -25,7 +25,6 @@ def shard(number: int, *texts: tuple[int, str, str], shards: int = 2) -> Program
 
 def test_shards_are_put_together_by_the_number_of_the_prompt() -> None:
     merged = merge_program([shard(1, (1, "b", "B")), shard(0, (0, "a", "A"), (2, "c", "C"))], "loss")
-    assert merged.completions is not None
     assert [(one.number, one.prompt, one.text) for one in merged.completions] == [
         (0, "a", "A"),
         (1, "b", "B"),

@@ -52,18 +52,14 @@ def test_a_pace_is_how_long_work_takes_and_never_below_one(monkeypatch: pytest.M
 def test_a_tier_is_not_judged_by_the_record_of_one_whose_name_begins_alike(tmp_path: Path) -> None:
     run("e2e", 1, started=2000.0).save(tmp_path)
     run("e2e-full", 2, started=1000.0).save(tmp_path)
-    found = tiers.newest("e2e", folder=tmp_path)
-    assert found is not None
-    assert found.tier == "e2e"
+    assert tiers.newest("e2e", folder=tmp_path).tier == "e2e"
 
 
 def test_the_newest_run_is_judged_and_only_some_are_kept(tmp_path: Path) -> None:
     for number in range(tiers.MAX_RECORDS + 5):
         run("test", number, started=1000.0 * number).save(tmp_path)
     assert len(list(tmp_path.iterdir())) == tiers.MAX_RECORDS
-    found = tiers.newest("test", folder=tmp_path)
-    assert found is not None
-    assert found.seconds == tiers.MAX_RECORDS + 4
+    assert tiers.newest("test", folder=tmp_path).seconds == tiers.MAX_RECORDS + 4
     assert tiers.newest("check", folder=tmp_path) is None
 
 

@@ -99,8 +99,7 @@ def test_every_field_of_the_models_is_in_the_crd_and_described() -> None:
     known = dict(nodes(SCHEMA))
     for path, node in named_fields(tree(DistributedTrainingJob)):
         if path[0] == "spec":
-            schema = known["." + dotted(path).replace("[0]", "[]")]
-            assert schema["description"] == node.description
+            assert known["." + dotted(path).replace("[0]", "[]")]["description"] == node.description
 
 
 def test_bounds_are_in_the_dialect_of_openapi_3_0() -> None:

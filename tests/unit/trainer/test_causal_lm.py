@@ -78,8 +78,7 @@ def test_passages_to_evaluate_with_are_the_last_and_no_byte_is_predicted_twice(t
     made = task(text=str(file), heldOut=0.25)
     train, test = (made.data(split).tensors[0] for split in ("train", "test"))
     assert (train.shape, test.shape) == ((15, 17), (5, 17))
-    following = torch.cat([train, test])[:, 1:].flatten().tolist()
-    assert bytes(following) == content[1 : 16 * 20 + 1]
+    assert bytes(torch.cat([train, test])[:, 1:].flatten().tolist()) == content[1 : 16 * 20 + 1]
 
 
 def test_without_a_file_it_reads_english() -> None:
@@ -162,5 +161,4 @@ def test_it_writes_text_in_pieces_of_words_as_well(tmp_path: Path) -> None:
     file.write_bytes(b"the quick brown fox jumps. " * 60)
     made = task(text=str(file), tokenizer="bpe", vocabulary=300)
     torch.manual_seed(0)
-    written = write(made.model().eval(), made.tokenizer, b"the quick", 30, temperature=1.0)
-    assert len(written) > 30
+    assert len(write(made.model().eval(), made.tokenizer, b"the quick", 30, temperature=1.0)) > 30

@@ -116,8 +116,7 @@ def test_state_of_another_model_is_refused() -> None:
 
 def test_a_save_is_read_back_whole(rundir: RunDir, writing: Any) -> None:
     begin(rundir, 1)
-    outcome = writing(1).save(10, value=2.5)
-    assert outcome["committed"] == "step-000000010"
+    assert writing(1).save(10, value=2.5)["committed"] == "step-000000010"
     (manifest,) = rundir.committed()
     folder = rundir.checkpoint(manifest.name)
     assert read_weights(folder, manifest)["w"].tolist() == [2.5] * 3
@@ -163,7 +162,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(
         path.write_bytes(content)
     taken: list[Loaded] = []
     restored = restore(rundir, alone, taken.append)
-    assert restored.loaded is not None
     assert restored.loaded.manifest.step == 10
     assert list(restored.passed_over) == ["step-000000020"]
     assert (rundir.checkpoints / "step-000000020.bad").is_dir()
@@ -190,8 +188,7 @@ def test_a_superseded_generation_cannot_commit(rundir: RunDir, writing: Any) -> 
     old = writing(1)
     old.save(10)
     begin(rundir, 2, CheckpointRef(name="step-000000010", step=10, generation=1))
-    outcome = old.save(20)
-    assert "superseded" in outcome
+    assert "superseded" in old.save(20)
     assert old.saver.superseded
     assert rundir.checkpoint_names() == ["step-000000010"]
 
@@ -293,8 +290,7 @@ def test_retention_keeps_the_newest_the_best_the_leased_and_the_parent(rundir: R
     for number in (1, 2, 3):
         saves.save(number)
     create_score(rundir, 2, 0.9)
-    held = acquire(rundir.leases / "read-step-000000003-somebody.json")
-    assert held is not None
+    assert acquire(rundir.leases / "read-step-000000003-somebody.json") is not None
     for number in (4, 5, 6, 7):
         create_score(rundir, number, 0.1 * number)
         saves.save(number)

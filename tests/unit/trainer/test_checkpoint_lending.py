@@ -134,7 +134,6 @@ lending.Library().weights(rundir.checkpoint("step-000000010"), rundir.manifest("
 def test_a_lender_that_is_killed_while_it_reads_keeps_nobody_waiting(rundir: RunDir, libraries: list[Library]) -> None:
     command = [sys.executable, "-c", LENDER, str(rundir.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lender:
-        assert lender.stdout is not None
         assert lender.stdout.readline() == "reading\n"
         found: list[list[float]] = []
         borrower = threading.Thread(target=lambda: found.append(libraries[0].weights(*asked(rundir, 10))["w"].tolist()))

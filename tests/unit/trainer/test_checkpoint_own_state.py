@@ -46,7 +46,6 @@ def resumed(rundir: RunDir, *replicas: TrainState) -> None:
     def on(group: Group) -> None:
         kept = replicas[group.rank]
         restored = restore(rundir, group, lambda found: kept.check(found.contents))
-        assert restored.loaded is not None
         kept.load(restored.loaded.contents)
         restored.loaded = None
         group.barrier()

@@ -78,7 +78,6 @@ def three(rundir: RunDir) -> Iterator[Ranks]:
 
 def kill_writer(saver: Saver) -> None:
     process = saver._process
-    assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -269,7 +268,6 @@ def test_a_writer_whose_rank_has_died_does_not_wait_for_ever(rundir: RunDir, thr
     weights, optimizer = large_state()
     three.savers[0].save(10, POSITION, Contents(weights, optimizer))
     process = three.savers[0]._process
-    assert process is not None
     assert process.stdin is not None
     until(lambda: list(rundir.checkpoints.glob(".tmp-*/part-0000.json")), "the note of the first part")
     process.stdin.close()

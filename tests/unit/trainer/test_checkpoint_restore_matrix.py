@@ -353,7 +353,6 @@ def after(replica: Replica, group: ThreadGroup, rundir: RunDir) -> dict[str, Ten
     """Resume, and train on."""
     case = replica.case
     restored = restore(rundir, group, lambda found: replica.kept.check(found.contents))
-    assert restored.loaded is not None
     assert restored.loaded.manifest.step == case.steps
     replica.kept.load(restored.loaded.contents)
     compare(group, replica.kept.replicated())

@@ -147,7 +147,6 @@ def test_a_writer_whose_rank_was_killed_commits_and_ends_without_a_word(tmp_path
             stderr=subprocess.PIPE,
             pass_fds=[descriptor],
         ) as process:
-            assert process.stdout is not None
             process.stdout.close()
             process.stdout = None
             _, errors = process.communicate(json.dumps(asked).encode() + b"\n", SECONDS)

@@ -75,7 +75,6 @@ def source_of(rundir: RunDir, *states: LiveState | None) -> StateSource | None:
 
 def test_the_rank_that_is_ahead_is_the_source_and_the_others_receive(rundir: RunDir) -> None:
     found = source_of(rundir, None, live(8), live(9))
-    assert found is not None
     assert (found.rank, found.step, list(found.receivers)) == (2, 9, [0, 1])
     assert found.continuation == Continuation(generation=2, step=6)
     assert [(step.step, step.loss) for step in found.missing] == [(7, None), (8, None), (9, None)]
@@ -83,7 +82,6 @@ def test_the_rank_that_is_ahead_is_the_source_and_the_others_receive(rundir: Run
 
 def test_of_equals_the_one_that_knows_most_losses_is_the_source_and_all_losses_are_logged(rundir: RunDir) -> None:
     found = source_of(rundir, live(9, settled=7), live(9, settled=8))
-    assert found is not None
     assert (found.rank, list(found.receivers), found.loss_spikes) == (1, [], {"latest": [8.0]})
     assert [(step.step, step.loss) for step in found.missing] == [(7, 0.7), (8, 0.8), (9, None)]
 
@@ -111,7 +109,6 @@ def test_ranks_of_which_some_had_begun_the_generation_that_broke_go_on_together(
     opens(rundir, 3, Continuation(generation=2, step=6))
     has_begun = live(9, generation=3, samples={9: ""})
     found = source_of(rundir, live(9, entered=frozenset({3, 4})), has_begun)
-    assert found is not None
     assert (found.step, list(found.receivers)) == (9, [])
 
 
@@ -121,7 +118,6 @@ def test_a_checkpoint_counts_though_the_lines_before_it_are_lost(
     reference = CheckpointRef(name="step-000000008", step=8, generation=2)
     monkeypatch.setattr(RunDir, "committed", lambda rundir: [SimpleNamespace(reference=reference)])
     found = source_of(rundir, live(9), live(9))
-    assert found is not None
     assert (found.checkpoint, found.continuation) == (reference, Continuation(generation=2, step=8))
 
 

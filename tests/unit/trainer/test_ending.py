@@ -95,9 +95,7 @@ def test_where_a_lost_peer_was_missed_is_said(tmp_path: Path, capfd: pytest.Capt
 
 def test_what_no_rank_finds_at_first_ends_the_job_at_once(tmp_path: Path) -> None:
     assert code(UnusableInput("data.path: /data is not a folder"), tmp_path) == ExitCode.CONFIGURATION
-    failed = RunDir(tmp_path).failed()
-    assert failed is not None
-    assert failed["message"] == "data.path: /data is not a folder"
+    assert RunDir(tmp_path).failed()["message"] == "data.path: /data is not a folder"
 
 
 def test_what_an_earlier_generation_had_counts_against_the_one_that_lacks_it(

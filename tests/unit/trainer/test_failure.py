@@ -178,7 +178,6 @@ def test_an_agent_tells_the_first_failure_of_its_ranks(tmp_path: Path, monkeypat
     starts(1, "first", 3)
     starts(0, "second", 1)
     failed = ranks.failure()
-    assert failed is not None
     assert (failed[1].rank, failed[1].code, failed[1].error) == (5, 3, "KeyError: 'first'")
     assert ranks.verdict() == "WorkerFailed"
     ranks.close()
@@ -191,6 +190,5 @@ def test_how_a_rank_was_killed_that_nobody_saw_is_what_torchrun_says(
     ranks = LocalRanks(1, 1, first_rank=3)
     ranks.record_exit_codes({0: -11})
     failed = ranks.failure()
-    assert failed is not None
     assert (failed[1].rank, failed[1].code) == (3, -11)
     ranks.close()

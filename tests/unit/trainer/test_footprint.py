@@ -111,8 +111,7 @@ def test_activations_grow_with_the_micro_batch_and_gradients_do_not() -> None:
 
 
 def test_mixed_precision_adds_copies_of_the_weights() -> None:
-    found = asked(Layers, 8, precision="bfloat16")
-    assert found.casts == PARAMETERS // 2
+    assert asked(Layers, 8, precision="bfloat16").casts == PARAMETERS // 2
     assert asked(Layers, 8).casts == 0
 
 
@@ -186,7 +185,6 @@ def split_in(task: type[Task[Any]], ranks: int) -> FootprintResponse:
 def test_a_rank_that_splits_matrices_holds_and_computes_its_part() -> None:
     whole, half = split_in(Split, 1).footprint, split_in(Split, 2).footprint
     assert whole is not None
-    assert half is not None
     assert half.parameters == half.gradients == 4 * (WIDTH * WIDTH // 2 + WIDTH // 2 + WIDTH // 2 + 1)
     assert half.passes[0].flops == whole.passes[0].flops / 2
     assert peak(half.passes[0]) < 0.6 * peak(whole.passes[0])
@@ -263,11 +261,9 @@ def test_stages_keep_their_inputs_and_what_they_pass_on() -> None:
 def test_copies_of_weights_that_a_stage_makes_are_told_apart() -> None:
     matrix, values = 4 * WIDTH * WIDTH, 4 * WIDTH * 1024
     full, half = staged(Tall, 1024).footprint, staged(Tall, 1024, precision="bfloat16").footprint
-    assert full is not None
     assert half is not None
     assert [one.passes[0].uncast for one in full.stages] == [None, None]
     first, last = (one.passes[0] for one in half.stages)
-    assert first.uncast is not None
     assert last.uncast is not None
     # Those of two matrices, in half the bytes; the first needs no gradient of its input, and lets go of its copy.
     assert first.kept - first.uncast.kept == matrix / 2

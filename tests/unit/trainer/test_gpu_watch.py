@@ -58,7 +58,6 @@ def start() -> Iterator[Start]:
             one = subprocess.Popen(command, env=os.environ | variables, stdin=pipe, stdout=pipe, text=True)
             stack.enter_context(one)
             stack.callback(one.stdin.close if one.stdin else lambda: None)
-            assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
             return one
 
@@ -100,7 +99,6 @@ def test_a_gpu_that_no_process_computes_on_is_not_reported(nvml: Nvml, driver: s
     idle, busy = start(), start(driver)
     watch, pids = GpuWatch(), {0: idle.pid, 1: busy.pid}
     assert seen(watch, pids, 1).keys() == {1}
-    assert idle.stdin is not None
     idle.stdin.write(f"{driver}\n")
     idle.stdin.flush()
     assert seen(watch, pids, 0)[0].busy == 0.91
@@ -128,8 +126,7 @@ def test_nobody_is_asked_while_all_ranks_speak_for_themselves(nvml: Nvml, driver
     seen(watch, pids, 0)
     assert watch.poll({}) == {}
     nvml.asked.clear()
-    others = {1: start(driver).pid}
-    assert seen(watch, others, 1).keys() == {1}
+    assert seen(watch, {1: start(driver).pid}, 1).keys() == {1}
     assert nvml.asked.count("GPU-a") <= 1, "the one sample that was on its way"
 
 
@@ -205,7 +202,6 @@ def test_what_a_rank_says_itself_counts_and_one_without_a_pulse_is_reported_of_f
             )
             stack.enter_context(one)
             stack.callback(one.stdin.close if one.stdin else lambda: None)
-            assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
             pids[local_rank] = one.pid
         ranks.started(pids)

@@ -449,7 +449,6 @@ def test_an_agent_that_ends_in_error_says_what_its_generation_fails_by(tmp_path:
     speaker.leave(FileNotFoundError(2, "No such file or directory", "pyhton"))
     last = said[-1]
     assert (last.state, last.generation) == ("leaving", 2)
-    assert last.failure is not None
     assert (last.failure.rank, last.failure.code, last.failure.passing) == (3, 1, False)
     assert last.failure.error == "FileNotFoundError: [Errno 2] No such file or directory: 'pyhton'"
 
@@ -589,7 +588,6 @@ def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -
     coordinator = Noting()
     coordinator.has_no_place = True
     with prepares(tmp_path, coordinator, "Started", PARKS) as (speaker, ranks, rank):
-        assert rank.stdin is not None
         rank.stdin.write("\n")
         rank.stdin.flush()
         until(lambda: speaker.are_prepared, "a rank that is prepared")

@@ -66,7 +66,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
             text=True,
         )
         started.append((process, view))
-        assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
         # As the agent does after the first beat.
         view.unlink()
@@ -125,8 +124,7 @@ def test_a_stopped_rank_stays_stopped_and_is_told(start: Start, tmp_path: Path) 
     process = start(0)
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: is_stopped(process.pid), "it is stopped")
-    one = only(inspect(tmp_path, 0).ranks, 0)
-    assert f"kill -CONT {process.pid}" in one.trouble
+    assert f"kill -CONT {process.pid}" in only(inspect(tmp_path, 0).ranks, 0).trouble
     assert is_stopped(process.pid)
 
 
@@ -143,7 +141,6 @@ def test_a_program_that_says_nothing_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; print('on', flush=True); time.sleep(600)"]
     variables = os.environ | {RUN_DIR: str(tmp_path), "RANK": "4", REPLICA: "worker-4"}
     with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         one = only(inspect(tmp_path, 4).ranks, 4)
         assert (one.pid, one.replica, one.threads) == (process.pid, "worker-4", [])
@@ -181,12 +178,9 @@ def test_a_debugger_stops_a_rank_in_code_that_already_runs_and_it_goes_on_when_i
     process = start(3)
     assert slot(process).state == "none", "nothing listens before somebody asks"
     found = attach(tmp_path, 3)
-    assert found is not None
     assert (found.pid, found.replica, found.trouble, found.folder) == (process.pid, "worker-3", "", str(Path.cwd()))
     assert {at.ip for at in listening(process.pid)} == {"127.0.0.1"}
-    again = attach(tmp_path, 3)
-    assert again is not None
-    assert again.port == found.port is not None
+    assert attach(tmp_path, 3).port == found.port is not None
     assert prints(process)
     for leaves in (True, False):
         with DebugClient(found.port) as debugger:
@@ -209,7 +203,6 @@ def test_a_rank_without_debugpy_says_so_and_goes_on(
     process = start(0)
     for _ in range(2):
         found = attach(tmp_path, 0)
-        assert found is not None
         assert found.port is None
         assert found.trouble.startswith("debugpy is not installed there")
     assert goes_on(process)
@@ -219,9 +212,7 @@ def test_a_rank_that_cannot_be_asked_for_a_debugger_is_told_and_opens_none_later
     process = start(0)
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: is_stopped(process.pid), "it is stopped")
-    found = attach(tmp_path, 0)
-    assert found is not None
-    assert f"kill -CONT {process.pid}" in found.trouble
+    assert f"kill -CONT {process.pid}" in attach(tmp_path, 0).trouble
     assert "did not answer" in str(slot(process).request(0.1))
     assert slot(process).state == "none"
     assert attach(tmp_path, 9) is None
@@ -229,7 +220,6 @@ def test_a_rank_that_cannot_be_asked_for_a_debugger_is_told_and_opens_none_later
 
 def prints(process: "subprocess.Popen[str]") -> bool:
     """Whether it prints something new within half a second."""
-    assert process.stdout is not None
     descriptor = process.stdout.fileno()
     os.set_blocking(descriptor, False)
     with suppress(BlockingIOError):

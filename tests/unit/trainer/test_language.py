@@ -130,9 +130,7 @@ def test_bytes_of_tokens_that_are_written_as_sentencepiece_does() -> None:
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     words = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>")
-    found = token_bytes(words, 9)
-    assert found is not None
-    assert found.tolist() == [0, 1, 6, 1, 1, 1, 1, 0, 0]
+    assert token_bytes(words, 9).tolist() == [0, 1, 6, 1, 1, 1, 1, 0, 0]
     made.decoder = decoders.WordPiece()
     assert token_bytes(PreTrainedTokenizerFast(tokenizer_object=made), 9) is None
 
@@ -273,8 +271,7 @@ def test_parquet_and_plain_text_are_read_as_json_lines_are(model: Path, tmp_path
     made = task(model, data={"path": str(tmp_path / "a.txt")}, packing=False)
     train, test = made.data("train"), made.data("test")
     assert len(train) > 3 <= 5 * len(test)
-    whole = "".join(learned(train) + learned(test))
-    assert ("The quick brown fox. " * 200).endswith(whole)
+    assert ("The quick brown fox. " * 200).endswith("".join(learned(train) + learned(test)))
 
 
 @pytest.mark.parametrize(

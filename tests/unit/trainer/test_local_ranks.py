@@ -108,7 +108,6 @@ def steps(ranks: LocalRanks, phase: str, code: int, announced: int | None = None
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as rank:
         until(lambda: ranks.watch() or (ranks.is_event_driven and ranks.reports()[0].step == 5), "its steps")
         (before,) = ranks.reports()
-        assert rank.stdin is not None
         rank.stdin.close()
         until(lambda: ranks.watch() or ranks._codes, "its end")
         (following,) = ranks.reports()
@@ -144,7 +143,6 @@ def test_a_rank_that_the_kernel_kills_for_lack_of_memory_is_told_from_others(
         ranks.reports()
         ranks.record_exit_codes({0: -signal.SIGKILL})
         failure = ranks.failure()
-        assert failure is not None
         errors.append(failure[1].error)
         ranks.close()
     assert errors[0] == ""
@@ -197,7 +195,6 @@ def test_a_script_of_ones_own_is_complete_when_it_ends_with_zero(memory: Path) -
 
 def failure(ranks: LocalRanks) -> Failure:
     found = ranks.failure()
-    assert found is not None
     return found[1]
 
 
@@ -272,7 +269,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Non
 
     yield say
     os.close(writes)
-    assert forkserver.endings is not None
     assert forkserver.endings.read() == {}
     assert forkserver.endings.descriptor is None, "a pipe without a server is always readable"
 
@@ -327,7 +323,6 @@ def test_a_rank_that_ended_with_zero_is_why_another_one_lost_its_connection(memo
     until(lambda: ranks.watch() or len(ranks._codes) == 2, "both ends")
     ranks.record_exit_codes({0: ExitCode.FAILED, 1: code})
     failed = ranks.failure()
-    assert failed is not None
     failure = failed[1]
     if code == ExitCode.DONE:
         assert (failure.rank, failure.code, failure.consequence, failure.passing) == (3, 0, False, False)

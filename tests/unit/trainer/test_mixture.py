@@ -136,7 +136,6 @@ def test_the_mean_over_drawn_rows_is_the_mean_over_their_tokens(model: Path, tmp
         model, {"path": str(path), "weight": 2}, {"path": written(tmp_path / "a.jsonl", "a", 30), "weight": 1}
     )
     rows = task.data("train")
-    assert rows.mixture is not None
     drawn = rows.mixture.ids(0, 0).tolist()
     targets = [int((rows[number][1] != -100).sum()) for number in range(len(rows))]
     network = torch.nn.Linear(1, 1).train()

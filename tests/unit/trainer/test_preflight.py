@@ -69,7 +69,6 @@ def test_a_process_whose_agent_is_gone_does_nothing() -> None:
 def test_a_replica_alone_checks_its_device_and_leaves_no_process() -> None:
     member = Member(replica="worker-0", incarnation="a", address="127.0.0.1", port=1, processes=1)
     report = processes.run(Membership(generation=3, members=[member], reason="Started"), 0, lambda: True)
-    assert report is not None
     assert (report.generation, report.wrong, report.pairs, report.all_reduce) == (3, "", [], None)
     assert report.product_seconds
     assert processes.run(Membership(generation=4, members=[member], reason="Started"), 0, lambda: False) is None

@@ -72,7 +72,6 @@ def test_the_agent_reads_what_the_rank_said(view: PulseView) -> None:
     pulse.beat(step=12, total_steps=100, epoch=0.5, loss=1.25, throughput=640.0, phase="train")
     ended = time.monotonic()
     beat = view.beat()
-    assert beat is not None
     assert (beat.pid, beat.rank, beat.generation) == (os.getpid(), 3, 7)
     assert (beat.step, beat.total_steps, beat.epoch, beat.loss) == (12, 100, 0.5, 1.25)
     assert (beat.throughput, beat.phase) == (640.0, "train")
@@ -83,11 +82,9 @@ def test_what_a_rank_does_not_know_is_absent_and_a_loss_of_nan_is_not(view: Puls
     pulse = Pulse(view.path, rank=0, generation=1)
     pulse.beat(step=0)
     beat = view.beat()
-    assert beat is not None
     assert (beat.total_steps, beat.epoch, beat.loss, beat.throughput) == (None, None, None, None)
     pulse.beat(step=1, loss=float("nan"))
     beat = view.beat()
-    assert beat is not None
     assert beat.loss is not None
     assert beat.loss != beat.loss
 
@@ -112,7 +109,6 @@ def test_a_rank_that_is_told_to_regroup_gets_its_place_in_the_next_generation(vi
     assert pulse.next_place() is None
     pulse.beat(step=5)
     beat = view.beat()
-    assert beat is not None
     assert (beat.rank, beat.generation) == (1, 9)
     view.order("regroup")
     assert not view.has_acknowledged
@@ -145,7 +141,6 @@ def test_of_a_beat_that_is_written_in_part_nothing_is_seen(view: PulseView) -> N
         before, old = view.path.read_bytes(), view.beat()
         pulse.beat(step=step, total_steps=step, epoch=float(step), loss=float(step), phase=str(step))
         after, new = view.path.read_bytes(), view.beat()
-        assert new is not None
         assert new.step == step
         changed = range(*span(before, after))
         parts = [list(changed[:count]) for count in range(len(changed))] + [
@@ -304,7 +299,6 @@ def test_no_rank_outlives_its_agent(tmp_path: Path) -> None:
     environment = {**os.environ, "TANDEM_PULSE": str(tmp_path), "LOCAL_RANK": "0"}
     agent = subprocess.Popen([sys.executable, "-c", AGENT, STUCK_RANK], env=environment, stdout=subprocess.PIPE)
     try:
-        assert agent.stdout is not None
         rank = int(agent.stdout.readline())
         agent.send_signal(signal.SIGKILL)
         agent.wait()
@@ -333,7 +327,6 @@ def test_a_pause_is_said_with_its_name_and_ends_where_it_began(view: PulseView) 
 
     def now() -> tuple[str, bool, bool, int, float | None]:
         beat = view.beat()
-        assert beat is not None
         return beat.phase, beat.pauses, beat.finishing, beat.step, beat.loss
 
     with pulse.pausing("validation"):
@@ -363,7 +356,6 @@ def test_what_went_wrong_reaches_the_agent_in_any_letters(view: PulseView) -> No
     troubles.save_failed("no space left on device")
     troubles.lines_lost(1_275)
     told = view.trouble()
-    assert told is not None
     assert (told.saves_failed, told.saves_failed_in_a_row, told.lines_lost) == (2, 2, 1_275)
     assert told.why == "no space left on device"
     troubles.save_succeeded()

@@ -84,7 +84,6 @@ signal.pause()
 def test_what_a_rank_has_started_ends_with_it_where_torchrun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A data server that ignores SIGTERM would keep its port and its memory of a GPU."""
     rank = subprocess.Popen([sys.executable, "-c", STOPPED], text=True, start_new_session=True, stdout=subprocess.PIPE)
-    assert rank.stdout is not None
     deaf, writer = (int(word) for word in rank.stdout.readline().split())
 
     def close(context: PContext) -> None:
@@ -135,12 +134,10 @@ def handler() -> Iterator[rendezvous.TandemRendezvous]:
 def test_after_a_mixed_group_all_ranks_run_the_script_from_its_beginning(
     handler: rendezvous.TandemRendezvous, monkeypatch: pytest.MonkeyPatch, state: int
 ) -> None:
-    assert handler._ranks is not None
     monkeypatch.setenv(PULSE, str(handler._ranks.folder))
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("RANK", "0")
     pulse = Pulse.open_for_rank()
-    assert pulse is not None
     pulse.set_regroup_state(state)
     assert handler._ranks.survive == (state != MIXED and handler._ranks.all_running)
     assert handler._starts_in_standby() == (state != MIXED)

@@ -49,9 +49,7 @@ def start(file: int) -> Iterator[Any]:
     def begin(*arguments: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-c", *arguments]
         started.append(subprocess.Popen(command, pass_fds=[file], stdout=subprocess.PIPE, text=True))
-        output = started[-1].stdout
-        assert output is not None
-        assert output.readline() == "ready\n"
+        assert started[-1].stdout.readline() == "ready\n"
         return started[-1]
 
     yield begin

@@ -56,7 +56,6 @@ def test_what_precedes_is_on_the_first_device_and_what_follows_on_the_last() -> 
 
 def test_a_layer_that_shares_weights_is_where_they_are() -> None:
     model = minigpt()
-    assert model.head is not None
     model.head.weight = model.embedding.weight
     assert of(model, [CPU, META])["head"] == "cpu"
 

@@ -75,7 +75,7 @@ class FileMemory:
         self._ranges: dict[str, _FileRange] = {}
         files = list(files)
         # Layout: a token and the ranks' progress counters, then the files, each from a page of its own.
-        end = self._head_size(len(files))
+        end = _whole_pages(TOKEN_BYTES + _COUNTER.size * len(files) * self._sharers)
         for number, entry in enumerate(files):
             self._ranges[entry.path] = _FileRange(entry, end, number)
             end += _whole_pages(entry.size)
@@ -172,9 +172,6 @@ class FileMemory:
 
     def _counter_offset(self, file: _FileRange, place: int) -> int:
         return TOKEN_BYTES + _COUNTER.size * (file.number * self._sharers + place)
-
-    def _head_size(self, files: int) -> int:
-        return _whole_pages(TOKEN_BYTES + _COUNTER.size * files * self._sharers)
 
 
 def shared_memory_of(group: Group, files: list[FileEntry]) -> FileMemory:

@@ -64,7 +64,8 @@ def attend(
     Returns:
         [1, tokens, heads, width].
     """
-    if not are_lengths(attention_mask):
+    # A mask of this type is in fact the lengths of documents.
+    if attention_mask is None or attention_mask.dtype is not torch.int64:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         result: tuple[Tensor, None] = sdpa_attention_forward(
@@ -82,11 +83,6 @@ def attend(
         F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling) for q, k, v in parts
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
-
-
-def are_lengths(mask: Tensor | None) -> bool:
-    """Whether a mask is in fact lengths of documents."""
-    return mask is not None and mask.dtype is torch.int64
 
 
 def stays_within(model: "PreTrainedModel") -> bool:

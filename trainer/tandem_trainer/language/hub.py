@@ -39,7 +39,7 @@ def with_retries(description: str, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except Exception as error:  # the clients have no common base class
-            if wait is None or not _is_transient(error):
+            if wait is None or not any(_status(link) in TRANSIENT_STATUS for link in _chain(error)):
                 raise
             log.warning("hub=%s asked again in %.0f s: %s", description, wait, first_line(error))
             time.sleep(wait)
@@ -69,10 +69,6 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return one_line(text)[:MAX_ERROR_LENGTH]
-
-
-def _is_transient(error: BaseException) -> bool:
-    return any(_status(link) in TRANSIENT_STATUS for link in _chain(error))
 
 
 def _is_out_of_reach(error: BaseException) -> bool:
