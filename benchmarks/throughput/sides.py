@@ -18,6 +18,7 @@ from benchmarks.turns import Pauses, Turn
 from tandem.rundir.layout import RunDir
 from tandem_cli.local.placement import usable_cores
 from tests.support.lines import read_lines
+from tests.support.manifests import manifest
 from tests.support.processes import TANDEM
 
 SKIP = 100
@@ -114,31 +115,16 @@ def tandem(work: Work, *overrides: str, pin: bool = False) -> Measurement:
     Raises:
         Failure: the run ended early, failed, or was restarted.
     """
-    manifest = {
-        "apiVersion": "tandem.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "bench"},
-        "spec": {
-            "trainer": {
-                "task": "image-classification",
-                "parameters": {
-                    "model": work.model,
-                    "data": {"name": "synthetic", "samples": work.samples, "imageSize": work.image_size},
-                },
-                "loop": {"globalBatchSize": work.batch_size, "epochs": 1_000_000, "maxSteps": work.steps},
-            },
-            "checkpoint": {"everySteps": 50},
-        },
+    parameters = {
+        "model": work.model,
+        "data": {"name": "synthetic", "samples": work.samples, "imageSize": work.image_size},
     }
+    loop = {"globalBatchSize": work.batch_size, "epochs": 1_000_000, "maxSteps": work.steps}
+    trainer = {"task": "image-classification", "parameters": parameters, "loop": loop}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "job.yaml").write_text(json.dumps(manifest))
-        run_dir = RunDir(folder / "run")
-        command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), *(["--pin"] if pin else [])]
-        for override in overrides:
-            command += ["--set", f"spec.{override}"]
-        course = watched(command, folder, _is_our_rank, work.steps, is_pinned=pin)
-        logs = sorted(run_dir.log.glob("train-g*.jsonl"))
+        course = _tandem_run(work, folder, *overrides, pin=pin, trainer=trainer, checkpoint={"everySteps": 50})
+        logs = sorted(RunDir(folder / "run").log.glob("train-g*.jsonl"))
         ends = [line["time"] for line in read_lines(logs[-1])[0] if line["kind"] == "step"] if logs else []
         if len(logs) != 1 or len(ends) != work.steps:
             raise Failure(f"{len(logs)} generations, {len(ends)} of {work.steps} steps")
@@ -154,15 +140,8 @@ def script(work: Work) -> Measurement:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         times = folder / "times.json"
-        manifest = {
-            "apiVersion": "tandem.dev/v1alpha1",
-            "kind": "DistributedTrainingJob",
-            "metadata": {"name": "bench"},
-            "spec": {"trainer": {"command": ["python", *_script(work, times)]}, "workers": {"replicas": 2}},
-        }
-        (folder / "job.yaml").write_text(json.dumps(manifest))
-        command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
-        course = watched(command, folder, _is_our_rank, work.steps)
+        command = ["python", *_script(work, times)]
+        course = _tandem_run(work, folder, trainer={"command": command}, workers={"replicas": 2})
         ends = json.loads(times.read_text())
     return measured(course, ends, work.steps, work.batch_size)
 
@@ -186,15 +165,7 @@ def trainer(work: Work, inline: bool = False, with_evaluator: bool = False) -> M
         if with_evaluator:
             program = ["python", str(TRAINER_LOSS)]
             spec["evaluators"] = {"command": program, "watch": "checkpoint-*", "metric": "loss", "policy": "Every"}
-        manifest = {
-            "apiVersion": "tandem.dev/v1alpha1",
-            "kind": "DistributedTrainingJob",
-            "metadata": {"name": "bench"},
-            "spec": spec,
-        }
-        (folder / "job.yaml").write_text(json.dumps(manifest))
-        run = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(run_dir.path), "--pin"]
-        course = watched(run, folder, _is_our_rank, work.steps, is_pinned=True)
+        course = _tandem_run(work, folder, pin=True, **spec)
         ends = json.loads(times.read_text())
         if with_evaluator and len(list(run_dir.evaluations.glob("step-*/g000000.json"))) < work.steps // TRAINER_EVERY:
             raise Failure("not every state was evaluated")
@@ -218,6 +189,19 @@ def bare(work: Work, keep: bool = False) -> Measurement:
         course = watched(command, folder, _is_bare_rank, work.steps)
         ends = json.loads(times.read_text())
     return measured(course, ends, work.steps, work.batch_size)
+
+
+def _tandem_run(work: Work, folder: Path, *overrides: str, pin: bool = False, **spec: object) -> Course:
+    """Run `tandem run` with a job of this spec, in a folder.
+
+    Raises:
+        Failure: the run ended early or failed.
+    """
+    (folder / "job.yaml").write_text(json.dumps(manifest("bench", **spec)))
+    command = [TANDEM, "run", str(folder / "job.yaml"), "--run-dir", str(folder / "run"), *(["--pin"] if pin else [])]
+    for override in overrides:
+        command += ["--set", f"spec.{override}"]
+    return watched(command, folder, _is_our_rank, work.steps, is_pinned=pin)
 
 
 def _script(work: Work, times: Path) -> list[str]:

@@ -16,6 +16,7 @@ from tandem.rundir.layout import RunDir
 from tandem_cli.bench.schedule import RecordedSchedule, replayed
 from tandem_trainer.strategies.passes import RECORDED_STEPS
 from tests.support import EXAMPLES
+from tests.support.manifests import manifest
 from tests.support.processes import TANDEM, environment
 from tests.support.waiting import until
 
@@ -87,13 +88,7 @@ def test_ctrl_c_ends_the_run_and_shows_what_was_measured(tmp_path: Path) -> None
 @pytest.mark.full("cli", "trainer")
 def test_a_run_that_fails_is_a_row_and_the_others_are_measured(tmp_path: Path) -> None:
     (tmp_path / "halves.py").write_text(TASK)
-    manifest = {
-        "apiVersion": "tandem.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": "halves"},
-        "spec": {"trainer": {"task": "halves:Halves"}},
-    }
-    (tmp_path / "job.yaml").write_text(json.dumps(manifest))
+    (tmp_path / "job.yaml").write_text(json.dumps(manifest("halves", trainer={"task": "halves:Halves"})))
     words = [TANDEM, "bench", "job.yaml", "--workers", "1,2", "--steps", "6", "--rounds", "1"]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == ExitCode.FAILED, done.stderr

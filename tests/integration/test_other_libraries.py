@@ -10,31 +10,18 @@ import yaml
 from tests.support import SCRIPTS
 from tests.support.libraries import SAVED
 from tests.support.local_run import LocalRun, evaluations
+from tests.support.manifests import manifest
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full("trainer", "evaluator")]
 
 
-def manifest(folder: Path, library: str, watch: str) -> Path:
-    job = {
-        "apiVersion": "tandem.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": library},
-        "spec": {
-            "trainer": {
-                "command": ["python", str(SCRIPTS / "unchanged.py")],
-                "args": [library, "--steps", "200", "--pause", "0"],
-            },
-            "evaluators": {
-                "command": ["python", str(SCRIPTS / "evaluate_unchanged.py")],
-                "watch": watch,
-                "settleSeconds": 1,
-                "metric": "loss",
-            },
-        },
-    }
+def job_of(folder: Path, library: str, watch: str) -> Path:
+    script, program = str(SCRIPTS / "unchanged.py"), str(SCRIPTS / "evaluate_unchanged.py")
+    trainer = {"command": ["python", script], "args": [library, "--steps", "200", "--pause", "0"]}
+    evaluators = {"command": ["python", program], "watch": watch, "settleSeconds": 1, "metric": "loss"}
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(job))
+    path.write_text(yaml.safe_dump(manifest(library, trainer=trainer, evaluators=evaluators)))
     return path
 
 
@@ -43,7 +30,7 @@ def test_it_is_killed_and_resumes_with_other_numbers_of_workers_and_is_evaluated
     tmp_path: Path, library: str, watch: str
 ) -> None:
     """2, then 1, then 3 workers."""
-    job = manifest(tmp_path, library, watch)
+    job = job_of(tmp_path, library, watch)
     evaluated = 0
     for workers in (2, 1):
         slowly = f'trainer.args=["{library}", "--steps", "200", "--pause", "0.5"]'

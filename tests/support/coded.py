@@ -4,6 +4,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from tests.support import manifests
+
 TRAIN = """\
 import os, pathlib, sys, time
 import torch, torch.distributed as dist
@@ -60,9 +62,4 @@ def manifest(name: str, steps: int, workers: int = 2, evaluators: bool = True) -
     }
     if evaluators:
         spec["evaluators"] = {"command": ["python", "evaluate.py"], "metric": "loss", "watch": "out/*.safetensors"}
-    return {
-        "apiVersion": "tandem.dev/v1alpha1",
-        "kind": "DistributedTrainingJob",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return manifests.manifest(name, **spec)

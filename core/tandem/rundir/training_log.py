@@ -1,4 +1,4 @@
-"""What all readers of training logs take from them alike: the live page, metrics, tracking, the report and the summary.
+"""Facts that several readers take from training logs: metrics, tracking, the report and the summary of a run.
 
 After a restart, steps after the checkpoint are repeated, so several generations log the same step. By the rule of
 `tandem.rundir.lineage`, of a generation the steps up to the one its successor on the lineage resumed from count. A

@@ -42,8 +42,12 @@ def _end(job: Job) -> FailJob:
     return fail
 
 
-def test_the_same_error_before_any_progress_ends_the_job_the_second_time() -> None:
-    job = group()
+@pytest.fixture
+def job() -> Job:
+    return group()
+
+
+def test_the_same_error_before_any_progress_ends_the_job_the_second_time(job: Job) -> None:
     _fails(job, "worker-1", rank=1, **KEY)
     assert _forms_again(job, 2) < 1.0
     _fails(job, "worker-1", rank=1, **KEY)
@@ -88,8 +92,7 @@ def test_the_same_error_of_all_replicas_is_not_one_replicas() -> None:
     assert not job.state.exclusions
 
 
-def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first() -> None:
-    job = group()
+def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first(job: Job) -> None:
     for number in (1, 2):
         assert job.state.number == number
         _fails(job, "worker-0", rank=0, error="ValueError: late", where="a.py:1")
@@ -99,8 +102,7 @@ def test_it_is_the_one_that_failed_first_and_not_the_one_that_is_heard_first() -
     assert "KeyError" in job.state.end.detail
 
 
-def test_a_peer_whose_connection_broke_is_innocent_whoever_is_heard_first() -> None:
-    job = group()
+def test_a_peer_whose_connection_broke_is_innocent_whoever_is_heard_first(job: Job) -> None:
     _fails(job, "worker-0", ago=1.0, **PEER)
     _fails(job, "worker-1", rank=1, **KEY)
     job.passes(0.5)
@@ -110,8 +112,7 @@ def test_a_peer_whose_connection_broke_is_innocent_whoever_is_heard_first() -> N
     assert "KeyError" in job.state.cause.detail
 
 
-def test_a_wrong_argument_counts() -> None:
-    job = group()
+def test_a_wrong_argument_counts(job: Job) -> None:
     for _ in range(2):
         _fails(job, "worker-0", code=2)
         job.passes(0.5)
@@ -128,8 +129,7 @@ def test_a_wrong_argument_counts() -> None:
         {"code": 137},
     ],
 )
-def test_what_is_not_the_same_is_tried_again(second: dict[str, Any]) -> None:
-    job = group()
+def test_what_is_not_the_same_is_tried_again(job: Job, second: dict[str, Any]) -> None:
     _fails(job, "worker-1", **KEY)
     _forms_again(job, 2)
     _fails(job, "worker-1", **second)
@@ -138,8 +138,7 @@ def test_what_is_not_the_same_is_tried_again(second: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("signal", "ends"), [(11, True), (6, True), (7, True), (9, False), (15, False), (1, False)])
-def test_a_signal_that_a_script_brings_on_itself_is_its_own_fault(signal: int, ends: bool) -> None:
-    job = group()
+def test_a_signal_that_a_script_brings_on_itself_is_its_own_fault(job: Job, signal: int, ends: bool) -> None:
     for _ in range(2):
         _fails(job, "worker-1", rank=1, code=-signal)
         job.passes(0.5)
@@ -148,8 +147,7 @@ def test_a_signal_that_a_script_brings_on_itself_is_its_own_fault(signal: int, e
         assert f"rank 1 (worker-1) was killed by signal {signal} (SIG" in _end(job).cause.detail
 
 
-def test_a_failure_in_mid_training_is_tried_again_at_once_and_the_same_one_later_each_time() -> None:
-    job = group()
+def test_a_failure_in_mid_training_is_tried_again_at_once_and_the_same_one_later_each_time(job: Job) -> None:
     took = []
     for number in range(2, 8):
         job.training = True
@@ -162,8 +160,7 @@ def test_a_failure_in_mid_training_is_tried_again_at_once_and_the_same_one_later
     assert not job.failed()
 
 
-def test_steps_of_which_the_coordinator_hears_with_the_failure_count() -> None:
-    job = group()
+def test_steps_of_which_the_coordinator_hears_with_the_failure_count(job: Job) -> None:
     for number in (2, 3, 4):
         failure = Failure(rank=0, code=-9)
         ranks = [RankReport(rank=0, step=number)]
@@ -181,8 +178,7 @@ def test_a_script_that_says_nothing_is_killed_again_and_again_and_is_back_at_onc
         assert _forms_again(job, number) < 1.0
 
 
-def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_long() -> None:
-    job = group()
+def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_long(job: Job) -> None:
     for number, checkpoint in ((2, 1), (3, 2)):
         job.passes(1.0)
         job.checkpoint = checkpoint
@@ -195,8 +191,7 @@ def test_a_script_that_says_nothing_has_progressed_when_it_has_saved_or_run_for_
     assert not job.failed()
 
 
-def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_until_it_does_not() -> None:
-    job = group()
+def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_until_it_does_not(job: Job) -> None:
     for number in (2, 3, 4, 5):
         job.script_checkpoint = (number, "out/ckpt.pt")
         _fails(job, "worker-1", **KEY)
@@ -209,8 +204,7 @@ def test_a_script_that_gets_further_by_checkpoints_of_its_own_is_tried_again_unt
     assert _end(job).cause.detail.endswith("; twice, before Tandem heard of a step or saw a checkpoint")
 
 
-def test_before_a_script_is_given_up_its_folder_is_looked_at_once_more() -> None:
-    job = group()
+def test_before_a_script_is_given_up_its_folder_is_looked_at_once_more(job: Job) -> None:
     job.script_checkpoint_polled = job.now
     _fails(job, "worker-1", **KEY)
     _forms_again(job, 2)
@@ -243,8 +237,7 @@ def test_the_next_start_is_later_each_time_and_that_is_said() -> None:
     assert _forms_again(job, 11) < 1.0
 
 
-def test_training_that_diverged_goes_back_without_a_failure() -> None:
-    job = group()
+def test_training_that_diverged_goes_back_without_a_failure(job: Job) -> None:
     why = "training diverged: the loss became NaN at step 2; going back to before step 1 and leaving out 9 batches"
     failure = Failure(rank=0, code=ExitCode.REWOUND, error=why)
     for replica in ("worker-0", "worker-1"):
@@ -276,16 +269,14 @@ def test_a_micro_batch_that_is_halved_is_no_failure(peer_first: bool) -> None:
 
 
 @pytest.mark.parametrize("code", [ExitCode.OUT_OF_MEMORY, ExitCode.REWOUND, ExitCode.PREEMPTED])
-def test_a_script_that_ends_with_a_number_of_ours_has_failed_also_after_an_error(code: ExitCode) -> None:
-    job = group()
+def test_a_script_that_ends_with_a_number_of_ours_has_failed_also_after_an_error(job: Job, code: ExitCode) -> None:
     _fails(job, "worker-1", rank=1, code=code, announced=False, error="KeyError: 'image'")
     assert _forms_again(job, 2) < 1.0
     assert job.state.failures == 1
     assert job.state.latest.reason == "WorkerFailed"
 
 
-def test_an_agent_that_does_not_say_who_chose_the_number_is_judged_by_the_words() -> None:
-    job = group()
+def test_an_agent_that_does_not_say_who_chose_the_number_is_judged_by_the_words(job: Job) -> None:
     _fails(job, "worker-1", rank=1, code=ExitCode.OUT_OF_MEMORY)
     assert _forms_again(job, 2) < 1.0
     assert job.state.failures == 1
@@ -301,8 +292,7 @@ NCCL = {
 }
 
 
-def test_the_same_broken_collective_on_all_ranks_is_the_cause_and_ends_the_job_the_second_time() -> None:
-    job = group()
+def test_the_same_broken_collective_on_all_ranks_is_the_cause_and_ends_the_job_the_second_time(job: Job) -> None:
     _fails(job, "worker-1", rank=1, ago=0.1, **NCCL)
     _fails(job, "worker-0", ago=0.3, **NCCL)
     _forms_again(job, 2)
@@ -319,8 +309,9 @@ def test_the_same_broken_collective_on_all_ranks_is_the_cause_and_ends_the_job_t
 @pytest.mark.parametrize(
     "other", [{"error": "RuntimeError: [gloo] closed by peer 2"}, {"where": "train.py:11, in step"}, {"error": ""}]
 )
-def test_broken_collectives_that_differ_tell_of_a_peer_or_a_network_and_are_tried_again(other: dict[str, str]) -> None:
-    job = group()
+def test_broken_collectives_that_differ_tell_of_a_peer_or_a_network_and_are_tried_again(
+    job: Job, other: dict[str, str]
+) -> None:
     for number in (2, 3, 4):
         _fails(job, "worker-1", rank=1, **NCCL)
         _fails(job, "worker-0", **{**NCCL, **other})
@@ -397,8 +388,9 @@ def test_a_mistake_in_the_first_batch_ends_the_job_the_second_time(report: RankR
 
 @pytest.mark.parametrize("who", [("worker-0", "worker-0"), ("worker-0", "worker-1")], ids=["one", "alternately"])
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_mistake_in_the_loop_ends_the_job_when_it_comes_at_the_same_step(who: tuple[str, str], saved: bool) -> None:
-    job = group()
+def test_a_mistake_in_the_loop_ends_the_job_when_it_comes_at_the_same_step(
+    job: Job, who: tuple[str, str], saved: bool
+) -> None:
     for replica in who:
         assert not job.failed()
         _trains(job, saved)
@@ -409,8 +401,7 @@ def test_a_mistake_in_the_loop_ends_the_job_when_it_comes_at_the_same_step(who: 
 
 
 @pytest.mark.parametrize("second", [{"step": 51}, {"step": 50, "error": "KeyError: 'other'"}, {"step": 50, "code": -9}])
-def test_a_failure_at_a_further_step_or_another_one_is_tried_again(second: dict[str, Any]) -> None:
-    job = group()
+def test_a_failure_at_a_further_step_or_another_one_is_tried_again(job: Job, second: dict[str, Any]) -> None:
     _trains(job)
     _fails(job, "worker-0", step=50, **KEY)
     _forms_again(job, 2)
@@ -420,8 +411,7 @@ def test_a_failure_at_a_further_step_or_another_one_is_tried_again(second: dict[
     assert not job.failed()
 
 
-def test_a_failure_in_the_first_batch_of_a_group_that_goes_on_is_no_further() -> None:
-    job = group()
+def test_a_failure_in_the_first_batch_of_a_group_that_goes_on_is_no_further(job: Job) -> None:
     _trains(job, saved=True)
     _fails(job, "worker-0", step=50, **KEY)
     _forms_again(job, 2)
@@ -430,8 +420,7 @@ def test_a_failure_in_the_first_batch_of_a_group_that_goes_on_is_no_further() ->
     assert _end(job).cause.reason == "RepeatedFailure"
 
 
-def test_a_script_that_saves_in_its_own_way_may_count_its_steps_from_each_start() -> None:
-    job = group()
+def test_a_script_that_saves_in_its_own_way_may_count_its_steps_from_each_start(job: Job) -> None:
     for number in (2, 3, 4):
         _trains(job)
         job.script_checkpoint = (number, "out/ckpt.pt")
@@ -478,8 +467,7 @@ def test_a_rank_that_was_killed_is_the_cause_also_where_that_is_known_late() -> 
         (255, "ended with exit code 255"),
     ],
 )
-def test_an_exit_code_of_a_signal_is_that_signal(code: int, words: str) -> None:
-    job = group()
+def test_an_exit_code_of_a_signal_is_that_signal(job: Job, code: int, words: str) -> None:
     for _ in range(2):
         _fails(job, "worker-1", rank=1, code=code)
         job.passes(0.5)
@@ -487,8 +475,7 @@ def test_an_exit_code_of_a_signal_is_that_signal(code: int, words: str) -> None:
     assert job.failed() == (code in (139, 255)), "a signal from outside may not come again"
 
 
-def test_a_script_that_ends_with_zero_on_one_rank_while_another_one_works_is_told_so() -> None:
-    job = group()
+def test_a_script_that_ends_with_zero_on_one_rank_while_another_one_works_is_told_so(job: Job) -> None:
     incarnation = job.beats["worker-1"].incarnation
     for number in (1, 2):
         assert not job.failed()
@@ -503,8 +490,7 @@ def test_a_script_that_ends_with_zero_on_one_rank_while_another_one_works_is_tol
     )
 
 
-def test_the_third_hang_at_the_same_step_ends_the_job_and_says_what_helps() -> None:
-    job = group()
+def test_the_third_hang_at_the_same_step_ends_the_job_and_says_what_helps(job: Job) -> None:
     for number in (2, 3):
         job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=70))
         job.joins("worker-0", generation=number - 1)
@@ -519,9 +505,8 @@ def test_the_third_hang_at_the_same_step_ends_the_job_and_says_what_helps() -> N
 
 
 @pytest.mark.parametrize("saved", [None, 40])
-def test_what_was_got_over_is_another_failure_when_it_comes_again(saved: int | None) -> None:
+def test_what_was_got_over_is_another_failure_when_it_comes_again(job: Job, saved: int | None) -> None:
     """A network that is bad at three starts in a month, with 90,000 steps in between, is no mistake."""
-    job = group()
     for number in (2, 3, 4):
         job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=0))
         job.joins("worker-0", generation=number - 1)
@@ -535,8 +520,7 @@ def test_what_was_got_over_is_another_failure_when_it_comes_again(saved: int | N
 
 
 @pytest.mark.parametrize("saved", [50, 90_000])
-def test_a_mistake_that_came_again_after_further_steps_were_saved_is_tried_again(saved: int) -> None:
-    job = group()
+def test_a_mistake_that_came_again_after_further_steps_were_saved_is_tried_again(job: Job, saved: int) -> None:
     _trains(job)
     _fails(job, "worker-0", step=50, **KEY)
     _forms_again(job, 2)
@@ -551,8 +535,7 @@ def test_a_mistake_that_came_again_after_further_steps_were_saved_is_tried_again
     assert job.failed() == (saved == 50)
 
 
-def test_hangs_at_other_steps_use_up_the_budget() -> None:
-    job = group()
+def test_hangs_at_other_steps_use_up_the_budget(job: Job) -> None:
     for number, step in ((2, 70), (3, 70), (4, 90), (5, 90), (6, 70)):
         job.tell(Hung(job.state.number, "no rank has made a step for 300 s", step=step))
         job.joins("worker-0", generation=number - 1)

@@ -68,8 +68,12 @@ def test_a_group_that_makes_steps_does_not_hang() -> None:
     group.steps(100)
 
 
-def test_a_group_without_a_step_hangs_and_the_rank_that_is_stopped_is_named() -> None:
-    group = trained()
+@pytest.fixture
+def group() -> Group:
+    return trained()
+
+
+def test_a_group_without_a_step_hangs_and_the_rank_that_is_stopped_is_named(group: Group) -> None:
     group.at("worker-1", phase="stopped")
     words = "rank 1 (worker-1) is stopped at step 5", "no rank has made a step for 10 s", "stacks/g000004"
     assert TRAINING - 1.0 <= group.hangs(*words) <= TRAINING + 2.0
@@ -82,27 +86,23 @@ def test_a_rank_that_is_stopped_while_it_starts_does_not_get_the_time_of_a_slow_
     assert group.hangs("rank 1 (worker-1) is stopped") <= TRAINING + 2.0
 
 
-def test_the_rank_that_is_behind_is_named() -> None:
-    group = trained()
+def test_the_rank_that_is_behind_is_named(group: Group) -> None:
     group.at("worker-0", step=6)
     group.hangs("rank 1 (worker-1) is stuck at step 5, others at 6")
 
 
-def test_the_rank_whose_last_step_is_the_oldest_is_named() -> None:
-    group = trained()
+def test_the_rank_whose_last_step_is_the_oldest_is_named(group: Group) -> None:
     group.at("worker-0", step=6)
     assert group.passes(5.0) is None
     group.at("worker-1", step=6)
     group.hangs("rank 0 (worker-0) seems to be stuck at step 6")
 
 
-def test_where_nobody_can_be_named_all_are() -> None:
-    group = trained()
+def test_where_nobody_can_be_named_all_are(group: Group) -> None:
     group.hangs("all ranks are stuck at step 5")
 
 
-def test_one_rank_that_still_makes_steps_is_enough() -> None:
-    group = trained()
+def test_one_rank_that_still_makes_steps_is_enough(group: Group) -> None:
     for step in range(6, 60):
         group.at("worker-0", step=step)
         assert group.passes(1.0) is None
@@ -119,22 +119,19 @@ def test_starting_and_the_first_step_take_longer_and_are_not_endless() -> None:
     group.hangs("no rank has made progress for 40 s", "still starting", seconds=60.0)
 
 
-def test_a_rank_that_saves_gives_all_the_longer_time() -> None:
-    group = trained()
+def test_a_rank_that_saves_gives_all_the_longer_time(group: Group) -> None:
     group.at("worker-0", phase="saving")
     assert group.passes(30.0) is None
     group.hangs("rank 0 (worker-0) is still saving")
 
 
-def test_ranks_that_have_made_all_their_steps_do_not_hang_in_training() -> None:
-    group = trained()
+def test_ranks_that_have_made_all_their_steps_do_not_hang_in_training(group: Group) -> None:
     group.all_at(total_steps=6, step=6)
     assert group.passes(30.0) is None
     group.hangs("still ending")
 
 
-def test_the_coordinators_own_standstill_is_no_hang() -> None:
-    group = trained()
+def test_the_coordinators_own_standstill_is_no_hang(group: Group) -> None:
     group.now += 3600.0
     for replica in group.ranks:
         group.report(replica)
@@ -142,8 +139,7 @@ def test_the_coordinators_own_standstill_is_no_hang() -> None:
     group.steps(5)
 
 
-def test_a_network_that_delivers_old_reports_in_a_heap_is_no_hang() -> None:
-    group = trained()
+def test_a_network_that_delivers_old_reports_in_a_heap_is_no_hang(group: Group) -> None:
     group.now += 3600.0
     for _ in range(1000):
         group.report("worker-0")
@@ -158,8 +154,7 @@ def test_ranks_that_do_not_report_never_hang() -> None:
         assert watch.verdict() is None
 
 
-def test_what_an_older_generation_says_counts_for_nothing() -> None:
-    group = trained()
+def test_what_an_older_generation_says_counts_for_nothing(group: Group) -> None:
     group.watch.begin(5)
     for _ in range(100):
         group.now += 1.0
@@ -167,8 +162,7 @@ def test_what_an_older_generation_says_counts_for_nothing() -> None:
     assert group.watch.verdict() is None
 
 
-def test_a_replica_that_is_gone_is_not_blamed() -> None:
-    group = trained()
+def test_a_replica_that_is_gone_is_not_blamed(group: Group) -> None:
     group.at("worker-1", phase="stopped")
     assert group.passes(5.0) is None
     group.watch.forget("worker-1")
@@ -179,8 +173,7 @@ def test_a_replica_that_is_gone_is_not_blamed() -> None:
     assert "worker-1" not in group.watch.verdict()
 
 
-def test_a_process_that_goes_on_after_a_short_stop_has_not_hung() -> None:
-    group = trained()
+def test_a_process_that_goes_on_after_a_short_stop_has_not_hung(group: Group) -> None:
     for _ in range(10):
         group.at("worker-1", phase="stopped")
         assert group.passes(5.0) is None
@@ -266,16 +259,14 @@ def test_a_stopped_script_whose_replica_is_gone_accuses_nobody() -> None:
         assert group.watch.verdict() is None
 
 
-def test_a_group_in_which_one_rank_validates_does_not_hang_until_it_trains_again() -> None:
-    group = trained()
+def test_a_group_in_which_one_rank_validates_does_not_hang_until_it_trains_again(group: Group) -> None:
     group.at("worker-0", phase="validation", pauses=True)
     assert group.passes(100 * OTHER) is None
     group.at("worker-0", phase="train", pauses=False)
     assert group.hangs("no rank has made a step") >= TRAINING - 1.0
 
 
-def test_a_group_one_of_whose_ranks_is_in_a_debugger_does_not_hang_until_it_trains_again() -> None:
-    group = trained()
+def test_a_group_one_of_whose_ranks_is_in_a_debugger_does_not_hang_until_it_trains_again(group: Group) -> None:
     group.at("worker-1", phase="debugger", pauses=True)
     assert group.passes(100 * OTHER) is None
     group.at("worker-1", phase="train", pauses=False)
@@ -293,8 +284,7 @@ def test_a_script_in_a_debugger_is_not_called_idle() -> None:
     assert "no rank has used a processor" in str(group.watch.idle())
 
 
-def test_a_process_that_is_stopped_in_a_pause_is_noticed() -> None:
-    group = trained()
+def test_a_process_that_is_stopped_in_a_pause_is_noticed(group: Group) -> None:
     group.at("worker-0", phase="validation", pauses=True)
     group.at("worker-1", phase="stopped")
     group.hangs("rank 1 (worker-1) has been stopped")

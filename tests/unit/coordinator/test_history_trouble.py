@@ -1,5 +1,7 @@
 """What goes wrong and does not end a job is counted, and said when it begins and when it has doubled."""
 
+import pytest
+
 from tandem.wire.protocol import RankReport, Trouble
 from tandem.wire.status import CheckpointRef, Troubles
 from tandem_coordinator.base_watch import AgainstBase
@@ -33,14 +35,17 @@ class World:
         self.watch.record([RankReport(rank=0, step=1, trouble=trouble), RankReport(rank=1, step=1)])
 
 
-def test_nothing_wrong_is_nothing_said() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_nothing_wrong_is_nothing_said(world: World) -> None:
     assert world.look() is None
     assert world.said == []
 
 
-def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_doubled() -> None:
-    world = World()
+def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_doubled(world: World) -> None:
     for number in range(1, 25):
         world.saves(number, number)
         world.look()
@@ -53,30 +58,26 @@ def test_failed_saves_are_said_when_they_begin_and_whenever_their_number_has_dou
     assert world.watch.troubles == Troubles(saves_failed=24, saves_failed_in_a_row=24, save_message=FULL)
 
 
-def test_a_failed_save_that_the_log_tells_of_before_the_rank_is_not_told_of_twice() -> None:
-    world = World()
+def test_a_failed_save_that_the_log_tells_of_before_the_rank_is_not_told_of_twice(world: World) -> None:
     logged = Training(saves={"failed": 1})
     assert world.look(training=logged) is None
     world.saves(1, 1)
     assert world.look(0.5, training=logged) == Troubles(saves_failed=1, saves_failed_in_a_row=1, save_message=FULL)
 
 
-def test_a_failed_save_that_the_log_alone_tells_of_counts() -> None:
-    world = World()
+def test_a_failed_save_that_the_log_alone_tells_of_counts(world: World) -> None:
     logged = Training(saves={"failed": 1})
     assert world.look(training=logged) is None
     assert world.look(3.0, training=logged) == Troubles(saves_failed=1)
 
 
-def test_failed_saves_of_before_count_at_once() -> None:
-    world = World()
+def test_failed_saves_of_before_count_at_once(world: World) -> None:
     again = TroubleWatch(lambda text, level: world.said.append((level, text)), 1.0)
     again.update(Observed(training=Training(saves={"failed": 7})), 0, 0.0)
     assert again.troubles == Troubles(saves_failed=7)
 
 
-def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
-    world = World()
+def test_a_save_that_goes_well_ends_the_row_and_is_said(world: World) -> None:
     world.saves(3, 3)
     world.look()
     world.saves(3, 0)
@@ -84,8 +85,7 @@ def test_a_save_that_goes_well_ends_the_row_and_is_said() -> None:
     assert world.said[-1] == ("info", "a save succeeded again")
 
 
-def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
-    world = World()
+def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there(world: World) -> None:
     world.saves(3, 3)
     world.look()
     world.watch.begin()
@@ -97,16 +97,14 @@ def test_a_new_group_goes_on_with_the_row_until_a_checkpoint_is_there() -> None:
     assert found == Troubles(saves_failed=4)
 
 
-def test_lost_lines_of_all_logs_are_added_up() -> None:
-    world = World()
+def test_lost_lines_of_all_logs_are_added_up(world: World) -> None:
     world.saves(0, 0, lines=1_200)
     world.watch.update(Observed(lines_lost=70), 5, 0.0)
     assert world.watch.troubles == Troubles(lines_lost=1_275)
     assert world.said == [("error", "1,275 log lines have been lost: the disk refused them")]
 
 
-def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_again() -> None:
-    world = World()
+def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_again(world: World) -> None:
     world.look(rewinds=1, batches_left_out=60)
     world.look(rewinds=2, batches_left_out=120)
     world.look(rewinds=3, batches_left_out=180)
@@ -119,8 +117,7 @@ def test_each_rewind_is_said_with_what_is_left_out_and_old_ones_are_not_said_aga
     assert again.watch.troubles == Troubles(rewinds=3, batches_left_out=180)
 
 
-def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it() -> None:
-    world = World()
+def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it(world: World) -> None:
     world.look(limits=(4,))
     assert world.look(limits=(4, 2)) == Troubles(micro_batches_halved=2, micro_batch=2)
     world.look(limits=(4, 2, 1))
@@ -135,8 +132,7 @@ def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it() -> 
     assert again.said == []
 
 
-def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not() -> None:
-    world = World()
+def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not(world: World) -> None:
     world.look(evaluations=Evaluations(failed=1, failure="step-000000250: it cannot be read", skipped=3))
     assert world.said == [
         ("error", "1 checkpoint could not be evaluated: step-000000250: it cannot be read"),
@@ -144,8 +140,7 @@ def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not()
     ]
 
 
-def test_checkpoints_that_are_worse_than_the_base_model_are_said_once_and_so_is_the_end_of_it() -> None:
-    world = World()
+def test_checkpoints_that_are_worse_than_the_base_model_are_said_once_and_so_is_the_end_of_it(world: World) -> None:
     worse = AgainstBase(worse=3, message="the last 3 are worse")
     for _ in range(3):
         assert world.look(against_base=worse) == Troubles(worse_than_base=3, base_message="the last 3 are worse")
@@ -167,8 +162,7 @@ def test_what_a_coordinator_before_this_one_has_said_is_not_said_again() -> None
     assert said == []
 
 
-def test_a_tracking_server_that_is_away_is_said_once_and_once_when_it_has_everything() -> None:
-    world = World()
+def test_a_tracking_server_that_is_away_is_said_once_and_once_when_it_has_everything(world: World) -> None:
     for why in ("connection refused", "connection refused", "it has timed out", ""):
         world.watch.tracking_message = why
         found = world.look(1.0)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tandem.wire.protocol import RankReport
 from tandem.wire.status import CheckpointRef, Progress
 from tandem_coordinator import membership, snapshots
@@ -32,9 +34,14 @@ def test_the_first_rank_that_reports_leads() -> None:
     assert reports.loss == 1.0, "the last known one stays"
 
 
-def test_the_pace_gives_the_time_that_remains() -> None:
+@pytest.fixture
+def reports() -> Reports:
     reports = Reports()
     reports.begin(1)
+    return reports
+
+
+def test_the_pace_gives_the_time_that_remains(reports: Reports) -> None:
     assert reports.progress() is None
     for second in range(11):
         reports.record("worker-0", 1, [report(0, 100 + 10 * second)], float(second))
@@ -59,9 +66,7 @@ def test_progress_does_not_fall_behind_the_checkpoint_that_a_new_group_goes_on_f
     assert told() == 641, "where the newest checkpoint could not be resumed from"
 
 
-def test_a_generation_begins_without_what_the_last_one_said() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_a_generation_begins_without_what_the_last_one_said(reports: Reports) -> None:
     reports.record("worker-0", 1, [report(0, 100, saves=True)], 1.0)
     assert (reports.stepping, reports.silent, reports.saves) == (True, False, True)
     reports.begin(2)
@@ -73,9 +78,7 @@ def test_a_generation_begins_without_what_the_last_one_said() -> None:
     assert reports.step == 100
 
 
-def test_a_group_saves_when_asked_only_if_all_of_its_ranks_do() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_a_group_saves_when_asked_only_if_all_of_its_ranks_do(reports: Reports) -> None:
     assert not reports.saves
     reports.record("worker-0", 1, [report(0, 5, saves=True)], 1.0)
     reports.record("worker-1", 1, [report(1, 5, saves=False)], 1.0)
@@ -87,9 +90,7 @@ def test_a_group_saves_when_asked_only_if_all_of_its_ranks_do() -> None:
     assert reports.silent
 
 
-def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_use_is_summed_over_the_ranks_that_tell_it(reports: Reports) -> None:
     assert reports.utilization(None) is None
     reports.record("worker-0", 1, [report(0, 5, cpu=0.5, gpu=0.5, gpu_memory_bytes=10), report(1, 5)], 1.0)
     reports.record("worker-1", 1, [report(2, 5, cpu=1.0, gpu=1.0, gpu_memory_bytes=20)], 1.0)
@@ -99,17 +100,13 @@ def test_use_is_summed_over_the_ranks_that_tell_it() -> None:
     assert reports.gpu_memory() == {"0": 10, "2": 20}
 
 
-def test_own_work_is_told_by_rank() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_own_work_is_told_by_rank(reports: Reports) -> None:
     reports.record("worker-1", 1, [report(1, 5, busy_seconds=0.02), report(2, 5)], 1.0)
     reports.record("worker-0", 1, [report(0, 5, busy_seconds=0.0123456789)], 1.0)
     assert reports.trainer_busy() == {"0": 0.012346, "1": 0.02}
 
 
-def test_a_script_says_nothing_of_its_steps_but_what_it_uses() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_a_script_says_nothing_of_its_steps_but_what_it_uses(reports: Reports) -> None:
     reports.record("worker-0", 1, [report(0, 0, phase="script", cpu=0.5)], 1.0)
     assert reports.silent
     assert not reports.stepping
@@ -121,9 +118,7 @@ def test_a_script_says_nothing_of_its_steps_but_what_it_uses() -> None:
     assert (reports.silent, reports.stepping) == (False, True), "it has begun to beat by itself"
 
 
-def test_who_pauses_for_what_is_said() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_who_pauses_for_what_is_said(reports: Reports) -> None:
     reports.record("worker-0", 1, [report(0, 5), report(1, 5)], 1.0)
     assert reports.pause is None
     reports.record("worker-1", 1, [report(2, 5), report(3, 5, phase="validation", pauses=True)], 1.0)
@@ -135,9 +130,7 @@ def test_who_pauses_for_what_is_said() -> None:
     assert reports.pause == "all steps are taken, and the code after the loop runs"
 
 
-def test_training_that_pauses_is_not_training_that_stalls() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_training_that_pauses_is_not_training_that_stalls(reports: Reports) -> None:
     reports.record("worker-0", 1, [report(0, 5)], 1.0)
     reports.record("worker-0", 1, [report(0, 5)], 400.0)
     assert reports.stepped_at == 1.0
@@ -145,9 +138,7 @@ def test_training_that_pauses_is_not_training_that_stalls() -> None:
     assert reports.stepped_at == 500.0
 
 
-def test_of_a_script_the_first_rank_that_logs_leads() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_of_a_script_the_first_rank_that_logs_leads(reports: Reports) -> None:
     silent = report(0, 0, phase="script", script=True)
     reports.record("worker-0", 1, [silent, report(1, 7, loss=0.5, script=True)], 1.0)
     assert (reports.step, reports.loss, reports.stepping, reports.scripted) == (7, 0.5, True, True)
@@ -161,9 +152,7 @@ def test_of_a_script_the_first_rank_that_logs_leads() -> None:
     assert not reports.saves
 
 
-def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was() -> None:
-    reports = Reports()
-    reports.begin(1)
+def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was(reports: Reports) -> None:
     reports.record("worker-0", 1, [report(0, 7, loss=0.5, script=True)], 1.0)
     assert reports.not_finite is None
     reports.record("worker-0", 1, [report(0, 8, loss_is_finite=False, script=True)], 2.0)

@@ -67,15 +67,23 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     return made
 
 
+@pytest.fixture
+def run(make: Make) -> TrackedRun:
+    return make()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """The name of the experiment."""
+    return str(request.node.name)
+
+
 def sender(run: TrackedRun, store: Store) -> Sender:
     """A process that sends, as it begins."""
     return Sender(run.rundir, run.job, store.uri)
 
 
-def test_three_generations_are_one_run_with_one_point_a_step(
-    make: Make, store: Store, request: pytest.FixtureRequest
-) -> None:
-    run, name = make(), request.node.name
+def test_three_generations_are_one_run_with_one_point_a_step(run: TrackedRun, store: Store, name: str) -> None:
     saved = None
     for generation in (1, 2, 3):
         # Each has a process of its own, which knows nothing of the one before.
@@ -92,16 +100,14 @@ def test_three_generations_are_one_run_with_one_point_a_step(
     assert store.losses(name).keys() == set(range(1, 331)), "nothing is taken again"
 
 
-def test_runs_of_one_manifest_have_names_of_their_own(make: Make, store: Store, request: pytest.FixtureRequest) -> None:
-    run = make()
+def test_runs_of_one_manifest_have_names_of_their_own(run: TrackedRun, store: Store, name: str) -> None:
     sender(run, store).send()
-    assert store.run(request.node.name).info.run_name == f"{run.job.metadata.name} (run)"
+    assert store.run(name).info.run_name == f"{run.job.metadata.name} (run)"
 
 
 def test_a_process_that_dies_after_a_request_sends_nothing_twice(
-    make: Make, store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    run: TrackedRun, store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, name = make(), request.node.name
     run.begin(1)
     run.steps(1, 1, 1200)
     run.save(1, 1200)
@@ -133,10 +139,7 @@ def test_a_process_that_dies_after_a_request_sends_nothing_twice(
     assert store.run(name).data.tags["tandem.repeated.generation-2"] == "101-1000"
 
 
-def test_the_ledger_is_sent_now_and_then_and_as_it_was_at_the_end(
-    make: Make, store: Store, request: pytest.FixtureRequest
-) -> None:
-    run, name = make(), request.node.name
+def test_the_ledger_is_sent_now_and_then_and_as_it_was_at_the_end(run: TrackedRun, store: Store, name: str) -> None:
     log = Lines(run.rundir.coordinator_log)
 
     def account(compute: float, idle: float) -> None:
@@ -164,8 +167,7 @@ def test_the_ledger_is_sent_now_and_then_and_as_it_was_at_the_end(
     assert sent("gpuHours.total") == [], "there is no GPU"
 
 
-def test_two_processes_at_once_add_up_to_one(make: Make, store: Store, request: pytest.FixtureRequest) -> None:
-    run, name = make(), request.node.name
+def test_two_processes_at_once_add_up_to_one(run: TrackedRun, store: Store, name: str) -> None:
     run.begin(1)
     one, other = sender(run, store), sender(run, store)
     one.send()
@@ -180,9 +182,8 @@ def test_two_processes_at_once_add_up_to_one(make: Make, store: Store, request: 
 
 
 def test_a_run_that_was_made_and_not_noted_is_found_again(
-    make: Make, store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    run: TrackedRun, store: Store, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, name = make(), request.node.name
     real = mlflow_run.replace_json
 
     def replace_json(path: Path, value: dict[str, object]) -> None:
@@ -200,10 +201,7 @@ def test_a_run_that_was_made_and_not_noted_is_found_again(
     assert read_json(run.rundir.tracking / FILE)["runId"] == made.info.run_id
 
 
-def test_evaluations_that_come_late_or_again_are_there_once(
-    make: Make, store: Store, request: pytest.FixtureRequest
-) -> None:
-    run, name = make(), request.node.name
+def test_evaluations_that_come_late_or_again_are_there_once(run: TrackedRun, store: Store, name: str) -> None:
     run.begin(1)
     run.save(1, 200, accuracy=0.8)
     sender(run, store).send()
@@ -216,9 +214,8 @@ def test_evaluations_that_come_late_or_again_are_there_once(
 
 
 def test_parameters_are_the_jobs_settings_and_what_a_resumed_job_has_otherwise_is_a_tag(
-    make: Make, store: Store, request: pytest.FixtureRequest
+    make: Make, store: Store, name: str
 ) -> None:
-    name = request.node.name
     env = [{"name": "HF_TOKEN", "value": "hunter2"}]
     run = make(trainer=images({"epochs": 4}) | {"env": env})
     sender(run, store).send()
@@ -237,9 +234,8 @@ def test_parameters_are_the_jobs_settings_and_what_a_resumed_job_has_otherwise_i
 
 
 def test_the_best_checkpoint_is_registered_once_with_where_it_comes_from(
-    make: Make, store: Store, request: pytest.FixtureRequest
+    run: TrackedRun, store: Store, name: str
 ) -> None:
-    run, name = make(), request.node.name
     run.begin(1)
     best, last = run.save(1, 100, accuracy=0.9), run.save(1, 200, accuracy=0.8)
     (run.rundir.path / "report.html").write_text("<p>the report")
@@ -263,9 +259,8 @@ def test_the_best_checkpoint_is_registered_once_with_where_it_comes_from(
 
 @pytest.mark.parametrize(("ending", "status"), [("failed", "FAILED"), ("stopped", "KILLED")])
 def test_a_run_that_was_stopped_or_failed_says_so_until_it_goes_on(
-    make: Make, store: Store, request: pytest.FixtureRequest, ending: str, status: str
+    run: TrackedRun, store: Store, name: str, ending: str, status: str
 ) -> None:
-    run, name = make(), request.node.name
     run.begin(1)
     if ending == "failed":
         run.rundir.mark_failed("Broken", "it broke", 1)
@@ -277,10 +272,7 @@ def test_a_run_that_was_stopped_or_failed_says_so_until_it_goes_on(
     assert store.run(name).info.status == "RUNNING"
 
 
-def test_another_destination_gets_a_run_of_its_own_with_everything(
-    make: Make, store: Store, request: pytest.FixtureRequest
-) -> None:
-    run, name = make(), request.node.name
+def test_another_destination_gets_a_run_of_its_own_with_everything(run: TrackedRun, store: Store, name: str) -> None:
     run.begin(1)
     run.steps(1, 1, 50)
     run.save(1, 50)
