@@ -6,7 +6,7 @@ STAMP := $(VENV)/.tandem
 .PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm gpu \
 	cluster soak soak-operator soak-strangers generate picture images clean index \
 	bench bench-scale bench-short-jobs bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies \
-	bench-fine-tuning
+	bench-fine-tuning bench-queue
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -104,6 +104,9 @@ bench-strategies: $(STAMP) ## Memory and speed of ddp and fsdp beside torch alon
 
 bench-fine-tuning: $(STAMP) ## Fine-tuning beside TRL's SFTTrainer and a plain loop (two idle cores; ARGS="--only packed kill --rounds 6")
 	@$(BIN)/python -m benchmarks.fine_tuning $(ARGS)
+
+bench-queue: $(STAMP) ## A week of a GPU queue in simulated time, elastic beside all or none (ARGS="--seeds 20 --load 1.3"; a minute)
+	@$(BIN)/python -m benchmarks.queue_play $(ARGS)
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m benchmarks.operators $(ARGS)
