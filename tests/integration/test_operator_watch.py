@@ -96,4 +96,4 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
             await watch
     assert set(told) == {("n", "listed"), ("n", "deep"), ("n", "sound")}, "what costs too much is left to the lists"
     for name in ("listed", "deep"):
-        assert job_objects.REFUSED in found
+        assert job_objects.REFUSED in store.job(("n", name))
