@@ -33,7 +33,7 @@ class QueueingReader:
     def __init__(self, api: ApiServer, is_needed: Callable[[], bool]) -> None:
         self._api, self._is_needed = api, is_needed
         self.latest: Queueing | None = None
-        """What was read last; None if nothing was, or if that is not allowed."""
+        """Newest value; None if nothing was read, or if that is not allowed."""
         self.is_allowed: bool | None = None
         """Whether the operator may read them; None if that is not known yet."""
 
