@@ -187,7 +187,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
 
     # Step 7: the status, from everything that keeps the job from running, the most important problem first.
     plans = {names.WORKER: worker_plan, names.EVALUATOR: evaluator_plan, names.COORDINATOR: coordinator_plan}
-    done = (*required.resolved, *(write_key(kinds.WORKLOAD, name) for name in queue_plan.settled))
+    done = (*required.resolved, *(write_key(kinds.WORKLOAD, name) for name in queue_plan.unchanged))
     resolved = _resolved_attempts(inputs, lifecycle, done, plans)
     refused = [
         attempt.trouble

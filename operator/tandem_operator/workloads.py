@@ -119,7 +119,7 @@ class WorkloadPlan:
     create: tuple[NewWorkload, ...] = ()
     delete: tuple[Workload, ...] = ()
     write: tuple[WorkloadChange, ...] = ()
-    settled: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
     """Names of those that stay as they are."""
 
 
@@ -227,8 +227,8 @@ class JobQueue:
         missing = self._missing(keep, is_started) if need == "now" else ()
         create = [self._new(slot, part, priority) for slot, part in missing]
         changed = {change.workload.name for change in write}
-        settled = tuple(workload.name for workload in keep if workload.name not in changed)
-        return WorkloadPlan(tuple(create), tuple(delete), tuple(write), settled)
+        unchanged = tuple(workload.name for workload in keep if workload.name not in changed)
+        return WorkloadPlan(tuple(create), tuple(delete), tuple(write), unchanged)
 
     def _is_ready(self, workload: Workload, ready: Collection[int]) -> bool:
         """Whether the pods of all its workers that there are to be are ready."""
