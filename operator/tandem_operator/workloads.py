@@ -238,17 +238,19 @@ class JobQueue:
         """Slots and indices of the Workloads to create."""
         used_names = {workload.name for workload in self.workloads}
         # An old Workload of the same workers is given back first: their new pods would seem to use it.
-        held = {index for workload in self.workloads if workload not in keep for index in workload.indices}
+        occupied_indices = {index for workload in self.workloads if workload not in keep for index in workload.indices}
         slots = [
             slot
             for slot in range(names.MAX_WORKLOADS)
             if names.workload(self.job.metadata.name, slot) not in used_names
         ]
         if not any(workload.first == 0 for workload in keep):
-            yield from [(0, range(self._fewest))] if 0 in slots and held.isdisjoint(range(self._fewest)) else []
+            yield from (
+                [(0, range(self._fewest))] if 0 in slots and occupied_indices.isdisjoint(range(self._fewest)) else []
+            )
         elif is_started:
             free = iter([slot for slot in slots if slot > 0])
-            yield from zip(free, (part for part in self._gaps(keep) if held.isdisjoint(part)), strict=False)
+            yield from zip(free, (part for part in self._gaps(keep) if occupied_indices.isdisjoint(part)), strict=False)
 
     def _gaps(self, keep: Iterable[Workload]) -> Iterator[range]:
         """Indices of the workers over the minimum that have no Workload, in slices."""
@@ -263,8 +265,8 @@ class JobQueue:
             start = end
 
     def _new(self, slot: int, part: range, priority: int) -> NewWorkload:
-        least = self._fewest if self.base is None else self.base.count
-        surplus = part.stop - least if part.start else 0
+        minimum = self._fewest if self.base is None else self.base.count
+        surplus = part.stop - minimum if part.start else 0
         return NewWorkload(names.workload(self.job.metadata.name, slot), part, max(LOWEST_PRIORITY, priority - surplus))
 
 
