@@ -382,7 +382,11 @@ def threads(job: DistributedTrainingJob) -> int:
     takes as many as the node has cores, whatever the pod may use, and they slow each other down."""
     resources = job.spec.workers.asked
     requested = {**resources["requests"], **resources["limits"]}.get("cpu")
-    cores = Decimal(0) if requested is None else min(parse_quantity(str(requested)), Decimal(MAX_CORES))  # type: ignore[no-untyped-call]
+    try:
+        cores = Decimal(0) if requested is None else min(parse_quantity(str(requested)), Decimal(MAX_CORES))  # type: ignore[no-untyped-call]
+    except ValueError:
+        # A template may hold anything, and the API server refuses the pod in words.
+        cores = Decimal(0)
     return max(1, int(cores / job.spec.workers.processes))
 
 

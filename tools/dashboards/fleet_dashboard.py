@@ -91,6 +91,13 @@ def _jobs() -> list[Panel]:
             unit="percentunit",
             maximum=1,
         ),
+        graph(
+            "Queues",
+            "Workers that queues have admitted, and times a minute that jobs gave quota back for others.",
+            Query(f"sum by (queue) ({series(metrics.OPERATOR_ADMITTED)})", "{{queue}}"),
+            Query(f"60 * sum(rate({series(metrics.OPERATOR_RELEASED)}[{WINDOW}]))", "given back"),
+            width=24,
+        ),
         listing(
             "Running jobs",
             "Progress of each job.",

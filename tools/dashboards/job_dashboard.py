@@ -280,6 +280,14 @@ def _checkpoints() -> list[Panel]:
             right_unit="bytes",
             width=4,
         ),
+        graph(
+            "Bucket",
+            "Requests a minute by operation (left), and bytes by direction (right); nothing without a bucket.",
+            Query(f"60 * sum by (operation) (rate({series(metrics.BUCKET_REQUESTS)}[{WINDOW}]))", "{{operation}}"),
+            Query(f"sum by (direction) (rate({series(metrics.BUCKET_BYTES)}[{WINDOW}]))", "{{direction}}", right=True),
+            right_unit="Bps",
+            width=24,
+        ),
     ]
 
 

@@ -181,4 +181,4 @@ async def test_everything_is_listed_soon_where_every_second_request_fails() -> N
         operator.api.answers.set()
         await operator.turns("/readyz", *GREEN)
         # What not every cluster has is listed again with the next sweep.
-        assert requests == {kind.name: 1 + (kind not in kinds.OPTIONAL) for kind in (kinds.JOB, *kinds.WATCHED)}
+        assert requests == {kind.name: 1 + (kind not in kinds.OPTIONAL) for kind in kinds.WATCHED}

@@ -164,6 +164,13 @@ def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
         ({"replicas": 1, "resources": {"requests": {"cpu": "8"}}, "processesPerReplica": 2}, "4"),
         ({"replicas": 1, "resources": {"requests": {"cpu": "8"}, "limits": {"cpu": "2500m"}}}, "2"),
         ({"replicas": 1, "resources": {"limits": {"cpu": "100m"}}}, "1"),
+        (
+            {
+                "replicas": 1,
+                "template": {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"cpu": True}}}]}},
+            },
+            "1",
+        ),
     ],
 )
 def test_ranks_have_as_many_threads_as_the_pod_has_cores_for_them(workers: dict[str, object], threads: str) -> None:
