@@ -1,6 +1,7 @@
 """What tests on a cluster share."""
 
 import fcntl
+import json
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.support.cluster import kueue
 from tests.support.cluster.helm import Helm, program
 from tests.support.cluster.images import Images, provide, provide_libraries, provide_mlflow
 from tests.support.cluster.machine.places import CACHE
-from tests.support.cluster.operated import Operator, operated
+from tests.support.cluster.operated import Operator, kubectl, operated
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.cluster.prometheus_operator import Programs, programs
 
@@ -110,6 +111,16 @@ def operator(namespace: Namespace, images: Images, tmp_path_factory: pytest.Temp
     """An operator that looks after the module's namespace."""
     with operated(namespace, images, tmp_path_factory.mktemp("operator")) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def urgent(namespace: Namespace) -> Iterator[str]:
+    """A priority class that takes the place of others."""
+    name = f"{namespace.name}-urgent"
+    whole = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
+    kubectl("create", "-f", "-", stdin=json.dumps(whole))
+    yield name
+    kubectl("delete", "priorityclass", name)
 
 
 @contextmanager

@@ -30,16 +30,6 @@ def namespace(kueue_programs: list[Path], tmp_path_factory: pytest.TempPathFacto
         found("delete", "dtj", "--all", "--wait=false")
 
 
-@pytest.fixture(scope="module")
-def urgent(namespace: Namespace) -> Iterator[str]:
-    """A priority class that takes the place of others."""
-    name = f"{namespace.name}-urgent"
-    whole = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
-    kubectl("create", "-f", "-", stdin=json.dumps(whole))
-    yield name
-    kubectl("delete", "priorityclass", name)
-
-
 def queued(name: str, **policy: object) -> dict[str, object]:
     workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 2, "resources": {"limits": {GPU: 1}}}
     return manifest(name, trainer=LONG, workers=workers, elasticity=ELASTIC, runPolicy={"queueName": QUEUE, **policy})

@@ -14,7 +14,6 @@ from tests.support.cluster.operated import (
     LONG,
     Job,
     Operator,
-    kubectl,
     manifest,
     operated,
     reads_queues,
@@ -71,16 +70,6 @@ def nothing_left(namespace: Namespace) -> Iterator[None]:
     yield
     namespace("delete", "dtj", "--all", "--wait=false")
     until(lambda: admitted(namespace) == 0, "no quota is held", 120.0)
-
-
-@pytest.fixture(scope="module")
-def urgent(namespace: Namespace) -> Iterator[str]:
-    """A priority class that takes the place of others."""
-    name = f"{namespace.name}-urgent"
-    whole = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
-    kubectl("create", "-f", "-", stdin=json.dumps(whole))
-    yield name
-    kubectl("delete", "priorityclass", name)
 
 
 def queued(name: str, least: int, most: int, **policy: object) -> dict[str, object]:
