@@ -37,6 +37,10 @@ CRASH = "import os; os.kill(-1, 9)"
 """Run in a container, it ends all that runs there."""
 
 
+QUEUES = {metrics.OPERATOR_ADMITTED.name, metrics.OPERATOR_WAITING.name, metrics.OPERATOR_RELEASED.name}
+"""Of jobs in queues alone (test_kueue_workloads.py)."""
+
+
 @pytest.fixture(scope="module")
 def job(namespace: Namespace, operator: Operator) -> Job:
     """A job that trains for as long as it is looked at."""
@@ -122,8 +126,9 @@ def test_every_query_of_a_dashboard_has_an_answer(name: str, answered: dict[str,
     asked = [panel for panel in answered[name].panels if panel.kind != "row" and not panel.needs]
     assert len(asked) > 15
     empty = [f"{panel.title}: {one.query}" for panel in asked for one in panel.answers if one.is_empty]
-    # The job here fine-tunes nothing, so it has no base model.
-    assert [query for query in empty if metrics.BASE_METRIC.name not in query] == []
+    # The job here fine-tunes nothing, so it has no base model, and waits in no queue.
+    absent = (metrics.BASE_METRIC.name, *QUEUES)
+    assert [query for query in empty if not any(metric in query for metric in absent)] == []
     assert [one.query for one in answered[name].marks if one.is_empty] == []
 
 
@@ -152,7 +157,7 @@ def test_alerts_are_evaluated_and_about_series_that_there_are(prometheus: Promet
     assert {rule["name"]: rule.get("lastError", "") for rule in told} == dict.fromkeys(names, "")
     # The job here is a task that fine-tunes nothing. Only of a script that says nothing of its steps there is a series
     # of its idleness, and only of a job that fine-tunes one of its base model.
-    others = {metrics.IDLE.name, metrics.WORSE_THAN_BASE.name}
+    others = {metrics.IDLE.name, metrics.WORSE_THAN_BASE.name, *QUEUES}
     for name in sorted(set(re.findall(r"\btandem_\w+", RULES.read_text())) - others):
         assert prometheus.now(f"max_over_time({name}[{period.end - period.start:.0f}s])", period.end), name
 
