@@ -42,8 +42,8 @@ WATCHED_SECONDS = 15.0
 NOTHING_HAPPENED = re.compile(
     r"restarts_total|steps_lost|rewinds|changes\(|gpu|mfu|DCGM|logged_value|base_metric|operator_queue_", re.IGNORECASE
 )
-"""Queries without an answer for a calm job on CPUs that fine-tunes nothing and waits in no queue. But for that, test_signals.py has one of
-each."""
+"""Queries without an answer for a calm job on CPUs that fine-tunes nothing and waits in no queue. But for that,
+test_signals.py has one of each."""
 
 
 @pytest.fixture(scope="module")
