@@ -646,4 +646,7 @@ def _requeue_after(
         due += [limit - now] if limit is not None else []
     elif lifecycle.stage == "drain" or any(not pod.ended for pod in inputs.pods(names.WORKER)):
         due.append(TRANSITION_SECONDS)
+    if lifecycle.stage != "train" and inputs.children.workloads(inputs.uid):
+        # Kueue's API may be away when the job ends, and no event says that it is back.
+        due.append(NO_COORDINATOR_SECONDS)
     return max(0.05, min(due)) if due else None

@@ -6,8 +6,8 @@ A queued job asks for its smallest group in one Workload, all or none, and for e
     Workload NAME-queue-1    the next worker                       P - 1
     Workload NAME-queue-2    the one after it                      P - 2
 
-So Kueue shrinks a job instead of ending it. Whoever needs quota takes the Workloads of lowest priority first: those of
-the job that has most workers over its minimum, the last ones first. Two jobs of one priority class share what there is:
+So Kueue shrinks a job instead of ending it. Preemption takes the Workloads of lowest priority first: those of the job
+that has most workers over its minimum, the last ones first. Two jobs of one priority class share what there is:
 their surplus differs by one worker at most. A job with room for its minimum alone starts with that (partial admission),
 trains, and grows when quota is free. No step in this needs a feature gate, or more of Kueue than queues, priorities and
 preemption.

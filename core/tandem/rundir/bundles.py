@@ -1,4 +1,4 @@
-"""Bundles: copies of many small files of a run in a few objects, for whoever has none of them yet.
+"""Bundles: copies of many small files of a run in a few objects, for a pod that has none of them yet.
 
     bundles/000000   the contents of up to MAX_FILES results of evaluations, each with the version of its object
 
@@ -34,7 +34,7 @@ MAX_BYTES = 4 * 2**20
 MAX_FILE_BYTES = 64 * 2**10
 """Size in bytes up to which a file is bundled."""
 STEP = 50
-"""Number of new files for which a bundle is written; a reader requests up to so many itself."""
+"""Number of new files after which a bundle is written. A reader reads fewer files one by one."""
 _NAME = re.compile(rf"{BUNDLES}/[0-9]{{6}}")
 
 

@@ -303,6 +303,15 @@ def test_workers_outlive_an_api_that_is_away() -> None:
     assert planned(of, base, third, fourth, *workers[:3], queueing=None).create_pods == ()
 
 
+def test_a_job_that_ends_while_the_api_is_away_gives_its_quota_back_later() -> None:
+    base, *_ = (workload(one) for one in of_all(queued()))
+    of = job(status={"phase": "Failed"}, workers={"replicas": 4, "minReplicas": 2}, runPolicy={"queueName": "gpus"})
+    away = decided(of, children([base]), queueing=None)
+    assert removed(away) == []
+    assert away.requeue_after is not None
+    assert "digits-queue-0" in removed(planned(of, base))
+
+
 def test_a_job_that_waits_goes_on_waiting_while_the_api_is_away() -> None:
     of = queued()
     (base, *_) = of_all(of)
