@@ -113,7 +113,7 @@ class Controller:
         )
         self._memories: dict[Key, JobMemory] = {}
         self._claimants = Claimants(cache, self._memory)
-        self.queueing = QueueingReader(api, lambda: bool(cache.serves(kinds.WORKLOAD)))
+        self.queueing = QueueingReader(api, lambda: cache.served.get(kinds.WORKLOAD, False))
 
     async def run(self) -> None:
         """Reconcile jobs until cancelled."""
@@ -204,8 +204,8 @@ class Controller:
             in_doubt=self._coordinators.in_doubt(key),
             answering=self._coordinators.answering,
             peers=self._peers,
-            queueing=self.queueing.latest if self._cache.serves(kinds.WORKLOAD) else None,
-            has_pod_groups=self._cache.serves(kinds.WORKLOAD) is False or self.queueing.is_allowed is False,
+            queueing=self.queueing.latest if self._cache.served.get(kinds.WORKLOAD) else None,
+            has_pod_groups=self._cache.served.get(kinds.WORKLOAD) is False or self.queueing.is_allowed is False,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
             entropy=secrets.token_hex(8),
@@ -365,14 +365,14 @@ class Controller:
             else:
                 note(terminate_key(pod.name), None)
                 log.info("event=ended job=%s/%s kind=%s name=%s", *key, pod.kind.name, pod.name)
+        if plan.target is not None:
+            await self._coordinators.set_target(key, plan.target)
         # One after the other: what is admitted first must not have to make room for what is worth more.
         for manifest in plan.create_workloads:
             created, problem = await self._create(kinds.WORKLOAD, manifest)
             note(write_key(kinds.WORKLOAD, manifest["metadata"]["name"]), problem, created or problem is None)
         for change in plan.write_workloads:
             await self._write_workload(key, change, note)
-        if plan.target is not None:
-            await self._coordinators.set_target(key, plan.target)
         return failed
 
     async def _create_all(

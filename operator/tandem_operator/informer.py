@@ -71,10 +71,8 @@ class Cache:
     ) -> None:
         self.unreadable = UnreadableObjects()
         """Objects that could not be read."""
-        self.served: set[Kind] = set()
-        """Optional kinds that could be listed."""
-        self.absent: set[Kind] = set()
-        """Optional kinds that the cluster does not have, or does not let the operator list."""
+        self.served: dict[Kind, bool] = {}
+        """Whether the cluster has an optional kind, and lets the operator list it; absent until that is known."""
         self._jobs: dict[Key, Object] = {}
         self._entries: dict[tuple[Kind, str, str], _Entry] = {}
         self._by_job: dict[Key, dict[tuple[Kind, str], KubeObject]] = {}
@@ -82,10 +80,6 @@ class Cache:
         self._pods, self._stray_pods = Shares(max_pods), Shares(max_stray_pods)
         self._overfull: set[Key] = set()
         self._overfull_before: set[Key] = set()
-
-    def serves(self, kind: Kind) -> bool | None:
-        """Whether the cluster has an optional kind, and lets the operator list it; None if that is not known yet."""
-        return True if kind in self.served else False if kind in self.absent else None
 
     def job(self, key: Key) -> Object | None:
         """A job's object."""
@@ -479,8 +473,7 @@ class Informer:
         """Whether a list was refused because the cluster lacks an optional kind, or keeps it to itself."""
         is_absent = kind in kinds.OPTIONAL and error.code in (FORBIDDEN, NOT_FOUND)
         if is_absent:
-            self._cache.served.discard(kind)
-            self._cache.absent.add(kind)
+            self._cache.served[kind] = False
         return is_absent
 
     async def _list_patiently(self, kind: Kind, namespace: str) -> bool:
@@ -528,8 +521,7 @@ class Informer:
             await asyncio.sleep(0)
         self._versions[kind, namespace] = list_version
         if kind in kinds.OPTIONAL:
-            self._cache.served.add(kind)
-            self._cache.absent.discard(kind)
+            self._cache.served[kind] = True
         # An incomplete list cannot show which objects are gone; the watch reports those.
         for key in list(self._cache.prune(kind, namespace, uids, judged_version)) if is_complete else ():
             has_changes = True

@@ -9,6 +9,7 @@ Labels, that prefix, and the names that the command line needs are core's (tande
 """
 
 import hashlib
+from functools import lru_cache
 
 from tandem.job.labels import COORDINATOR as COORDINATOR
 from tandem.job.labels import EVALUATOR as EVALUATOR
@@ -83,6 +84,7 @@ def workloads(job: str) -> list[str]:
     return [workload(job, slot) for slot in range(MAX_WORKLOADS)]
 
 
+@lru_cache(4096)
 def objects(job: str) -> frozenset[str]:
     """Names of all objects of a job but its pods."""
     single = {job_file(job), checkpoints(job), coordinator(job), network_policy(job), token(job)}

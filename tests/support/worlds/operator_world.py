@@ -353,7 +353,7 @@ class World:
     def start(self) -> None:
         """A new operator, which knows nothing."""
         self.cache = Cache()
-        self.cache.absent.update(kinds.OPTIONAL)
+        self.cache.served.update(dict.fromkeys(kinds.OPTIONAL, False))
         api: Any = self.cluster
         self.controller = controller.Controller(api, api, self.cache, IMAGES, OperatorMetrics(), b"key", **self.options)
         self.relist()

@@ -49,7 +49,7 @@ class QueuedJob:
     @property
     def using(self) -> list[int]:
         """Indices of pods that use quota: those that have not ended, on nodes that answer."""
-        seen = [_observed(kinds.POD, body) for body in self.pods.values()]
+        seen = [observe(kinds.POD, body) for body in self.pods.values()]
         return sorted({pod.index for pod in seen if isinstance(pod, Pod) and not pod.ended and not pod.silent})
 
     @property
@@ -159,11 +159,11 @@ class QueuedJobs:
     def _facts(self, played: QueuedJob) -> dict[tuple[Kind, str], KubeObject]:
         bodies = [(kinds.POD, body) for body in played.pods.values()]
         bodies += [(kinds.WORKLOAD, body) for body in self.workloads(played.name)]
-        return {(kind, body["metadata"]["name"]): _observed(kind, body) for kind, body in bodies}
+        return {(kind, body["metadata"]["name"]): observe(kind, body) for kind, body in bodies}
 
     @staticmethod
     def _learn(played: QueuedJob, kind: Kind, body: Object) -> None:
-        played.known[kind, body["metadata"]["name"]] = _observed(kind, body)
+        played.known[kind, body["metadata"]["name"]] = observe(kind, body)
 
     def _snapshot(self, played: QueuedJob) -> Snapshot | None:
         return heard("Succeeded" if played.complete else "Running")
@@ -223,7 +223,7 @@ class QueuedJobs:
         elif how == "fail":
             self._set_phase(played, pod, "Failed", code=137)
         else:
-            self._delete(played, _observed(kinds.POD, played.pods[pod]))
+            self._delete(played, observe(kinds.POD, played.pods[pod]))
 
     def _set_phase(self, played: QueuedJob, name: str, phase: str, code: int = 0, silent: bool = False) -> None:
         stamp, running = rfc3339(self.kueue.now), phase == "Running"
@@ -287,7 +287,3 @@ def first_of(body: Object) -> int:
 
 def _is_running(body: Object) -> bool:
     return body.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in body["metadata"]
-
-
-def _observed(kind: Kind, body: Object) -> KubeObject:
-    return observe(kind, body)

@@ -234,7 +234,7 @@ def test_no_worker_starts_on_the_quota_of_a_workload_that_was_deleted() -> None:
     """The watch may report that later than the job's next change."""
     cluster = Cluster()
     world = World(cluster, queueName="gpus")
-    world.cache.served.add(kinds.WORKLOAD)
+    world.cache.served[kinds.WORKLOAD] = True
     cluster.put(kinds.RESOURCE_FLAVOR, {"metadata": {"name": "a100"}, "spec": {}})
     LOOP.run(world.controller.queueing.refresh())
     world.settle()

@@ -178,23 +178,23 @@ def test_a_kind_that_the_cluster_lacks_is_followed_once_it_is_there_and_not_when
     api.pages, api.changes = served, changes  # type: ignore[method-assign]
 
     async def story(cache: Cache, news: list[Key]) -> None:
-        assert cache.serves(kinds.WORKLOAD) is None
+        assert cache.served.get(kinds.WORKLOAD) is None
         assert cache.job(KEY) is not None, "whoever waits in no queue is not held up"
         refusals.pop(0)
         await asyncio.sleep(SWEEP_SECONDS)
-        assert cache.serves(kinds.WORKLOAD) is False
+        assert cache.served.get(kinds.WORKLOAD) is False
         refusals.pop(0)
         await asyncio.sleep(SWEEP_SECONDS)
-        assert (cache.serves(kinds.WORKLOAD), watched) == (False, [])
+        assert (cache.served.get(kinds.WORKLOAD), watched) == (False, [])
         refusals.clear()
         await asyncio.sleep(SWEEP_SECONDS + 2 * RETRY_SECONDS)
-        assert (cache.serves(kinds.WORKLOAD), watched) == (True, [10])
+        assert (cache.served.get(kinds.WORKLOAD), watched) == (True, [10])
         refusals.append(away)
         await asyncio.sleep(2 * SWEEP_SECONDS)
-        assert cache.serves(kinds.WORKLOAD), "what is known stays"
+        assert cache.served.get(kinds.WORKLOAD), "what is known stays"
         refusals.clear()
         refusals.append(absent)
         await asyncio.sleep(300 + SWEEP_SECONDS)
-        assert (cache.serves(kinds.WORKLOAD), watched) == (False, [10, 10])
+        assert (cache.served.get(kinds.WORKLOAD), watched) == (False, [10, 10])
 
     followed(api, story)
