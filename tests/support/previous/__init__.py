@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "a925c9a67759dac4e97f452d244b80f951a1857e"
+COMMIT = "50254deb81e47623e9b2dd9b4be6f6a4699383db"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
