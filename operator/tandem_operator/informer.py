@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import kopf
-
 from tandem.wire.reasons import Reason
 from tandem_operator import job_objects, kinds, names, observed
 from tandem_operator.api import EXPIRED, ApiServer, RequestRefused, Unavailable
@@ -35,7 +33,6 @@ from tandem_operator.bounded import (
     MAX_SPEC_BYTES,
     MAX_STRAY_PODS,
     UNREAD,
-    Login,
     Shares,
     UnreadableObjects,
     size,
@@ -308,8 +305,6 @@ SWEEP_SECONDS = 60.0
 RETRY_SECONDS = 2.0
 LIST_ATTEMPTS = 5
 """Attempts at one list of a sweep, before the sweep begins anew."""
-PAGE_SIZE = 25
-"""Objects in one page of kopf's lists, which together may cost as much as one (tandem_operator.bounded)."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
 """Time without a complete list after which the operator reports itself unhealthy."""
 BOOKMARK = "BOOKMARK"
@@ -349,24 +344,6 @@ class Informer:
         self._stalled: set[Kind] = set()
         self.synced = asyncio.Event()
         """Set once everything has been listed for the first time."""
-
-    async def watch(self, started: asyncio.Event) -> None:
-        """Have kopf watch jobs, until cancelled.
-
-        Args:
-            started: set as soon as it does.
-        """
-        registry, job = kopf.OperatorRegistry(), kinds.JOB
-        kopf.on.event(job.group, job.version, job.plural, id="see", registry=registry)(self._see_job)
-        kopf.on.login(id="login", registry=registry)(Login().session)
-        await kopf.operator(
-            registry=registry,
-            settings=_settings(),
-            standalone=True,
-            ready_flag=started,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-        )
 
     async def follow(self) -> None:
         """Watch the objects of jobs, until cancelled."""
@@ -541,41 +518,11 @@ class Informer:
         if affected is not None:
             self._news(affected)
 
-    async def _see_job(self, event: Any, **_: Any) -> None:
-        self.handle(kinds.JOB, event["type"], event["object"])
-
 
 def _uid(body: Any) -> Any:
     metadata = body.get("metadata") if isinstance(body, Mapping) else None
     return metadata.get("uid") if isinstance(metadata, Mapping) else None
 
 
-class _NoEssence(kopf.DiffBaseStorage):
-    """Stores nothing of an object for kopf's diffs, which nobody reads. Otherwise kopf copies each object of its watch
-    twice as a whole. A megabyte of small lists took it four seconds, and it fails at deeply nested ones."""
-
-    def build(self, **_: Any) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.persistence.diffbase_storage = _NoEssence()
-    # With scanning, kopf would need rights on CRDs and namespaces. All kinds exist before the operator starts.
-    settings.scanning.disabled = True
-    settings.watching.server_timeout = 300
-    settings.watching.client_timeout = 330
-    settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = PAGE_SIZE
-    return settings

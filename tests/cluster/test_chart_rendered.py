@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tandem_operator import names
-from tandem_operator.__main__ import _options
 from tandem_operator.objects import Peers, Volumes
+from tandem_operator.options import parse
 from tandem_operator.pods import Images, coordinator
 from tandem_operator.rbac import key_rules, lease_rules, rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
@@ -189,7 +189,7 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
         if "value" in one:
             monkeypatch.setenv(one["name"], one["value"])
     assert ours["args"][:3] == ["python", "-m", "tandem_operator"]
-    told = _options(ours["args"][3:])
+    told = parse(ours["args"][3:])
     assert told.images == Images(
         operator="registry.example/team/tandem-operator:0.1.0",
         trainer=f"registry.example/team/tandem-trainer@{DIGEST}",
@@ -206,8 +206,8 @@ def test_the_operator_understands_what_the_chart_tells_it(helm: Helm, monkeypatc
     assert told.peers == Peers(({"namespaceSelector": home, "podSelector": selector},), (MONITORS,))
     elsewhere = {"ipBlock": {"cidr": "10.0.0.0/8"}}
     other = helm.rendered(jobs={"networkPolicy": {"enabled": True, "operatorFrom": [elsewhere]}})
-    assert _options(container(other)["args"][3:]).peers == Peers((elsewhere,))
-    assert _options(container(helm.rendered())["args"][3:]).peers is None
+    assert parse(container(other)["args"][3:]).peers == Peers((elsewhere,))
+    assert parse(container(helm.rendered())["args"][3:]).peers is None
 
 
 def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_asks_for(
@@ -247,7 +247,7 @@ def test_the_operators_pod_is_soon_elsewhere_and_can_be_given_what_a_cluster_ask
     for one in ours["env"]:
         if "value" in one:
             monkeypatch.setenv(one["name"], one["value"])
-    told = _options(ours["args"][3:])
+    told = parse(ours["args"][3:])
     assert (told.images.pull_policy, told.images.tolerations) == ("Always", (toleration,))
     assert told.template_fields == ("spec.nodeSelector",)
 

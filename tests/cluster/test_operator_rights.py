@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names, rbac
-from tandem_operator.__main__ import KEY_SECRET
+from tandem_operator.options import KEY_SECRET
 from tests.support.cluster import ON_OUR_OWN
 from tests.support.cluster.images import Images
 from tests.support.cluster.machine.places import AUDIT

@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import kopf
@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tandem_operator import job_objects, kinds
+from tandem_operator import handlers, job_objects, kinds
 from tandem_operator.bounded import MAX_DEPTH
 from tandem_operator.informer import Cache, Informer, Key
 
@@ -72,9 +72,26 @@ async def api_server(request: web.Request) -> web.StreamResponse:
     return answer
 
 
-async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The API server, into which kopf logs in."""
     application = web.Application()
     application.router.add_get("/{path:.*}", api_server)
+    async with TestServer(application) as server:
+        connection = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
+        monkeypatch.setattr(kopf, "login_via_client", lambda **_: connection)
+        yield
+
+
+def handled() -> kopf.OperatorRegistry:
+    """The operator's handlers of settings and login."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.startup(registry=registry)(handlers.configure)
+    kopf.on.login(registry=registry)(handlers.login)
+    return registry
+
+
+async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     store, sound = Cache(), asyncio.Event()
     told: list[Key] = []
 
@@ -84,10 +101,11 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
             sound.set()
 
     nobody: Any = None
-    async with TestServer(application) as server:
-        where = kopf.ConnectionInfo(server=str(server.make_url("")).rstrip("/"))
-        monkeypatch.setattr(kopf, "login_via_client", lambda **_: where)
-        watch = asyncio.create_task(Informer(nobody, store, news, ()).watch(asyncio.Event()))
+    registry = handled()
+    kopf.on.event(kinds.JOB.group, kinds.JOB.version, kinds.JOB.plural, registry=registry)(handlers.on_job_event)
+    async with served(monkeypatch):
+        memo = kopf.Memo(informer=Informer(nobody, store, news, ()))
+        watch = asyncio.create_task(kopf.operator(registry=registry, memo=memo, standalone=True, clusterwide=True))
         ended = asyncio.create_task(sound.wait())
         done, _ = await asyncio.wait({watch, ended}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert ended in done
@@ -97,3 +115,37 @@ async def test_hostile_objects_end_no_watch(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(told) == {("n", "listed"), ("n", "deep"), ("n", "sound")}, "what costs too much is left to the lists"
     for name in ("listed", "deep"):
         assert job_objects.REFUSED in store.job(("n", name))
+
+
+async def test_a_background_task_that_ends_stops_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tasks end first, then the Lease is released, then the connections are closed."""
+    events: list[str] = []
+
+    class Lease:
+        async def release(self) -> None:
+            events.append("released")
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append("cancelled")
+
+    async def broken() -> None:
+        raise ValueError("the watch is gone")
+
+    registry = handled()
+
+    @kopf.on.startup(registry=registry)
+    async def start(memo: kopf.Memo, **_: Any) -> None:
+        memo.leases, memo.connections = Lease(), AsyncExitStack()
+        memo.connections.callback(events.append, "closed")
+        handlers.run_task(memo, "control", endless())
+        handlers.run_task(memo, "follow", broken())
+
+    kopf.on.cleanup(registry=registry)(handlers.stop)
+    with pytest.raises(RuntimeError, match="follow has ended") as raised:
+        async with served(monkeypatch), asyncio.timeout(60):
+            await handlers.run(kopf.Memo(), registry, clusterwide=True)
+    assert repr(raised.value.__cause__) == "ValueError('the watch is gone')"
+    assert events == ["cancelled", "released", "closed"]

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tandem_operator import names, rbac
-from tandem_operator.__main__ import KEY_SECRET
+from tandem_operator.options import KEY_SECRET
 from tandem_operator.pods import VOLUME
 from tests.support import ROOT, manifests
 from tests.support.cluster.background import Background, answers

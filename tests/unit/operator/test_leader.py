@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds
-from tandem_operator.__main__ import _options
 from tandem_operator.api import ApiServer, Object, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
 from tandem_operator.leader import DEADLINE_SECONDS, DURATION_SECONDS, HOME, MAX_SECONDS, NAME, Leases
+from tandem_operator.options import parse
 from tests.support.clock import jumping
 
 SOON = 2.5
@@ -275,7 +275,7 @@ def test_what_does_not_hold_the_lease_writes_nothing() -> None:
 
 def test_a_lease_is_held_unless_that_is_switched_off() -> None:
     given = [f"--{role}-image=i" for role in ("operator", "trainer", "evaluator")]
-    plain, again, off = _options(given), _options(given), _options([*given, "--no-lease"])
+    plain, again, off = parse(given), parse(given), parse([*given, "--no-lease"])
     assert plain.identity != again.identity, "two processes are two operators"
     assert (off.identity, plain.lease_namespace) == ("", HOME)
-    assert _options([*given, "--identity=pod"]).identity == "pod"
+    assert parse([*given, "--identity=pod"]).identity == "pod"

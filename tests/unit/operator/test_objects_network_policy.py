@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tandem_operator import kinds, names, objects
-from tandem_operator.__main__ import _options
 from tandem_operator.api import RequestRefused
 from tandem_operator.job_memory import Attempt, delete_key
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, KubeObject
+from tandem_operator.options import parse
 from tandem_operator.reporting import JobProblem
 from tests.support.worlds.operator_job import (
     NOW,
@@ -171,10 +171,10 @@ GIVEN = ["--operator-image=o", "--trainer-image=t", "--evaluator-image=e"]
 
 
 def test_the_operator_is_told_by_whom_pods_are_reached() -> None:
-    assert _options(GIVEN).peers is None
+    assert parse(GIVEN).peers is None
     own, theirs = f"--operator-from={json.dumps([OPERATOR])}", f"--metrics-from={json.dumps([PROMETHEUS])}"
-    assert _options([*GIVEN, own]).peers == Peers((OPERATOR,))
-    assert _options([*GIVEN, own, theirs]).peers == PEERS
+    assert parse([*GIVEN, own]).peers == Peers((OPERATOR,))
+    assert parse([*GIVEN, own, theirs]).peers == PEERS
 
 
 @pytest.mark.parametrize(
@@ -192,5 +192,5 @@ def test_the_operator_is_told_by_whom_pods_are_reached() -> None:
 )
 def test_who_that_is_has_to_make_sense(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        _options([*GIVEN, words])
+        parse([*GIVEN, words])
     assert said in capsys.readouterr().err
