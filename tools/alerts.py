@@ -170,6 +170,14 @@ JOBS = (
         "Training continues.",
     ),
     Alert(
+        "TandemWeightsUnchanged",
+        f"{_per_job(metrics.WEIGHTS_UNCHANGED)} > 0",
+        "0m",
+        "warning",
+        f"{JOB} trains, and its weights do not change",
+        "The newest checkpoint has, bit for bit, the weights of an earlier one, although steps were taken in between.",
+    ),
+    Alert(
         "TandemLogLinesLost",
         f"max by (namespace, job) (increase({metrics.LINES_LOST.name}[1h])) > 0",
         "0m",

@@ -24,6 +24,7 @@ from tandem.wire.status import (
     REWOUND,
     SAVES_FAIL,
     SKIPPED,
+    WEIGHTS_UNCHANGED,
     WORSE_THAN_BASE,
     CheckpointRef,
     Event,
@@ -216,6 +217,8 @@ class TroubleWatch:
             micro_batch=min(observed.limits, default=None),
             worse_than_base=observed.against_base.worse,
             base_message=observed.against_base.message,
+            weights_unchanged=observed.unchanged.count,
+            weights_message=observed.unchanged.message,
             tracking_message=self.tracking_message,
             upload_message=self.upload_message,
         )
@@ -227,6 +230,7 @@ class TroubleWatch:
                 HALVED: troubles.micro_batches_halved,
                 SKIPPED: troubles.evaluations_skipped,
                 WORSE_THAN_BASE: troubles.worse_than_base,
+                WEIGHTS_UNCHANGED: troubles.weights_unchanged,
             }
         elif before.saves_failed_in_a_row and not in_a_row:
             self._reported.pop(SAVES_FAIL, None)
@@ -234,6 +238,9 @@ class TroubleWatch:
         if before is not None and before.worse_than_base and not troubles.worse_than_base:
             self._reported.pop(WORSE_THAN_BASE, None)
             self._report("the newest evaluated checkpoint is no worse than the base model", "info")
+        if before is not None and before.weights_unchanged and not troubles.weights_unchanged:
+            self._reported.pop(WEIGHTS_UNCHANGED, None)
+            self._report("the newest checkpoint has other weights than the one before", "info")
         if before is not None and before.tracking_message and not troubles.tracking_message:
             self._reported.pop(NOT_TRACKED, None)
             self._report("tracking: everything has been sent", "info")
@@ -248,6 +255,7 @@ class TroubleWatch:
             HALVED: troubles.micro_batches_halved,
             SKIPPED: troubles.evaluations_skipped,
             WORSE_THAN_BASE: troubles.worse_than_base,
+            WEIGHTS_UNCHANGED: troubles.weights_unchanged,
             NOT_TRACKED: int(bool(troubles.tracking_message)),
             NOT_UPLOADED: int(bool(troubles.upload_message)),
         }

@@ -270,6 +270,7 @@ def _history(figures: Figures) -> Iterator[Sample]:
     troubles = figures.troubles
     yield metrics.SAVES, ("failed",), max(training.saves.get("failed", 0), troubles.saves_failed)
     yield metrics.SAVES_FAILING, (), troubles.saves_failed_in_a_row
+    yield metrics.WEIGHTS_UNCHANGED, (), troubles.weights_unchanged
     yield metrics.LINES_LOST, (), troubles.lines_lost
     yield metrics.UPLOAD_FAILING, (), int(bool(troubles.upload_message))
     yield metrics.SKIPPED_BATCHES, (), figures.observed.batches_left_out

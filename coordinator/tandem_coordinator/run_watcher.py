@@ -34,6 +34,7 @@ from tandem.wire.status import CheckpointRef, EvaluatorView, Score
 from tandem_coordinator.base_watch import AgainstBase, BaseWatch
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, LedgerPosition, Training, TrainingLogs
+from tandem_coordinator.weights_watch import Unchanged, WeightsWatch
 
 POLL_SECONDS = 0.5
 """Time between two polls, in seconds."""
@@ -120,6 +121,8 @@ class Observed:
     best: Score | None = None
     against_base: AgainstBase = field(default_factory=AgainstBase)
     """Comparison of checkpoints with the base model."""
+    unchanged: Unchanged = field(default_factory=Unchanged)
+    """The newest checkpoints whose weights are those of an earlier one."""
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
     training: Training = field(default_factory=Training)
@@ -184,6 +187,7 @@ class RunDirectory:
         self._limits: tuple[int, ...] = ()
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
+        self._weights = WeightsWatch()
         watch = evaluation.watch
         self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds)
         self._base = BaseWatch(rundir, evaluation) if has_base else None
@@ -242,6 +246,7 @@ class RunDirectory:
             latest_metrics=self._metrics if evaluated is not None and evaluated == self._measured else {},
             best=best_score,
             against_base=AgainstBase() if self._base is None else self._base.poll(best, newest, ending is not None),
+            unchanged=self._weights.unchanged(self._lineage.counts),
             evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._merged | self._failed,
             training=self._training.follow(logs),
@@ -293,6 +298,7 @@ class RunDirectory:
         except Broken:
             return None
         self._saved[manifest.reference] = SavedCheckpoint(manifest.created_at, manifest.size)
+        self._weights.record(manifest)
         return manifest.reference
 
     def _read_scores(

@@ -8,7 +8,7 @@
 The controller (tandem_operator.controller) is level-triggered: it compares a job with its objects, whatever event came.
 So there is one handler of events, and none for `create`, `update`, `delete`, `resume`, for single fields or on timers.
 
-Four parts of kopf are replaced, each for the reason in docs/decisions/0009-the-operator.md: the watches of objects other
+Four parts of kopf are replaced, for the reasons in docs/decisions/0009-the-operator.md: the watches of objects other
 than jobs (tandem_operator.informer), peering (tandem_operator.leader), the server of probes
 (tandem_operator.operator_metrics), and the storage of what was last handled (`NoDiffBase`).
 """

@@ -252,6 +252,8 @@ def _troubles(
         micro_batch=min(limits, default=None),
         worse_than_base=logged[-1].worse_than_base,
         base_message=logged[-1].base_message,
+        weights_unchanged=logged[-1].weights_unchanged,
+        weights_message=logged[-1].weights_message,
     )
 
 

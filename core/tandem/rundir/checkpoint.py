@@ -12,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,6 +33,9 @@ format 3 did not list the parameters of an optimizer's groups."""
 READABLE = (3, 4)
 """Formats that this version reads."""
 WEIGHTS = "weights.safetensors"
+_WEIGHTS = re.compile(r"(state/)?(weights|average)\.safetensors")
+HEADER_BYTES = 64
+"""Size of a file of weights that has no tensors."""
 CHUNK_BYTES = 16 * 2**20
 """Bytes under one checksum; the last chunk of a file may be smaller."""
 READERS = 4
@@ -129,6 +133,15 @@ class Manifest(Model):
     def size(self) -> int:
         """Size of all files in bytes."""
         return sum(entry.size for entry in self.files)
+
+    @property
+    def weights_digest(self) -> str:
+        """A digest of the model's weights, those of training, rounded and averaged; equal only if all are the same;
+        empty without weights."""
+        files = sorted((entry for entry in self.files if _WEIGHTS.fullmatch(entry.path)), key=lambda entry: entry.path)
+        if all(entry.size <= HEADER_BYTES for entry in files):
+            return ""
+        return checksum(json.dumps([(entry.path, entry.xxh3) for entry in files]).encode())
 
     def sealed(self) -> dict[str, Any]:
         """The JSON form with its digest filled in."""

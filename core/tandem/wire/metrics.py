@@ -233,6 +233,11 @@ WORSE_THAN_BASE = Metric(
     "Number of newest evaluated checkpoints, if all are worse than the base model; 0 unless they are three, or, after "
     "training, all that were evaluated.",
 )
+WEIGHTS_UNCHANGED = Metric(
+    "tandem_checkpoint_weights_unchanged",
+    "gauge",
+    "Number of newest checkpoints whose weights are those of the one before, bit for bit, although steps were taken.",
+)
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))
 BEST_STEP = Metric("tandem_best_step", "gauge", "Step of the best checkpoint.")
 EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Desired number of evaluator processes.")

@@ -153,6 +153,10 @@ class Troubles(Model):
     decide."""
     base_message: Annotated[str, truncated_to(300)] = ""
     """Description of how they are worse."""
+    weights_unchanged: WholeNumber = 0
+    """Number of newest checkpoints whose weights are those of the one before, although steps were taken."""
+    weights_message: Annotated[str, truncated_to(300)] = ""
+    """Description of them."""
     tracking_message: Annotated[str, truncated_to(300)] = ""
     """Reason for which the tracking server lacks data, while it does."""
     upload_message: Annotated[str, truncated_to(300)] = ""
@@ -391,9 +395,11 @@ class Snapshot(Model):
     """The last events, oldest first; at most 200."""
 
 
-SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED, SKIPPED, WORSE_THAN_BASE, NOT_TRACKED, NOT_UPLOADED = (
+SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound", "MicroBatchHalved"),
-    *("EvaluationsSkipped", "WorseThanBase", "NotTracked", "NotUploaded"),
+)
+SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_UPLOADED = (
+    *("EvaluationsSkipped", "WorseThanBase", "WeightsUnchanged", "NotTracked", "NotUploaded"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -441,6 +447,8 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
         yield TroubleMessage(
             HALVED, "warning", f"out of memory: the micro-batch was halved {times}, to {limit} at the most"
         )
+    if troubles.weights_unchanged:
+        yield TroubleMessage(WEIGHTS_UNCHANGED, "warning", troubles.weights_message, lasts=True)
     if troubles.worse_than_base:
         yield TroubleMessage(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
     if troubles.tracking_message:

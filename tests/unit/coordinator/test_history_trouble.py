@@ -8,6 +8,7 @@ from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Evaluations, Observed
+from tandem_coordinator.weights_watch import Unchanged
 
 FULL = "[Errno 28] No space left on device"
 OLD = CheckpointRef(name="step-000000250", step=250, generation=1)
@@ -137,6 +138,17 @@ def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not(w
     assert world.said == [
         ("error", "1 checkpoint could not be evaluated: step-000000250: it cannot be read"),
         ("info", "3 checkpoints have been skipped by evaluators"),
+    ]
+
+
+def test_weights_that_do_not_change_are_said_and_so_is_the_end_of_it(world: World) -> None:
+    for count in (1, 2, 3):
+        world.look(unchanged=Unchanged(count, f"{count} repeat"))
+    world.look()
+    assert world.said == [
+        ("warning", "1 repeat"),
+        ("warning", "2 repeat"),
+        ("info", "the newest checkpoint has other weights than the one before"),
     ]
 
 
