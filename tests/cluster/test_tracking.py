@@ -112,7 +112,7 @@ def test_a_job_is_on_the_charts_server_with_a_point_a_step_though_server_and_wor
     found = tracked.all()
     (run,) = found["runs"]
     last = job.status["progress"]["totalSteps"]
-    assert run["parameters"]["trainer.loop.epochs"] == str(EPOCHS)
+    assert run["parameters"]["trainer.config.epochs"] == str(EPOCHS)
     assert run["parameters"]["workers.replicas"] == "2"
     assert sorted(step for step, _ in run["curves"]["train/loss"]) == list(range(1, last + 1)), "each step once"
     evaluated = dict(run["curves"]["eval/accuracy"])
