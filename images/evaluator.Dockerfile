@@ -36,14 +36,15 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 FROM dependencies AS code
 # The command line is for users' machines: neither its code nor its command is in an image.
 COPY --from=requirements /requirements /source
-COPY images/install.sh images/bytecode.py images/cpu_only.py pyproject.toml README.md /source/
+COPY images/install.sh images/bytecode.py images/cpu_only.py images/sbom.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY trainer /source/trainer
 COPY evaluator /source/evaluator
 ARG TORCH_INDEX=
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
     CPU_ONLY= sh /source/install.sh --root /overlay ".[evaluator]" \
-    && rm /overlay/opt/tandem/bin/tandem
+    && rm /overlay/opt/tandem/bin/tandem \
+    && /opt/tandem/bin/python /source/sbom.py tandem-evaluator /overlay
 
 FROM dependencies
 COPY --from=code /overlay /

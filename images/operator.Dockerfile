@@ -35,13 +35,14 @@ RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf sh /requirements/instal
 FROM dependencies AS code
 # The command line is for users' machines: neither its code nor its command is in an image.
 COPY --from=requirements /requirements /source
-COPY images/install.sh images/bytecode.py pyproject.toml README.md /source/
+COPY images/install.sh images/bytecode.py images/sbom.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY coordinator /source/coordinator
 COPY operator /source/operator
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
     sh /source/install.sh --root /overlay ".[operator]" \
-    && rm /overlay/opt/tandem/bin/tandem
+    && rm /overlay/opt/tandem/bin/tandem \
+    && /opt/tandem/bin/python /source/sbom.py tandem-operator /overlay
 
 FROM dependencies
 COPY --from=code /overlay /

@@ -34,6 +34,9 @@ MAX_EVENTS = 50
 one."""
 PAGE = 40
 """Objects in one page of a list, as long as they have the usual size: together they may cost no more than one."""
+PAGE_OF_METADATA = 200
+"""Objects in one page of a list of metadata, which are small. A tenant may have hundreds of thousands, and a list that
+takes longer than five minutes expires."""
 MAX_BYTES = 8 * 2**20
 """Maximum size of any answer. An object has a megabyte and a half."""
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -129,7 +132,8 @@ class ApiServer:
             Unavailable, RequestRefused: the request failed; with code 410 if it took so long that the rest has expired.
         """
         query = {"labelSelector": selector} if selector else {}
-        limit = PAGE
+        page, accept = (PAGE_OF_METADATA, METADATA) if kind in kinds.METADATA_ONLY else (PAGE, PLAIN)
+        limit = page
         if kind.group in kinds.VERSIONS:
             await self._discover(kind.group)
         kind = self._served(kind)
@@ -138,7 +142,7 @@ class ApiServer:
             unread: dict[str, str] = {}
             is_complete = True
             try:
-                listing = await self._request("GET", kind.path(namespace), params)
+                listing = await self._request("GET", kind.path(namespace), params, accept=accept)
             except TooLarge as error:
                 if limit > 1:
                     limit //= 2
@@ -153,7 +157,7 @@ class ApiServer:
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
-            limit = min(PAGE, 2 * limit)
+            limit = min(page, 2 * limit)
 
     async def _metadata(self, kind: Kind, namespace: str, query: dict[str, str]) -> tuple[Object, bool]:
         """List only the metadata of objects, because the rest is too large; returns also whether the list has its items

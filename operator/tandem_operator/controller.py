@@ -70,6 +70,10 @@ Note = Callable[[str, JobProblem | None, bool], None]
 log = logging.getLogger("tandem.operator")
 
 
+class SecretRemains(Unavailable):
+    """The Secret of an earlier job of the same name is still there. It may be about to be deleted."""
+
+
 def soonest(requeue_after: float | None, writable_in: float) -> float:
     """Seconds until the next reconcile of a job whose status has yet to be written.
 
@@ -219,7 +223,12 @@ class Controller:
         # Workers get the address of the Service, so pods are planned again after it was created, in the same sync.
         creates_service = any(_kind(manifest) is kinds.SERVICE for manifest in plan.create)
         without_pods = replace(plan, create_pods=(), delete=(), target=None, create_workloads=(), write_workloads=())
-        refused = await self._apply(key, without_pods if creates_service else plan, inputs, memory)
+        try:
+            refused = await self._apply(key, without_pods if creates_service else plan, inputs, memory)
+        except SecretRemains:
+            # If the earlier job was deleted without its objects, its user reads that at once.
+            await self._write_status(key, job, plan, memory)
+            raise
         if creates_service and not refused:
             inputs = replace(inputs, children=self._cache.children(key), attempts=memory.attempts)
             second = reconcile(inputs, self._images, self._volumes)
@@ -283,7 +292,7 @@ class Controller:
         status = retry.restarted_status(old, retry_at, body["metadata"].get("generation", 1), time.time())
         if await self._patch_status(key, body, reporting.patch(body.get("status") or {}, status.dump())):
             log.info("event=retried job=%s/%s retries=%d", *key, status.retries)
-            await self._post_events(key, body, [KubeEvent(retry.REASON, status.message or "")])
+            await self._post_events(key, body, [KubeEvent(Reason.RETRIED, status.message or "")])
         return MIN_INTERVAL_SECONDS
 
     # Writes of objects
@@ -308,7 +317,7 @@ class Controller:
             name = manifest["metadata"]["name"]
             created, problem = await self._create(kinds.SECRET, manifest)
             if not created and problem is None and _is_new(inputs):
-                raise Unavailable(f"the Secret {name} of an earlier job of the same name is still being deleted")
+                raise SecretRemains(f"the Secret {name} of an earlier job of the same name is still being deleted")
             note(write_key(kinds.SECRET, name), problem, problem is None)
             if problem is not None:
                 # The existence of the other objects proves that of the Secret, so none may be created without it.

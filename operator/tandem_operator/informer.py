@@ -306,7 +306,10 @@ RETRY_SECONDS = 2.0
 LIST_ATTEMPTS = 5
 """Attempts at one list of a sweep, before the sweep begins anew."""
 STALE_SECONDS = 4 * SWEEP_SECONDS
-"""Time without a complete list after which the operator reports itself unhealthy."""
+"""Time without a complete list after which the operator reports itself unhealthy, unless a first attempt still gets
+pages: a tenant with very many objects must not have it restarted."""
+PAGE_SECONDS = 60.0
+"""Maximum time between two pages of such an attempt."""
 BOOKMARK = "BOOKMARK"
 """Type of a watch event that carries only a version."""
 FORBIDDEN, NOT_FOUND = 403, 404
@@ -337,6 +340,10 @@ class Informer:
         self._unwatched: frozenset[Kind] = frozenset() if isolates else frozenset({kinds.NETWORK_POLICY})
         self._listed_at: float | None = None
         self._started: float | None = None
+        self._paged_at = float("-inf")
+        """Time of the last page of any list."""
+        self._has_failed = False
+        """Whether the last attempt at listing everything has failed."""
         self._versions: dict[tuple[Kind, str], int] = {}
         """Resource version of the last list of each kind in each namespace."""
         self._last_event_at: dict[Kind, float] = {}
@@ -396,10 +403,11 @@ class Informer:
             try:
                 await self._list_all()
             except (Unavailable, RequestRefused) as error:
+                self._has_failed = True
                 log.warning("event=not-listed error=%r", str(error))
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                self._listed_at = _now()
+                self._listed_at, self._has_failed = _now(), False
                 self.synced.set()
                 await asyncio.sleep(SWEEP_SECONDS)
 
@@ -412,7 +420,8 @@ class Informer:
     @property
     def complaint(self) -> str:
         """The reason why the cache may be outdated, empty if it is current."""
-        if self.age > STALE_SECONDS:
+        is_listing = not self._has_failed and _now() - self._paged_at < PAGE_SECONDS
+        if self.age > STALE_SECONDS and not is_listing:
             return f"nothing could be listed for {self.age:.0f} s"
         stalled = sorted(kind.plural for kind in self._stalled)
         return f"the watch of {', '.join(stalled)} has stalled" if stalled else ""
@@ -483,6 +492,7 @@ class Informer:
         async for page in self._api.pages(kind, namespace, "" if kind is kinds.JOB else names.JOB):
             if page.version < newest_known and judged_version == 0:
                 log.error("event=versions-went-back kind=%s known=%d listed=%d", kind.name, newest_known, page.version)
+            self._paged_at = _now()
             judged_version = max(page.version, newest_known)
             list_version = page.version
             if not page.is_complete:

@@ -49,6 +49,8 @@ PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses"
 WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, WORKLOAD)
 """Kinds of objects that belong to jobs and are watched. Secrets are not: the right to watch some is the right to read
 all."""
+METADATA_ONLY = (CONFIG_MAP, NETWORK_POLICY)
+"""Kinds of them of which only the metadata are needed: a list of tenants' large ones would take long."""
 OPTIONAL = (WORKLOAD,)
 """Kinds of them that a cluster may lack, or not let the operator use."""
 VERSIONS = {WORKLOAD.group: ("v1beta2", "v1beta1")}

@@ -120,13 +120,16 @@ def lifecycle_of(
     if complete:
         return _drain(job, old, snapshot, evaluators, now)
     if _is_finished(job, workers, plan):
-        return Lifecycle("end", "Succeeded", "Completed", "every worker has ended with exit code 0")
+        return Lifecycle("end", "Succeeded", Reason.COMPLETED, "every worker has ended with exit code 0")
     if job.spec.run_policy.suspend:
         # A worker that is lost with its node does neither.
         saving = [pod for pod in workers if not (pod.ended or pod.silent)]
         if saving:
             return Lifecycle(
-                "suspend", "Suspended", "Saving", f"waiting for {count_noun(len(saving), 'worker')} to save and leave"
+                "suspend",
+                "Suspended",
+                Reason.SAVING,
+                f"waiting for {count_noun(len(saving), 'worker')} to save and leave",
             )
         return Lifecycle("suspend", "Suspended", "Suspended", "suspended by runPolicy.suspend")
     return Lifecycle("train")
@@ -241,8 +244,8 @@ def _drain(
         return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
     if now > drain_deadline(job, snapshot, ended):
         message = f"{trained}; its evaluators made no progress for {job.spec.evaluation.drain_seconds:g} s"
-        return Lifecycle("end", "Succeeded", "EvaluationUnfinished", message, immediate=True)
-    reason = "Draining" if reason == "Completed" else reason
+        return Lifecycle("end", "Succeeded", Reason.EVALUATION_UNFINISHED, message, immediate=True)
+    reason = "Draining" if reason == Reason.COMPLETED else reason
     return Lifecycle("drain", "Draining", reason, trained + FINISHING)
 
 
@@ -252,7 +255,7 @@ def _completion(old: Status, snapshot: Snapshot | None) -> tuple[str, str]:
         return Reason.STOPPED_EARLY, snapshot.status.message or STOPPED_EARLY
     if snapshot is None and (old.message or "").startswith(STOPPED_EARLY):
         return Reason.STOPPED_EARLY, (old.message or "").removesuffix(FINISHING)
-    return "Completed", "training is complete"
+    return Reason.COMPLETED, "training is complete"
 
 
 def _is_finished(job: DistributedTrainingJob, workers: Sequence[Pod], plan: RolePlan) -> bool:

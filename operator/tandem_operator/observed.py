@@ -15,6 +15,8 @@ from tandem_operator import kinds, names
 from tandem_operator.kinds import Kind
 from tandem_operator.pod_ends import OUT_OF_MEMORY, PodEnd, ended_by
 
+INITIALIZING = "PodInitializing"
+"""Reason of a container that waits for the init containers of its pod."""
 NO_CONFIGURATION = "CreateContainerConfigError"
 """Reason of a waiting container whose Secret or ConfigMap does not exist."""
 BROKEN_WAITING = {
@@ -116,7 +118,7 @@ class Pod(KubeObject):
     code: int | None = None
     """Its container's exit code."""
     restarts: int = 0
-    """Number of restarts of its container by the kubelet."""
+    """Number of restarts of its container and its init containers by the kubelet."""
     ready: bool = False
     silent: bool = False
     """Its containers are ready and it is not: its node does not answer any more."""
@@ -376,6 +378,8 @@ def _pod(
     finished = parse_rfc3339(terminated.get("finishedAt"))
     ready, contents = _holds(conditions, "Ready"), _holds(conditions, "ContainersReady")
     waiting, message = _waiting_reason(conditions, [container, *init_statuses, *statuses], role)
+    if not waiting and not state.keys() & {"running", "terminated"}:
+        waiting, message = _initialization(spec, init_statuses)
     return Pod(
         **common,
         role=role,
@@ -400,7 +404,7 @@ def _pod(
         finished=finished if finished is not None or not ended else parse_rfc3339(status.get("startTime")),
         phase=_limited(status.get("phase")) or "Pending",
         code=_integer(terminated.get("exitCode")),
-        restarts=_integer(container.get("restartCount")) or 0,
+        restarts=sum(_integer(entry.get("restartCount")) or 0 for entry in [container, *init_statuses]),
         ready=ready,
         silent=contents and not ready and status.get("phase") == "Running" and not _waits_for_a_gate(conditions),
         container_ended=container_ended,
@@ -464,6 +468,15 @@ def _waiting_reason(
         return _limited(scheduled.get("reason")) or "Unschedulable", _limited(
             scheduled.get("message"), MAX_MESSAGE_LENGTH
         )
+    return "", ""
+
+
+def _initialization(spec: Mapping[str, Any], containers: Iterable[Mapping[str, Any]]) -> tuple[str, str]:
+    """A reason and a sentence about an init container that runs: until it ends, nothing else of its pod starts."""
+    sidecars = {entry.get("name") for entry in spec.get("initContainers") or [] if entry.get("restartPolicy")}
+    for container in containers:
+        if "running" in (container.get("state") or {}) and container.get("name") not in sidecars:
+            return INITIALIZING, f"init container {_limited(container.get('name'))} runs"
     return "", ""
 
 

@@ -87,7 +87,7 @@ def _ends(inputs: ReconcileInputs, role: str) -> Iterator[JobProblem]:
     """Ends of pods that the status reports."""
     pods = inputs.pods(role)
     # A failed pod stays for its logs; it is no problem any more once its replacement has started well.
-    well = {pod.index for pod in pods if pod.live and inputs.now - (pod.started or inputs.now) >= HEALTHY_SECONDS}
+    well = {pod.index for pod in pods if pod.live and _has_run_well(pod, inputs.now)}
     for pod in pods:
         if pod.end is None or pod.deleting or pod.index in well:
             continue
@@ -95,6 +95,13 @@ def _ends(inputs: ReconcileInputs, role: str) -> Iterator[JobProblem]:
             yield JobProblem(pod.end, f"{pod.name} {_way_of(pod)}")
         elif role == names.EVALUATOR and pod.end is PodEnd.FAILED and pod.code not in NO_FAILURE:
             yield JobProblem(Reason.EVALUATOR_FAILED, f"{pod.name} ended with exit code {pod.code}: {pod.message}")
+
+
+def _has_run_well(pod: Pod, now: float) -> bool:
+    if pod.started is None:
+        return False
+    # The clock of its node may be ahead.
+    return now - (pod.started if pod.started <= now else pod.created) >= HEALTHY_SECONDS
 
 
 def all_pods(inputs: ReconcileInputs) -> list[Pod]:

@@ -92,8 +92,8 @@ TRANSITION_SECONDS = 1.0
 SILENCE_POLL_SECONDS = 0.2
 """Interval between two polls of a coordinator that has answered, is ready, and has just stopped answering."""
 COORDINATOR_START_SECONDS = 300.0
-"""Maximum time until a container of the coordinator starts, image pull and volume mount included. After it the workers
-are deleted, so that they do not hold GPUs."""
+"""Maximum time until the coordinator's own container starts, image pull, volume mount and init containers included.
+After it the workers are deleted, so that they do not hold GPUs."""
 WORKER_GRACE_SECONDS = 30.0
 """Grace period of workers after the job ends."""
 DEFAULT_VOLUMES = Volumes()
@@ -285,7 +285,7 @@ def _coordinator_fails(inputs: ReconcileInputs) -> bool:
     return _is_refused(inputs, names.COORDINATOR) or any(
         pod.restarts > 0
         or pod.waiting in BROKEN_WAITING
-        or (not pod.has_run and inputs.now - pod.created >= COORDINATOR_START_SECONDS)
+        or (pod.started is None and inputs.now - pod.created >= COORDINATOR_START_SECONDS)
         for pod in starting
     )
 

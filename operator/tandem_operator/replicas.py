@@ -206,8 +206,8 @@ def _next(last: Pod | None, policy: ReplicaPolicy, now: float) -> tuple[float | 
     """
     if last is None:
         return now, 0
-    # A node's clock may be ahead of the operator's.
-    finished = last.finished if last.finished is not None and last.finished <= now else last.created
+    # The clocks of a node and of the API server may be ahead of the operator's: then nobody knows when it ended.
+    finished = next((time for time in (last.finished, last.created) if time is not None and time <= now), 0.0)
     if last.end is PodEnd.FINISHED:
         return (None if policy.completes else finished + RESULT_SECONDS), 0
     failures = failures_of(last, policy.proven)

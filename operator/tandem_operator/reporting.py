@@ -259,9 +259,9 @@ def _phase(old: Status, snapshot: Snapshot | None) -> Phase:
 def _completion(old: Status, snapshot: Snapshot | None, lifecycle: Lifecycle, now: float) -> str | None:
     if lifecycle.stage not in ("drain", "end"):
         return None
-    completed = parse_rfc3339(snapshot.status.completion_time) if snapshot is not None else None
-    # The coordinator's clock may be ahead of the operator's, and the job is kept for some time after its completion.
-    return old.completion_time or rfc3339(min(completed or now, now))
+    reported = old.completion_time or (snapshot.status.completion_time if snapshot is not None else None)
+    # The clock of whoever wrote it may be ahead, and the job is kept for some time after its completion.
+    return rfc3339(min(parse_rfc3339(reported) or now, now))
 
 
 def _conditions(
@@ -296,9 +296,13 @@ def _report(
     problem = problems[0] if problems else JobProblem("", "")
     yield (
         "Initialized",
-        (initialized, "CoordinatorAnswered", "the coordinator has answered")
+        (initialized, Reason.COORDINATOR_ANSWERED, "the coordinator has answered")
         if initialized
-        else (False, problem.reason or "CoordinatorStarts", problem.message or "the coordinator has not answered yet"),
+        else (
+            False,
+            problem.reason or Reason.COORDINATOR_STARTS,
+            problem.message or "the coordinator has not answered yet",
+        ),
     )
     running = phase == "Running"
     reason = problem.reason or lifecycle.reason or phase
@@ -308,7 +312,7 @@ def _report(
         "Suspended",
         (
             lifecycle.stage == "suspend",
-            lifecycle.reason if lifecycle.stage == "suspend" else "Resumed",
+            lifecycle.reason if lifecycle.stage == "suspend" else Reason.RESUMED,
             lifecycle.message,
         ),
     )
@@ -320,7 +324,7 @@ def _report(
         if snapshot is not None and phase not in ("Succeeded", "Failed")
         else None
     )
-    yield "Degraded", (True, degraded.reason, degraded.text) if degraded is not None else (False, "Well", "")
+    yield "Degraded", (True, degraded.reason, degraded.text) if degraded is not None else (False, Reason.WELL, "")
     failed, rests = phase == "Failed", phase == "Suspended" and lifecycle.reason == "Suspended"
     message = problem.message or lifecycle.message or f"the job is {phase}"
     yield "Ready", (phase in STEADY_PHASES or rests, reason, message)
@@ -346,13 +350,15 @@ def _condition(
         and before.status == value
         and (before.reason == reason or Reason.GAVE_WAY not in (before.reason, reason))
     )
+    # Deadlines and pauses are counted from these times, and the clock of an earlier operator may have been ahead.
+    since = parse_rfc3339(before.last_transition_time) if before is not None and same else None
     return Condition(
         type=kind,
         status=value,
         reason=reason,
         message=message,
         observed_generation=generation,
-        last_transition_time=before.last_transition_time if before is not None and same else rfc3339(now),
+        last_transition_time=rfc3339(now if since is None else min(since, now)),
     )
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from tandem.formatting import rfc3339
 from tandem.job.labels import RETRY_AT
 from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.reasons import Reason
 from tandem.wire.status import Condition, Status
 
-REASON = "Retried"
 MAX_VALUE_LENGTH = 64
 """Maximum length of the annotation's value that is compared, in characters."""
 
@@ -49,7 +49,7 @@ def restarted_status(old: Status, value: str, generation: int, now: float) -> St
     since, message = rfc3339(now), f"tried again, because {RETRY_AT} is {value}"
 
     def cleared(condition: Condition) -> Condition:
-        changes = {"status": "False", "reason": REASON, "message": message, "last_transition_time": since}
+        changes = {"status": "False", "reason": Reason.RETRIED, "message": message, "last_transition_time": since}
         return condition.model_copy(update={**changes, "observed_generation": generation})
 
     # Conditions that describe the failed attempt; all others stay as they are.

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ def test_they_say_what_they_are_and_of_which_state(image: Opened) -> None:
     assert labels["version"] == "0.1.0"
     assert len(labels["revision"].removesuffix("-modified")) == 40
     assert labels["description"]
+
+
+def test_they_list_what_is_installed_in_them(image: Opened) -> None:
+    listed = json.loads((image.root / "opt/tandem/sbom.cdx.json").read_text())
+    told = {(part["name"], part["version"]) for part in listed["components"] if part["purl"].startswith("pkg:pypi/")}
+    assert told == {(one.name, one.version) for one in metadata.distributions(path=[str(image.site)])}
+    assert any(part["purl"].startswith("pkg:deb/debian/tini@0.19.") for part in listed["components"])
+    assert listed["metadata"]["component"]["name"] == f"tandem-{image.name}"
 
 
 def test_what_built_them_is_not_in_them(image: Opened) -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from tandem.wire.protocol import RankReport
 from tandem.wire.status import CheckpointRef
+from tandem_coordinator.page.routes import Sessions
 from tandem_coordinator.page.viewers import MAX_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
 from tests.support.lines import Lines
-from tests.support.page_client import PAGE, Stream, invited
+from tests.support.page_client import PAGE, Browser, Stream, invited, other_server
 from tests.support.waiting import until
 
 EVIL = "</script><script>alert(1)</script>"
@@ -64,6 +65,21 @@ class TestWhoMayLook:
     def test_the_cookie_opens_the_page_and_nothing_else(self, idle: Coordinator, cookie: str) -> None:
         for method, path in (("GET", "/status"), ("GET", "/metrics"), ("POST", "/v1/sync"), ("POST", "/v1/target")):
             assert idle.ask(method, path, {}, Cookie=cookie).status == 401
+
+    def test_a_browser_sends_it_to_no_other_port_whatever_is_asked_for_there(self, idle: Coordinator) -> None:
+        """Browsers send cookies of 127.0.0.1 to all of its ports, and on another one may be another tenant's job."""
+        browser, theirs = Browser(), Sessions("the secret of another job").path
+        with idle.client() as client:
+            assert browser.ask(idle.port, "/open", {"word": client.invitation()})[0] == 200
+        assert browser.ask(idle.port, f"{PAGE}ready")[0] == 204
+        with other_server() as other:
+            for path in ("/", "/open", "/page", "/page/", "/page/page.js", theirs, f"{theirs}stream", PAGE[:-2]):
+                browser.ask(other.server_port, path)
+            assert len(other.requests) == 8
+            assert other.requests[-1][1] == "tandem-own=1", "their own is sent to both"
+            (ours,) = (cookie.name for cookie in browser.cookies if cookie.name != "tandem-own")
+            assert [path for path, cookies in other.requests if ours in (cookies or "")] == []
+        assert browser.ask(idle.port, f"{PAGE}ready")[0] == 204
 
     @pytest.mark.parametrize("path", OURS)
     def test_a_name_that_somebody_else_pointed_here_is_refused(self, idle: Coordinator, cookie: str, path: str) -> None:

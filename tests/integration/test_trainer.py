@@ -216,6 +216,21 @@ def test_sigterm_saves_at_a_step_and_leaves(tmp_path: Path) -> None:
     assert records(rundir, "start")[1]["step"] == saved.step
 
 
+def test_groups_that_fail_sooner_than_the_interval_lasts_get_on(tmp_path: Path) -> None:
+    """The interval goes on from the checkpoint that a group resumed from, and not from its start."""
+    rundir = make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 3600})
+    with Ranks(rundir, 1) as ranks:
+        until(lambda: len(losses(rundir)) > 5, "steps")
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        ranks.finish()
+    (before,) = rundir.committed()
+    # Less than a start takes, and more than a few steps do.
+    make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 1.0, "keepLast": 100})
+    with Ranks(rundir, 2):
+        until(lambda: len(rundir.checkpoint_names()) > 1, "a checkpoint")
+    assert min(saved.step for saved in rundir.committed() if saved.generation > before.generation) == before.step + 1
+
+
 def test_a_truncated_checkpoint_is_passed_over_and_reported(tmp_path: Path) -> None:
     rundir = trained_to(tmp_path, 1, 2)
     rundir.done_file.unlink()

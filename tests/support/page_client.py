@@ -1,9 +1,16 @@
-"""A browser as the coordinator sees it: requests with cookies, and a stream of server-sent events."""
+"""A browser as the coordinator sees it: requests with cookies, a store of cookies by the rules of RFC 6265 (which know
+hosts and paths, and no ports), and a stream of server-sent events."""
 
 import http.client
+import http.cookiejar
 import json
 import time
-from collections.abc import Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any, Self
 
 from tandem_coordinator.page.routes import Sessions
@@ -19,6 +26,59 @@ def invited(coordinator: Coordinator) -> str:
         traded = coordinator.ask("POST", "/open", {"word": client.invitation()})
     assert traded.status == 200, traded.body
     return traded.cookie
+
+
+class Browser:
+    """Sends to each address of 127.0.0.1 the cookies that a browser would."""
+
+    def __init__(self) -> None:
+        self.cookies = http.cookiejar.CookieJar()
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(self.cookies)
+        )
+
+    def ask(self, port: int, path: str, body: Any = None) -> tuple[int, str]:
+        """Status and content of the answer to a request; with a body, which is sent as JSON, it is a POST."""
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            with self._opener.open(f"http://127.0.0.1:{port}{path}", content, SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+class OtherServer(ThreadingHTTPServer):
+    """A server on another port, with the requests that it got: the path of each, and its cookies."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Listener)
+        self.requests: list[tuple[str, str | None]] = []
+
+
+class _Listener(BaseHTTPRequestHandler):
+    server: OtherServer
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers["Cookie"]))
+        self.send_response(200)
+        self.send_header("Set-Cookie", "tandem-own=1; Path=/")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def other_server() -> Iterator[OtherServer]:
+    """Another server of this machine, as the forwarded port of another tenant's job is."""
+    with OtherServer() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class Stream:

@@ -27,6 +27,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, decide, steps_left_out, windows
 from tandem.rundir.log import LogWriter
 from tandem.wire.protocol import SAVING
+from tandem.wire.reasons import Reason
 from tandem.wire.status import STOPPED_EARLY, CheckpointRef
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
@@ -243,6 +244,9 @@ class ElasticRun:
         self._prepare(
             manifest.step if manifest else 0, manifest.loop.get("health") if manifest else None, parent, facts
         )
+        if manifest is not None:
+            # The interval goes on from that checkpoint: groups that fail sooner than it lasts would never save.
+            self._last_save -= max(0.0, time.time() - manifest.created_at)
         if self._log is not None:
             for name, reason in restored.passed_over.items():
                 self._log.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
@@ -608,7 +612,7 @@ class ElasticRun:
         self.meter.close()
         if self._log is not None:
             if rewind is None:
-                self._context.rundir.mark_failed("Diverged", reason, code)
+                self._context.rundir.mark_failed(Reason.DIVERGED, reason, code)
             else:
                 self._context.rundir.record_rewind(rewind)
                 self._log.append(records.Rewound(time=time.time(), **rewind.model_dump()))

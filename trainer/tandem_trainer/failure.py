@@ -21,12 +21,13 @@ from tandem.processes.exitcode import ExitCode
 from tandem.processes.limits import explain
 from tandem.rundir.durable import is_transient
 from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_LOCATION_LENGTH, MAX_TRACEBACK_LENGTH, Failure
+from tandem.wire.reasons import CONFIGURATION_ERROR
 
 
 class ConfigurationError(Exception):
     """The job cannot work as it is written; the message says what to change. Never retried."""
 
-    reason = "ConfigurationError"
+    reason: str = CONFIGURATION_ERROR
     """Reason in the job's status."""
 
 

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,8 @@ from tandem_cli.checkpoints.listing import plain
 from tandem_cli.checkpoints.manifest_diff import facts
 from tandem_cli.checkpoints.selector import choose, counting, sound
 from tandem_cli.checkpoints.weights_export import Dtype, ExportOrder, Format
+from tandem_cli.cluster import ContextOption, NamespaceOption, validate_job_name
+from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, open_own_run, open_run
@@ -48,13 +51,18 @@ WORTH_A_BAR = 256 * 2**20
 
 
 @checkpoints.command("ls")
-def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
+def list_(
+    run: RunArgument,
+    output: OutputOption = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
     """List all checkpoints, newest first: size, age, score, whether each counts, and why it is kept.
 
     `*` marks the best score. KEPT FOR names the rule of the job that keeps a checkpoint; `nothing` means that the next
-    save deletes it.
+    save deletes it. With `--namespace` or `--context`, RUN is a job on that cluster.
     """
-    inventory = _inventory(open_run(run))
+    inventory = _inventory_of(run, namespace, context)
     if output.is_data:
         emit(listing.as_json(inventory), output)
     else:
@@ -62,9 +70,18 @@ def list_(run: RunArgument, output: OutputOption = Output.TEXT) -> None:
 
 
 @checkpoints.command()
-def show(run: RunArgument, name: NameArgument, output: OutputOption = Output.TEXT) -> None:
-    """Describe a checkpoint: the progress of training, its lineage, its scores, its files."""
-    inventory = _inventory(open_run(run))
+def show(
+    run: RunArgument,
+    name: NameArgument,
+    output: OutputOption = Output.TEXT,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+) -> None:
+    """Describe a checkpoint: the progress of training, its lineage, its scores, its files.
+
+    With `--namespace` or `--context`, RUN is a job on that cluster.
+    """
+    inventory = _inventory_of(run, namespace, context)
     entry = choose(inventory, name)
     if output.is_data:
         emit(description.as_json(entry, inventory), output)
@@ -301,6 +318,20 @@ def prune(
         if spared:
             echo(one_line(f"spared {checkpoint.name}: {spared}"))
     echo(f"deleted; {plain(size(freed))} freed")
+
+
+def _inventory_of(run: Path, namespace: str, context: str) -> Inventory:
+    """The inventory of a run of this machine or in a bucket; with a cluster, of the job of that name."""
+    if not (namespace or context):
+        return _inventory(open_run(run))
+    from tandem_cli.kubernetes.copying import copy_manifests  # takes a tenth of a second
+
+    name = validate_job_name(str(run))
+    with TemporaryDirectory(prefix="tandem-checkpoints-") as temporary:
+        folder = Path(temporary, name)
+        copy_manifests(Kubectl(namespace, context), name, folder)
+        # The path and the disk are those of the copy.
+        return replace(_inventory(RunDir(folder)), rundir=RunDir(Path(name)), free=None)
 
 
 def _inventory(rundir: RunDir) -> Inventory:

@@ -55,7 +55,7 @@ BEGIN_SECONDS = 180
 """Timeout for such a pod to become ready, in seconds: its image may have to be pulled."""
 MAX_TOTAL_BYTES = 2**16
 CHUNK = 2**20
-_NO_ARCHIVER = re.compile(r"No module named '?tandem")
+_NO_ARCHIVER = re.compile(r"No module named '?tandem|unrecognized arguments: --manifests")
 
 Raw = dict[str, Any]
 
@@ -73,24 +73,46 @@ def copy(kubectl: Kubectl, name: str, target: Path, checkpoints: Sequence[str], 
         UserError: the cluster refuses, the folder holds something else, the disk is full, or the archive was cut off;
             received files stay, and the next copy continues from there.
     """
+    return _copy(kubectl, name, RunDir(target), checkpoints, image, tick)
+
+
+def copy_manifests(kubectl: Kubectl, name: str, target: Path) -> None:
+    """Copy what a list of a job's checkpoints needs into a new folder: its records, and their manifests.
+
+    Raises:
+        UserError: the cluster refuses, or the archive was cut off.
+    """
+    _copy(kubectl, name, RunDir(target), ["none"], "", lambda count, total: None, only_manifests=True)
+
+
+def _copy(
+    kubectl: Kubectl,
+    name: str,
+    rundir: RunDir,
+    checkpoints: Sequence[str],
+    image: str,
+    tick: Tick,
+    only_manifests: bool = False,
+) -> Downloaded:
     job = kubectl.json("get", RESOURCE, name)
-    rundir = RunDir(target)
     items: list[Raw] = kubectl.json("get", "pods", "-l", f"{labels.JOB}={name}")["items"]
     senders = _senders(job, items)
-    if not _is_shared(job) and (not senders or list(checkpoints) != ["none"]):
-        raise UserError(_url_instead(job, target))
+    if not _is_shared(job) and (only_manifests or not senders or list(checkpoints) != ["none"]):
+        raise UserError(_url_instead(job, None if only_manifests else rundir.path))
     # Check the folder first: it may hold another run, which must not be overwritten.
     _claim_target(rundir, job)
     with _source(kubectl, job, items, senders, image) as (pod, container, folder), tempfile.TemporaryFile() as stderr:
         selected = [arg for checkpoint in checkpoints for arg in ("--checkpoint", checkpoint)]
         # The pod skips checkpoints that the copy already has, so that an interrupted copy continues.
         present = [arg for digest in _digests(rundir) for arg in ("--have", digest)]
+        if only_manifests:
+            selected.append("--manifests")
         command = ("exec", pod, f"--container={container}", "--", *ARCHIVE, *selected, *present, *folder)
         child = kubectl.open(*command, errors=stderr)
         try:
-            return _unpack(child, rundir, stderr, tick)
+            return _unpack(child, rundir, stderr, tick, only_manifests)
         except OSError as error:
-            raise UserError(f"the copy cannot be written to {target}: {error.strerror or error}") from error
+            raise UserError(f"the copy cannot be written to {rundir.path}: {error.strerror or error}") from error
         finally:
             end(child)
 
@@ -127,7 +149,9 @@ def _digests(rundir: RunDir) -> list[str]:
 # Receiving
 
 
-def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], tick: Tick) -> Downloaded:
+def _unpack(
+    child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], tick: Tick, only_manifests: bool
+) -> Downloaded:
     result, is_complete, received = Downloaded(), False, set[str]()
     assert child.stdout is not None
     # Checkpoints are assembled beside the run directory, where no command takes them for complete.
@@ -141,7 +165,7 @@ def _unpack(child: subprocess.Popen[bytes], rundir: RunDir, stderr: IO[bytes], t
                 # Refuse links, devices and names outside a run directory: the pod is a tenant's.
                 if content is None or not _is_expected(member):
                     raise ClusterError(f"the pod sent {printable(member.name[:200])!r}, which no run directory has")
-                _write(content, member, rundir, staging, result)
+                _write(content, member, rundir, None if only_manifests else staging, result)
                 received.add(member.name)
                 tick(result.size, total)
     except (tarfile.TarError, EOFError):
@@ -200,10 +224,16 @@ def _is_expected(member: tarfile.TarInfo) -> bool:
     return member.isreg() and is_known and all(NAME.fullmatch(part) for part in member.name.split("/"))
 
 
-def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging: RunDir, result: Downloaded) -> None:
-    """Write one file. A checkpoint is committed when its manifest, which arrives last, verifies it."""
-    is_part = member.name.startswith("checkpoints/")
-    path = (staging if is_part else rundir).path / member.name
+def _write(
+    content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging: RunDir | None, result: Downloaded
+) -> None:
+    """Write one file. A checkpoint is committed when its manifest, which arrives last, verifies it.
+
+    Args:
+        staging: folder of checkpoints that are incomplete; None: only manifests come, which nothing verifies.
+    """
+    part_of = staging if member.name.startswith("checkpoints/") else None
+    path = (part_of or rundir).path / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     # Write and rename, so that an interrupted copy leaves no partial file under a final name.
     temporary = temporary_beside(path)
@@ -211,8 +241,8 @@ def _write(content: IO[bytes], member: tarfile.TarInfo, rundir: RunDir, staging:
         shutil.copyfileobj(content, file, CHUNK)
     result.size += member.size
     temporary.replace(path)
-    if is_part and path.parent.parent == staging.checkpoints and path.name == FILE:
-        _commit(path.parent.name, rundir, staging, result)
+    if part_of is not None and path.parent.parent == part_of.checkpoints and path.name == FILE:
+        _commit(path.parent.name, rundir, part_of, result)
 
 
 def _commit(name: str, rundir: RunDir, staging: RunDir, result: Downloaded) -> None:
@@ -267,9 +297,13 @@ def _is_shared(job: Raw) -> bool:
     return bool(_storage(job).get("shared", True))
 
 
-def _url_instead(job: Raw, target: Path) -> str:
-    """Describe the command that copies a job's run from its bucket."""
+def _url_instead(job: Raw, target: Path | None) -> str:
+    """Describe the command that copies a job's run from its bucket; without a target, the one that lists its
+    checkpoints."""
     storage, name = _storage(job), str(job["metadata"]["name"])
+    if target is None:
+        command = shlex.join(["tandem", "checkpoints", "ls", str(storage.get("bucket", ""))])
+        return f"{name} has no volume: its checkpoints are in its bucket alone. List them there: {command}"
     options = [f"--{key}={storage[key]}" for key in ("endpoint", "region") if key in storage]
     command = shlex.join(["tandem", "copy", str(storage.get("bucket", "")), str(target), *options])
     return f"{name} has no volume: its checkpoints are in its bucket alone. Copy the run from there: {command}"
@@ -295,7 +329,8 @@ def reader_pod(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
     claim = _storage(job).get("claimName") or f"{labels.stem(name)}-checkpoints"
     user = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     # The volume may be bound to a node or zone, so the pod is scheduled like the model.
-    scheduling = {key: spec[key] for key in ("imagePullSecrets", "tolerations", "nodeSelector") if key in spec}
+    scheduling = {key: spec[key] for key in ("imagePullSecrets", "tolerations") if key in spec}
+    scheduling["nodeSelector"] = {"kubernetes.io/os": "linux", **spec.get("nodeSelector", {})}
     container: Raw = {
         "name": "copy",
         "image": image,

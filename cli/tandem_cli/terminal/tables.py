@@ -19,6 +19,9 @@ from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
 
 LATELY = 8
 """Events that `tandem status` shows: the job's own, and warnings. `tandem events` shows all."""
+START_WARNINGS = {"FailedScheduling", "FailedMount", "FailedAttachVolume", "Unhealthy"}
+"""Reasons of warnings at most starts: a volume is still being made, a probe comes before the first answer. They are
+over once their pod runs."""
 WIDEST_BAR = 60
 """Maximum width of the bar, in columns."""
 INDENT = "  "
@@ -85,7 +88,9 @@ def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
     facts = [line for label, text in _facts(status, job.missed) for line in paragraph(label, text, width)]
     for part in (facts, _conditions(status, width, now), _pods(view.pods, width, now)):
         lines += [Text(), *part] if part else []
-    if telling := [event for event in view.job_events if event.warning or not event.who]:
+    running = {pod.name for pod in view.pods if pod.state == "running"}
+    over = [event for event in view.job_events if event.reason in START_WARNINGS and event.who in running]
+    if telling := [event for event in view.job_events if (event.warning or not event.who) and event not in over]:
         lines += [Text(), *happened(telling[-LATELY:], width)]
     return lines
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
+from tandem.wire.reasons import Reason
 
 Role = Literal["coordinator", "agent", "evaluator"]
 
@@ -257,14 +258,14 @@ def is_due(child: Child, now: float) -> bool:
 def _failure(child: Child) -> FailRun:
     if child.code == ExitCode.CONFIGURATION:
         return FailRun(
-            "InvalidConfiguration",
+            Reason.INVALID_CONFIGURATION,
             f"{child.name} cannot work with this job as written",
             child.name,
             ExitCode.CONFIGURATION,
         )
     times = f"{child.failures} times in a row soon after its start"
     return FailRun(
-        "DoesNotStart", f"{child.name} ended {times}, {describe_exit(child.code)}", child.name, ExitCode.FAILED
+        Reason.DOES_NOT_START, f"{child.name} ended {times}, {describe_exit(child.code)}", child.name, ExitCode.FAILED
     )
 
 

@@ -5,7 +5,8 @@
     TOTAL                 JSON: bytes that follow, and the names of the checkpoints among them
     DONE, FAILED.json     first: an archive with the end of the run has everything that was written before it, too
     job.json, records, evaluations, logs, …
-    checkpoints/NAME/…    the requested checkpoints that the receiver does not have
+    checkpoints/NAME/…    the requested checkpoints that the receiver does not have; with --manifests, the manifests of
+                          all others
     END                   empty: the archive was not truncated, which neither tar nor `kubectl exec` reports
 
 Not included are leases, packed code and its packages, files of other programs and earlier runs. A checkpoint is held by
@@ -65,8 +66,11 @@ def select(rundir: RunDir, selectors: Iterable[str]) -> list[Manifest]:
     return [manifest for manifest in committed if manifest.name in names]
 
 
-def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> None:
+def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO, manifests: bool = False) -> None:
     """Write the archive.
+
+    Args:
+        manifests: send the manifests of the other checkpoints, too, with which they can be listed.
 
     Raises:
         OSError: a file cannot be read, or the receiver has closed the stream.
@@ -76,6 +80,9 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO) -> 
         leases(rundir, [manifest.name for manifest in checkpoints]),
     ):
         files = list(run_files(rundir))
+        if manifests:
+            others = set(rundir.checkpoint_names()) - {manifest.name for manifest in checkpoints}
+            files += [rundir.checkpoint(name) / FILE for name in sorted(others)]
         total = sum(_size(path) for path in files) + sum(manifest.size for manifest in checkpoints)
         _add(
             archive,
@@ -170,6 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", default=os.environ.get(RUN_DIR, "."), help=f"default: ${RUN_DIR}")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="WORD", help=select.__doc__)
     parser.add_argument("--have", action="append", default=[], metavar="DIGEST", help="do not send this manifest")
+    parser.add_argument("--manifests", action="store_true", help="send the manifests of the other checkpoints, too")
     options = parser.parse_args(arguments)
     rundir = RunDir(options.folder)
     try:
@@ -179,7 +187,7 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError, Broken) as error:
         print(f"{rundir.path} cannot be read as a run: {error}", file=sys.stderr)
         return 1
-    write(rundir, checkpoints, sys.stdout.buffer)
+    write(rundir, checkpoints, sys.stdout.buffer, options.manifests)
     return 0
 
 

@@ -27,8 +27,17 @@ class Reason(StrEnum):
     LIMIT_EXCEEDED = "LimitExceeded"
     NOT_BEGUN = "NotBegun"
     EVALUATOR_FAILED = "EvaluatorFailed"
-    # Training is complete, with fewer steps than were announced.
+    # The job gets on.
+    COORDINATOR_STARTS = "CoordinatorStarts"
+    COORDINATOR_ANSWERED = "CoordinatorAnswered"
+    SAVING = "Saving"
+    RESUMED = "Resumed"
+    WELL = "Well"
+    RETRIED = "Retried"
+    # Training is complete: with all steps, with fewer than were announced, or with checkpoints that have no scores.
+    COMPLETED = "Completed"
     STOPPED_EARLY = "StoppedEarly"
+    EVALUATION_UNFINISHED = "EvaluationUnfinished"
     # The job has failed.
     DOES_NOT_START = "DoesNotStart"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

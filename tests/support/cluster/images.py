@@ -40,7 +40,7 @@ ROOMS = {
     "evaluator": ("core", "trainer", "evaluator"),
 }
 """Which folders of code each image holds."""
-SCRIPTS = ("images/build.py", "images/requirements.py", "images/install.sh", "images/bytecode.py")
+SCRIPTS = ("images/build.py", "images/requirements.py", "images/install.sh", "images/bytecode.py", "images/sbom.py")
 INGREDIENTS = (".dockerignore", "README.md", "constraints.txt", "pyproject.toml", *SCRIPTS)
 """What goes into all of them, beside their Dockerfile."""
 PACKAGES = ("python3", "python3-venv", "ca-certificates", "tini")

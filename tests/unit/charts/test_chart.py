@@ -4,7 +4,9 @@ What helm makes of it is in tests/cluster/test_chart_rendered.py.
 """
 
 import json
+import os
 import re
+import subprocess
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -136,3 +138,24 @@ def test_of_a_jobs_pod_is_taken_what_jobs_tell_and_nothing_of_the_operators() ->
     assert all(taken_of_jobs(metric.name) for metric in metrics.ALL)
     assert [metric.name for metric in metrics.OPERATOR if taken_of_jobs(metric.name)] == []
     assert not taken_of_jobs("kube_pod_info")
+
+
+@pytest.mark.parametrize("name", ["deployment", "mlflow"])
+def test_pods_of_the_chart_go_to_linux_nodes(name: str) -> None:
+    """Windows nodes need not be tainted."""
+    text = (CHART / "templates" / f"{name}.yaml").read_text()
+    selectors = re.findall(r"nodeSelector:\n.*kubernetes\.io/os\W+linux", text)
+    assert len(selectors) == text.count("kind: Deployment") == 1
+
+
+@pytest.mark.parametrize(("address", "host"), [("10.0.0.7", "0.0.0.0"), ("fd00::7", "::")])
+def test_the_mlflow_server_listens_where_its_pod_has_an_address(address: str, host: str, tmp_path: Path) -> None:
+    text = (CHART / "templates/mlflow.yaml").read_text()
+    (script,) = re.findall(r"- '(case .*)'\n", text)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    command = ["sh", "-c", script, "mlflow", "--port=5000"]
+    environment = {"PATH": f"{tmp_path}:{os.defpath}", "POD_IP": address}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said == f"-m mlflow server --host={host} --port=5000\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tandem.errors import UserError
 from tandem.rundir import archive, lease
@@ -19,6 +20,7 @@ from tandem.rundir.layout import RunDir
 from tandem_cli.kubernetes import copying
 from tandem_cli.kubernetes.copying import reader_pod
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
+from tandem_cli.main import application
 from tests.support import ROOT, manifests
 from tests.support.checkpoints import begin, commit
 from tests.support.fake_kubectl import items, pod
@@ -264,6 +266,9 @@ def test_the_pod_is_restricted_and_has_the_image_and_the_volume_of_the_job() -> 
     assert (made["securityContext"], made["imagePullSecrets"]) == ({"runAsUser": 10001}, [{"name": "hub"}])
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert made["automountServiceAccountToken"] is False
+    assert made["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    placed = reader_pod(JOB, [ended(nodeSelector={"disk": "fast"})], "")["spec"]["nodeSelector"]
+    assert placed == {"kubernetes.io/os": "linux", "disk": "fast"}
     own = {"metadata": JOB["metadata"], "spec": {"checkpoint": {"storage": {"claimName": "shared"}}}}
     assert reader_pod(own, [], "mine")["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}
     with pytest.raises(UserError, match="with --image"):
@@ -295,3 +300,43 @@ def test_records_of_a_job_without_a_volume_come_from_its_coordinator(cluster: Cl
     assert (copied.checkpoints, copied.size > 0) == ([], True)
     (exec_,) = [words for words in cluster.asked if "exec" in words]
     assert "--container=coordinator" in exec_
+
+
+def test_checkpoints_on_a_cluster_are_listed_as_they_are_there(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their manifests alone come, however large they are."""
+    monkeypatch.setenv("PATH", str(cluster.folder), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    (cluster.remote.checkpoint("step-000000010") / "weights.safetensors").unlink()
+    # Who reads one now is not copied.
+    (cluster.remote.leases / "evaluate-step-000000005-x.json").unlink()
+
+    def printed(*words: str) -> Any:
+        command = ("checkpoints", *words, "-o", "json")
+        done = CliRunner().invoke(application(command), command)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.output)
+
+    there, here = printed("ls", "digits", "-n", "team"), printed("ls", str(cluster.remote.path))
+    assert (there["run"], there["freeBytes"]) == ("digits", None)
+    assert [one["name"] for one in there["checkpoints"]] == [f"step-{step:09d}" for step in (15, 10, 5)]
+    assert there["checkpoints"] == here["checkpoints"]
+    assert printed("show", "digits", "latest", "--context", "lab")["name"] == "step-000000015"
+    asked = [words for words in cluster.asked if "exec" in words]
+    assert [words[-3:] for words in asked] == [["--checkpoint", "none", "--manifests"]] * 2
+    assert not Path("runs/digits").exists()
+
+
+def test_checkpoints_of_a_job_without_a_volume_are_listed_in_its_bucket(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.has(ALONE, pod("coordinator", 0))
+    with pytest.raises(UserError, match="List them there: tandem checkpoints ls s3://bucket/runs/digits$"):
+        copying.copy_manifests(cluster.kubectl, "digits", tmp_path / "digits")
+
+
+def test_an_image_that_sends_no_manifests_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    program, words = cluster.folder / "kubectl", '*words[words.index("--") + 2:]'
+    older = '*(word.replace("--manifests", "--manifests-too") for word in words[words.index("--") + 2:])'
+    program.write_text(program.read_text().replace(words, older))
+    with pytest.raises(ClusterError, match="has a version of Tandem that cannot send copies"):
+        copying.copy_manifests(cluster.kubectl, "digits", tmp_path / "digits")

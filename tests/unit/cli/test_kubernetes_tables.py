@@ -155,6 +155,19 @@ def test_the_last_events_are_the_jobs_own_and_warnings() -> None:
     assert "Container image" not in text
 
 
+def test_warnings_of_a_start_are_over_once_the_pod_runs() -> None:
+    told = tuple(
+        fake.event("Pod", f"digits-worker-{index}-abcde", reason, f"{reason} of {index}", type="Warning")
+        for index in (0, 1)
+        for reason in ("FailedScheduling", "FailedMount", "Unhealthy", "BackOff")
+    )
+    starts = fake.pod("worker", 1, {"waiting": {"reason": "ContainerCreating"}})
+    text = drawn(view(RUNNING, fake.pod("worker", 0), starts, told=told))
+    assert [
+        line.split("  ")[-1].split(" (")[0] for line in text.splitlines() if " of " in line and "  !  " in line
+    ] == [*("BackOff of 0", "FailedScheduling of 1", "FailedMount of 1", "Unhealthy of 1", "BackOff of 1")]
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     why = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image from a far away place " * 5}}

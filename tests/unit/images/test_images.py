@@ -1,5 +1,7 @@
 """What builds the images: which commands, and what goes into which layer."""
 
+import json
+import platform
 import runpy
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.processes.distribution import NAME
 from tests.support import ROOT
 
 IMAGES = ROOT / "images"
@@ -150,6 +153,64 @@ def test_only_large_libraries_that_were_not_loaded_are_removed(tmp_path: Path) -
     unused.__globals__["SITE"] = tmp_path
     found = [str(path.relative_to(tmp_path)) for path in unused({tmp_path / "nvidia/a/loaded.so"})]
     assert found == ["nvidia/a/not_loaded.so"]
+
+
+def installed(site: Path, name: str, version: str, **fields: str) -> None:
+    """Put the metadata of a package into a folder, as pip would."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    lines = {"Metadata-Version": "2.4", "Name": name, "Version": version}
+    lines |= {key.replace("_", "-"): value for key, value in fields.items()}
+    (folder / "METADATA").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+
+
+STATUS = """Package: tini
+Status: install ok installed
+Architecture: amd64
+Version: 0.19.0-1+b3
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1:2
+"""
+
+
+def test_an_image_lists_what_is_installed_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbom: dict[str, Any] = runpy.run_path(str(IMAGES / "sbom.py"))
+    site, overlay, root = tmp_path / "site", tmp_path / "overlay", tmp_path / "root"
+    own = overlay / site.relative_to("/")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(site))
+    installed(site, "torch", "2.15.0+cpu", License="BSD-3-Clause")
+    installed(site, "Typing_Extensions", "4.1", License_Expression="PSF-2.0")
+    installed(own, NAME, "0.1.0", License="a whole text " * 20)
+    installed(own, "pip", "26.1")
+    (overlay / "opt/tandem").mkdir(parents=True)
+    (root / "var/lib/dpkg").mkdir(parents=True)
+    (root / "var/lib/dpkg/status").write_text(STATUS)
+    (root / "etc").mkdir()
+    (root / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    sbom["main"]("tandem-trainer", overlay, root)
+    text = (overlay / sbom["FILE"]).read_text()
+    found = json.loads(text)
+    assert found["metadata"]["component"]["name"] == "tandem-trainer"
+    assert found["metadata"]["component"]["version"] == "0.1.0"
+    assert {component["purl"]: component.get("licenses") for component in found["components"]} == {
+        "pkg:pypi/torch@2.15.0%2Bcpu": [{"license": {"name": "BSD-3-Clause"}}],
+        "pkg:pypi/typing-extensions@4.1": [{"expression": "PSF-2.0"}],
+        f"pkg:pypi/{NAME}@0.1.0": None,
+        "pkg:pypi/pip@26.1": None,
+        f"pkg:generic/python@{platform.python_version()}": None,
+        "pkg:deb/debian/tini@0.19.0-1%2Bb3?arch=amd64&distro=debian-12": None,
+    }
+    sbom["main"]("tandem-trainer", overlay, root)
+    assert (overlay / sbom["FILE"]).read_text() == text, "the same content is the same layer"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_is_made_in_the_image_after_all_is_installed(name: str) -> None:
+    code = (IMAGES / f"{name}.Dockerfile").read_text().partition(" AS code\n")[2].partition("\nFROM ")[0]
+    assert code.endswith(f"&& /opt/tandem/bin/python /source/sbom.py tandem-{name} /overlay\n")
 
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

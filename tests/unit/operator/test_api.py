@@ -69,6 +69,25 @@ async def test_of_large_objects_fewer_are_asked_for_at_once(content: Any, monkey
     assert len(limits) < 40
 
 
+async def test_of_what_only_the_metadata_are_needed_nothing_else_is_listed_and_in_few_pages() -> None:
+    """A tenant may have hundreds of thousands of ConfigMaps with the label of a job, of a megabyte each."""
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers["Accept"])
+        limit, begin = int(request.query["limit"]), int(request.query.get("continue", 0))
+        names = [str(number) for number in range(begin, min(1000, begin + limit))]
+        more = {"continue": str(begin + limit)} if begin + limit < 1000 else {}
+        items = [{"kind": "PartialObjectMetadata", "metadata": {"name": name}} for name in names]
+        return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
+
+    async with served("GET", "/api/v1/configmaps", answer) as connection:
+        found = [item async for page in connection.pages(kinds.CONFIG_MAP) for item in page.items]
+    assert [item["metadata"]["name"] for item in found] == [str(number) for number in range(1000)]
+    assert {item["kind"] for item in found} == {"ConfigMap"}
+    assert asked == [api.METADATA] * (1000 // api.PAGE_OF_METADATA)
+
+
 @pytest.mark.parametrize("in_metadata", [False, True], ids=["", "and so are its metadata"])
 async def test_of_an_object_that_is_too_much_the_metadata_are_read(in_metadata: bool) -> None:
     names = ["a", "hostile", "b"]

@@ -2,14 +2,20 @@
 
 from typing import Any
 
+import pytest
+
 from tandem.formatting import rfc3339
 from tandem.wire.reasons import Reason
-from tandem.wire.status import GenerationView, Snapshot
+from tandem.wire.status import Condition, GenerationView, Snapshot, Status
 from tandem_operator import kinds
+from tandem_operator.api import Unavailable
+from tandem_operator.gang_deadlock import BACKOFF_SECONDS
 from tandem_operator.job_memory import BATCH_SIZE, Attempt, retry_time, role_retry_time
+from tandem_operator.pod_ends import PodEnd
 from tandem_operator.reporting import JobProblem
 from tests.support.clock import Clock
 from tests.support.worlds.operator_job import (
+    IDLE,
     NOW,
     decided,
     ended,
@@ -67,6 +73,60 @@ def test_a_node_whose_clock_is_ahead_leaves_no_place_empty() -> None:
     of = job(status=initialized(), workers={"replicas": 2})
     ahead = ended(0, finished=NOW + 3600, started=NOW + 3500, created=NOW - 120)
     assert made(decided(of, surroundings(of, ahead, worker(1)), snapshot=heard())) == ["worker 0"]
+
+
+def test_what_an_earlier_job_has_left_is_said_at_once() -> None:
+    """Its Secret may be about to be deleted, and new pods wait for that; the message need not."""
+    world = World()
+    world.settle()
+    left = [body for place, body in world.cluster.objects.items() if place[0] is not kinds.JOB]
+    for body in left:
+        # As kubectl delete --cascade=orphan does.
+        body["metadata"].pop("ownerReferences", None)
+    pods = {pod["metadata"]["name"] for pod in world.cluster.pods()}
+    world.cluster.end((kinds.JOB, *KEY))
+    world.cluster.put(kinds.JOB, JOB)
+    world.start()
+    with pytest.raises(Unavailable, match="is still being deleted"):
+        world.look()
+    assert {one.reason for one in world.status.conditions if one.type == "Ready"} == {Reason.NAME_TAKEN}
+    assert "if a job of this name was deleted without its objects, remove those" in (world.status.message or "")
+    assert Reason.NAME_TAKEN in world.cluster.told
+    assert {pod["metadata"]["name"] for pod in world.cluster.pods()} == pods
+
+
+def test_an_operator_whose_clock_is_behind_leaves_no_place_empty() -> None:
+    of = job(status=initialized(), workers={"replicas": 2})
+    ahead = ended(0, finished=NOW + 3600, started=NOW + 3500, created=NOW + 3480)
+    assert made(decided(of, surroundings(of, ahead, worker(1)), snapshot=heard())) == ["worker 0"]
+
+
+def test_a_node_whose_clock_is_ahead_hides_not_that_the_next_pod_runs_well() -> None:
+    of = job(status=initialized(), workers={"replicas": 1})
+    before = ended(0, "digits-worker-0-a", ended_by=PodEnd.OVER_LIMIT, created=NOW - 200)
+    for lived, reason in ((10, "LimitExceeded"), (61, "Running")):
+        after = worker(0, started=NOW + 3600, created=NOW - lived)
+        status = decided(of, surroundings(of, before, after), snapshot=heard()).status
+        assert [one.reason for one in status.conditions if one.type == "Ready"] == [reason]
+
+
+def at(status: Status, kind: str) -> str | None:
+    return next(one.last_transition_time for one in status.conditions if one.type == kind)
+
+
+def test_times_that_an_operator_wrote_whose_clock_was_ahead_are_cut_to_now() -> None:
+    """Deadlines, the pause of a job that gave way, and its time to live are counted from them."""
+    gave = Condition(type="Running", status="False", reason=Reason.GAVE_WAY, last_transition_time=rfc3339(NOW + 3600))
+    before = initialized(phase="Pending")
+    of = job(status={**before, "conditions": [*before["conditions"], gave.dump()]})
+    plan = decided(of, surroundings(of), idle=IDLE)
+    assert (at(plan.status, "Running"), made(plan)) == (rfc3339(NOW), [])
+    of = of.model_copy(update={"status": plan.status})
+    assert "worker 0" in made(decided(of, surroundings(of), idle=IDLE, now=NOW + BACKOFF_SECONDS))
+
+    done = job(status=initialized(phase="Draining", completionTime=rfc3339(NOW + 3600)))
+    status = decided(done, surroundings(done)).status
+    assert status.completion_time == rfc3339(NOW)
 
 
 def test_after_a_step_of_the_clock_back_the_last_try_is_over() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem_operator import kinds, names
 from tandem_operator.api import ListPart, RequestRefused, Unavailable
-from tandem_operator.informer import STALE_SECONDS, SWEEP_SECONDS, Cache, Informer, Key
+from tandem_operator.informer import PAGE_SECONDS, STALE_SECONDS, SWEEP_SECONDS, Cache, Informer, Key
 from tandem_operator.kinds import Kind
 from tests.support.clock import jumping
 
@@ -119,6 +119,44 @@ def test_an_operator_that_cannot_list_says_so() -> None:
         assert watching.complaint == ""
         await asyncio.sleep(2)
         assert "nothing could be listed" in watching.complaint
+
+    watched(story)
+
+
+def test_a_list_of_very_many_objects_may_take_long_as_long_as_it_gets_on() -> None:
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
+        pages, pauses = api.pages, [PAGE_SECONDS - 1] * 8
+
+        async def many(kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
+            while kind is kinds.CONFIG_MAP and pauses:
+                await asyncio.sleep(pauses.pop())
+                yield ListPart([], api.version)
+            async for page in pages(kind, namespace, selector):
+                yield page
+
+        api.pages = many  # type: ignore[method-assign]
+        for _ in range(50):
+            await asyncio.sleep(10)
+            assert watching.complaint == ""
+        await asyncio.sleep(2 * SWEEP_SECONDS)
+        assert watching.age < SWEEP_SECONDS
+        # One that gets no further is as bad as none.
+        pauses += [10 * STALE_SECONDS]
+        await asyncio.sleep(STALE_SECONDS + 2 * SWEEP_SECONDS)
+        assert "nothing could be listed" in watching.complaint
+
+    watched(story)
+
+
+def test_lists_that_fail_after_some_pages_are_none() -> None:
+    async def story(api: Api, watching: Informer, news: list[Key]) -> None:
+        await watching.synced.wait()
+        api.forbidden = kinds.SERVICE
+        await asyncio.sleep(STALE_SECONDS + SWEEP_SECONDS)
+        for _ in range(20):
+            await asyncio.sleep(1)
+            assert "nothing could be listed" in watching.complaint
 
     watched(story)
 

@@ -86,6 +86,30 @@ def test_a_container_beside_ours_that_does_not_start_is_named(where: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("policy", "found"),
+    [(None, ("PodInitializing", "init container fetch runs")), ("Always", ("", ""))],
+    ids=["an init container", "a sidecar"],
+)
+def test_an_init_container_that_runs_is_what_the_rest_waits_for(policy: str | None, found: tuple[str, str]) -> None:
+    init = {"name": "fetch", **({"restartPolicy": policy} if policy else {})}
+    ours = {"name": "worker", "state": {"waiting": {"reason": "PodInitializing"}}}
+    status = {"phase": "Pending", "initContainerStatuses": [{"name": "fetch", "state": {"running": {}}}]}
+    body = {"metadata": {"labels": {names.ROLE: "worker"}}, "spec": {"initContainers": [init]}}
+    waits = observe(kinds.POD, {**body, "status": {**status, "containerStatuses": [ours]}})
+    runs = observe(kinds.POD, {**body, "status": {**status, "containerStatuses": [{**ours, "state": {"running": {}}}]}})
+    assert isinstance(waits, Pod)
+    assert isinstance(runs, Pod)
+    assert (waits.waiting, waits.message) == found
+    assert (runs.waiting, runs.message) == ("", "")
+
+
+def test_restarts_of_init_containers_count_as_those_of_ours() -> None:
+    """Between two of its starts nothing else shows that an init container fails again and again."""
+    init = [{"name": "fetch", "restartCount": 2, "state": {"running": {}}}]
+    assert pod("Pending", initContainerStatuses=init, containerStatuses=state()).restarts == 2
+
+
+@pytest.mark.parametrize(
     ("container", "begun"),
     [
         ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False),

@@ -1,21 +1,24 @@
 """Every reason is documented, and each of those of failures comes from the coordinator to the job's conditions."""
 
+import ast
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from tandem.wire.reasons import RECORDED_REASONS, Reason
+from tandem.wire.reasons import CONFIGURATION_ERROR, RECORDED_REASONS, Reason
 from tandem_coordinator.snapshots import brief
 from tandem_operator import kinds, names
 from tandem_operator.api import RequestRefused
 from tandem_operator.coordinators import parse_snapshot
+from tandem_operator.pod_ends import DEADLINE
 from tests.support import ROOT
-from tests.support.worlds.operator_job import decided, ended, heard, initialized, job, surroundings
+from tests.support.worlds.operator_job import NOW, decided, ended, evaluator, heard, initialized, job, surroundings
 from tests.support.worlds.operator_world import KEY, World
 
 OTHERS = {"Unschedulable", "SchedulingGated", "ImagePullBackOff", "CoordinatorReplaced"} | {
-    *("FailedMount", "FailedAttachVolume", "Pulling", "ContainerCreating")
+    *("FailedMount", "FailedAttachVolume", "Pulling", "ContainerCreating", "PodInitializing")
 }
 """Words of Kubernetes, and of Events alone."""
 
@@ -31,12 +34,30 @@ def test_the_reasons_that_are_documented_are_those_there_are() -> None:
     assert documented() - OTHERS == set(Reason)
 
 
+def literals(path: Path) -> set[str]:
+    """All whole texts in a module."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize("room", ["operator", "trainer", "core/tandem/processes"])
+def test_a_reason_is_spelled_in_one_place(room: str) -> None:
+    """A word that is written once more goes on to be said after the other one was changed."""
+    for path in sorted((ROOT / room).rglob("*.py")):
+        # The kubelet has a reason of this name, too.
+        again = literals(path) & {*Reason, CONFIGURATION_ERROR} - {DEADLINE if path.name == "pod_ends.py" else ""}
+        assert not again, path
+
+
 @pytest.mark.parametrize(("said", "reason"), [*RECORDED_REASONS.items(), ("Nonsense", Reason.TRAINING_FAILED)])
 def test_why_a_job_has_failed_comes_from_its_coordinator(said: str, reason: Reason) -> None:
     whole = heard("Failed", message="why").model_copy(update={"reason": said})
     answer = parse_snapshot(json.dumps(brief(whole).dump()).encode())
     of = job(status=initialized())
-    plan = decided(of, surroundings(of, ended(0, code=78), ended(1, code=78)), snapshot=answer)
+    # An evaluator that failed for the same cause, such as a missing data folder, is not another reason.
+    failed = evaluator(of, phase="Failed", code=1, finished=NOW, message="no such folder")
+    there = surroundings(of, ended(0, code=78), ended(1, code=78), evaluators=[failed])
+    plan = decided(of, there, snapshot=answer)
     found = {one.reason for one in plan.status.conditions if one.type in ("Failed", "Ready", "Stalled")}
     assert found == {reason}
 

@@ -66,6 +66,7 @@ def test_workers_are_made_before_the_coordinator_answers_and_wait_for_it() -> No
         {"waiting": "CrashLoopBackOff"},
         {"waiting": "ImagePullBackOff"},
         {"phase": "Pending", "started": None, "created": NOW - COORDINATOR_START_SECONDS},
+        {"phase": "Pending", "started": None, "has_run": True, "created": NOW - COORDINATOR_START_SECONDS},
     ],
     ids=str,
 )

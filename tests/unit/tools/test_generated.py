@@ -163,6 +163,11 @@ def test_scale_and_columns_point_at_fields_that_there_are() -> None:
     assert [path for path in paths if path not in known] == [".metadata.creationTimestamp"]
 
 
+def test_a_column_says_of_which_checkpoint_it_is_and_there_is_one_for_the_reason() -> None:
+    assert [name for name, _, path, *_ in COLUMNS if "Checkpoint" in path] == ["Best", "Best-Checkpoint"]
+    assert "Reason" in [name for name, *_ in COLUMNS]
+
+
 def test_conditions_are_a_list_that_appliers_merge_by_type() -> None:
     assert at("status.conditions")["x-kubernetes-list-map-keys"] == ["type"]
     assert "type" in at("status.conditions[]")["required"]

@@ -47,6 +47,7 @@ from tandem.rundir.durable import unsupported_operation
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import Continuation, DatasetCommit, GenerationRecord, Origin
+from tandem.wire.reasons import Reason
 from tandem.wire.status import CheckpointRef
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
@@ -68,7 +69,7 @@ Verdict = dict[str, Any]
 class NoUsableCheckpoint(ConfigurationError):  # noqa: N818 - it is what is the case
     """There are checkpoints, but none of them can be used."""
 
-    reason = "CheckpointsDamaged"
+    reason = Reason.CHECKPOINTS_DAMAGED
 
 
 class UnreadableCheckpoint(OSError):  # noqa: N818 - a state of the disk

@@ -41,6 +41,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from tandem.errors import join_names
 from tandem.job.architectures import unwrapped_name
 from tandem.rundir.checkpoint import Broken
+from tandem.wire.reasons import Reason
 from tandem_trainer.checkpoint.sharding import is_sharded, split_all_like, split_like
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.group_model import GroupModel
@@ -54,7 +55,7 @@ MAX_DIFFERENCES = 6
 class CheckpointMismatch(ConfigurationError):  # noqa: N818 - it is what is the case
     """The checkpoint is intact but does not match the script that resumes from it; the message says in what."""
 
-    reason = "CheckpointDoesNotFit"
+    reason = Reason.CHECKPOINT_DOES_NOT_FIT
 
 
 @runtime_checkable
