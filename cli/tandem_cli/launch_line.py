@@ -107,7 +107,8 @@ def read(argv: Sequence[str]) -> LaunchLine:
     Raises:
         UserError: it starts no script, the script does not exist, or an option has no equivalent in a manifest.
     """
-    remaining = _split(argv[0]) if len(argv) == 1 and any(letter.isspace() for letter in argv[0]) else list(argv)
+    is_quoted_line = len(argv) == 1 and any(letter.isspace() for letter in argv[0]) and not Path(argv[0]).is_file()
+    remaining = _split(argv[0]) if is_quoted_line else list(argv)
     variables = {}
     while remaining and _VARIABLE.match(remaining[0]):
         name, _, value = remaining.pop(0).partition("=")

@@ -292,7 +292,7 @@ def describe(replica: str, failure: Failure | None) -> str:
     """Describe the failure of a rank, as a sentence."""
     if failure is None:
         return f"a training process of {replica} failed"
-    rank = f"rank {failure.rank} ({replica})"
+    rank, failure = f"rank {failure.rank} ({replica})", _normalize_exit_code(failure)
     if failure.error:
         return f"{rank} failed: {failure.error}" + (f" ({failure.where})" if failure.where else "")
     if failure.code < 0:
@@ -450,6 +450,9 @@ def _may_be_one_node(state: State, earlier: Hashable, signature: Signature | Non
         or not signature.replica
         or signature.replica != earlier.replica
     ):
+        return False
+    # A node does not end a script with 0. The agent of such a rank has left, until another one takes its place.
+    if signature.error == ENDED_EARLY:
         return False
     agent = state.agents.get(signature.replica)
     # It is gone, or excluded already.

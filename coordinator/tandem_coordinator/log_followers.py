@@ -100,6 +100,8 @@ class Training:
     """Tokens without padding; None if samples are no text."""
     learned_per_sample: float | None = None
     """Tokens that the loss is computed over."""
+    filtered_samples: str = ""
+    """Description of the samples that nothing is learned from; empty if there are none."""
     learning_rate: float | None = None
     """Learning rate of the last step that logged one."""
     loss: float | None = None
@@ -213,6 +215,7 @@ class TrainingLogs:
         training.peak_flops = record.peak_flops if record else None
         training.tokens_per_sample = record.tokens_per_sample if record else None
         training.learned_per_sample = record.learned_per_sample if record else None
+        training.filtered_samples = (record.filtered_samples if record else None) or ""
 
     def _rate(self, record: Rate) -> None:
         training = self._training

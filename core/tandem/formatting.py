@@ -21,7 +21,7 @@ UNKNOWN = "–"
 
 
 def number(value: float | None) -> str:
-    """Format a count in groups of three, or with four significant digits: `1,234`, `98.1`, `2.303`, `0.0213`,
+    """Format a count in groups of three, or with three or four significant digits: `1,234`, `98.1`, `2.303`, `0.0213`,
     `3.142e-06`."""
     if value is None or not math.isfinite(value):
         return UNKNOWN if value is None else str(value)

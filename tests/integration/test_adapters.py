@@ -143,6 +143,43 @@ def test_after_an_early_end_the_code_that_follows_is_tried_again_without_a_step(
         assert done["stoppedEarly"].startswith(f"stopped early after step {step} of 18")
 
 
+MISTAKEN = f"""
+import runpy, sys
+import torch.nn.functional
+
+def mistaken(*args, **named):
+    raise KeyError("image")
+
+torch.nn.functional.mse_loss = torch.nn.functional.cross_entropy = mistaken
+sys.path.insert(0, {str(SCRIPTS)!r})
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script whose loss raises an error in the first batch."""
+
+
+@ALL
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(TRAINER, id="trainer"),
+        pytest.param(LIGHTNING, id="lightning"),
+        pytest.param(ACCELERATE, id="accelerate"),
+    ],
+)
+def test_a_mistake_in_the_first_batch_is_found_after_two_failures(tmp_path: Path, script: str, replicas: int) -> None:
+    (tmp_path / "mistaken.py").write_text(MISTAKEN)
+    trainer = {"command": ["python", str(tmp_path / "mistaken.py")], "args": [script]}
+    elasticity = {"maxRestarts": 10}
+    with Elastic(tmp_path, replicas, trainer=trainer, elasticity=elasticity) as group:
+        group.start(*(f"worker-{number}" for number in range(replicas)))
+        failed = until(group.rundir.failed, "the end of the job")
+        assert failed["reason"] == "RepeatedFailure", failed
+        assert "KeyError: 'image'" in failed["message"]
+        assert group.rundir.newest_generation() == 2
+
+
 @pytest.mark.full("examples", "trainer")
 def test_the_example_of_trainer_is_evaluated_while_it_trains(tmp_path: Path) -> None:
     words = ["--set", 'trainer.args=["--steps", "40"]', "--set", "checkpoint.everySteps=20"]

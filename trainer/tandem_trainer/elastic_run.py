@@ -92,6 +92,8 @@ class RunDescription:
     """Sizes of the mesh dimensions, for the manifests; None: all ranks replicate."""
     is_shared: bool = False
     """All ranks write into one copy of the weights. Rank 0 saves for all of them."""
+    filtered_samples: str = ""
+    """Description of the samples that nothing is learned from, for the log."""
     datasets: Sequence[DatasetCommit] = ()
     """Data sets of a hub that this rank has read."""
     standby: bool = False
@@ -336,6 +338,7 @@ class ElasticRun:
                 peak_flops=cost.peak_flops,
                 tokens_per_sample=cost.tokens_per_sample,
                 learned_per_sample=cost.learned_per_sample,
+                filtered_samples=facts.filtered_samples or None,
             )
         )
         log.info(

@@ -260,6 +260,11 @@ class Task(ABC, Generic[C]):
         """Mean tokens of a sample that the loss is over; None: not known."""
         return self.tokens_per_sample()
 
+    def filtered_samples(self) -> str:
+        """Describe the samples of the training data that nothing is learned from, for the status and the report: how
+        many, and why; empty: none."""
+        return ""
+
     shares_tensors: ClassVar[bool] = True
     """Whether a `TensorDataset` may lie on the device as a whole. Set it to False if it does not fit there."""
 

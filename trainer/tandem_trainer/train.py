@@ -368,7 +368,11 @@ class TaskRun:
         learner = self._learner = self._learner or self._build(loop, strategy)
         fresh = FreshStart(task, loop, group, learner.model, learner.average, learner.train_state, learner.schedule)
         facts = RunDescription(
-            cost=learner.cost, mesh=strategy.mesh, is_shared=strategy.is_shared, datasets=task.dataset_commits()
+            cost=learner.cost,
+            mesh=strategy.mesh,
+            is_shared=strategy.is_shared,
+            filtered_samples=task.filtered_samples(),
+            datasets=task.dataset_commits(),
         )
         elastic.begin(learner.train_state, passes, fresh.load, facts, self._live)
         # From here on this rank holds the state of the new generation.

@@ -24,6 +24,8 @@ SHORT_SECONDS = 2.0
 """Measured time below which a speed is not reliable."""
 BUSY = 0.5
 """Load for each core above which a machine counts as busy."""
+PERFECT = 1.05
+"""Efficiency above which a row is explained: less is noise."""
 NOT_REACHED = "not reached"
 
 
@@ -196,6 +198,12 @@ class BenchResults:
                 f"the machine was busy before the first run (load {conditions.load_before:.1f} on "
                 f"{count_noun(conditions.cores, 'core')}), so times vary"
             )
+        notes += [
+            f"{row.strategy} on {count_noun(row.workers, 'worker')} has an efficiency above 100 %: one worker was "
+            "slowed down, or smaller shares of the batch suit the caches; more --rounds on a quiet machine tell"
+            for row in self.rows
+            if row.efficiency is not None and row.efficiency > PERFECT
+        ]
         shortest = min((run.found.seconds for run in self.runs if run.found is not None), default=SHORT_SECONDS)
         if shortest < SHORT_SECONDS:
             notes.append(f"the shortest run was measured over {duration(shortest)}; more --steps measure better")

@@ -13,7 +13,16 @@ from rich.text import Text
 from tandem.errors import UserError
 from tandem.formatting import truncate_start
 from tandem_cli.output import Output, OutputOption, echo, emit
-from tandem_cli.report.comparison import ComparisonRow, Outcome, differences, outcome, rows, winner
+from tandem_cli.report.comparison import (
+    ComparisonRow,
+    Outcome,
+    best_label,
+    differences,
+    outcome,
+    rows,
+    warning,
+    winner,
+)
 from tandem_cli.report.comparison_page import ComparisonPage, write
 from tandem_cli.report.figures.compared import MAX_RUNS
 from tandem_cli.report.reading import read
@@ -64,13 +73,16 @@ def compare(
         if html is not None:
             write(page.html(), html)
     if output.is_data:
-        emit({"runs": [_record(result) for result in outcomes], "differences": differences(contents)}, output)
+        records = [_record(result) for result in outcomes]
+        emit({"runs": records, "differences": differences(contents), "warning": warning(contents)}, output)
         return
     console = PrintableConsole(highlight=False)
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if width is None:
         console.width = UNBOUNDED
     console.print(_table(outcomes, rows(contents, outcomes), winner(contents, outcomes), width))
+    if text := warning(contents):
+        echo(text)
     for label, file in (("page", html), ("picture", png)):
         if file is not None:
             echo(f"{label:<9} {file}")
@@ -87,9 +99,13 @@ def _table(outcomes: list[Outcome], lines: list[ComparisonRow], best: int | None
     table.add_column("", style="dim", no_wrap=True)
     for index, title in enumerate(titles):
         text = Text(title if width is None else truncate_start(title, max(MIN_RUN_WIDTH, width // (len(titles) + 1))))
-        table.add_column(text, style="bold" if index == best else "", overflow="fold", no_wrap=width is None)
-    for label, (_, values) in zip(labels, lines, strict=True):
-        table.add_row(Text(label), *(Text(value) for value in values))
+        text.stylize("bold" if index == best else "")
+        table.add_column(text, overflow="fold", no_wrap=width is None)
+    for label, (name, values) in zip(labels, lines, strict=True):
+        # A bold duration or loss would read as the better one.
+        is_score = best is not None and name == best_label(outcomes[best].metric)
+        cells = [Text(value, "bold" if is_score and index == best else "") for index, value in enumerate(values)]
+        table.add_row(Text(label), *cells)
     return table
 
 

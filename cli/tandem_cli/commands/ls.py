@@ -18,12 +18,12 @@ DEFAULT_COUNT = 20
 
 def ls(
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help=f"List all runs; default: the {DEFAULT_COUNT} most recent.")
+        bool, typer.Option("--all", "-a", help=f"List all runs; default: the first {DEFAULT_COUNT}.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the runs of this machine, the newest first: those in runs/ here, and all others that you started with
-    `tandem run`.
+    """List the runs of this machine: those in this folder, then all others that you started with `tandem run`; of both
+    the newest first.
     """
     paths = list_runs()
     jobs = [job_summary(path) for path in (paths if everything else paths[:DEFAULT_COUNT])]
@@ -38,4 +38,4 @@ def ls(
     for line in tables.jobs(jobs, width, time.time(), with_namespace=True, place="RUN"):
         console.print(line, soft_wrap=True)
     if len(jobs) < len(paths):
-        echo(f"{len(paths) - len(jobs)} older ones: tandem ls --all", err=True)
+        echo(f"{len(paths) - len(jobs)} more: tandem ls --all", err=True)

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
-from tandem.errors import UnmetRequirement, UserError
+from tandem.errors import UnmetRequirement, UserError, join_names
 from tandem.formatting import count_noun, duration, number, one_line
 from tandem.job.footprint import Footprint, FootprintRequest, FootprintResponse
 from tandem.job.manifest.reading import parse_job, raise_for_unmet, read_source
@@ -36,6 +36,7 @@ from tandem_cli.planning.plan import (
     staged_batches,
 )
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
+from tandem_cli.terminal.canvas import PrintableConsole
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
 
@@ -56,8 +57,12 @@ def plan(
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to plan for, each with a device.")] = "1,2,4,8",
     device: Annotated[
-        str, typer.Option(help=f"Device whose data sheet is used for what you leave out: {', '.join(DEVICES)}.")
-    ] = DEFAULT_DEVICE,
+        str | None,
+        typer.Option(
+            help=f"Device whose data sheet is used for what you leave out: {', '.join(DEVICES)}.",
+            show_default=DEFAULT_DEVICE,
+        ),
+    ] = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a device: 80GB, 79.6GiB.", show_default="the device's")
     ] = None,
@@ -84,9 +89,9 @@ def plan(
     Traces a training step of the job's task without its weights, so a model of any size is planned on any machine.
     """
     worlds = sorted(world_sizes(workers))
-    if device.lower() not in DEVICES:
+    sheet = DEVICES.get((device or DEFAULT_DEVICE).lower())
+    if sheet is None:
         raise UserError(f"--device: {device} is unknown; choose one of {', '.join(DEVICES)}, or give --device-memory")
-    sheet = DEVICES[device.lower()]
     memory = sheet.memory if device_memory is None else bytes_of(device_memory, "--device-memory")
     reserved = bytes_of(reserve, "--reserve")
     speed_of_links = sheet.bandwidth if bandwidth is None else float(bytes_of(bandwidth, "--bandwidth"))
@@ -106,6 +111,7 @@ def plan(
             )
         footprint, job = state_of(round(parameters)), None
         budget = PlanBudget(memory, reserved, None, price_per_hour)
+        source_of_values = sheet_values(device, device_memory, peak_flops, bandwidth, needs_speed=False)
         result = planned({1: footprint}, None, worlds, worlds[-1], budget)
     else:
         assert file is not None
@@ -122,9 +128,10 @@ def plan(
                 "other strategies, set another one in the job"
             )
         speed: Speed | None = Speed(peak_flops or sheet.peak(loop.precision), utilization, speed_of_links)
+        source_of_values = sheet_values(device, device_memory, peak_flops, bandwidth, needs_speed=True)
         if loop.strategy == "hogwild":
             # No device of a data sheet: the worker computes on its CPUs.
-            memory = memory if device_memory else allowed(group) or _machine_memory()
+            memory, source_of_values = memory if device_memory else allowed(group) or _machine_memory(), ""
             speed = speed if peak_flops else None
         if price_per_hour is None and job.spec.prices is not None:
             price_per_hour = job.spec.prices.gpu_per_hour
@@ -133,7 +140,26 @@ def plan(
     if as_json or output.is_data:
         emit(_record(result, footprint, job, budget), Output.JSON if as_json else output)
     else:
-        _show(result, footprint, job, budget)
+        _show(result, footprint, job, budget, source_of_values, output)
+
+
+def sheet_values(
+    device: str | None, device_memory: str | None, peak_flops: float | None, bandwidth: str | None, needs_speed: bool
+) -> str:
+    """Name the values that come from the data sheet of a device, a sentence; empty if none does.
+
+    Args:
+        device: the device that the user has named; None: the default.
+        device_memory: memory that the user has given, and so the others.
+        needs_speed: whether times are estimated.
+    """
+    options = {"memory": device_memory, **({"peak": peak_flops, "bandwidth": bandwidth} if needs_speed else {})}
+    names = [name for name, value in options.items() if value is None]
+    if not names:
+        return ""
+    verb = "is that" if len(names) == 1 else "are those"
+    source = device.lower() if device is not None else f"{DEFAULT_DEVICE}, the default of --device"
+    return f"{join_names(names)} {verb} of an {source}"
 
 
 def _refuse_script(job: DistributedTrainingJob, source: Source, overrides: Sequence[str]) -> None:
@@ -257,7 +283,14 @@ def _run_trace(question: FootprintRequest) -> FootprintResponse:
     raise UserError(f"{task} could not be traced: the process exited with code {done.returncode}; see above")
 
 
-def _show(result: Plan, footprint: Footprint, job: DistributedTrainingJob | None, budget: PlanBudget) -> None:
+def _show(
+    result: Plan,
+    footprint: Footprint,
+    job: DistributedTrainingJob | None,
+    budget: PlanBudget,
+    source_of_values: str,
+    output: Output,
+) -> None:
     title = f"{footprint.parameter_count:,} parameters"
     if job is not None:
         loop = job.spec.trainer.settings_of_loop
@@ -267,8 +300,12 @@ def _show(result: Plan, footprint: Footprint, job: DistributedTrainingJob | None
         )
     echo(title)
     owner = "the worker" if job is not None and job.spec.trainer.settings_of_loop.strategy == "hogwild" else "a device"
-    echo(f"{owner} has {format_bytes(budget.device_memory)}, {format_bytes(budget.reserve)} of it not for tensors\n")
-    for line in table(result):
+    echo(f"{owner} has {format_bytes(budget.device_memory)}, {format_bytes(budget.reserve)} of it not for tensors")
+    if source_of_values:
+        echo(source_of_values)
+    echo("")
+    console = PrintableConsole(highlight=False)
+    for line in table(result, console.width if console.is_terminal and output is not Output.WIDE else None):
         echo(line)
     echo("")
     if budget.speed is not None and any(row.time is not None for row in result.rows):
@@ -282,10 +319,18 @@ def _show(result: Plan, footprint: Footprint, job: DistributedTrainingJob | None
     echo(result.recommendation, mark="→ ", colour="green")
 
 
-def table(result: Plan) -> list[str]:
-    """Format the rows as lines of aligned columns, without columns that are zero in all rows."""
+def table(result: Plan, width: int | None = None) -> list[str]:
+    """Format the rows as lines of aligned columns, without columns that are zero in all rows.
+
+    Args:
+        width: width of the terminal. Where the parts of the peak have no room, they are left out. None: any width.
+    """
     sizes = [_sizes(row) for row in result.rows]
-    shows = [name for name in COLUMNS if any(row_sizes[name] for row_sizes in sizes)]
+    lines = _aligned(result, sizes, [name for name in COLUMNS if any(row_sizes[name] for row_sizes in sizes)])
+    return lines if width is None or max(map(len, lines)) <= width else _aligned(result, sizes, [])
+
+
+def _aligned(result: Plan, sizes: Sequence[Mapping[str, int]], shows: Sequence[str]) -> list[str]:
     heads, lines = ["strategy", "workers"], [[row.label, str(row.workers)] for row in result.rows]
 
     def column(head: str, cells: Sequence[str]) -> None:

@@ -329,7 +329,7 @@ def reader_pod(job: Raw, ended: Sequence[Raw], image: str) -> Raw:
     claim = _storage(job).get("claimName") or f"{labels.stem(name)}-checkpoints"
     user = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     # The volume may be bound to a node or zone, so the pod is scheduled like the model.
-    scheduling = {key: spec[key] for key in ("imagePullSecrets", "tolerations") if key in spec}
+    scheduling: Raw = {key: spec[key] for key in ("imagePullSecrets", "tolerations") if key in spec}
     scheduling["nodeSelector"] = {"kubernetes.io/os": "linux", **spec.get("nodeSelector", {})}
     container: Raw = {
         "name": "copy",

@@ -43,7 +43,8 @@ def remember(path: Path) -> None:
 
 
 def list_runs() -> list[Path]:
-    """Run directories that exist, the newest first; paths below the working directory are relative."""
+    """Run directories that exist: those below the working directory, with relative paths, then all others; of both the
+    newest first."""
     runs: dict[Path, Path] = {}
     with suppress(OSError):
         for folder in RUNS.iterdir():
@@ -51,7 +52,7 @@ def list_runs() -> list[Path]:
                 runs[folder.resolve()] = folder
     for path in _recorded():
         runs.setdefault(path, _relative(path))
-    return sorted(runs.values(), key=_started_at, reverse=True)
+    return sorted(runs.values(), key=lambda path: (path.is_absolute(), -_started_at(path)))
 
 
 def find_runs(name: str) -> list[Path]:

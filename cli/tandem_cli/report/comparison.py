@@ -121,11 +121,45 @@ def best_label(metric: str) -> str:
     return f"best {metric_name(metric)}"
 
 
+def warning(runs: Sequence[RunData]) -> str:
+    """Say why the scores of runs cannot be compared although they have one metric; empty if nothing is known against
+    it."""
+    scored = [run for run in runs if run.best is not None and run.best.evaluation is not None]
+    if any(_test_data(run) != _test_data(scored[0]) for run in scored):
+        reason = "trainer.parameters.data"
+    else:
+        samples = [run.best.evaluation.samples for run in scored if run.best and run.best.evaluation]
+        counts = list(dict.fromkeys(count for count in samples if count is not None))
+        if len(counts) < 2:
+            return ""
+        reason = f"{' and '.join(map(number, counts))} samples"
+    return f"The runs were evaluated on different data ({reason}), so their scores cannot be compared."
+
+
+def _test_data(run: RunData) -> Any:
+    """The settings of a built-in task that decide which samples its checkpoints are evaluated on."""
+    trainer = run.job.spec.dump()["trainer"] if isinstance(run.job, Model) else {}
+    data = (trainer.get("parameters") or trainer.get("config") or {}).get("data")
+    if not isinstance(data, Mapping):
+        return data
+    return [_test_source(source) for source in data.get("mixture") or [data]]
+
+
+def _test_source(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of one source of data that decide which samples are evaluated."""
+    if isinstance(source.get("test"), str) and not source.get("dataset"):
+        # A file of its own.
+        return {"test": source["test"]}
+    # Images have test data of their own, whatever is taken of the others. Of a text, the last samples are tested.
+    of_training = {"weight", *(("validation", "start", "end") if "name" in source else ())}
+    return {name: value for name, value in source.items() if name not in of_training}
+
+
 def winner(runs: Sequence[RunData], outcomes: Sequence[Outcome]) -> int | None:
-    """Choose the run with the best score; None if runs are scored by different metrics, fewer than two have a score,
-    or several share the best one."""
+    """Choose the run with the best score; None if runs are scored by different metrics or on different data, fewer than
+    two have a score, or several share the best one."""
     scored = {index: outcome.score for index, outcome in enumerate(outcomes) if outcome.score is not None}
-    if len(scored) < 2 or len({outcomes[index].metric for index in scored}) > 1:
+    if len(scored) < 2 or len({outcomes[index].metric for index in scored}) > 1 or warning(runs):
         return None
     first = next(iter(scored))
     is_more_better = direction(runs[first].job, outcomes[first].metric) == "Maximize"

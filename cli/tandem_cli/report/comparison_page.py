@@ -8,7 +8,7 @@ from tandem.errors import UserError
 from tandem.formatting import count_noun, metric_name, printable, score
 from tandem.processes.distribution import version
 from tandem_cli.report import raster
-from tandem_cli.report.comparison import ComparisonRow, Outcome, best_label, winner
+from tandem_cli.report.comparison import ComparisonRow, Outcome, best_label, warning, winner
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.page import DrawnPicture, document, figure
 from tandem_cli.report.run import RunData
@@ -83,6 +83,8 @@ class ComparisonPage:
                 for metric in metrics
             )
             sentences.append(f"The runs are scored by different metrics, so their scores cannot be compared ({by}).")
+        elif text := warning(self._runs):
+            sentences.append(text)
         empty = [
             title
             for run, title in zip(self._runs, self._titles, strict=True)

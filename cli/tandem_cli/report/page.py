@@ -220,7 +220,8 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
         duration(summary.stall_median),
         "median, " + lost if summary.stall_longest is not None else "",
     )
-    steps = f"median, {count_noun(summary.lag_steps, 'step')} of training" if summary.lag_steps is not None else ""
+    lag_steps = None if says_nothing(run) else summary.lag_steps
+    steps = f"median, {count_noun(lag_steps, 'step')} of training" if lag_steps is not None else ""
     yield "", "Evaluation lag", duration(summary.lag_seconds), steps
     passed = f", {summary.skipped:,} skipped" if summary.skipped else ""
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"

@@ -238,23 +238,18 @@ def _troubles(
         limits = rundir.limits(rundir.read_job())
     except (OSError, ValueError):
         limits = []
-    return Troubles(
-        saves_failed=max(len(failed), *(troubles.saves_failed for troubles in logged)),
-        saves_failed_in_a_row=logged[-1].saves_failed_in_a_row,
-        save_message=logged[-1].save_message,
-        evaluations_failed=max(len(unusable), *(troubles.evaluations_failed for troubles in logged)),
-        evaluation_message=logged[-1].evaluation_message,
-        evaluations_skipped=sum(c.counts and c.evaluation is None and c.skipped is not None for c in written),
-        lines_lost=max(troubles.lines_lost for troubles in logged),
-        rewinds=len(rewinds),
-        batches_left_out=batches_left_out(rewinds),
-        micro_batches_halved=len(limits),
-        micro_batch=min(limits, default=None),
-        worse_than_base=logged[-1].worse_than_base,
-        base_message=logged[-1].base_message,
-        weights_unchanged=logged[-1].weights_unchanged,
-        weights_message=logged[-1].weights_message,
-    )
+    counts = {
+        "saves_failed": max(len(failed), *(troubles.saves_failed for troubles in logged)),
+        "evaluations_failed": max(len(unusable), *(troubles.evaluations_failed for troubles in logged)),
+        "evaluations_skipped": sum(c.counts and c.evaluation is None and c.skipped is not None for c in written),
+        "lines_lost": max(troubles.lines_lost for troubles in logged),
+        "rewinds": len(rewinds),
+        "batches_left_out": batches_left_out(rewinds),
+        "micro_batches_halved": len(limits),
+        "micro_batch": min(limits, default=None),
+    }
+    last = logged[-1].model_dump(include=set(Troubles.model_fields), by_alias=False)
+    return Troubles(**last | counts)
 
 
 def _joined_rates(train: list[TrainLog]) -> Rates:

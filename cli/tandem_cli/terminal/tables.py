@@ -89,8 +89,8 @@ def job_lines(view: JobView, width: int | None, now: float) -> list[Text]:
     for part in (facts, _conditions(status, width, now), _pods(view.pods, width, now)):
         lines += [Text(), *part] if part else []
     running = {pod.name for pod in view.pods if pod.state == "running"}
-    over = [event for event in view.job_events if event.reason in START_WARNINGS and event.who in running]
-    if telling := [event for event in view.job_events if (event.warning or not event.who) and event not in over]:
+    stale = [event for event in view.job_events if event.reason in START_WARNINGS and event.who in running]
+    if telling := [event for event in view.job_events if (event.warning or not event.who) and event not in stale]:
         lines += [Text(), *happened(telling[-LATELY:], width)]
     return lines
 

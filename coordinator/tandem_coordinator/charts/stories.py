@@ -66,9 +66,11 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
         curves.append(_scores(losses.tested, "test, every evaluated checkpoint"))
     if losses.base_tested:
         curves.append(_base(losses.base_tested))
+    is_logged = bool(losses.each or losses.mean or losses.redone or losses.not_finite)
     panels = [
         Panel(
-            title="Training loss",
+            # A script may log no loss, and its checkpoints may have one.
+            title="Training loss" if is_logged else "Test loss",
             curves=tuple(curves),
             may_be_logarithmic=True,
             bands=shaded,

@@ -150,7 +150,7 @@ def _tile_list(status: Status, timeline: Timeline | None) -> str:
             f"at step {best.step:,}{_on_validation(status, timeline)}" if best else "nothing evaluated yet",
         ),
         ("", "Training loss", number(status.loss), ""),
-        ("", "Throughput", number(status.throughput), "samples a second"),
+        ("", "Throughput", number(status.throughput), f"samples a second{_tokens(status, timeline)}"),
         (
             "",
             "Workers",
@@ -176,6 +176,13 @@ def _tile_list(status: Status, timeline: Timeline | None) -> str:
         f'<div class="{kind}"><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class="more">{_text(more)}</dd></div>'
         for kind, name, value, more in tiles
     )
+
+
+def _tokens(status: Status, timeline: Timeline | None) -> str:
+    """The speed in tokens, if samples are text."""
+    if status.throughput is None or timeline is None or timeline.tokens_per_sample is None:
+        return ""
+    return f" · {number(status.throughput * timeline.tokens_per_sample)} tokens"
 
 
 def _on_validation(status: Status, timeline: Timeline | None) -> str:

@@ -77,6 +77,8 @@ class Timeline:
     not_finite: deque[int] = field(default_factory=lambda: deque(maxlen=200))
     throughput: Series = field(default_factory=Series)
     """Throughput over seconds of the run."""
+    tokens_per_sample: float | None = None
+    """Tokens of a sample without padding, as the newest generation logged it; None if samples are no text."""
     rank_throughput: Series = field(default_factory=Series)
     """Throughput divided by the number of ranks."""
     busy: dict[str, Series] = field(default_factory=dict)
@@ -335,6 +337,7 @@ class Timeline:
             case records.Values():
                 self._logged(record)
             case records.Start():
+                self.tokens_per_sample = record.tokens_per_sample
                 self._started(record.step)
             case records.Saved():
                 self._saved(generation, record)

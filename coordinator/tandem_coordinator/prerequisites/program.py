@@ -22,7 +22,8 @@ from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder
 MAX_SCRIPT_BYTES = 2**21
 """Maximum size of a script that is compiled to find mistakes, in bytes."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-SPAWN_MODULE = "torch.multiprocessing"
+SPAWN_MODULE, SPAWN_FUNCTIONS = "torch.multiprocessing", ("spawn", "start_processes")
+JOIN_FUNCTION = "init_process_group"
 SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _FLAG = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -66,16 +67,15 @@ def _spawning(command: Sequence[str], args: Sequence[str], site: Site) -> Iterat
     path = site.resolve(text)
     if position < len(command) and path is not None and _has_bare_spawn(path):
         message = (
-            f"{text} starts its ranks by torch.multiprocessing.spawn, and they inherit {AGENT_STORE}=True, with which "
-            "none of them opens the store that they meet at: they wait for ever. Have Tandem start them "
-            f'(workers.processesPerReplica), or put os.environ["{AGENT_STORE}"] = "False" before the spawn'
+            f"{text} starts its ranks itself (multiprocessing), and they inherit {AGENT_STORE}=True, with which none "
+            "of them opens the store that they meet at: they wait for ever. Have Tandem start them "
+            f'(workers.processesPerReplica), or put os.environ["{AGENT_STORE}"] = "False" before their start'
         )
         yield UnmetRequirement(("spec", "trainer", "command", position), message, fails=False)
 
 
 def _has_bare_spawn(script: Path) -> bool:
-    """Whether a script calls torch.multiprocessing.spawn and creates a process group, without setting the store's
-    variable."""
+    """Whether a script starts the ranks of a process group as processes, without setting the store's variable."""
     try:
         source = script.read_bytes() if script.stat().st_size <= MAX_SCRIPT_BYTES else b""
         with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def _has_bare_spawn(script: Path) -> bool:
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    if AGENT_STORE.encode() in source or b"init_process_group" not in source:
+    if AGENT_STORE.encode() in source or JOIN_FUNCTION.encode() not in source:
         return False
     nodes = list(ast.walk(tree))
     modules, functions = {SPAWN_MODULE}, set()
@@ -97,10 +97,32 @@ def _has_bare_spawn(script: Path) -> bool:
             functions |= {
                 alias.asname or alias.name
                 for alias in node.names
-                if node.module == SPAWN_MODULE and alias.name == "spawn"
+                if node.module == SPAWN_MODULE and alias.name in SPAWN_FUNCTIONS
             }
-    calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return not calls.isdisjoint({f"{module}.spawn" for module in modules} | functions)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    spawns = {f"{module}.{function}" for module in modules for function in SPAWN_FUNCTIONS} | functions
+    return any(ast.unparse(call.func) in spawns for call in calls) or _starts_ranks(nodes, calls)
+
+
+def _starts_ranks(nodes: Sequence[ast.AST], calls: Sequence[ast.Call]) -> bool:
+    """Whether a `Process` of multiprocessing gets a function of the script that joins a process group. Other processes,
+    such as one that writes a log, are no ranks."""
+    ranks = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and any(
+            isinstance(part, ast.Call) and ast.unparse(part.func).endswith(JOIN_FUNCTION) for part in ast.walk(node)
+        )
+    }
+    targets = {
+        ast.unparse(keyword.value)
+        for call in calls
+        if ast.unparse(call.func).rpartition(".")[2] == "Process"
+        for keyword in call.keywords
+        if keyword.arg == "target"
+    }
+    return not ranks.isdisjoint(targets)
 
 
 Findings = Iterator[tuple[str, int, str]]

@@ -271,8 +271,8 @@ class CheckpointSpec(Model):
     every_steps: Positive | None = None
     """Write a checkpoint every this many optimizer steps."""
     every_seconds: Seconds | None = None
-    """Write a checkpoint when this many seconds have passed since the last one, also after a restart. If neither is set:
-    every 60 seconds."""
+    """Write a checkpoint when this many seconds have passed since the last one, also after a restart. Without
+    everySteps and everySeconds: every 60 seconds."""
     keep_last: Positive = 3
     """Number of newest checkpoints to keep."""
     keep_best: Count = 1

@@ -81,8 +81,8 @@ def write(rundir: RunDir, checkpoints: Sequence[Manifest], output: BinaryIO, man
     ):
         files = list(run_files(rundir))
         if manifests:
-            others = set(rundir.checkpoint_names()) - {manifest.name for manifest in checkpoints}
-            files += [rundir.checkpoint(name) / FILE for name in sorted(others)]
+            names = set(rundir.checkpoint_names()) - {manifest.name for manifest in checkpoints}
+            files += [rundir.checkpoint(name) / FILE for name in sorted(names)]
         total = sum(_size(path) for path in files) + sum(manifest.size for manifest in checkpoints)
         _add(
             archive,

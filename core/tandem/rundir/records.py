@@ -91,6 +91,8 @@ class Start(Record):
     """Mean number of tokens in a sample, without padding; absent where the task does not report it."""
     learned_per_sample: Amount = None
     """Mean number of these tokens that the loss is computed on, such as those of answers; absent likewise."""
+    filtered_samples: Text = None
+    """Description of the samples that nothing is learned from: how many, and why; absent if there are none."""
 
 
 class Step(Record):

@@ -148,6 +148,8 @@ class Troubles(Model):
     """Times a micro-batch did not fit into memory and was halved, since the job's memory settings last changed."""
     micro_batch: WholeNumber | None = None
     """Maximum number of samples in a forward pass, once it was halved."""
+    samples_message: Annotated[str, truncated_to(300)] = ""
+    """Description of the samples of the training data that nothing is learned from, if there are any."""
     worse_than_base: WholeNumber = 0
     """Number of newest evaluated checkpoints, if all are worse than the base model; 0 unless they are enough to
     decide."""
@@ -398,8 +400,9 @@ class Snapshot(Model):
 SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound", "MicroBatchHalved"),
 )
-SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_UPLOADED = (
-    *("EvaluationsSkipped", "WorseThanBase", "WeightsUnchanged", "NotTracked", "NotUploaded"),
+SAMPLES_FILTERED, SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_UPLOADED = (
+    *("SamplesFiltered", "EvaluationsSkipped", "WorseThanBase", "WeightsUnchanged"),
+    *("NotTracked", "NotUploaded"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -449,6 +452,9 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
         )
     if troubles.weights_unchanged:
         yield TroubleMessage(WEIGHTS_UNCHANGED, "warning", troubles.weights_message, lasts=True)
+    if troubles.samples_message:
+        text = f"samples are left out of training: {troubles.samples_message}"
+        yield TroubleMessage(SAMPLES_FILTERED, "warning", text)
     if troubles.worse_than_base:
         yield TroubleMessage(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
     if troubles.tracking_message:

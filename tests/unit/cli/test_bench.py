@@ -247,6 +247,14 @@ def test_efficiency_compares_with_one_worker_of_the_same_strategy() -> None:
     assert "75 %" in text(shown)
 
 
+def test_more_than_is_possible_is_explained() -> None:
+    """160 % of the speed of one worker is nothing that workers can add."""
+    shown = results(("ddp", 1, found(100.0)), ("ddp", 2, found(320.0)), ("fsdp", 1, found(100.0)))
+    (note,) = (note for note in shown.notes if "100 %" in note)
+    assert note.startswith("ddp on 2 workers has an efficiency above 100 %: ")
+    assert not any("100 %" in note for note in results(("ddp", 1, found(100.0)), ("ddp", 2, found(203.0))).notes)
+
+
 def test_efficiency_is_unknown_without_one_worker_or_on_another_device() -> None:
     assert results(("ddp", 2, found(150.0))).rows[0].efficiency is None
     shown = results(("ddp", 1, found(100.0)), ("ddp", 2, found(900.0, peak_gpu_memory=1e9)))

@@ -1,5 +1,6 @@
 """`tandem compare`: runs side by side, with the numbers of their reports."""
 
+import io
 import json
 import re
 import shutil
@@ -12,10 +13,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tandem.errors import UserError
-from tandem_cli.commands.compare import MAX_RUNS
+from tandem_cli.commands.compare import MAX_RUNS, _table
 from tandem_cli.main import application
 from tandem_cli.report import clock
 from tandem_cli.report.comparison import outcome, rows, winner
@@ -67,6 +69,68 @@ def test_the_best_score_is_one_runs_alone(runs: list[Path]) -> None:
     assert winner(found, [one, replace(other, metric="loss")]) is None, "nobody can say which is better"
     assert winner(found, [one, replace(other, score=0.5)]) is None
     assert winner(found, [one, replace(other, score=None)]) is None
+
+
+def texts(run: Path, data: dict[str, Any]) -> Path:
+    """A run that has fine-tuned a language model on this data."""
+    trainer = {"task": "causal-lm", "parameters": {"pretrained": "model", "data": data}}
+    return changed(run, lambda job: job["spec"].update(trainer=trainer))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"path": "a.jsonl"}, {"path": "b.jsonl"}, False),
+        ({"path": "a.jsonl", "test": "held-out.jsonl"}, {"path": "b.jsonl", "test": "held-out.jsonl"}, True),
+        ({"path": "a.jsonl", "test": 0.1}, {"path": "a.jsonl", "test": 0.2}, False),
+        ({"path": "a.jsonl"}, {"path": "a.jsonl", "end": 500}, False),
+        (
+            {"mixture": [{"path": "a.jsonl", "weight": 1}, {"path": "b.jsonl", "weight": 1}]},
+            {"mixture": [{"path": "a.jsonl", "weight": 3}, {"path": "b.jsonl", "weight": 1}]},
+            True,
+        ),
+    ],
+)
+def test_scores_on_other_held_out_documents_are_not_compared(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    paths = [
+        texts(make_run(tmp_path / name, steps=steps, every=20), data)
+        for name, steps, data in (("one", 60, one), ("other", 100, other))
+    ]
+    found = [read(path) for path in paths]
+    assert (winner(found, [outcome(run, "") for run in found]) is None) == (not same)
+    sentence = "evaluated on different data (trainer.parameters.data), so their scores cannot be compared"
+    assert (sentence in said(*paths)) == (sentence in words(page_of(tmp_path, *paths))) == (not same)
+    assert (sentence in json.loads(said(*paths, "-o", "json"))["warning"]) == (not same)
+
+
+def test_slices_and_validation_of_images_leave_the_test_data_as_it_is(runs: list[Path], tmp_path: Path) -> None:
+    other = shutil.copytree(runs[1], tmp_path / "other")
+    changed(other, lambda job: job["spec"]["trainer"]["parameters"]["data"].update(validation=0.1, end=900))
+    assert "warning" not in said(runs[0], other)
+    assert json.loads(said(runs[0], other, "-o", "json"))["warning"] == ""
+
+
+def test_scores_over_other_numbers_of_samples_are_not_compared(runs: list[Path], tmp_path: Path) -> None:
+    other = shutil.copytree(runs[1], tmp_path / "other")
+    for file in other.glob("evaluations/*/*.json"):
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"samples": 77}))
+    assert "evaluated on different data (360 and 77 samples), so their scores" in said(runs[0], other)
+
+
+def test_only_the_best_score_and_its_run_are_bold(runs: list[Path]) -> None:
+    found = [read(path) for path in runs]
+    outcomes = [outcome(run, str(path)) for run, path in zip(found, runs, strict=True)]
+    best = winner(found, outcomes)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=200)
+    console.print(_table(outcomes, rows(found, outcomes), best, None))
+    bold = re.findall(r"\x1b\[1m(.*?)\x1b\[0m", console.file.getvalue())
+    assert [text.strip() for text in bold if text.strip()] == [
+        found[best].name,
+        dict(rows(found, outcomes))["best accuracy"][best],
+    ]
 
 
 def test_programs_read_the_numbers_of_the_reports(runs: list[Path]) -> None:

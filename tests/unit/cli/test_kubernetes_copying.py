@@ -330,7 +330,7 @@ def test_checkpoints_on_a_cluster_are_listed_as_they_are_there(
 
 def test_checkpoints_of_a_job_without_a_volume_are_listed_in_its_bucket(cluster: Cluster, tmp_path: Path) -> None:
     cluster.has(ALONE, pod("coordinator", 0))
-    with pytest.raises(UserError, match="List them there: tandem checkpoints ls s3://bucket/runs/digits$"):
+    with pytest.raises(UserError, match=r"List them there: tandem checkpoints ls s3://bucket/runs/digits$"):
         copying.copy_manifests(cluster.kubectl, "digits", tmp_path / "digits")
 
 

@@ -70,6 +70,12 @@ def test_a_line_may_be_one_word() -> None:
     assert launch_line.read(["torchrun --nproc-per-node 2 train.py 'a b'"]).args == ["a b"]
 
 
+def test_a_script_whose_name_has_a_space_is_no_line(tmp_path: Path) -> None:
+    (tmp_path / "my script.py").touch()
+    assert job("'my script.py'").spec.trainer.command == ["python", "my script.py"]
+    assert job("'my script.py' --epochs 3").spec.trainer.args == ["--epochs", "3"]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -43,6 +43,18 @@ def test_runs_in_this_folder_and_runs_begun_elsewhere_are_known(tmp_path: Path) 
     assert set(list_runs()) == {Path("runs/digits"), far}
 
 
+def test_runs_of_this_folder_come_first_and_the_newest_of_each_before_the_others(tmp_path: Path) -> None:
+    """Those of other folders, mixed in by their time, would hide what one has just started."""
+    for started, path in enumerate(("runs/old", "/far", "runs/new", "/farther", "deep/below/runs/mine")):
+        place = tmp_path / "elsewhere" / path[1:] if path.startswith("/") else Path(path)
+        remember(run(place))
+        os.utime(place / "local.lock", (1e9 + started, 1e9 + started))
+    assert list_runs() == [
+        *(Path("deep/below/runs/mine"), Path("runs/new"), Path("runs/old")),
+        *(tmp_path / "elsewhere" / name for name in ("farther", "far")),
+    ]
+
+
 def test_a_run_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
     far = run(tmp_path / "far")
     remember(far)

@@ -1,10 +1,15 @@
 """The command line as a whole: its help, and what a wrong call is told."""
 
+import re
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer.main
 
-from tandem_cli.main import COMMANDS, GROUPS, main
+from tandem_cli.main import COMMANDS, GROUPS, application, main
+from tests.support import ROOT
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
@@ -28,6 +33,27 @@ def test_a_flag_takes_no_value_and_shows_no_type(
 ) -> None:
     code, text = said(monkeypatch, capsys, *words, "--help")
     assert (code, "--help" in text, "<bool>" in text) == (0, True, False)
+
+
+def test_the_documentation_names_each_option_for_output_with_the_commands_that_take_it() -> None:
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    (sentences,) = re.findall(r"\*\*Output\.\*\* (.*?)`tandem --install-completion`", page, re.DOTALL)
+    groups = re.findall(
+        r"((?:`[a-z ]+`,? (?:and )?)+)(?:take )?`(-o json|--to PATH|--out|--html)", sentences.replace("\n", " ")
+    )
+    told = {option.split()[0]: {*re.findall(r"`([a-z ]+)`", names)} for names, option in groups}
+    options = {name: {option for parameter in command.params for option in parameter.opts} for name, command in _all()}
+    for option in ("-o", "--to", "--out", "--html"):
+        assert told[option] == {name for name, taken in options.items() if option in taken}, option
+
+
+def _all() -> Iterator[tuple[str, Any]]:
+    """All commands with their names, without groups of commands."""
+    for name in COMMANDS:
+        group = typer.main.get_command(application([name]))
+        command = group.commands[name]  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        yield from ((f"{name} {word}", part) for word, part in inner.items()) if inner else [(name, command)]
 
 
 def test_options_of_a_script_without_the_dashes_are_told_where_they_go(

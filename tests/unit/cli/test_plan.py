@@ -11,7 +11,7 @@ from tandem.errors import UserError
 from tandem.job.footprint import Footprint, Moment, Pass
 from tandem.job.resource import Workers
 from tandem.job.tasks import FsdpSettings, Loop, Optimizer
-from tandem_cli.commands.plan import allowed
+from tandem_cli.commands.plan import allowed, sheet_values, table
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
     MicroBatches,
@@ -81,6 +81,26 @@ def test_the_classic_table_as_people_read_it() -> None:
     assert lines[-1] == (
         "→ ddp on 8 workers lacks 31.8 GiB; fsdp on 8 workers fits with 59.5 GiB to spare, without activations."
     )
+
+
+def test_a_data_sheet_that_nobody_asked_for_is_named() -> None:
+    words = ("--parameters", "7e9", "--workers", "8")
+    assert "memory is that of an h100, the default of --device" in plan(*words).splitlines()
+    assert "memory is that of an l4" in plan(*words, "--device", "L4").splitlines()
+    assert "h100" not in plan(*words, "--device-memory", "80GB")
+    taken = sheet_values(None, None, 3e12, None, needs_speed=True)
+    assert taken == "memory, bandwidth are those of an h100, the default of --device"
+    assert sheet_values("a100", "1GB", None, "1GB", needs_speed=True) == "peak is that of an a100"
+    assert sheet_values(None, "1GB", None, None, needs_speed=False) == ""
+
+
+def test_in_a_narrow_terminal_the_parts_of_the_peak_are_left_out() -> None:
+    made = planned({1: state_of(7_000_000_000)}, None, [1, 8], 8, PlanBudget(80 * 10**9, 2 * GIB, None))
+    wide, narrow = table(made), table(made, 60)
+    assert max(map(len, wide)) > 60 >= max(map(len, narrow))
+    assert table(made, 120) == wide
+    assert [line.split()[:2] for line in narrow] == [line.split()[:2] for line in wide]
+    assert narrow[0].split() == ["STRATEGY", "WORKERS", "PEAK", "FITS"]
 
 
 def test_a_single_rank_has_only_the_gradients_of_the_peak() -> None:

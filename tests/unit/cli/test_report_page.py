@@ -85,6 +85,12 @@ class TestThePage:
         told = " ".join(re.findall(r'aria-labelledby="([^"]+)"', text)).split()
         assert {*re.findall(r'(?:url\(#|href="#)([^")]+)', text), *told} == set(ids)
 
+    def test_leads_to_each_section_from_its_contents(self, text: str) -> None:
+        (contents,) = (part for part in tree(text).iter("nav") if part.get("class") == "contents")
+        sections = {f"#{part.get('id')}": part.findtext("h2") for part in tree(text).iter("section") if part.get("id")}
+        assert {link.get("href"): link.text for link in contents} == sections
+        assert {"Checkpoints", "Generations", "Training loss and evaluation score"} <= {*sections.values()}
+
     def test_holds_each_picture_for_a_desk_and_for_a_phone(self, text: str) -> None:
         for kind in ("wide", "narrow"):
             found = [part for part in tree(text).iter("div") if part.get("class") == kind]
@@ -307,6 +313,7 @@ class TestOddRuns:
         words = said(write(path, png=False).page.read_text("utf-8"))
         assert "tandem.log(step=step, loss=loss)" in words
         assert "Steps –" in _spaced(words).replace("Steps–", "Steps –")
+        assert "steps of training" not in words
 
     def test_of_which_many_checkpoints_became_the_same_have_one_row_for_them(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "run", steps=400, every=20, evaluators=0)

@@ -21,7 +21,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.rundir.training_log import counted_until
 from tandem.wire.measures import Generation
-from tandem.wire.status import CheckpointRef
+from tandem.wire.status import CheckpointRef, Troubles
 from tandem.wire.status import trouble_messages as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
@@ -202,6 +202,13 @@ class TestARunThatDidNotEnd:
         troubles = read(path).troubles
         assert (troubles.saves_failed, troubles.lines_lost) == (24, 1275)
         assert "the last 24 saves have failed: no space left" in [one.text for one in told_of(troubles)]
+
+    def test_tells_each_message_that_the_coordinator_has_last_told(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=200)
+        told = Troubles(samples_message="of 9, 2 are empty", upload_message="it is away", tracking_message="refused")
+        with (path / "log" / "coordinator.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "troubles", "time": T0 + 20, **told.dump()}) + "\n")
+        assert list(told_of(read(path).troubles)) == list(told_of(told))
 
     def test_that_failed_says_why(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=60, end="failed"))

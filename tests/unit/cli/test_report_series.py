@@ -114,6 +114,8 @@ class TestWords:
         assert [share(value) for value in (0.971, 0.0014, 0.00000001, 0.0)] == [*("97 %", "0.14 %", "< 0.01 %", "0 %")]
         assert score("accuracy", 0.98611) == "98.61 %"
         assert score("loss", 0.049312) == "0.0493"
+        scored = [score("perplexity", value) for value in (9.1234, 98.06, 123.46, 999.94, 1265.4)]
+        assert scored == ["9.123", "98.1", "123.5", "999.9", "1,265"]
 
     def test_counts(self) -> None:
         assert (number(1234.5), number(0.123456), number(None)) == ("1,234", "0.1235", "–")

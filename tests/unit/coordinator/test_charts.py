@@ -387,6 +387,8 @@ class TestScoresBesideTheBaseModel:
 def test_a_script_that_logs_nothing_has_no_axes_of_what_it_did_not_log() -> None:
     """Axes from 0 to 1 would look like a measurement."""
     assert [one.title for one in training(Losses(scored=[(1.0, 0.9)]), STEPS).panels] == ["Test accuracy"]
+    (loss, _) = training(Losses(tested=[(1.0, 0.3)], scored=[(1.0, 0.9)]), STEPS).panels
+    assert loss.title == "Test loss", "a loss of checkpoints is none of training"
     assert [one.title for one in pace([], [(0.0, 2.0)], STEPS).panels] == ["World size (ranks)"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.protocol import FINISHING, SCRIPT, STARTING, Failure, RankReport
-from tandem_coordinator.group_state import FailJob, Hung, Open
+from tandem_coordinator.group_state import Close, FailJob, Hung, Open
 from tandem_coordinator.progress import Reports
 from tests.support.worlds.membership_job import RULES, Job, formed
 
@@ -472,6 +472,7 @@ def test_an_exit_code_of_a_signal_is_that_signal(job: Job, code: int, words: str
         _fails(job, "worker-1", rank=1, code=code)
         job.passes(0.5)
     assert words in job.state.cause.detail
+    assert all(words in action.cause.detail for action in job.actions if isinstance(action, Close)), "one name"
     assert job.failed() == (code in (139, 255)), "a signal from outside may not come again"
 
 
@@ -485,6 +486,24 @@ def test_a_script_that_ends_with_zero_on_one_rank_while_another_one_works_is_tol
         job.joins("worker-1", incarnation=incarnation)
         job.passes(1.0)
     assert _end(job).cause.reason == "RepeatedFailure"
+    assert _end(job).cause.detail.startswith(
+        "rank 1 (worker-1) failed: it ended with exit code 0 while other ranks still worked; twice"
+    )
+
+
+def test_it_is_the_script_also_where_the_agent_that_ended_is_back_later() -> None:
+    """An agent whose ranks have ended with 0 leaves, and the others go on without it until another one is there."""
+    job = group(minimum=1)
+    for again in (False, True):
+        incarnation = job.beats["worker-1"].incarnation
+        job.say("worker-1", "leaving", generation=job.state.number, finished=True, incarnation=incarnation)
+        _fails(job, "worker-0", **NCCL)
+        job.passes(1.0)
+        if not again:
+            assert not job.failed()
+            job.joins("worker-1", incarnation="again")
+            job.passes(60.0)
+            assert job.members() == ["worker-0", "worker-1"]
     assert _end(job).cause.detail.startswith(
         "rank 1 (worker-1) failed: it ended with exit code 0 while other ranks still worked; twice"
     )

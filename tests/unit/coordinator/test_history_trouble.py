@@ -133,6 +133,19 @@ def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it(world
     assert again.said == []
 
 
+def test_samples_that_are_left_out_are_said_once(world: World) -> None:
+    """Also by a coordinator that starts later."""
+    training = Training(filtered_samples="of 90, 60 without anything that is learned")
+    for _ in range(2):
+        found = world.look(training=training)
+        assert found == Troubles(samples_message=training.filtered_samples)
+    assert world.said == [("warning", f"samples are left out of training: {training.filtered_samples}")]
+    again = World()
+    again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)), 1.0)
+    again.look(training=training)
+    assert again.said == []
+
+
 def test_an_evaluation_that_failed_is_an_error_and_one_that_was_skipped_is_not(world: World) -> None:
     world.look(evaluations=Evaluations(failed=1, failure="step-000000250: it cannot be read", skipped=3))
     assert world.said == [

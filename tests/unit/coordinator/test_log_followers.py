@@ -97,11 +97,17 @@ def test_lines_that_are_damaged_or_of_another_version_count_for_nothing(tmp_path
 
 def test_what_a_sample_costs_is_known_also_after_a_restart_of_the_coordinator(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    samples = {"flopsPerSample": 1e9, "peakFlops": 1e12, "tokensPerSample": 64.5, "learnedPerSample": 60.0}
+    samples = {
+        "flopsPerSample": 1e9,
+        "peakFlops": 1e12,
+        "tokensPerSample": 64.5,
+        "learnedPerSample": 60.0,
+        "filteredSamples": "2",
+    }
     folder.write(1, {"kind": "start", "step": 0, **samples}, rate(50, 50, 0.01))
     found = folder.read(TrainingLogs(tmp_path))
     assert (found.flops_per_sample, found.peak_flops) == (1e9, 1e12)
-    assert (found.tokens_per_sample, found.learned_per_sample) == (64.5, 60.0)
+    assert (found.tokens_per_sample, found.learned_per_sample, found.filtered_samples) == (64.5, 60.0, "2")
     logs = TrainingLogs(tmp_path)
     folder.write(2, {"kind": "start", "step": 50})
     assert folder.read(logs).flops_per_sample is None, "that generation runs on something else"

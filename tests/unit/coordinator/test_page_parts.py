@@ -105,6 +105,30 @@ class TestThePage:
         ):
             assert words in said, words
 
+    def test_says_how_many_tokens_a_second_where_samples_are_text(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=20)
+        (log,) = RunDir(path).training_logs().values()
+        for tokens, words in ((None, "samples a second"), (64.5, "samples a second · 79,593 tokens")):
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            start = [line | {"tokensPerSample": tokens} if line["kind"] == "start" else line for line in lines]
+            log.write_text("".join(f"{json.dumps(line)}\n" for line in start))
+            timeline = Timeline(RunDir(path))
+            timeline.follow(60.0, rest_factor=0.0)
+            said = Elements(parts.texts(Glance(snapshot(throughput=1234.0), 1), timeline)["tiles"]).words
+            assert f"Throughput 1,234 {words} Workers" in " ".join(said.split())
+
+    def test_names_the_metric_of_the_job_before_anything_is_scored(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=40, every=20, evaluators=0)
+        job = json.loads((path / "job.json").read_text())
+        job["spec"] |= {"trainer": {"task": "causal-lm"}, "evaluators": {"metric": "perplexity"}}
+        (path / "job.json").write_text(json.dumps(job))
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest_factor=0.0)
+        unscored = snapshot(best_checkpoint=None, latest_evaluation=None)
+        table = Elements(parts.texts(Glance(unscored, 1), timeline)["checkpoints"]).words
+        assert "perplexity" in table
+        assert "Accuracy" not in table
+
     def test_says_by_which_score_on_validation_data_the_best_was_chosen(self, tmp_path: Path) -> None:
         timeline = Timeline(RunDir(make_run(tmp_path / "run", steps=100, every=50, holds_out=True)))
         timeline.follow(60.0, rest_factor=0.0)

@@ -297,7 +297,10 @@ GROUP = "import torch.distributed as dist\ndef rank(n): dist.init_process_group(
         ("from torch import multiprocessing\n" + GROUP + "multiprocessing.spawn(rank)", True),
         ("from torch.multiprocessing import spawn as go\n" + GROUP + "go(rank)", True),
         ("import torch.multiprocessing as mp\ndef rank(n): pass\nmp.spawn(rank)", False),
-        ("import torch.multiprocessing as mp\n" + GROUP + "mp.Process(target=rank)", False),
+        ("import torch.multiprocessing as mp\n" + GROUP + "mp.start_processes(rank)", True),
+        ("import torch.multiprocessing as mp\n" + GROUP + "mp.Process(target=rank)", True),
+        ("import multiprocessing\n" + GROUP + "multiprocessing.get_context('spawn').Process(target=rank)", True),
+        ("import multiprocessing as mp\n" + GROUP + "def logger(): pass\nmp.Process(target=logger)", False),
         ("import subprocess as mp\n" + GROUP + "mp.spawn(rank)", False),
         (
             "import os, torch.multiprocessing as mp\nos.environ['TORCHELASTIC_USE_AGENT_STORE'] = 'False'\n"

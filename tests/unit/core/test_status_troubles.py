@@ -46,6 +46,7 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         rewinds=1,
         micro_batches_halved=1,
         weights_unchanged=1,
+        samples_message="of 90, 60 are empty",
         worse_than_base=3,
         upload_message="it is away",
         evaluations_skipped=1,

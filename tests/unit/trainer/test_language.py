@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from tandem.evaluation import GeometricMean, Mean
+from tandem.job.causal_lm import TextSource
 from tandem.job.trainer import Trainer
 from tandem_trainer.causal_lm import CausalLM
 from tandem_trainer.failure import ConfigurationError, UnusableInput
+from tandem_trainer.language import reading
 from tandem_trainer.language.fine_tuning import NO_TARGET, FineTuning, FineTuningConfig
 from tandem_trainer.language.packing import BatchLayout, Padded, Unpadded, mask, pack_rows, positions
 from tandem_trainer.language.token_bytes import token_bytes
@@ -293,17 +295,21 @@ def test_parquet_and_plain_text_are_read_as_json_lines_are(model: Path, tmp_path
             b'{"messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}]}\n' * 2,
             "line 1: no message of messages has the role assistant, whose words are learned; asistant is no role",
         ),
+        (
+            b'{"messages": [{"role": "assistant", "content": "a"}, {"role": "asistant", "content": "b"}]}\n' * 2,
+            "line 1: a message of messages has the role asistant; did you mean assistant",
+        ),
         (b'{"text": "a"}\n{"text": "b\\ud800"}\n', r"line 2: \\ud800 is half of a character"),
         ('{"text": "a"}\n'.encode("utf-16"), r"a\.jsonl: this is UTF-16; save it as UTF-8"),
         ('{"text": "a"}\n'.encode("utf-16-be"), r"a\.jsonl: this is UTF-16; save it as UTF-8"),
         ('{"text": "a"}\n'.encode("utf-32"), r"a\.jsonl: this is UTF-32; save it as UTF-8"),
         (
             b'{"messages": [{"role": "user", "content": "a"}]}\n' * 2,
-            "no sample is left to train with, of which a token could be learned: of 2, 2 have nothing that is learned",
+            r"no sample is left to train with, .* learned: of 2, 2 without anything that is learned",
         ),
         (
             (json.dumps({"prompt": "a " * 2000, "completion": "b"}) + "\n").encode() * 3,
-            "of 3, 3 were cut off at length before what is learned",
+            "of 3, 3 cut off at length before what is learned",
         ),
     ],
 )
@@ -316,6 +322,23 @@ def test_a_line_that_cannot_be_read_is_told_of_with_its_number(
         made.data("train")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n',
+        b'{"text": "a"}\r\n{"text": "b"}\r\n',
+        b'\n{"text": "a"}\n\n \n{"text": "b"}\n\n',
+        b'{"text": "a"}\n{"text": "b"}',
+        '{"text": "a\u2028c"}\n{"text": "b"}\n'.encode(),
+    ],
+    ids=["byte order mark", "line ends of Windows", "blank lines", "no last line end", "U+2028"],
+)
+def test_files_as_other_programs_write_them_are_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    found = list(reading.read_rows(TextSource(path=str(tmp_path / "a.jsonl")), None))
+    assert [row.columns["text"][0] for row in found] == ["a", "b"]
+
+
 def test_what_is_cut_off_and_what_pads_is_counted(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,6 +349,24 @@ def test_what_is_cut_off_and_what_pads_is_counted(
     assert "documents=2 rows=2 " in caplog.text
     assert "truncated=2" in caplog.text
     assert "nothing_to_learn=1" in caplog.text
+
+
+def test_samples_that_nothing_is_learned_from_are_counted_with_the_reasons(model: Path, tmp_path: Path) -> None:
+    """They are left out, which the run says where people look, and not in a log alone."""
+    prompts = [{"prompt": "a " * 100, "completion": "b"}, *[{"prompt": "a", "completion": "b"}] * 9]
+    asked = {"messages": [{"role": "user", "content": "a"}]}
+    answered = {"messages": [*asked["messages"], {"role": "assistant", "content": "b"}]}
+    cut = {"path": lines(tmp_path / "a.jsonl", *prompts), "test": 0.1}
+    unanswered = {"path": lines(tmp_path / "b.jsonl", *[asked] * 2, *[answered] * 8), "test": 0.1}
+    made = task(model, data=cut)
+    assert made.filtered_samples() == "", "nothing was read yet"
+    made.data("train")
+    made.data("test")
+    assert made.filtered_samples() == "of 9, 1 cut off at length before what is learned"
+    made = task(model, data={"mixture": [{"path": cut["path"], "start": 1}, unanswered]})
+    made.data("train")
+    reason = "of 9, 2 without anything that is learned, such as words of the role assistant"
+    assert made.filtered_samples() == f"{tmp_path / 'b.jsonl'}: {reason}"
 
 
 def test_pretrained_models_and_the_small_one_are_classes_of_their_own(model: Path) -> None:

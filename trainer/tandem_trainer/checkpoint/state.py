@@ -48,8 +48,7 @@ from tandem_trainer.group_model import GroupModel
 
 log = logging.getLogger(__name__)
 
-MAX_DIFFERENCES = 6
-"""Differences that one error message lists."""
+MAX_DIFFERENCES = 6  # in one error message
 
 
 class CheckpointMismatch(ConfigurationError):  # noqa: N818 - it is what is the case

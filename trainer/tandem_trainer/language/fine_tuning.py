@@ -134,6 +134,7 @@ class FineTuning(Task[FineTuningConfig]):
         # Means of the training data (True) and of the test data (False).
         self._targets_per_row: dict[bool, float] = {}
         self._tokens_per_row: dict[bool, float] = {}
+        self._filtered_samples = ""
         self._is_chunked = False
         self._is_pipelined = False
         """Whether the model is called part by part, in a pipeline."""
@@ -272,6 +273,8 @@ class FineTuning(Task[FineTuningConfig]):
         dataset = DocumentRows(parts, self.config.length if self.config.packing else None)
         if split == "train":
             dataset.mixture = self._mixture(dataset.counts)
+            by_source = zip(names, (stats.filtered() for stats in stats_by_source), strict=True)
+            self._filtered_samples = "; ".join(f"{name}: {text}" if name else text for name, text in by_source if text)
         epoch_counts = dataset.mixture.taken if dataset.mixture else dataset.counts
         # Means of a row as it is drawn: a source with a larger weight counts for more.
         targets = [documents.targets / count for documents, count in zip(parts, dataset.counts, strict=True)]
@@ -462,6 +465,10 @@ class FineTuning(Task[FineTuningConfig]):
     def learned_per_sample(self) -> float | None:
         """Mean target tokens of a row."""
         return self._targets_per_row.get(True)
+
+    def filtered_samples(self) -> str:
+        """Samples of the training data that nothing is learned from, by source, once the data is read."""
+        return self._filtered_samples
 
     def exported(self, weights: dict[str, Tensor], dtype: str | None) -> dict[str, Tensor]:
         """Convert the weights of a checkpoint to transformers' form: adapters are merged into the base.

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ class SampleRow:
                 f"no message of {column} has the role {ASSISTANT}, whose words are learned; {join_names(unknown)} is "
                 "no role that is known"
             )
+        if misspelled := get_close_matches(ASSISTANT, roles - ROLES, n=1, cutoff=0.8):
+            raise self.error(f"a message of {column} has the role {misspelled[0]}; did you mean {ASSISTANT}?")
         return value
 
     def error(self, problem: str) -> UnusableInput:

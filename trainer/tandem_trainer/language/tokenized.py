@@ -218,6 +218,16 @@ class EncodingStats:
     cut_before: int = 0
     """Samples among these that have such tokens after the cut."""
 
+    def filtered(self) -> str:
+        """Describe how many samples nothing is learned from, and why; empty if there are none."""
+        unanswered = self.empty - self.cut_before
+        reasons = {
+            f"{number(self.cut_before)} cut off at length before what is learned": self.cut_before,
+            f"{number(unanswered)} without anything that is learned, such as words of the role {ASSISTANT}": unanswered,
+        }
+        described = " and ".join(reason for reason, count in reasons.items() if count)
+        return described and f"of {number(self.samples)}, {described}"
+
 
 class Encoder:
     """Encodes samples as documents.
@@ -312,11 +322,6 @@ def refuse_empty(documents: Documents, stats: EncodingStats, purpose: str, sourc
         return
     of_source = f" of {source}" if source else ""
     message = f"{FIELD}: no sample{of_source} is left to {purpose} with, of which a token could be learned"
-    if stats.samples:
-        unanswered = stats.empty - stats.cut_before
-        reasons = {
-            f"{number(stats.cut_before)} were cut off at length before what is learned": stats.cut_before,
-            f"{number(unanswered)} have nothing that is learned, such as words of the role {ASSISTANT}": unanswered,
-        }
-        message += f": of {number(stats.samples)}, {' and '.join(reason for reason, count in reasons.items() if count)}"
+    if filtered := stats.filtered():
+        message += f": {filtered}"
     raise UnusableInput(message)
