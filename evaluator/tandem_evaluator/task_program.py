@@ -38,7 +38,7 @@ from tandem.job.tasks import Loop
 from tandem.processes.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights
-from tandem_trainer.data.feeding import Reading
+from tandem_trainer.data.feeding import Reading, read_sample
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language.completing import Completer, prompts_of
@@ -138,7 +138,7 @@ class TaskEvaluation:
                 continue
             # Random numbers for a sample depend only on the sample: each checkpoint gets the same data.
             samples = [
-                self._reading.sample(0, number, lambda number=number: self._data[number])  # type: ignore[misc]
+                self._reading.sample(0, number, lambda number=number: read_sample(self._data, number))  # type: ignore[misc]
                 for number in batch_numbers
             ]
             yield self._task.collate(samples), len(batch_numbers)

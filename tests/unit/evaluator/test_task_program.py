@@ -1,5 +1,6 @@
 """What a task reports of its batches adds up to what one pass would have found, and anything else is told."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
 from tandem.job.tasks import Loop
@@ -67,6 +68,17 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
     assert sum(whole["bins"].counts) == 100  # type: ignore[union-attr]
     assert sum(half["loss"].count for half in halves) == 50  # type: ignore[union-attr]
     assert sum(number(half["sum"]) for half in halves) == pytest.approx(number(whole["sum"]), rel=1e-5)
+
+
+def test_a_sample_that_cannot_be_read_is_named_in_the_last_line(tmp_path: Path) -> None:
+    class Broken(Reporting):
+        def data(self, split: Split) -> Any:
+            return Subset(super().data(split), [0, 1, 99])
+
+    with pytest.raises(IndexError) as caught:
+        TaskEvaluation(Broken(None), Loop()).run(checkpoint(tmp_path))
+    *_, last = traceback.format_exception(caught.value)
+    assert last.splitlines()[-1].startswith("sample 2 cannot be read: IndexError: ")
 
 
 def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:

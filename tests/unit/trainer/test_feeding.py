@@ -1,6 +1,7 @@
 """Every sample exactly once, whoever reads it."""
 
 import dataclasses
+import traceback
 from collections import Counter, namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -151,6 +152,28 @@ def test_what_is_drawn_for_a_sample_depends_on_nothing_but_seed_epoch_and_sample
                         key = (fed.position.epoch, int(value))
                         assert drawn.setdefault(key, float(number)) == float(number)
     assert len(drawn) == len(set(drawn.values())) == 18
+
+
+class Broken:
+    """A data set of pictures of which one cannot be read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> int:
+        if number == 5:
+            raise OSError("Truncated File Read")
+        return number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named(workers: int) -> None:
+    """The library that reads it knows neither its place nor its file."""
+    reading = dataclasses.replace(read(1), workers=workers)
+    with pytest.raises(OSError, match=r"Truncated|Caught") as caught:
+        list(feed(Broken(), Order(8, 8, seed=5), range(1), reading))
+    told = "".join(traceback.format_exception(caught.value))
+    assert "sample 5 cannot be read: OSError: Truncated File Read" in told
 
 
 def test_a_batch_of_any_shape_is_cut_and_moved() -> None:

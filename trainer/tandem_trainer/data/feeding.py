@@ -433,6 +433,16 @@ class Lookahead:
         return self._ahead
 
 
+def read_sample(dataset: Indexed, number: int) -> Any:
+    """Read a sample. An error gets a note with its number: a library that cannot decode a file does not know which one
+    it is."""
+    try:
+        return dataset[number]
+    except Exception as error:
+        error.add_note(f"sample {number} cannot be read: {type(error).__name__}: {error}")
+        raise
+
+
 class _Rows(Dataset[Any]):
     """Data set that loader workers index with requests."""
 
@@ -441,7 +451,7 @@ class _Rows(Dataset[Any]):
 
     def __getitem__(self, request: _SampleRequest) -> Any:
         def read() -> Any:
-            return self._dataset[request.number]
+            return read_sample(self._dataset, request.number)
 
         if not request.of_all:
             return self._reading.sample(request.epoch, request.key, read)
