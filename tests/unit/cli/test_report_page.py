@@ -216,6 +216,21 @@ def test_histograms_of_the_best_checkpoint_are_drawn_and_told(
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_the_page_is_opened_where_there_is_a_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_browser: bool
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or has_browser)
+    path = make_run(tmp_path / "run", steps=20)
+    report_command(path, png=False)
+    assert opened == []
+    report_command(path, png=False, open_it=True)
+    assert opened == [(path / "report.html").as_uri()]
+    output = capsys.readouterr()
+    assert ("no browser" in output.out + output.err) == (not has_browser)
+
+
 class TestWhereItIsWritten:
     def test_into_another_folder(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "run", steps=20)
