@@ -105,12 +105,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(informer, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(informer, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(informer, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(informer, "PAGE_SECONDS", 0.5)
 
 
 async def test_an_operator_is_alive_before_it_has_listed_everything_but_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(informer, "STALE_SECONDS", SECONDS)
+    monkeypatch.setattr(informer, "PAGE_SECONDS", SECONDS)
     async with Operator() as operator:
         assert await operator.says("/healthz") == GREEN
         assert await operator.says("/readyz") == (503, "not everything is listed yet")
