@@ -111,6 +111,11 @@ def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: 
     return reconcile(situation(of, there, **facts), IMAGES)
 
 
+def reason(plan: ReconcilePlan, kind: str = "Ready") -> str:
+    """The reason of one of the job's conditions."""
+    return next(condition.reason for condition in plan.status.conditions if condition.type == kind)
+
+
 def made(plan: ReconcilePlan) -> list[str]:
     """What it creates."""
     return [called(manifest) for manifest in (*plan.create, *plan.create_pods)]

@@ -90,7 +90,7 @@ def test_a_pod_that_fails_in_the_group_before_a_step_counts_and_one_after_a_step
         assert decided(of, surroundings(of, pod), snapshot=said, idle=IDLE).status.phase == phase
 
 
-@pytest.mark.parametrize("end", [PodEnd.REJECTED, PodEnd.OVER_LIMIT])
+@pytest.mark.parametrize("end", [PodEnd.REJECTED, PodEnd.OVER_LIMIT, PodEnd.NOT_BEGUN])
 def test_it_is_no_trouble_any_more_once_the_next_pod_has_run_for_a_minute(end: PodEnd) -> None:
     of = job(status=initialized(), workers={"replicas": 1})
     before = ended(0, "digits-worker-0-a", ended_by=end, created=NOW - 200)

@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.reasons import Reason
 from tandem_operator import kinds, names
 from tandem_operator.kinds import POD
 from tandem_operator.observed import Pod, PodGroup, observe
@@ -15,6 +16,7 @@ from tests.support.worlds.operator_job import (
     initialized,
     job,
     made,
+    reason,
     removed,
     surroundings,
     worker,
@@ -96,8 +98,9 @@ def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
     assert pod.unqueued == unqueued
     of = job(status=initialized(), runPolicy={"queueName": "gpus"})
     there = surroundings(of, worker(0, group=OURS, unqueued=pod.unqueued), worker(1, group=OURS))
-    message = decided(of, there, snapshot=heard()).status.message
-    assert message == (
+    plan = decided(of, there, snapshot=heard())
+    assert reason(plan) == (Reason.NOT_QUEUED if unqueued else "Running")
+    assert plan.status.message == (
         "the workers do not wait in the queue gpus: Kueue is not installed, or does not handle pods here"
         if unqueued
         else None

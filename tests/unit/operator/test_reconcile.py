@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tandem.wire.reasons import Reason
 from tandem.wire.status import GenerationView
 from tandem_operator import kinds, names
 from tandem_operator.job_memory import Attempt, replica_key, write_key
@@ -29,6 +30,7 @@ from tests.support.worlds.operator_job import (
     initialized,
     job,
     made,
+    reason,
     removed,
     running,
     situation,
@@ -129,7 +131,8 @@ def test_a_token_that_somebody_has_deleted_is_made_again_once_a_pod_misses_it() 
 
 def test_that_it_has_answered_is_remembered() -> None:
     of = job(status=initialized())
-    assert made(decided(of, snapshot=None)) == ["worker 0", "worker 1"]
+    plan = decided(of, snapshot=None)
+    assert (made(plan), reason(plan, "Initialized")) == (["worker 0", "worker 1"], Reason.COORDINATOR_ANSWERED)
 
 
 def test_there_is_nothing_to_do_about_a_job_that_trains() -> None:
@@ -399,11 +402,14 @@ def test_the_coordinator_stays_until_the_workers_have_saved_and_left() -> None:
 
 
 def test_a_resumed_job_gets_its_coordinator_evaluators_and_workers_back() -> None:
-    of = job(status=initialized(phase="Suspended"))
+    suspended = {"type": "Suspended", "status": "True", "reason": "Suspended"}
+    before = initialized(phase="Suspended")
+    of = job(status={**before, "conditions": [*before["conditions"], suspended]})
     there = surroundings(of, evaluators=[])
     rest = {key: one for key, one in there.objects.items() if key[0] is not kinds.POD}
     plan = decided(of, Children(rest))
     assert made(plan) == ["coordinator 0", "worker 0", "worker 1", "evaluator 0"]
+    assert reason(plan, "Suspended") == Reason.RESUMED
 
 
 # What is told

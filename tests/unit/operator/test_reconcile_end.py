@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.formatting import rfc3339
+from tandem.wire.reasons import Reason
 from tandem_operator import kinds
 from tandem_operator.job_memory import Attempt, terminate_key
 from tandem_operator.observed import Children
@@ -18,6 +19,7 @@ from tests.support.worlds.operator_job import (
     initialized,
     job,
     made,
+    reason,
     removed,
     running,
     surroundings,
@@ -172,7 +174,7 @@ def test_a_deadline_counts_from_the_coordinators_first_answer() -> None:
     there = surroundings(of, worker(0), worker(1))
     assert decided(of, there, snapshot=heard()).status.phase == "Running"
     late = decided(of, there, now=NOW + 3600, snapshot=heard())
-    assert (late.status.phase, len(late.delete)) == ("Failed", 3)
+    assert (late.status.phase, len(late.delete), reason(late, "Failed")) == ("Failed", 3, Reason.DEADLINE_EXCEEDED)
 
 
 def test_in_a_queue_a_deadline_counts_from_the_first_group() -> None:

@@ -24,6 +24,7 @@ from tests.support.worlds.operator_job import (
     initialized,
     job,
     made,
+    reason,
     removed,
     surroundings,
     worker,
@@ -86,6 +87,7 @@ def test_the_smallest_group_is_asked_for_first_and_no_pod_exists_before_it_is_ad
     assert base["metadata"]["ownerReferences"][0]["uid"] == UID
     waits = planned(of, workload(base, admitted=False))
     assert (asked(waits), made(waits), waits.status.queue.admitted if waits.status.queue else None) == ([], [], 0)
+    assert reason(waits) == Reason.QUEUED
 
 
 def test_each_further_worker_is_asked_for_apart_and_is_worth_less_than_the_one_before() -> None:
@@ -95,6 +97,7 @@ def test_each_further_worker_is_asked_for_apart_and_is_worth_less_than_the_one_b
     assert made(planned(of, workload(base))) == ["worker 0", "worker 1"]
     second = planned(of, workload(base), *(workload(one, admitted=slot > 0) for slot, one in enumerate(more)))
     assert made(second) == ["worker 0", "worker 1", "worker 3"]
+    assert reason(second) == Reason.PARTLY_ADMITTED
 
 
 def test_many_further_workers_are_asked_for_in_slices() -> None:
