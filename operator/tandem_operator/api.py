@@ -301,13 +301,17 @@ class ApiServer:
                 raise
 
     async def _discover(self, group: str) -> None:
-        """Find out which version of a group the server has.
+        """Find out which version of a group the server has, from the list of all groups: the address of a group that it
+        does not have is answered with a 404 that is no `Status`, as from a proxy.
 
         Raises:
             Unavailable, RequestRefused: the request failed; with code 404 if it has none that is known.
         """
-        answer = await self._request("GET", f"/apis/{group}")
-        served = {entry.get("version") for entry in answer.get("versions") or [] if isinstance(entry, dict)}
+        answer = await self._request("GET", "/apis")
+        groups = [
+            entry for entry in answer.get("groups") or [] if isinstance(entry, dict) and entry.get("name") == group
+        ]
+        served = {entry["version"] for api in groups for entry in api.get("versions") or [] if "version" in entry}
         version = next((version for version in kinds.VERSIONS[group] if version in served), None)
         if version is None:
             raise RequestRefused(404, "NotFound", f"the server has none of {kinds.VERSIONS[group]} of {group}")

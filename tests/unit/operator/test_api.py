@@ -266,22 +266,30 @@ async def test_events_of_one_object_are_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("versions", "expected"),
-    [(["v1beta2", "v1beta1"], "v1beta2"), (["v1beta1"], "v1beta1"), (["v1", "v1beta2"], "v1beta2"), (["v1"], None)],
+    [
+        (["v1beta2", "v1beta1"], "v1beta2"),
+        (["v1beta1"], "v1beta1"),
+        (["v1", "v1beta2"], "v1beta2"),
+        (["v1"], None),
+        ([], None),
+    ],
 )
 async def test_kueue_is_spoken_to_in_a_version_that_it_has(versions: list[str], expected: str | None) -> None:
     requests: list[tuple[str, str]] = []
 
     async def server(request: web.Request) -> web.Response:
-        if request.path == "/apis/kueue.x-k8s.io":
-            return web.json_response({"versions": [{"version": version} for version in versions]})
+        if request.path == "/apis":
+            group = {"name": "kueue.x-k8s.io", "versions": [{"version": version} for version in versions]}
+            return web.json_response({"groups": [{"name": "apps"}, *([group] if versions else [])]})
         body = await request.json() if request.can_read_body else {}
         requests.append((request.path, body.get("apiVersion", "")))
         return web.json_response({"metadata": {"resourceVersion": "3"}, "items": []})
 
     async with served("*", "/{path:.*}", server) as connection:
         if expected is None:
-            with pytest.raises(RequestRefused):
+            with pytest.raises(RequestRefused) as refused:
                 _ = [page async for page in connection.pages(kinds.WORKLOAD)]
+            assert refused.value.code == 404, "it is absent, which is no trouble"
             return
         _ = [page async for page in connection.pages(kinds.WORKLOAD)]
         await connection.create(kinds.WORKLOAD, {"apiVersion": kinds.WORKLOAD.api, "metadata": {"namespace": "n"}})
