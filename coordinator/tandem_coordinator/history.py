@@ -41,6 +41,14 @@ log = logging.getLogger("tandem.coordinator")
 MAX_GENERATIONS, MAX_EVENTS = 100, 200
 CLOSE_TIMEOUT_SECONDS = 2.0
 """Maximum wait for the disk when the coordinator leaves, in seconds."""
+RESOLVED = {
+    SAVES_FAIL: ("saves_failed_in_a_row", "a save succeeded again"),
+    WORSE_THAN_BASE: ("worse_than_base", "the newest evaluated checkpoint is no worse than the base model"),
+    WEIGHTS_UNCHANGED: ("weights_unchanged", "the newest checkpoint has other weights than the one before"),
+    NOT_TRACKED: ("tracking_message", "tracking: everything has been sent"),
+    NOT_UPLOADED: ("upload_message", "bucket: everything has been uploaded"),
+}
+"""The field of `Troubles` of each trouble that can end, and the event that reports its end."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -235,21 +243,10 @@ class TroubleWatch:
                 WORSE_THAN_BASE: troubles.worse_than_base,
                 WEIGHTS_UNCHANGED: troubles.weights_unchanged,
             }
-        elif before.saves_failed_in_a_row and not in_a_row:
-            self._reported.pop(SAVES_FAIL, None)
-            self._report("a save succeeded again", "info")
-        if before is not None and before.worse_than_base and not troubles.worse_than_base:
-            self._reported.pop(WORSE_THAN_BASE, None)
-            self._report("the newest evaluated checkpoint is no worse than the base model", "info")
-        if before is not None and before.weights_unchanged and not troubles.weights_unchanged:
-            self._reported.pop(WEIGHTS_UNCHANGED, None)
-            self._report("the newest checkpoint has other weights than the one before", "info")
-        if before is not None and before.tracking_message and not troubles.tracking_message:
-            self._reported.pop(NOT_TRACKED, None)
-            self._report("tracking: everything has been sent", "info")
-        if before is not None and before.upload_message and not troubles.upload_message:
-            self._reported.pop(NOT_UPLOADED, None)
-            self._report("bucket: everything has been uploaded", "info")
+        for reason, (field, text) in RESOLVED.items():
+            if before is not None and getattr(before, field) and not getattr(troubles, field):
+                self._reported.pop(reason, None)
+                self._report(text, "info")
         counts = {
             SAVES_FAIL: in_a_row,
             EVALUATION_FAILED: troubles.evaluations_failed,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import nlargest
+from operator import attrgetter
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -223,15 +224,15 @@ class RunDirectory:
         checkpoints = [ref for ref in self._checkpoints() if self._lineage.counts(ref)]
         ending = self._ending()
         final = None if ending is None else ending.final
-        latest = max(checkpoints, key=self._age, default=None)
+        latest = max(checkpoints, key=attrgetter("age"), default=None)
         # After the end was read: what evaluators still owe depends on whether training is complete.
         self._read_scores(checkpoints, (final, latest), now)
         scores = [(ref, score) for ref, score in self._scores.items() if self._lineage.counts(ref)]
-        evaluated, (_, score) = max(scores, key=lambda entry: self._age(entry[0]), default=(None, (None, None)))
+        evaluated, (_, score) = max(scores, key=lambda entry: entry[0].age, default=(None, (None, None)))
         best, (_, best_score) = min(scores, key=lambda entry: entry[1][0], default=(None, (None, None)))
         newest = [
             newest_score
-            for _, (_, newest_score) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: self._age(entry[0]))
+            for _, (_, newest_score) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: entry[0].age)
         ]
         evaluators = tuple(self._evaluator_views(logs, now))
         foreign = self._foreign
@@ -262,11 +263,6 @@ class RunDirectory:
             evaluator_seconds=_sums(log.seconds for log in self._logs.values()),
             read_at=now,
         )
-
-    def _age(self, reference: CheckpointRef) -> tuple[int, int]:
-        """Sort key by age: among checkpoints on the chain, that of the newest generation is the newest, then that of
-        the last step."""
-        return reference.generation, reference.step
 
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
@@ -326,7 +322,7 @@ class RunDirectory:
             if score := self._score(result):
                 self._scores[reference] = score
                 # The metrics shown are those of the newest evaluated checkpoint, in whatever order results come.
-                if self._measured is None or self._age(reference) >= self._age(self._measured):
+                if self._measured is None or reference.age >= self._measured.age:
                     self._measured, self._metrics = reference, result.metrics
 
     def _is_final(self, reference: CheckpointRef, needed: Sequence[CheckpointRef | None]) -> bool:
@@ -344,7 +340,7 @@ class RunDirectory:
 
     def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
         # Only what is newer than the newest evaluated checkpoint still waits; older ones were passed over.
-        waiting = [ref for ref in checkpoints if evaluated is None or self._age(ref) > self._age(evaluated)]
+        waiting = [ref for ref in checkpoints if evaluated is None or ref.age > evaluated.age]
         failed = {name: reason for log in self._logs.values() for name, reason in log.failed.items()}
         oldest = min((self._saved[ref].saved_at for ref in waiting if ref in self._saved), default=None)
         return Evaluations(

@@ -8,12 +8,13 @@ scores repeat. Manifests have checksums of all files, so the comparison reads no
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 
 from tandem.formatting import count_noun, number
 from tandem.rundir.checkpoint import Manifest
 from tandem.wire.status import CheckpointRef
 
-MAX_CHECKPOINTS = 1_000
+MAX_CHECKPOINTS = 100
 """Maximum number of checkpoints that are compared, the newest."""
 
 
@@ -38,7 +39,7 @@ class WeightsWatch:
         if digest := manifest.weights_digest:
             self._digests[manifest.reference] = digest
         if len(self._digests) > MAX_CHECKPOINTS:
-            del self._digests[min(self._digests, key=_age)]
+            del self._digests[min(self._digests, key=attrgetter("age"))]
 
     def unchanged(self, counts: Callable[[CheckpointRef], bool]) -> Unchanged:
         """Return the newest checkpoints whose weights are those of the one before.
@@ -46,7 +47,7 @@ class WeightsWatch:
         Args:
             counts: whether a checkpoint is on the lineage; the others are passed over.
         """
-        chain = sorted(filter(counts, self._digests), key=_age, reverse=True)
+        chain = sorted(filter(counts, self._digests), key=attrgetter("age"), reverse=True)
         same = list(takewhile(lambda reference: self._digests[reference] == self._digests[chain[0]], chain))
         if len(same) < 2:
             return Unchanged()
@@ -58,7 +59,3 @@ class WeightsWatch:
             f"{checkpoints} the weights of {first.name}, bit for bit, although {steps} were taken since: does the"
             " optimizer have the model's parameters, is the learning rate 0?",
         )
-
-
-def _age(reference: CheckpointRef) -> tuple[int, int]:
-    return reference.generation, reference.step

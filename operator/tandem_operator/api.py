@@ -311,7 +311,8 @@ class ApiServer:
         groups = [
             entry for entry in answer.get("groups") or [] if isinstance(entry, dict) and entry.get("name") == group
         ]
-        served = {entry["version"] for api in groups for entry in api.get("versions") or [] if "version" in entry}
+        entries = [entry for api in groups for entry in api.get("versions") or [] if isinstance(entry, dict)]
+        served = {entry.get("version") for entry in entries}
         version = next((version for version in kinds.VERSIONS[group] if version in served), None)
         if version is None:
             raise RequestRefused(404, "NotFound", f"the server has none of {kinds.VERSIONS[group]} of {group}")

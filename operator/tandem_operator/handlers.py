@@ -107,13 +107,13 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
         leases = None
         if options.identity:
 
-            def acts_or_not(namespace: str) -> None:
+            def requeue_namespace(namespace: str) -> None:
                 """Reconcile all jobs of a namespace, empty for all: acting there has begun, or has ended."""
                 for job in cache.job_keys():
                     if namespace in ("", job[0]):
                         requeue(job)
 
-            leases = Leases(lease_api, options.namespaces, options.lease_namespace, options.identity, acts_or_not)
+            leases = Leases(lease_api, options.namespaces, options.lease_namespace, options.identity, requeue_namespace)
             api.acts = leases.acts
             metrics.leads = lambda: leases.is_held
         metrics.depth, metrics.requests = lambda: len(controller.workqueue), lambda: api.requests

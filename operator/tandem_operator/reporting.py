@@ -260,7 +260,7 @@ def _completion(old: Status, snapshot: Snapshot | None, lifecycle: Lifecycle, no
     if lifecycle.stage not in ("drain", "end"):
         return None
     reported = old.completion_time or (snapshot.status.completion_time if snapshot is not None else None)
-    # The clock of whoever wrote it may be ahead, and the job is kept for some time after its completion.
+    # The writer's clock may be ahead, and ttlSecondsAfterFinished counts from this time.
     return rfc3339(min(parse_rfc3339(reported) or now, now))
 
 

@@ -175,6 +175,12 @@ class CheckpointRef(Model):
     generation: WholeNumber
     """The generation that wrote it."""
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sort key by age, the oldest first. Among checkpoints on the lineage, those of the newest generation are the
+        newest."""
+        return self.generation, self.step
+
 
 class Score(Model):
     """The merged evaluation of one checkpoint."""
