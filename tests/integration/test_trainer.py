@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem.processes.exitcode import ExitCode
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import MAX_REWINDS, decide
 from tandem_trainer.checkpoint.reader import read_contents, read_full_weights, read_weights
@@ -224,8 +225,10 @@ def test_groups_that_fail_sooner_than_the_interval_lasts_get_on(tmp_path: Path) 
         ranks.processes[0].send_signal(signal.SIGTERM)
         ranks.finish()
     (before,) = rundir.committed()
-    # Less than a start takes, and more than a few steps do.
-    make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 1.0, "keepLast": 100})
+    # As if that had been hours ago: no start takes so long.
+    older = before.model_copy(update={"created_at": before.created_at - 7200})
+    replace_json(rundir.checkpoint(before.name) / "manifest.json", older.sealed())
+    make_rundir(tmp_path, PLAIN | {"epochs": 100_000}, checkpoint={"everySeconds": 3600, "keepLast": 100})
     with Ranks(rundir, 2):
         until(lambda: len(rundir.checkpoint_names()) > 1, "a checkpoint")
     assert min(saved.step for saved in rundir.committed() if saved.generation > before.generation) == before.step + 1
