@@ -68,6 +68,14 @@ class Ranks:
             process.kill()
             process.communicate()
 
+    def describe(self) -> str:
+        """Exit codes by now, and the end of what each has printed; those that run are killed."""
+        codes = [process.poll() for process in self.processes]
+        for process in self.processes:
+            process.kill()
+        output = [process.communicate(timeout=10)[0][-2000:] for process in self.processes]
+        return "\n".join(f"rank {rank}, exit code {codes[rank]}:\n{text}" for rank, text in enumerate(output))
+
     def finish(self, seconds: float = 120) -> tuple[list[int], str]:
         """Wait for all; exit codes in rank order, and everything they printed."""
         deadline = time.monotonic() + seconds
@@ -89,7 +97,7 @@ def kill_when_saved(
     """Train until there are more checkpoints, and kill the last rank; the exit codes of all."""
     known = len(rundir.checkpoint_names())
     with Ranks(rundir, world_size, *command, imports=imports) as ranks:
-        until(lambda: len(rundir.checkpoint_names()) >= known + saves, "checkpoints")
+        until(lambda: len(rundir.checkpoint_names()) >= known + saves, "checkpoints", otherwise=ranks.describe)
         os.kill(ranks.processes[-1].pid, signal.SIGKILL)
         codes, _ = ranks.finish()
     assert not rundir.ended()
