@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "50254deb81e47623e9b2dd9b4be6f6a4699383db"
+COMMIT = "580672669a4b7dfe2420b083fac269e8aa98f728"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
