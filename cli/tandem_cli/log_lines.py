@@ -28,6 +28,9 @@ class Line:
     text: str
     """The text, without control characters."""
 
+    def __str__(self) -> str:
+        return f"{self.process} │ {self.text}"
+
 
 @dataclass(frozen=True)
 class LogSelection:

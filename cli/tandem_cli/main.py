@@ -210,3 +210,7 @@ def needing(name: str) -> Iterator[None]:
             message = f"tandem {name} needs {missing}; install it with: {install_command(extra)}"
             raise UserError(message) from error
         raise
+
+
+if __name__ == "__main__":
+    main()

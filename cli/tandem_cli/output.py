@@ -10,7 +10,7 @@ import typer
 import yaml
 from rich.text import Text
 
-from tandem.errors import ManifestError, Problem, UserError
+from tandem.errors import CombinedError, ManifestError, Problem, UserError
 from tandem.formatting import printable
 from tandem_cli.terminal.canvas import PrintableConsole
 
@@ -68,6 +68,10 @@ def emit(value: Any, output: Output) -> None:
 
 def print_error(error: UserError) -> None:
     """Print an error to standard error."""
+    if isinstance(error, CombinedError):
+        for part in error.errors:
+            print_error(part)
+        return
     console = PrintableConsole(stderr=True, soft_wrap=True, highlight=False)
     if sys.stdout is not None:  # None if the command was started without an output (`>&-`)
         sys.stdout.flush()
@@ -81,10 +85,10 @@ def print_error(error: UserError) -> None:
 
 
 def check_all(check: Callable[[T], Result], items: Iterable[T]) -> list[Result]:
-    """Apply a check to each item and return the results; print all errors, and exit if there are any.
+    """Apply a check to each item and return the results.
 
     Raises:
-        Exit: with exit code 2.
+        UserError: for some items; has the errors of all.
     """
     results: list[Result] = []
     errors: list[UserError] = []
@@ -93,10 +97,8 @@ def check_all(check: Callable[[T], Result], items: Iterable[T]) -> list[Result]:
             results.append(check(item))
         except UserError as error:
             errors.append(error)
-    for failure in errors:
-        print_error(failure)
     if errors:
-        raise typer.Exit(2)
+        raise errors[0] if len(errors) == 1 else CombinedError(errors)
     return results
 
 

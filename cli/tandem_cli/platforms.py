@@ -1,21 +1,25 @@
 """The interfaces of platforms. A platform is a package with one class for each of the two interfaces:
 
     package     Run             Cluster
-    local       OnThisMachine   none: `tandem run` itself runs the job
+    local       OnThisMachine   ThisMachine: starts `tandem run --detach`
     slurm       OnSlurm         Slurm
     kubernetes  OnKubernetes    Kubernetes
 
-`runs.find_run` decides which run a name refers to. A new platform needs such a package, a case in `find_run`, and
-its own options of `tandem submit`.
+`runs.find_run` decides which run a name refers to. A new platform needs such a package, a case in `find_run`, its own
+options of `tandem submit`, and arguments of `client.Client`. No method prints, except those that need a terminal or a
+browser: `page`, `attach`, `shell`, and the warnings of `inspect`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.errors import UserError
+from tandem.job.manifest.reading import apply_overrides, parse_job
 from tandem.job.manifest.source import Source
 from tandem.job.resource import DistributedTrainingJob
+from tandem.rundir.layout import RunDir
 from tandem.wire.stacks import Attachment, Inspection, RankStacks
 from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.packing import Pack
@@ -48,6 +52,8 @@ class Run(ABC):
     """Effect of Ctrl-C on a command that follows the run."""
     forgets = ""
     """Reason why there may be no events, as the end of a sentence."""
+    copies_run_dir = False
+    """Whether `run_dir` copies files from elsewhere, which may take a while."""
 
     @abstractmethod
     def view(self, events: tuple[JobEvent, ...] | None = None) -> JobView:
@@ -64,6 +70,14 @@ class Run(ABC):
     @abstractmethod
     def is_over(self, view: JobView) -> bool:
         """Whether the run has ended, according to its last view."""
+
+    @abstractmethod
+    def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
+        """Return its run directory; of a job on a cluster, bring the copy in `runs/NAME` up to date.
+
+        Args:
+            checkpoints: `latest`, `best`, or names of checkpoints to have there too, where this is a copy.
+        """
 
     @abstractmethod
     def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
@@ -102,14 +116,42 @@ Checked = tuple[DistributedTrainingJob, dict[str, Any], Source]
 """A validated job, its manifest with the overrides of the command line, and the source of the manifest."""
 
 
+def checked(source: Source, settings: Sequence[str]) -> Checked:
+    """Validate the manifest of a job with overrides.
+
+    Raises:
+        ManifestError: with every mistake.
+    """
+    # Only the fields that the user wrote: the cluster sets defaults, and other managers keep their fields.
+    return parse_job(source, settings), apply_overrides(source.data, settings), source
+
+
+Report = Callable[[str, bool], None]
+"""Receives a message about a submission. Arguments: the text, and whether it is a warning or a delay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    """A job that a cluster has accepted."""
+
+    run: Run
+    outcome: str
+    """Past participle of the effect: created, changed, unchanged, submitted, started."""
+    description: str
+    """Description of the job and its place, which follows the outcome."""
+    next_steps: tuple[str, ...] = ()
+    """Commands that watch the job, and notes on it."""
+
+
 class Cluster(ABC):
-    """A cluster to which jobs are submitted."""
+    """A place to which jobs are submitted."""
 
     @abstractmethod
-    def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
-        """Validate all jobs as far as this machine can, then submit them, and print the result.
+    def submit(
+        self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None, report: Report
+    ) -> Iterator[SubmittedJob]:
+        """Validate all jobs as far as this machine can, then submit them, and yield each as soon as it is accepted.
 
         Raises:
-            UserError: the cluster refuses, or does not answer.
-            Exit: some jobs are invalid; the errors were printed.
+            UserError: some jobs are invalid, or the cluster refuses, or does not answer.
         """

@@ -106,12 +106,7 @@ def open_or_copy(run: Path, namespace: str, context: str) -> RunDir:
     """
     if not (namespace or context):
         return open_run(run)
-    from tandem_cli.kubernetes.copying import copy  # takes a tenth of a second, and most calls do not need it
-
-    name = validate_job_name(str(run))
-    folder = Path("runs", name)
-    copy(Kubectl(namespace, context), name, folder, ["none"], "", lambda count, total: None)
-    return RunDir(folder)
+    return OnKubernetes(validate_job_name(str(run)), Kubectl(namespace, context), by_name=True).run_dir()
 
 
 def find_run(word: str, namespace: str = "", context: str = "") -> Run:
@@ -123,13 +118,8 @@ def find_run(word: str, namespace: str = "", context: str = "") -> Run:
     """
     if namespace or context:
         return OnKubernetes(validate_job_name(word), Kubectl(namespace, context), by_name=True)
-    # A folder of this name without a run, such as `digits`, must not hide a job.
-    if is_url(word):
-        return InBucket(view(word).path, word)
-    if "/" in word or (Path(word) / "job.json").is_file():
-        return in_folder(open_run(Path(word)).path)
-    if runs := find_runs(word):
-        return in_folder(_only(word, runs))
+    if (own := find_own_run(word)) is not None:
+        return own
     if shutil.which("kubectl") is None:
         raise UserError(
             f"no run of this machine is called {word}, and kubectl was not found to ask a cluster for a job"
@@ -138,7 +128,23 @@ def find_run(word: str, namespace: str = "", context: str = "") -> Run:
     return OnKubernetes(validate_job_name(word), Kubectl(), by_name=False)
 
 
-def in_folder(path: Path) -> Run:
+def find_own_run(word: str) -> OnThisMachine | None:
+    """Return the run of this machine, or in a bucket, that the word refers to; None if there is none of this name.
+
+    Raises:
+        UserError: it is a folder without a run, or the name of several runs.
+    """
+    # A folder of this name without a run, such as `digits`, must not hide a job.
+    if is_url(word):
+        return InBucket(view(word).path, word)
+    if "/" in word or (Path(word) / "job.json").is_file():
+        return in_folder(open_run(Path(word)).path)
+    if runs := find_runs(word):
+        return in_folder(_only(word, runs))
+    return None
+
+
+def in_folder(path: Path) -> OnThisMachine:
     """Return the run in an existing run directory."""
     return OnThisMachine(path) if submission_of(path) is None else OnSlurm(path)
 

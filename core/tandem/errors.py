@@ -62,6 +62,14 @@ class ManifestError(UserError):
         self.problems = tuple(problems)
 
 
+class CombinedError(UserError):
+    """Mistakes in several things that the user named together."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__("\n".join(str(error) for error in errors))
+        self.errors = tuple(errors)
+
+
 @dataclass(frozen=True)
 class UnmetRequirement:
     """A requirement that is not met, and the field of the manifest that it belongs to."""

@@ -1,16 +1,17 @@
 """`tandem submit FILE…`: checks manifests and submits them to a cluster, Kubernetes or, with --slurm, SLURM."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tandem.errors import UserError
-from tandem.job.manifest.reading import apply_overrides, parse_job, read_source
+from tandem.job.manifest.reading import read_source
 from tandem_cli.cluster import ContextOption, NamespaceOption, ProfileOption
 from tandem_cli.output import OverridesOption, check_all, echo
 from tandem_cli.packing import CodeOption, packed_if_given, with_code
-from tandem_cli.platforms import Checked, Cluster
+from tandem_cli.platforms import Cluster, checked
 from tandem_cli.runs import completed, open_own_run
 
 
@@ -70,21 +71,24 @@ def submit(
         _refuse("for SLURM; add --slurm", {"--after": after})
         from tandem_cli.kubernetes.submission import Kubernetes
 
-        cluster = Kubernetes(namespace, context, dry_run, check, force)
+        cluster = Kubernetes(namespace, context, dry_run, check, force, draws=sys.stderr.isatty())
     with packed_if_given(code) as pack:
         if pack is not None:
             echo(f" {pack}", mark="code", colour="green")
         settings = with_code(overrides or (), pack)
-        cluster.submit(check_all(lambda file: _checked(file, settings), files), settings, pack)
+        jobs = check_all(lambda file: checked(read_source(file), settings), files)
+        for submitted in cluster.submit(jobs, settings, pack, _report):
+            echo(f" {submitted.description}", mark=submitted.outcome, colour="green")
+            for step in submitted.next_steps:
+                echo(f"  {step}")
+
+
+def _report(text: str, is_warning: bool) -> None:
+    mark, _, message = text.partition(" ")
+    echo(f" {message}", mark=mark, colour="yellow" if is_warning else "", err=is_warning)
 
 
 def _refuse(reason: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value:
             raise UserError(f"{option} is {reason}")
-
-
-def _checked(file: str, settings: tuple[str, ...]) -> Checked:
-    source = read_source(file)
-    # Only the fields that the user wrote: the cluster sets defaults, and other managers keep their fields.
-    return parse_job(source, settings), apply_overrides(source.data, settings), source

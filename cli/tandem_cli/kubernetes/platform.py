@@ -4,10 +4,12 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tandem.errors import UserError
 from tandem.formatting import count_noun
 from tandem.job.labels import WORKER
+from tandem.rundir.layout import RunDir
 from tandem.wire.stacks import Inspection, RankStacks
 from tandem_cli.kubernetes import execution, forwarding
 from tandem_cli.kubernetes.execution import executable, holder, inspect, inspect_all, interact
@@ -34,6 +36,7 @@ class OnKubernetes(Run):
 
     on_leaving = "Ctrl-C leaves; the job continues"
     forgets = "; Kubernetes deletes events after an hour or so"
+    copies_run_dir = True
 
     def __init__(self, name: str, kubectl: Kubectl, by_name: bool) -> None:
         self.name = name
@@ -45,6 +48,16 @@ class OnKubernetes(Run):
 
     def is_over(self, view: JobView) -> bool:
         return view.job.ended
+
+    def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
+        from tandem_cli.kubernetes.copying import copy  # takes a tenth of a second, and most calls do not need it
+
+        folder = Path("runs", self.name)
+        with self._explaining_errors():
+            copied = copy(self._kubectl, self.name, folder, checkpoints or ["none"], "", lambda count, total: None)
+        if copied.faults:
+            raise UserError(f"{self.name} was copied incompletely: {'; '.join(copied.faults)}")
+        return RunDir(folder)
 
     def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
         with self._explaining_errors():

@@ -1,7 +1,7 @@
 """Submits jobs to Kubernetes by server-side apply, so that fields of other managers stay theirs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tandem.formatting import one_line
@@ -11,10 +11,11 @@ from tandem_cli.job_words import summary, warnings
 from tandem_cli.kubernetes import upload
 from tandem_cli.kubernetes.job_view import RESOURCE
 from tandem_cli.kubernetes.kubectl import Kubectl, KubectlResult
+from tandem_cli.kubernetes.platform import OnKubernetes
 from tandem_cli.kubernetes.references import missing
-from tandem_cli.output import check_all, echo
+from tandem_cli.output import check_all
 from tandem_cli.packing import Pack
-from tandem_cli.platforms import Checked, Cluster
+from tandem_cli.platforms import Checked, Cluster, Report, SubmittedJob
 
 MANAGER = "tandem"
 """Field manager of these fields."""
@@ -27,13 +28,25 @@ class Kubernetes(Cluster):
         dry_run: let the cluster validate everything, and change nothing.
         check: like `dry_run`, and check that the objects exist to which a job refers.
         force: overwrite fields that other field managers have changed.
+        draws: show on standard error how much of the code is sent.
     """
 
-    def __init__(self, namespace: str, context: str, dry_run: bool, check: bool, force: bool) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        context: str,
+        dry_run: bool = False,
+        check: bool = False,
+        force: bool = False,
+        draws: bool = False,
+    ) -> None:
         self._namespace, self._context = namespace, context
         self._dry_run, self._check, self._force = dry_run or check, check, force
+        self._draws = draws
 
-    def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
+    def submit(
+        self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None, report: Report
+    ) -> Iterator[SubmittedJob]:
         if pack is not None:
             check_all(lambda checked: raise_for_unmet(pack.missing_scripts(checked[0]), checked[2], settings), jobs)
         if self._check:
@@ -46,10 +59,10 @@ class Kubernetes(Cluster):
             before = kubectl.run("get", RESOURCE, job.metadata.name, "--ignore-not-found", "-o", "json").text
             after = self._apply(kubectl, data)
             for warning in (*warnings(job), *after.warnings):
-                echo(f" {one_line(warning)}", mark="warning:", colour="yellow", err=True)
-            self._report(job, json.loads(before or "null"), json.loads(after.text), kubectl.options())
+                report(f"warning: {one_line(warning)}", True)
+            yield self._submitted(job, json.loads(before or "null"), json.loads(after.text), kubectl)
             if pack is not None and not self._dry_run:
-                upload.send(kubectl, job.metadata.name, pack)
+                upload.send(kubectl, job.metadata.name, pack, report, self._draws)
 
     def _kubectl(self, data: dict[str, Any]) -> Kubectl:
         return Kubectl(self._namespace or str(data["metadata"].get("namespace") or ""), self._context)
@@ -60,15 +73,17 @@ class Kubernetes(Cluster):
         args = ("apply", "--server-side", f"--field-manager={MANAGER}", *options, "-f", "-", "-o", "json")
         return kubectl.run(*args, stdin=json.dumps(data))
 
-    def _report(
-        self, job: DistributedTrainingJob, before: dict[str, Any] | None, after: dict[str, Any], options: str
-    ) -> None:
-        name, place = job.metadata.name, after["metadata"].get("namespace", "default")
-        verb = outcome(before, after, self._dry_run)
-        echo(f" in namespace {place}: {one_line(summary(job))}", mark=verb, colour="green")
-        if not self._dry_run:
-            echo(f"  tandem status {name}{options} --watch")
-            echo(f"  tandem logs {name}{options} --follow")
+    def _submitted(
+        self, job: DistributedTrainingJob, before: dict[str, Any] | None, after: dict[str, Any], kubectl: Kubectl
+    ) -> SubmittedJob:
+        name, place, options = job.metadata.name, after["metadata"].get("namespace", "default"), kubectl.options()
+        commands = (f"tandem status {name}{options} --watch", f"tandem logs {name}{options} --follow")
+        return SubmittedJob(
+            run=OnKubernetes(name, kubectl, by_name=True),
+            outcome=outcome(before, after, self._dry_run),
+            description=f"in namespace {place}: {one_line(summary(job))}",
+            next_steps=() if self._dry_run else commands,
+        )
 
 
 def outcome(before: dict[str, Any] | None, after: dict[str, Any], dry_run: bool) -> str:

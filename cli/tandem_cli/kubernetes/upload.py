@@ -17,8 +17,8 @@ from tandem_cli.kubernetes import forwarding
 from tandem_cli.kubernetes.forwarding import Forward
 from tandem_cli.kubernetes.job_view import fetch_job
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
-from tandem_cli.output import echo
 from tandem_cli.packing import Pack
+from tandem_cli.platforms import Report
 
 START_SECONDS = 180.0
 """Timeout for the coordinator to start, in seconds: its image may have to be pulled."""
@@ -28,8 +28,11 @@ WATCH_SECONDS = 5
 REPORT_SECONDS = 10.0
 
 
-def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
+def send(kubectl: Kubectl, job: str, pack: Pack, report: Report, draws: bool) -> None:
     """Store the code on the job's volume, unless it is already there.
+
+    Args:
+        draws: show on standard error how much is sent.
 
     Raises:
         UserError: it cannot be sent; the message says how to continue.
@@ -40,7 +43,7 @@ def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
         try:
             token = forwarding.token(kubectl, job)
             with Forward(kubectl, job) as forward:
-                _send(forward.endpoint, token, pack)
+                _send(forward.endpoint, token, pack, report, draws)
                 return
         except (ClusterError, Unreachable) as error:
             reason = str(error).splitlines()[0]
@@ -48,12 +51,12 @@ def send(kubectl: Kubectl, job: str, pack: Pack) -> None:
             raise UserError(f"{job} refused this code: {error}. See: tandem status {job}{kubectl.options()}") from error
         if end := _end_of(kubectl, job):
             if "(Succeeded)" in end:
-                echo(f"  {job} {end}; no code is sent")
+                report(f"  {job} {end}; no code is sent", False)
                 return
             raise UserError(f"{job} {end}; it accepts no code any more")
         if time.monotonic() > report_at:
             report_at += REPORT_SECONDS
-            echo(f"  waiting for the coordinator of {job} to accept the code: {reason}", err=True)
+            report(f"  waiting for the coordinator of {job} to accept the code: {reason}", True)
         _wait_for_coordinator(kubectl, job)
         time.sleep(POLL_SECONDS)
     raise UserError(
@@ -73,15 +76,15 @@ def _wait_for_coordinator(kubectl: Kubectl, job: str) -> None:
         kubectl.run("wait", "pods", f"--selector={names.JOB}={job},{names.ROLE}={names.COORDINATOR}", *running)
 
 
-def _send(endpoint: str, token: str, pack: Pack) -> None:
+def _send(endpoint: str, token: str, pack: Pack, report: Report, draws: bool) -> None:
     with CoordinatorClient(endpoint, token, timeout=30.0) as client:
         if client.has_code(pack.digest):
-            echo("  the code is on the job's volume already")
+            report("  the code is on the job's volume already", False)
             return
-        started, is_terminal = time.monotonic(), sys.stderr.isatty()
+        started = time.monotonic()
 
         def sent(count: int) -> None:
-            if is_terminal:
+            if draws:
                 print(
                     f"\r  sending the code: {size(count)} of {size(pack.packed)}  ", end="", file=sys.stderr, flush=True
                 )
@@ -90,9 +93,9 @@ def _send(endpoint: str, token: str, pack: Pack) -> None:
             with pack.file.open("rb") as content:
                 client.send_code(pack.digest, content, pack.packed, sent)
         finally:
-            if is_terminal:
+            if draws:
                 print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
-        echo(f"  the code was sent in {duration(time.monotonic() - started)}")
+        report(f"  the code was sent in {duration(time.monotonic() - started)}", False)
 
 
 def _end_of(kubectl: Kubectl, job: str) -> str:

@@ -11,6 +11,7 @@ The same processes as on a cluster, as children of one parent: a coordinator, on
     run_output  the output of all children as one stream of lines
     display     the screen, or plain lines
     platform    the run, for the commands that work on every platform
+    submission  this machine as a place to submit to: starts `tandem run --detach`
     processes   the processes of a run: their environment, the stacks of its ranks
     known       the runs of this machine
     run_view    a run in the form of a cluster job, so that both are displayed alike

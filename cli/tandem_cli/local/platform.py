@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ from tandem.formatting import count_noun
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem.wire.stacks import Inspection, RankStacks
+from tandem_cli import bucket
 from tandem_cli.local import processes, run_view
 from tandem_cli.local.known import is_alive, own_command
 from tandem_cli.local.processes import ProcessContext, parent_process
@@ -25,6 +26,8 @@ from tandem_cli.terminal.summary import saved_words
 from tandem_cli.view import JobEvent, JobView
 
 POLL_SECONDS = 0.1
+START_SECONDS = 5.0
+"""Timeout for the process of a run to be recorded, in seconds."""
 PLAIN_SHELL = "/bin/sh"
 
 
@@ -39,6 +42,9 @@ class OnThisMachine(Run):
 
     def is_over(self, view: JobView) -> bool:
         return not is_alive(self.path)
+
+    def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
+        return RunDir(self.path)
 
     def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
         logs, is_empty = Logs(self.path, selection.names, selection.role, selection.tail), True
@@ -87,8 +93,14 @@ class OnThisMachine(Run):
 
     def _stop(self, immediately: bool) -> None:
         """Send SIGINT once or twice, as Ctrl-C does; return when all processes have ended."""
-        if (process := parent_process(self.path)) is None:
-            raise UserError(f"{self.path} is ending, or has only just started; try again")
+        deadline = time.monotonic() + START_SECONDS
+        while (process := parent_process(self.path)) is None:
+            # A run records its process a moment after its start, and it may be ending.
+            if not is_alive(self.path):
+                return
+            if time.monotonic() > deadline:
+                raise UserError(f"{self.path} is ending, or has only just started; try again")
+            time.sleep(POLL_SECONDS)
         try:
             for _ in range(2 if immediately else 1):
                 process.send_signal(signal.SIGINT)
@@ -122,9 +134,14 @@ class OnThisMachine(Run):
 class InBucket(OnThisMachine):
     """A view of a run in a bucket, which tells what the run has written, and nothing of its processes."""
 
+    copies_run_dir = True
+
     def __init__(self, path: Path, url: str) -> None:
         super().__init__(path)
         self._url = url
+
+    def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
+        return bucket.view(self._url)
 
     def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
         raise self._error("has no output of processes; `tandem events` and `tandem report` show what it has")

@@ -5,7 +5,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem.errors import UnmetRequirement, UserError
@@ -19,12 +19,12 @@ from tandem.rundir.ownership import SLURM
 from tandem_cli.job_words import deprecations, summary
 from tandem_cli.local.known import remember
 from tandem_cli.local.prepare import claim, disk_errors
-from tandem_cli.output import echo
 from tandem_cli.packing import Pack
-from tandem_cli.platforms import Checked, Cluster
+from tandem_cli.platforms import Checked, Cluster, Report, SubmittedJob
 from tandem_cli.slurm import profile as profiles
 from tandem_cli.slurm import scheduler, script
 from tandem_cli.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, queued, record_submission
+from tandem_cli.slurm.platform import OnSlurm
 from tandem_cli.slurm.profile import Profile
 from tandem_cli.slurm.scheduler import SlurmError
 from tandem_cli.slurm.script import EXTEND
@@ -155,7 +155,9 @@ class Slurm(Cluster):
         self._profile, self._run_dir, self._fresh = profiles.profile(profile_name), run_dir, fresh
         self._after = after
 
-    def submit(self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None) -> None:
+    def submit(
+        self, jobs: Sequence[Checked], settings: tuple[str, ...], pack: Pack | None, report: Report
+    ) -> Iterator[SubmittedJob]:
         if self._run_dir is not None and len(jobs) > 1:
             raise UserError("--run-dir is for one FILE")
         waits_for = "" if self._after is None else awaited(self._after)
@@ -170,10 +172,15 @@ class Slurm(Cluster):
             notes += [idle] if (idle := script.describe_idle_gpus(job, self._profile)) else []
             notes += prepare(path, job, self._fresh, fresh_command, pack)
             for note in notes:
-                echo(f" {one_line(note)}", mark="note:", colour="yellow", err=True)
+                report(f"note: {one_line(note)}", True)
             submission = submit(path, job, self._profile, waits_for)
-            echo(f" as job {' and '.join(submission.ids)}: {one_line(summary(job))}", mark="submitted", colour="green")
-            if waits_for:
-                echo(f"  it starts when job {waits_for} ({self._after}) is complete")
-            echo(f"  tandem status {shlex.quote(str(path))} --watch")
-            echo(f"  tandem logs {shlex.quote(str(path))} --follow")
+            yield SubmittedJob(
+                run=OnSlurm(path),
+                outcome="submitted",
+                description=f"as job {' and '.join(submission.ids)}: {one_line(summary(job))}",
+                next_steps=(
+                    *([f"it starts when job {waits_for} ({self._after}) is complete"] if waits_for else []),
+                    f"tandem status {shlex.quote(str(path))} --watch",
+                    f"tandem logs {shlex.quote(str(path))} --follow",
+                ),
+            )

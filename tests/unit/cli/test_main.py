@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,17 @@ def _all() -> Iterator[tuple[str, Any]]:
         command = group.commands[name]  # type: ignore[attr-defined]
         inner = getattr(command, "commands", None)
         yield from ((f"{name} {word}", part) for word, part in inner.items()) if inner else [(name, command)]
+
+
+def test_mistakes_in_several_files_are_all_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("a.yaml", "b.yaml")]
+    for file in files:
+        file.write_text("kind: Deployment\n")
+    code, text = said(monkeypatch, capsys, "submit", *map(str, files))
+    assert (code, text.count("error: this is a Deployment")) == (2, 2)
+    assert [str(file) in text for file in files] == [True, True]
 
 
 def test_options_of_a_script_without_the_dashes_are_told_where_they_go(

@@ -1,0 +1,15 @@
+"""The Python client: `from tandem import Client`. Imports no torch.
+
+    client     where jobs go, and which runs there are
+    job_input  a path, a text, a dict or a model as the source of a manifest
+    run        a run: its status, logs, numbers and checkpoints
+    notebook   a run as HTML
+
+The client calls the platforms (tandem_cli.platforms), as the commands do, and prints nothing
+(docs/decisions/0057-the-client.md).
+"""
+
+from tandem_cli.client.client import Client
+from tandem_cli.client.run import CheckpointHandle, CheckpointScores, RunFailedError, RunHandle, StepLoss, frame
+
+__all__ = ["CheckpointHandle", "CheckpointScores", "Client", "RunFailedError", "RunHandle", "StepLoss", "frame"]

@@ -1,0 +1,68 @@
+"""A run as HTML for a notebook: phase, step, newest loss, best score, and the curves of the report as SVG.
+
+Everything is escaped: names, messages and metrics may come from a log that anybody wrote.
+"""
+
+from html import escape
+from itertools import count
+from typing import TYPE_CHECKING
+
+from tandem.formatting import metric_name, number, printable, score
+from tandem.wire.status import Status
+from tandem_coordinator.charts import drawing
+from tandem_coordinator.charts.chart import LIGHT, Viewport
+
+if TYPE_CHECKING:
+    from tandem_cli.report.run import RunData
+
+VIEWPORT = Viewport(640.0, panel_height=120.0)
+TITLE = "Training loss and evaluation score"
+_numbers = count()
+"""Numbers of drawings: the ids in one must differ from those in every other output of the notebook."""
+
+
+def html(name: str, status: Status | None, data: "RunData | None", problem: str = "") -> str:
+    """Describe a run.
+
+    Args:
+        status: None if it is unknown.
+        data: numbers of the run; None: without curves.
+        problem: reason for which something is unknown.
+    """
+    rows = [] if status is None else _rows(status)
+    rows += [("problem", problem)] if problem else []
+    cells = "".join(
+        f'<tr><td style="color:{LIGHT["muted"]};text-align:left">{escape(label)}</td>'
+        f'<td style="text-align:left">{escape(printable(text))}</td></tr>'
+        for label, text in rows
+    )
+    # The colours of a light page also in a dark notebook: the drawing names its colours as variables.
+    variables = "".join(f"--{role}:{color};" for role, color in LIGHT.items())
+    return (
+        f'<div style="{variables}background:{LIGHT["paper"]};color:{LIGHT["ink"]};font-family:sans-serif;'
+        f'max-width:{VIEWPORT.width:g}px;padding:8px"><b>{escape(printable(name))}</b>'
+        f"<table>{cells}</table>{'' if data is None else _curves(data)}</div>"
+    )
+
+
+def _rows(status: Status) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = [("phase", status.phase)]
+    if status.message:
+        rows.append(("message", status.message))
+    if (progress := status.progress) is not None:
+        total = f" of {number(progress.total_steps)}" if progress.total_steps is not None else ""
+        rows.append(("step", f"{number(progress.step)}{total}"))
+    if status.loss is not None:
+        rows.append(("loss", number(status.loss)))
+    if (best := status.best_checkpoint) is not None:
+        value = score(best.metric, best.value)
+        rows.append(("best", f"{metric_name(best.metric)} {value} at step {best.step:,}"))
+    return rows
+
+
+def _curves(data: "RunData") -> str:
+    from tandem_cli.report.clock import make_clock
+    from tandem_cli.report.figures.curves import training
+
+    charts = training(data, make_clock(data.marks))[:1]
+    return drawing.draw(f"tandem-run-{next(_numbers)}", TITLE, "", charts, VIEWPORT) if charts else ""
