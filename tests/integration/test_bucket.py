@@ -1,4 +1,4 @@
-"""`tandem run` with a bucket: the run goes on on another machine, and commands read it from there."""
+"""`tandem run` with a bucket: the run goes on on another machine, and when the bucket is away."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,28 +53,7 @@ def test_a_run_that_was_stopped_goes_on_on_another_machine(server: str, tmp_path
         assert "was continued by" in late.output
 
 
-def test_commands_read_a_run_from_its_bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    place = f"s3://{BUCKET}/read"
-    with run(tmp_path / "one", server, "read") as here:
-        assert here.ends() == 0, here.output
-        assert f"step {STEPS:,} of {STEPS:,}" in here.called("status", place).stdout
-        assert f"step-{STEPS:09d}" in here.called("checkpoints", "ls", place).stdout
-        assert here.called("verify", place).returncode == 0
-        assert "report.html" in here.called("report", place).stdout
-        copy = tmp_path / "copy"
-        copied = here.called("copy", place, str(copy), "--checkpoint", "latest")
-        assert f"with step-{STEPS:09d}" in copied.stdout, copied.stderr
-        assert "sound" in here.called("checkpoints", "verify", str(copy)).stdout
-        # And into another bucket.
-        assert here.called("copy", str(here.path), f"s3://{BUCKET}/second").returncode == 0
-        assert f"step {STEPS:,}" in here.called("status", f"s3://{BUCKET}/second").stdout
-        missing = here.called("status", f"s3://{BUCKET}/nothing")
-        assert missing.returncode == 2
-        assert "holds no run of Tandem" in missing.stderr
-
-
+@pytest.mark.full("cli", "coordinator", "core")
 def test_a_bucket_that_goes_away_stops_no_training(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

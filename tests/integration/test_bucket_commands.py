@@ -120,6 +120,16 @@ def test_what_is_exported_from_a_bucket_is_what_was_saved(trained: LocalRun, tmp
     assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
 
 
+def test_a_run_is_copied_into_another_bucket(trained: LocalRun) -> None:
+    second = f"s3://{BUCKET}/second"
+    copied = trained.called("copy", str(trained.path), second)
+    assert copied.returncode == 0, copied.stderr
+    assert f"step {STEPS} of {STEPS}" in trained.called("status", second).stdout
+    missing = trained.called("status", f"s3://{BUCKET}/nothing")
+    assert missing.returncode == 2
+    assert "holds no run of Tandem" in missing.stderr
+
+
 def test_damage_in_a_bucket_is_found_there_and_nothing_is_made_of_it(trained: LocalRun, tmp_path: Path) -> None:
     bucket = place(os.environ["AWS_ENDPOINT_URL"], "digits")
     digest = trained.run_dir.manifest(LATEST).digest

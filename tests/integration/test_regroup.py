@@ -27,6 +27,8 @@ from tests.support.survivors import (
 from tests.support.waiting import SECONDS, until
 
 pytestmark = pytest.mark.timeout(300)
+FULL = pytest.mark.full("core", "coordinator", "trainer")
+"""What test_session_regroup shows of a loop as well, or what takes minutes of failures."""
 TASK = """
     import time
     from dataclasses import dataclass
@@ -111,6 +113,7 @@ def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_ot
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
 
 
+@pytest.mark.full("core", "coordinator", "trainer", "cli", "examples")
 def test_the_example_takes_each_step_once_though_a_rank_is_killed(tmp_path: Path) -> None:
     with LocalRun(tmp_path, manifest=EXAMPLES / "digits-regroup.yaml") as run:
         run.reaches(100)
@@ -156,7 +159,7 @@ def step(group: Elastic, size: int) -> list[int]:
     return [rank.step for member in snapshot.members for rank in member.ranks]
 
 
-@pytest.mark.parametrize("killed", ["rank", "agent"])
+@pytest.mark.parametrize("killed", ["rank", pytest.param("agent", marks=FULL)])
 def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed: str) -> None:
     folder = tmp_path / "code"
     with slopes(tmp_path, folder) as group:
@@ -185,6 +188,7 @@ def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed:
         check_continued(group)
 
 
+@FULL
 def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "code"
     with slopes(tmp_path, folder) as group:
@@ -201,11 +205,13 @@ def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterward
         check_continued(group)
 
 
+@FULL
 def test_a_group_that_shrinks_and_grows_keeps_who_stays(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=2, **spec(lostAfterSeconds=60.0)).start("worker-0", "worker-1") as group:
         shrink_and_grow(group)
 
 
+@FULL
 @pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
 def test_a_node_is_lost_and_the_others_go_on_from_their_step(tmp_path: Path, lost: str) -> None:
     workers = ("worker-0", "worker-1", "worker-2")
@@ -213,6 +219,7 @@ def test_a_node_is_lost_and_the_others_go_on_from_their_step(tmp_path: Path, los
         lose_a_node(group, lost)
 
 
+@FULL
 def test_a_rank_that_was_stopped_goes_on_with_the_other_one(tmp_path: Path) -> None:
     with Elastic(tmp_path, replicas=2, **spec(hangSeconds=3.0)).start("worker-0", "worker-1") as group:
         stop_one(group)

@@ -25,6 +25,7 @@ from tests.support.survivors import (
 )
 
 pytestmark = pytest.mark.timeout(300)
+FULL = pytest.mark.full("core", "coordinator", "trainer")
 FAULTS = """
     import os
     import sys
@@ -121,7 +122,10 @@ def test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again
     assert len(continued) == len(faults), json.dumps(records(run.run_dir), indent=1)
 
 
-@pytest.mark.parametrize("point", ["begin", "record_start", "record_start-done", "begin-done"])
+@pytest.mark.parametrize(
+    "point",
+    ["record_start", *(pytest.param(point, marks=FULL) for point in ("begin", "record_start-done", "begin-done"))],
+)
 def test_killed_while_another_one_regroups_the_last_one_goes_on(tmp_path: Path, point: str) -> None:
     # The first two start a generation without the third, and one of them dies in it.
     faults = ["2:forward:40", f"1:{point}:40"]
@@ -145,6 +149,7 @@ DIVERGES = LOOP.replace(
 )
 
 
+@FULL
 def test_training_that_goes_back_does_so_with_processes_that_outlive_their_group(tmp_path: Path) -> None:
     loop = DIVERGES[: DIVERGES.index("        assert seen")]
     with start(tmp_path / "disturbed", ["1:forward:40", "0:update:90"], loop) as run:
@@ -170,6 +175,7 @@ COMPILED = LOOP.replace(
 )
 
 
+@FULL
 def test_who_goes_on_compiles_nothing_again(tmp_path: Path) -> None:
     loop = COMPILED.replace("AveragedModel(model,", "AveragedModel(model._orig_mod.module,").replace(
         "update_parameters(model)", "update_parameters(model._orig_mod.module)"
@@ -215,7 +221,9 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize(
+    "name", ["collectives", *(pytest.param(name, marks=FULL) for name in COUNTS if name != "collectives")]
+)
 def test_a_loop_that_cannot_be_taken_up_restarts_and_says_why(tmp_path: Path, name: str) -> None:
     loop, reason = COUNTS[name]
     with both(tmp_path, ["1:update:40"], loop) as (run, calm):
@@ -225,6 +233,7 @@ def test_a_loop_that_cannot_be_taken_up_restarts_and_says_why(tmp_path: Path, na
     check_same_end(run, calm)
 
 
+@FULL
 def test_a_script_that_cannot_run_alone_up_to_its_loop_restarts_with_its_group(tmp_path: Path) -> None:
     with start(tmp_path / "disturbed", ["1:update:40", "0:update:80"], RANK_OF_TORCH) as run:
         assert run.ends() == 0, run.output
@@ -289,13 +298,13 @@ def endless(path: Path, replicas: int, loader_workers: int = 0, **elasticity: An
     return Elastic(path, replicas=replicas, **spec).start(*workers)
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1])
+@pytest.mark.parametrize("loader_workers", [pytest.param(0, marks=FULL), 1])
 def test_a_group_that_shrinks_and_grows_keeps_the_loops_of_who_stays(tmp_path: Path, loader_workers: int) -> None:
     with endless(tmp_path, 2, loader_workers, lostAfterSeconds=60.0) as group:
         shrink_and_grow(group)
 
 
-@pytest.mark.parametrize("lost", ["worker-0", "worker-2"])
+@pytest.mark.parametrize("lost", ["worker-0", pytest.param("worker-2", marks=FULL)])
 def test_a_node_is_lost_and_the_loops_of_the_others_go_on(tmp_path: Path, lost: str) -> None:
     with endless(tmp_path, 3) as group:
         lose_a_node(group, lost)

@@ -259,7 +259,8 @@ def test_a_run_is_deleted_with_all_that_is_in_it_and_only_when_that_is_said(tmp_
     assert called("rm", "--yes", "digits")[0] == 0
     assert list(Path("runs").iterdir()) == []
     (tmp_path / "notes.txt").touch()
-    assert called("rm", "--yes", str(tmp_path))[0] == 2
+    with pytest.raises(UserError, match="is not a run directory"):
+        called("rm", "--yes", str(tmp_path))
     assert (tmp_path / "notes.txt").exists()
 
 

@@ -40,6 +40,7 @@ from tests.support.buckets import (
 from tests.support.checkpoints import begin
 
 pytestmark = pytest.mark.usefixtures("credentials")
+FULL = pytest.mark.full("core")
 
 
 def test_a_run_is_the_same_on_the_other_side(url: str, tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def pass_over(place: bucket.Store, rundir: RunDir) -> None:
     uploader.upload_records()
 
 
-@pytest.mark.parametrize("arrives", [False, True])
+@pytest.mark.parametrize("arrives", [pytest.param(False, marks=FULL), True])
 def test_an_upload_may_break_off_at_every_write(url: str, tmp_path: Path, arrives: bool) -> None:
     """Whatever arrived is a run of its own, each checkpoint in it is whole, DONE comes last, and the next process
     completes it."""
@@ -237,7 +238,7 @@ def test_an_upload_may_break_off_at_every_write(url: str, tmp_path: Path, arrive
     assert broken >= 8
 
 
-@pytest.mark.parametrize("arrives", [False, True])
+@pytest.mark.parametrize("arrives", [False, pytest.param(True, marks=FULL)])
 def test_a_first_upload_may_break_off_at_every_write(url: str, tmp_path: Path, arrives: bool) -> None:
     here = a_run(tmp_path / "here", steps=(10,))
     for at in range(1, 60):
@@ -263,7 +264,7 @@ def a_copy_without(rundir: RunDir, folder: Path) -> RunDir:
     return before
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in (1, 2))])
 def test_a_network_that_disturbs_a_tenth_of_all_requests_loses_nothing(url: str, tmp_path: Path, seed: int) -> None:
     server, _, prefix = url.partition(" ")
     faults = [None] * 27 + ["refuse", "lose", "cut"]

@@ -541,7 +541,7 @@ def test_parts_that_belong_to_no_checkpoint_are_swept(pods: Callable[[int], list
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.full("core")) for seed in range(6, 60))]
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.full("core")) for seed in range(3, 60))]
 )
 def test_in_any_order_with_any_failures_everybody_ends_with_the_same_run(url: str, tmp_path: Path, seed: int) -> None:
     """Pods write, exchange, upload, delete, restart and are lost, and one request in ten fails."""
