@@ -68,7 +68,7 @@ class LaunchLine:
         """Derive the job's name from the script."""
         script = self.command[-1]
         stem = "" if "-c" in self.command else script.rpartition(".")[2] if "-m" in self.command else Path(script).stem
-        return re.sub(r"[^a-z0-9]+", "-", stem.lower())[:MAX_NAME_LENGTH].strip("-") or "script"
+        return to_job_name(stem)
 
     def manifest(self, typed: Sequence[str], name: str = "") -> str:
         """Build the manifest, as YAML.
@@ -94,6 +94,11 @@ class LaunchLine:
         if self.restarts is not None:
             lines += ["  elasticity:", f"    maxRestarts: {self.restarts}"]
         return "\n".join(lines) + "\n"
+
+
+def to_job_name(stem: str) -> str:
+    """Derive a job's name from the name of a script or a function."""
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower())[:MAX_NAME_LENGTH].strip("-") or "script"
 
 
 def is_launch_line(word: str) -> bool:

@@ -11,6 +11,7 @@ first one is read, so a folder that is too large is refused in the time of a lis
 import gzip
 import heapq
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
@@ -122,8 +123,7 @@ def packed(folder: Path) -> Iterator[Pack]:
     Raises:
         UserError: it is too large, or contains something that cannot be packed.
     """
-    if not folder.is_dir():
-        raise UserError(f"--code takes a folder, and {folder} is {'a file' if folder.exists() else 'not there'}")
+    _need_folder(folder)
     entries = sorted(_select(folder), key=lambda entry: entry.name)
     if not any(entry.target is None for entry in entries):
         raise UserError(f"{folder} has no files for --code: {IGNORE} excludes all, or it is empty")
@@ -132,13 +132,41 @@ def packed(folder: Path) -> Iterator[Pack]:
         try:
             _write(entries, file)
         except OSError as error:
-            raise UserError(f"{error.filename or folder} cannot be packed: {error.strerror or error}") from error
+            raise _unreadable(error, folder) from error
         if (length := file.stat().st_size) > MAX_PACKED_BYTES:
             raise _too_large(folder, f"{size(length)} packed", [(entry.size, entry.name) for entry in entries])
         with file.open("rb") as content:
             digest = digest_of(content)
         names = frozenset(entry.name for entry in entries)
         yield Pack(digest, file, folder, names, sum(entry.size for entry in entries), length)
+
+
+def _need_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"--code takes a folder, and {folder} is {'a file' if folder.exists() else 'not there'}")
+
+
+def _unreadable(error: OSError, folder: Path) -> UserError:
+    return UserError(f"{error.filename or folder} cannot be packed: {error.strerror or error}")
+
+
+def copy_packed(folder: Path, target: Path) -> None:
+    """Copy the files and links of a folder that a pack would contain into an empty folder.
+
+    Raises:
+        UserError: see `packed`.
+    """
+    _need_folder(folder)
+    for entry in _select(folder):
+        copy = target / entry.name
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if entry.target is None:
+                shutil.copy(entry.path, copy)
+            else:
+                copy.symlink_to(entry.target)
+        except OSError as error:
+            raise _unreadable(error, folder) from error
 
 
 def _select(folder: Path) -> list[_Entry]:

@@ -34,6 +34,8 @@ class RunNotFoundError(PlatformError):
     """The run or job does not exist, or does not exist any more."""
 
 
+IsClosed = Callable[[], bool]
+"""Whether the reader of a log has left."""
 ShowPage = Callable[[str, str, bool], None]
 """Shows a live page. Arguments: host and port of the coordinator, the token, and whether a browser of this machine can
 open the page."""
@@ -80,8 +82,14 @@ class Run(ABC):
         """
 
     @abstractmethod
-    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
-        """Yield the lines of its processes in order of time; with `follow` also new lines, until the end."""
+    def log(
+        self, selection: LogSelection, follow: bool, notify: Notify, is_closed: IsClosed = lambda: False
+    ) -> Iterator[Line]:
+        """Yield the lines of its processes in order of time; with `follow` also new lines, until the end.
+
+        Args:
+            is_closed: asked several times a second while it follows; once it is true, the lines end.
+        """
 
     @abstractmethod
     def page(self, port: int, show: ShowPage) -> int:

@@ -13,7 +13,13 @@ from tandem.script import log, pausing
 __all__ = ["__version__", "log", "pausing"]
 
 __version__ = "0.1.0"
-_LAZY = {"Client": "tandem_cli.client", "UserError": "tandem.errors", "frame": "tandem_cli.client"}
+_LAZY = {
+    "AsyncClient": "tandem_cli.client",
+    "Client": "tandem_cli.client",
+    "Job": "tandem_cli.client",
+    "UserError": "tandem.errors",
+    "frame": "tandem_cli.client",
+}
 """Public names, and the module of each."""
 
 

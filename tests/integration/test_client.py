@@ -1,5 +1,6 @@
 """The Python client on this machine: a job is submitted, watched and stopped, and its best weights are loaded."""
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = {"workers.replicas": 1, "evaluators.processesPerReplica": 1, "checkpoint.everySteps": 20}
+
+FUNCTION = """
+import os
+
+import tandem
+from its_settings import STEPS
+
+
+def train(options, rate):
+    print("called with", options, rate, "in", os.environ["RANK"], flush=True)
+    for step in range(STEPS):
+        tandem.log(step=step + 1, loss=rate / (step + 1), total=STEPS)
+"""
 
 
 @pytest.fixture
@@ -54,6 +68,22 @@ def test_a_job_trains_and_its_best_checkpoint_is_loaded(client: Client, capfd: p
     assert client.run("digits").phase == "Succeeded"
     assert submitted(client, epochs=3).phase == "Succeeded", "a complete run is returned as it is"
     assert tuple(capfd.readouterr()) == ("", ""), "a library prints nothing"
+
+
+def test_a_function_of_a_module_trains_on_two_workers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("code")
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder.resolve())
+    (folder / "its_settings.py").write_text("STEPS = 12\n")
+    (folder / "a_training.py").write_text(FUNCTION)
+    train = importlib.import_module("a_training").train
+    run = client.train(train, {"of": [1, 2]}, kwargs={"rate": 0.5}, workers=2, code=folder)
+    status = run.wait(SECONDS, check=True)
+    assert (run.name, status.phase, len(run.losses())) == ("train", "Succeeded", 12)
+    calls = {line.text.partition("called ")[2] for line in run.logs(role="worker") if "called " in line.text}
+    assert calls == {"with {'of': [1, 2]} 0.5 in 0", "with {'of': [1, 2]} 0.5 in 1"}
+    again = client.train(train, {"of": [1, 2]}, kwargs={"rate": 0.5}, workers=2, code=folder)
+    assert again.phase == "Succeeded", "a complete run is returned as it is"
 
 
 def test_a_run_is_stopped_and_resumed(client: Client) -> None:

@@ -1,9 +1,12 @@
 """The client: where jobs go, and which runs there are."""
 
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from tandem.errors import UserError
+from tandem_cli.client.function import function_job
 from tandem_cli.client.job_input import JobInput, Overrides, read_input, settings_of, without_lines
 from tandem_cli.client.run import RunHandle
 from tandem_cli.cluster import validate_job_name
@@ -57,7 +60,7 @@ class Client:
         directory with saved work is resumed, and one that is complete is returned as it is.
 
         Args:
-            job: a path, YAML text, a dict, or a `tandem.job.resource.DistributedTrainingJob`.
+            job: a path, YAML text, a dict, a `Job`, or a `tandem.job.resource.DistributedTrainingJob`.
             overrides: fields to change, as the option `--set` does.
             code: folder that the job gets and works in, as the option `--code`.
             run_dir: run directory; None: `runs/NAME`. On Kubernetes there is none to choose.
@@ -76,6 +79,39 @@ class Client:
             # The list: a platform goes on after it has named a job, for example to send its code.
             (submitted,) = list(cluster.submit(jobs, settings, pack, lambda text, _: notes.append(text.strip())))
         return RunHandle(submitted.run, jobs[0][0].metadata.name, tuple(notes))
+
+    def train(
+        self,
+        function: Callable[..., object],
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        workers: int = 1,
+        code: str | PathLike[str] = ".",
+        name: str = "",
+        overrides: Overrides = (),
+        run_dir: str | PathLike[str] | None = None,
+        fresh: bool = False,
+    ) -> RunHandle:
+        """Submit a job in which every rank calls a function, as if it were a script; its result is ignored.
+
+        The ranks import it by module and name from the folder of the code. A function of a notebook's cell is sent as
+        source, so it may use only what it imports or defines itself.
+
+        Args:
+            args: positional arguments of the function: what JSON can express.
+            kwargs: keyword arguments of the function.
+            workers: number of workers.
+            code: folder that the job gets, imports the function from, and works in.
+            name: name of the job; empty: derived from the function.
+            overrides: other fields of the job, see `submit`.
+            run_dir: see `submit`.
+            fresh: see `submit`.
+
+        Raises:
+            UserError: the job could not find or call the function; and as `submit`.
+        """
+        with function_job(function, args, kwargs or {}, workers, name, Path(code)) as (job, folder):
+            return self.submit(job, overrides=overrides, code=folder, run_dir=run_dir, fresh=fresh)
 
     def run(self, name: str | PathLike[str]) -> RunHandle:
         """Return a run by its name, its folder, or the URL of its place in a bucket; on Kubernetes a job by its name.

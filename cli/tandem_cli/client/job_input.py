@@ -14,11 +14,25 @@ from typing import Any
 from tandem.errors import ManifestError, UserError
 from tandem.job.manifest.reading import read_source
 from tandem.job.manifest.source import Source, parse
-from tandem.job.resource import DistributedTrainingJob
+from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob, Spec
+from tandem.model import Label
 from tandem_cli.launch_line import is_launch_line
 
-JobInput = str | PathLike[str] | Mapping[str, Any] | DistributedTrainingJob
-"""A manifest: its path, its text (YAML or JSON), a dict, or the model of it."""
+
+class Job(Spec):
+    """A job as its name and the fields of its spec.
+
+        Job(name="digits", trainer=Trainer(command=["python", "train.py"]), workers=Workers(replicas=2))
+
+    The classes of the fields, such as `Trainer` and `Workers`, are in tandem.job.resource.
+    """
+
+    name: Label
+    """Name of the job: lower-case letters, digits and dashes."""
+
+
+JobInput = str | PathLike[str] | Mapping[str, Any] | DistributedTrainingJob | Job
+"""A manifest: its path, its text (YAML or JSON), a dict, or a model of it."""
 Overrides = Mapping[str, Any] | Sequence[str]
 """Fields to change: `{"workers.replicas": 4}`, or `["workers.replicas=4"]`."""
 TEXT, DATA = "<text>", "<job>"
@@ -31,13 +45,16 @@ def read_input(job: JobInput) -> Source:
     Raises:
         UserError: there is no such file, or it is not one YAML document.
     """
+    if isinstance(job, Job):
+        spec = job.model_dump(mode="json", exclude_unset=True)
+        return _of_data({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": spec.pop("name")}, "spec": spec})
     if isinstance(job, DistributedTrainingJob):
         # Only the fields that the user set: the cluster sets defaults, and other managers keep their fields.
         return _of_data(job.model_dump(mode="json", exclude_unset=True, exclude={"status"}))
     if isinstance(job, Mapping):
         return _of_data(dict(job))
     if not isinstance(job, str | PathLike):
-        raise UserError(f"a job is a path, a text, a dict or a DistributedTrainingJob, and not {type(job).__name__}")
+        raise UserError(f"a job is a path, a text, a dict or a Job, and not {type(job).__name__}")
     text = fspath(job)
     if isinstance(job, str) and ("\n" in text or text.lstrip().startswith("{")):
         return parse(text.encode(), TEXT)
@@ -73,16 +90,24 @@ def settings_of(overrides: Overrides) -> tuple[str, ...]:
     if not isinstance(overrides, Mapping):
         return tuple(overrides)
     return tuple(
-        f"{path}={value if isinstance(value, str) else _json(value, path)}" for path, value in overrides.items()
+        f"{path}={value if isinstance(value, str) else as_json(value, path)}" for path, value in overrides.items()
     )
 
 
 def _of_data(data: dict[str, Any]) -> Source:
     # JSON is YAML in which text stays text: the word `on`, or a digest such as 1e3.
-    return parse(_json(data, DATA, indent=1).encode(), DATA)
+    return parse(as_json(data, DATA, indent=1).encode(), DATA)
 
 
-def _json(value: Any, name: str, indent: int | None = None) -> str:
+def as_json(value: Any, name: str, indent: int | None = None) -> str:
+    """Return a value as JSON.
+
+    Args:
+        name: name of the value in the message about one without a JSON form.
+
+    Raises:
+        UserError: it has none.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
     except (TypeError, ValueError) as error:

@@ -1,12 +1,14 @@
-"""A run as HTML for a notebook: phase, step, newest loss, best score, and the curves of the report as SVG.
+"""A run in a notebook, as HTML: phase, step, newest loss, best score, and the curves of the report as SVG.
 
 Everything is escaped: names, messages and metrics may come from a log that anybody wrote.
 """
 
 from html import escape
+from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tandem.errors import UserError
 from tandem.formatting import metric_name, number, printable, score
 from tandem.wire.status import Status
 from tandem_coordinator.charts import drawing
@@ -19,6 +21,32 @@ VIEWPORT = Viewport(640.0, panel_height=120.0)
 TITLE = "Training loss and evaluation score"
 _numbers = count()
 """Numbers of drawings: the ids in one must differ from those in every other output of the notebook."""
+
+
+class LiveOutput:
+    """An output of the running cell that is updated.
+
+    Raises:
+        UserError: no cell of a notebook is running.
+    """
+
+    def __init__(self) -> None:
+        try:
+            shell = import_module("IPython").get_ipython()
+        except ModuleNotFoundError:
+            shell = None
+        # IPython in a terminal has no kernel; its displays are lines, and each update would be another one.
+        if getattr(shell, "kernel", None) is None:
+            raise UserError("only a notebook has displays to update; in a terminal: tandem status NAME --watch")
+        self._show = import_module("IPython.display").display
+        self._handle: Any = None
+
+    def show(self, content: object) -> None:
+        """Show an object, or replace what this has shown."""
+        if self._handle is None:
+            self._handle = self._show(content, display_id=True)
+        else:
+            self._handle.update(content)
 
 
 def html(name: str, status: Status | None, data: "RunData | None", problem: str = "") -> str:

@@ -8,7 +8,7 @@ counts once. For a job on Kubernetes each such call first brings the copy in `ru
 import importlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from tandem_cli.checkpoints.weights_export import ExportOrder, Format
 from tandem_cli.client import notebook
 from tandem_cli.log_lines import Line, LogSelection
 from tandem_cli.main import needing
-from tandem_cli.platforms import PlatformError, Run, RunNotFoundError
+from tandem_cli.platforms import IsClosed, PlatformError, Run, RunNotFoundError
 from tandem_cli.report.folder import NoRun
 from tandem_cli.view import JobView
 
@@ -182,26 +182,40 @@ class RunHandle:
             RunFailedError: with `check`, if it ended in another phase than Succeeded.
             RunNotFoundError: it was deleted.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        view = self._run.view(())
+        for step in self._polls(timeout, until, check):
+            if isinstance(step, Status):
+                return step
+            time.sleep(step)
+        raise AssertionError("the last step is a status")
+
+    def _polls(
+        self, timeout: float | None = None, until: Until | None = None, check: bool = False
+    ) -> Iterator[float | Status]:
+        """Yield the pauses of `wait` in seconds, and finally the status that it returns."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        view, is_last = self._run.view(()), False
         while True:
-            if _is_reached(view.job.status, until):
-                return view.job.status
-            if self._run.is_over(view):
-                # It may have ended after the view was taken.
-                status = self.status()
-                if check and status.phase != "Succeeded":
+            status = view.job.status
+            if (is_reached := _is_reached(status, until)) or is_last:
+                if check and not is_reached and status.phase != "Succeeded":
                     raise RunFailedError(f"{self.name} ended: {status.phase}. {status.message or ''}".rstrip())
-                return status
-            if deadline is not None and time.monotonic() >= deadline:
-                raise RunTimeoutError(f"{self.name} is {view.job.status.phase} after {timeout:g} s; it continues")
-            time.sleep(POLL_SECONDS if deadline is None else max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
+                yield status
+                return
+            if not (is_over := self._run.is_over(view)):
+                yield self._pause(deadline, timeout, status)
             try:
-                view = self._run.view(())
+                # It may have ended after the view was taken.
+                view, is_last = self._run.view(()), is_over
             except RunNotFoundError:
                 raise
             except PlatformError:
-                continue
+                if is_over:
+                    yield self._pause(deadline, timeout, status)
+
+    def _pause(self, deadline: float, timeout: float | None, status: Status) -> float:
+        if (seconds := deadline - time.monotonic()) <= 0:
+            raise RunTimeoutError(f"{self.name} is {status.phase} after {timeout:g} s; it continues")
+        return min(POLL_SECONDS, seconds)
 
     def logs(
         self, follow: bool = False, *, names: Sequence[str] = (), role: str = "", tail: int | None = None
@@ -214,7 +228,12 @@ class RunHandle:
             role: worker, evaluator or coordinator; empty: all.
             tail: number of last lines of each process to start with; None: all.
         """
-        return self._run.log(LogSelection(role, tuple(names), tail), follow, lambda text: None)
+        return self._lines(follow, names, role, tail, lambda: False)
+
+    def _lines(
+        self, follow: bool, names: Sequence[str], role: str, tail: int | None, is_closed: IsClosed
+    ) -> Generator[Line, None, None]:
+        yield from self._run.log(LogSelection(role, tuple(names), tail), follow, lambda text: None, is_closed)
 
     def losses(self) -> list[StepLoss]:
         """Return the training loss of every step that the model contains, each step once."""
@@ -289,6 +308,24 @@ class RunHandle:
             raise UserError(str(error)) from error
         except OSError as error:
             raise UserError(f"the report cannot be written to {error.filename}: {error.strerror}") from error
+
+    def watch(self) -> None:
+        """Show it in a notebook, and update the display until its end.
+
+        Interrupting the cell leaves it; the run continues.
+
+        Raises:
+            UserError: this is no notebook.
+            RunNotFoundError: it was deleted.
+        """
+        display = notebook.LiveOutput()
+        try:
+            for step in self._polls():
+                display.show(self)
+                if not isinstance(step, Status):
+                    time.sleep(step)
+        except KeyboardInterrupt:
+            return
 
     def __repr__(self) -> str:
         return f"<run {self.name}>"

@@ -274,11 +274,15 @@ class Follower:
         self._deadline = float("inf")
         self._is_job_over = False
 
-    def lines(self) -> Iterator[Line]:
-        """Yield each line once no earlier one is expected."""
+    def lines(self, is_closed: Callable[[], bool] = lambda: False) -> Iterator[Line]:
+        """Yield each line once no earlier one is expected.
+
+        Args:
+            is_closed: whether to end before the job does.
+        """
         self._poller.start()
         pending: list[tuple[Line, float]] = []
-        while not self._is_over():
+        while not (is_closed() or self._is_over()):
             try:
                 message = self._messages.get(timeout=HOLD_SECONDS / 4)
             except queue.Empty:

@@ -20,7 +20,7 @@ from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl, NoClusterError,
 from tandem_cli.local.known import other_runs
 from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.output import echo
-from tandem_cli.platforms import Run, ShowAttachment, ShowPage
+from tandem_cli.platforms import IsClosed, Run, ShowAttachment, ShowPage
 from tandem_cli.view import JobEvent, JobView, PodView
 
 POLL_SECONDS = 1.0
@@ -59,7 +59,9 @@ class OnKubernetes(Run):
             raise UserError(f"{self.name} was copied incompletely: {'; '.join(copied.faults)}")
         return RunDir(folder)
 
-    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+    def log(
+        self, selection: LogSelection, follow: bool, notify: Notify, is_closed: IsClosed = lambda: False
+    ) -> Iterator[Line]:
         with self._explaining_errors():
             fetch_job(self._kubectl, self.name)
         pods = fetch_pods(self._kubectl, self.name)
@@ -73,7 +75,7 @@ class OnKubernetes(Run):
             return
         follower = Follower(self._kubectl, self.name, selection, last_timestamps, notify)
         try:
-            yield from follower.lines()
+            yield from follower.lines(is_closed)
         finally:
             follower.close()
 

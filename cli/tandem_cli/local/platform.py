@@ -21,7 +21,7 @@ from tandem_cli.local.processes import ProcessContext, parent_process
 from tandem_cli.local.run_output import Logs
 from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.output import echo
-from tandem_cli.platforms import Run, ShowAttachment, ShowPage
+from tandem_cli.platforms import IsClosed, Run, ShowAttachment, ShowPage
 from tandem_cli.terminal.summary import saved_words
 from tandem_cli.view import JobEvent, JobView
 
@@ -46,13 +46,15 @@ class OnThisMachine(Run):
     def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
         return RunDir(self.path)
 
-    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+    def log(
+        self, selection: LogSelection, follow: bool, notify: Notify, is_closed: IsClosed = lambda: False
+    ) -> Iterator[Line]:
         logs, is_empty = Logs(self.path, selection.names, selection.role, selection.tail), True
         for line in logs.lines():
             yield line
             is_empty = False
         if follow:
-            yield from logs.follow(lambda: not is_alive(self.path))
+            yield from logs.follow(lambda: is_closed() or not is_alive(self.path))
         elif is_empty:
             notify(f"the logs of {self.path} are empty so far")
 
@@ -143,7 +145,9 @@ class InBucket(OnThisMachine):
     def run_dir(self, checkpoints: Sequence[str] = ()) -> RunDir:
         return bucket.view(self._url)
 
-    def log(self, selection: LogSelection, follow: bool, notify: Notify) -> Iterator[Line]:
+    def log(
+        self, selection: LogSelection, follow: bool, notify: Notify, is_closed: IsClosed = lambda: False
+    ) -> Iterator[Line]:
         raise self._error("has no output of processes; `tandem events` and `tandem report` show what it has")
 
     def page(self, port: int, show: ShowPage) -> int:

@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 import tandem
-from tandem import Client, UserError, frame
+from tandem import Client, Job, UserError, frame
 from tandem.errors import ManifestError
 from tandem.job.manifest.reading import parse_job
 from tandem.job.manifest.source import parse
+from tandem.job.resource import Workers
+from tandem.job.trainer import Trainer
 from tandem.rundir.download import Downloaded
 from tandem.wire.status import Score, Status
 from tandem_cli.client import CheckpointScores, RunFailedError, RunHandle, StepLoss, notebook
@@ -57,8 +59,8 @@ def in_a_process(code: str) -> "subprocess.CompletedProcess[str]":
 class TestItsImport:
     def test_it_loads_neither_torch_nor_numpy(self) -> None:
         done = in_a_process(
-            "import sys; from tandem import Client, UserError, frame; Client().runs()\n"
-            "print(sorted({'torch', 'numpy', 'pandas', 'kubernetes'} & set(sys.modules)))"
+            "import sys; from tandem import AsyncClient, Client, Job, UserError, frame; Client().runs()\n"
+            "print(sorted({'torch', 'numpy', 'pandas', 'kubernetes', 'IPython'} & set(sys.modules)))"
         )
         assert (done.stdout, done.stderr) == ("[]\n", "")
 
@@ -111,7 +113,7 @@ class TestAJobThatCannotBe:
     @pytest.mark.parametrize(
         ("job", "sentence"),
         [
-            (3, "a job is a path, a text, a dict or a DistributedTrainingJob, and not int"),
+            (3, "a job is a path, a text, a dict or a Job, and not int"),
             (
                 "train.py",
                 "train.py is a script; submit takes a manifest, which this command writes: tandem init train.py",
@@ -253,6 +255,12 @@ class TestWaiting:
         with pytest.raises(TimeoutError, match=r"digits is Running after 2\.5 s; it continues"):
             self.handle("Running").wait(2.5)
 
+    def test_a_platform_that_does_not_answer_at_the_end_is_asked_again(self) -> None:
+        run = self.handle("Running", "Succeeded", PlatformError("no answer"), "Succeeded")
+        assert run.wait(check=True).phase == "Succeeded"
+        with pytest.raises(TimeoutError, match=r"digits is Succeeded after 2\.5 s"):
+            self.handle("Succeeded", PlatformError("no answer")).wait(2.5)
+
     def test_a_deleted_run_is_said(self) -> None:
         with pytest.raises(RunNotFoundError):
             self.handle("Running", RunNotFoundError("digits was deleted")).wait()
@@ -276,9 +284,42 @@ class TestInANotebook:
         ids = [page.split('aria-labelledby="')[1].split('"')[0] for page in (first, second)]
         assert ids[0] != ids[1]
 
+    @pytest.mark.parametrize("shell", [None, SimpleNamespace(), "missing"])
+    def test_only_a_notebook_has_displays(self, shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        module = None if shell == "missing" else SimpleNamespace(get_ipython=lambda: shell)
+        monkeypatch.setitem(sys.modules, "IPython", module)
+        platform: Any = Platform("Running")
+        with pytest.raises(UserError) as error:
+            RunHandle(platform, "digits").watch()
+        assert str(error.value) == ("only a notebook has displays to update; in a terminal: tandem status NAME --watch")
+
     def test_what_does_not_answer_is_shown_and_not_raised(self) -> None:
         platform: Any = Platform(PlatformError("the cluster does not answer"))
         assert "the cluster does not answer" in RunHandle(platform, "digits")._repr_html_()
+
+
+class TestAJobWithTypes:
+    def test_it_is_the_manifest_of_its_name_and_spec(self, fake: FakeKubectl) -> None:
+        fake.answers("get", JOBS, "--ignore-not-found")
+        fake.answers("apply", says=fakes.job())
+        job = Job(name="digits", trainer=Trainer(command=["python", "train.py"]), workers=Workers(replicas=2))
+        Client(kubernetes="team").submit(job, overrides={"workers.minReplicas": 1})
+        (apply,) = [call for call in fake.asked if "apply" in call.words]
+        assert json.loads(apply.given) == {
+            "apiVersion": "tandem.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "digits"},
+            "spec": {
+                "trainer": {"command": ["python", "train.py"]},
+                "workers": {"replicas": 2, "minReplicas": 1},
+            },
+        }
+
+    def test_a_mistake_is_found_when_it_is_made(self) -> None:
+        with pytest.raises(ValueError, match="workrs"):
+            Job(name="digits", trainer=Trainer(command=["a"]), workrs=Workers())  # type: ignore[call-arg]
+        with pytest.raises(ValueError, match="name"):
+            Job(name="My digits", trainer=Trainer(command=["a"]))
 
 
 class TestOnKubernetes:

@@ -12,7 +12,7 @@ import pytest
 from tandem.errors import UserError
 from tandem.rundir.code import unpack
 from tandem_cli import packing
-from tandem_cli.packing import packed
+from tandem_cli.packing import copy_packed, packed
 from tests.support import manifests
 
 
@@ -71,6 +71,12 @@ def test_a_pack_is_what_is_unpacked(tmp_path: Path) -> None:
     assert (tmp_path / "out/absolute").readlink() == Path("a"), "it leads to the unpacked folder, not to this machine's"
     assert os.access(tmp_path / "out/run.sh", os.X_OK)
     assert not os.access(tmp_path / "out/train.py", os.X_OK)
+    (folder / ".gitignore").write_text("*.log\n")
+    (folder / "x.log").touch()
+    (tmp_path / "copy").mkdir()
+    copy_packed(folder, tmp_path / "copy")
+    assert digest(tmp_path / "copy") == digest(folder)
+    assert not (tmp_path / "copy/x.log").exists()
 
 
 def test_what_gitignore_names_is_left_out_also_in_folders_below_and_above(tmp_path: Path) -> None:
