@@ -260,8 +260,7 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     spec = job.spec
     command = launch.agent_command(job, endpoint, f"$({ADDRESS})", _shutdown_seconds(job), python=PYTHON)
     begin = command.index("--")
-    # Kubernetes expands $(NAME) in commands, so it is escaped in the part that the user wrote.
-    command = command[:begin] + [word.replace("$(", "$$(") for word in command[begin:]]
+    command = command[:begin] + [_escaped(word) for word in command[begin:]]
     variables = {"OMP_NUM_THREADS": str(threads(job))} | launch.environment(job, run_dir(job), "")
     variables = _package_index(job, images, spec.trainer.env) | variables
     variables |= {launch.COORDINATOR: endpoint, launch.UID: incarnation(job, uid)} | _storage_variable(job)
@@ -532,14 +531,15 @@ def _from_fields(fields: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
 
 
+def _escaped(text: str) -> str:
+    """Escape text that the user wrote: in commands and variables Kubernetes expands $(NAME), and makes one $ of $$."""
+    return text.replace("$", "$$")
+
+
 def _literal(variables: Mapping[str, str], fields: Iterable[str] = (), *more: str) -> list[dict[str, str]]:
     """Variables with literal values, without those that are set otherwise."""
     elsewhere = {*fields, *more}
-    return [
-        {"name": name, "value": value.replace("$(", "$$(")}
-        for name, value in variables.items()
-        if name not in elsewhere
-    ]
+    return [{"name": name, "value": _escaped(value)} for name, value in variables.items() if name not in elsewhere]
 
 
 def _package_index(job: DistributedTrainingJob, images: Images, variables: Iterable[EnvVar]) -> dict[str, str]:

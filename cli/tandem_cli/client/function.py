@@ -101,7 +101,7 @@ def _argument(value: Any, function: FunctionType) -> str:
     text = as_json(value, f"the call of {function.__name__}")
     if (received := json.loads(text)) != value:
         raise UserError(f"arguments are sent as JSON, and {value!r} would be received as {received!r}")
-    # Variables in the arguments of a command are replaced: $TANDEM_RUN_DIR, and $$ by the kubelet.
+    # In the arguments of a command $TANDEM_RUN_DIR is replaced.
     return text.replace("$", r"\u0024")
 
 

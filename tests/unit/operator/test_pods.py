@@ -143,11 +143,13 @@ def test_a_claim_among_an_evaluators_resources_stays() -> None:
 
 
 def test_what_a_user_writes_into_a_command_is_not_replaced_by_kubernetes() -> None:
-    script = {"command": ["python", "train.py"], "args": ["$(HOME)"], "env": [{"name": "HOME", "value": "/home/$(X)"}]}
+    environment = [{"name": "HOME", "value": "/home/$(X)"}, {"name": "MARK", "value": "a$$b"}]
+    script = {"command": ["python", "train.py"], "args": ["$(HOME)", "a$$b", "$HOME"], "env": environment}
     pod = decided(job(status=initialized(), trainer=script)).create_pods[0]
     container = pod["spec"]["containers"][0]
-    assert container["args"][-1] == "$$(HOME)"
-    assert [one["value"] for one in container["env"] if one["name"] == "HOME"] == ["/home/$$(X)"]
+    assert container["args"][-3:] == ["$$(HOME)", "a$$$$b", "$$HOME"]
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (values["HOME"], values["MARK"]) == ("/home/$$(X)", "a$$$$b")
 
 
 def test_pods_of_a_job_with_a_queue_are_a_group_for_kueue() -> None:
