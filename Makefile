@@ -75,7 +75,7 @@ slurm: $(STAMP) ## Tests on a real SLURM, started here from Debian's packages (r
 gpu: $(STAMP) ## Tests on a GPU: NCCL, float16, NVML, compile, saves; where there is none, it says that all were skipped
 	@$(BIN)/pytest tests/gpu
 
-mutations: $(STAMP) ## Weaken each rule against wrong results in a copy, and see whether a test fails (5 min; ARGS=NAME)
+mutations: $(STAMP) ## Weaken each rule against wrong results in a copy, and see whether a test fails (20 min; ARGS=NAME)
 	@$(BIN)/python -m tests.support.mutations $(ARGS)
 
 # Where one of them ends with 1 a goal is missed, with 3 one could not be judged; make itself then ends with 2.

@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.accelerate import elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
+from tests.support.interrupted import assert_same_when_killed, drawn, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -49,9 +50,16 @@ def train(
     clip: float = 0.0,
     registers: bool = False,
     forgets: bool = False,
+    pair: bool = False,
+    stop_at: int = NEVER,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train, up to a kill; where it ended."""
+    """Train, up to a kill; where it ended.
+
+    Args:
+        pair: whether another model, with an optimizer of its own, is trained beside it.
+        stop_at: step at which the script has no more time.
+    """
     _accelerate_begins_anew.__wrapped__()
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, **options)
@@ -60,6 +68,12 @@ def train(
     rates: Any = SCHEDULES[schedule](optimizer)
     source = DataLoader(ROWS, **({"batch_size": 12, "shuffle": True} | (loader or {})))
     model, optimizer, source, rates = accelerator.prepare(model, optimizer, source, rates)
+    models: Any = {"first": model}
+    optimizers: Any = {"first": optimizer}
+    if pair:
+        other = nn.Linear(8, 3)
+        learner = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+        models["second"], optimizers["second"] = accelerator.prepare(other, learner)
     seen = {"batches": 0}
     if registers:
         accelerator.register_for_checkpointing(StepLR(torch.optim.SGD(model.parameters(), 0.1), 1))
@@ -68,8 +82,8 @@ def train(
         run = elastic(
             accelerator,
             source,
-            model,
-            optimizer,
+            models if pair else model,
+            optimizers if pair else optimizer,
             folder=str(folder),
             checkpoint={"everySteps": kill_at},
             seen=seen,
@@ -79,20 +93,24 @@ def train(
             for rows, labels in run:
                 if run.session.step == kill_at:
                     kill_when_saved(folder, kill_at)
-                with accelerator.accumulate(model):
-                    accelerator.backward(cross_entropy(model(rows), labels))
+                if run.session.step + 1 == stop_at:
+                    run.session.stop("24 hours are over")
+                with accelerator.accumulate(*models.values()):
+                    accelerator.backward(cross_entropy(sum(one(rows) for one in models.values()), labels))
                     if clip and accelerator.sync_gradients:
                         accelerator.clip_grad_norm_(model.parameters(), clip)
-                    optimizer.step()
+                    for one in optimizers.values():
+                        one.step()
                     rates.step()
-                    optimizer.zero_grad()
+                    for one in optimizers.values():
+                        one.zero_grad()
                 seen["batches"] += 1
     accelerator.end_training()
     return {
         "step": run.session.step,
         "rate": rates.get_last_lr(),
         "seen": seen["batches"],
-        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]),
+        "weights": torch.cat([one.detach().flatten() for each in models.values() for one in each.parameters()]),
     }
 
 
@@ -115,7 +133,10 @@ CASES: dict[str, dict[str, Any]] = {
     "max_steps": {"begin": {"epochs": 9, "max_steps": 13}},
     "global_batch_size": {"begin": {"global_batch_size": 10}, "gradient_accumulation_steps": 2},
     "clip_grad_norm_": {"clip": 0.1},
+    "two models": {"pair": True, "gradient_accumulation_steps": 2},
 }
+ALONE = ("gradient_accumulation_plugin", "sync_with_dataloader", "step_scheduler_with_optimizer")
+"""Not beside gradient_accumulation_steps, and not beside a schedule that ends."""
 ALWAYS = ("OneCycleLR", "step_scheduler_with_optimizer")
 
 
@@ -125,6 +146,18 @@ def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     tmp_path: Path, name: str, kill_at: int
 ) -> None:
     assert_same_when_killed(train, tmp_path, kill_at, **CASES[name])
+
+
+@ALL
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ALONE])
+def test_options_that_are_drawn_together_are_as_exact(tmp_path: Path, name: str) -> None:
+    kill_at, case = drawn(CASES, name, ALONE)
+    assert_same_when_killed(train, tmp_path, kill_at, **case)
+
+
+def test_a_limit_of_time_stops_it_early(tmp_path: Path) -> None:
+    assert train(tmp_path, stop_at=4)["step"] == 4
+    assert RunDir(tmp_path).done()["stoppedEarly"] == "stopped early after step 4 of 18: 24 hours are over"
 
 
 def test_a_model_that_is_divided_is_refused_by_the_option_that_divides_it(

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.lightning import Elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import Killed, assert_same_when_killed, kill_when_saved, script
+from tests.support.interrupted import Killed, assert_same_when_killed, drawn, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -135,6 +135,8 @@ CASES: dict[str, dict[str, Any]] = {
     "enable_checkpointing": {"enable_checkpointing": True, "callbacks": (lambda: ModelCheckpoint(save_last=True),)},
     "barebones": {"barebones": True} | dict.fromkeys(list(QUIET)[2:]),
 }
+ALONE = ("barebones", "check_val_every_n_epoch", "two averages", "min_epochs", "EarlyStopping")
+"""They exclude other options, or end before the kill."""
 ALWAYS = ("limit_train_batches", "EMAWeightAveraging", "EarlyStopping")
 
 
@@ -146,6 +148,13 @@ def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     done = assert_same_when_killed(fit, tmp_path, kill_at, **CASES[name])
     is_early = name in ("EarlyStopping", "min_epochs")
     assert ("EarlyStopping: no better val in" in done.get("stoppedEarly", "")) == is_early
+
+
+@ALL
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ALONE])
+def test_options_that_are_drawn_together_are_as_exact(tmp_path: Path, name: str) -> None:
+    kill_at, case = drawn(CASES, name, ALONE)
+    assert_same_when_killed(fit, tmp_path, kill_at, **case)
 
 
 class StopAt(Callback):

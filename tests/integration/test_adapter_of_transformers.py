@@ -1,5 +1,5 @@
-"""Options of Hugging Face's Trainer under the adapter: a run that was killed ends as an undisturbed one, or it is
-refused."""
+"""Options of Hugging Face's Trainer and of those of TRL under the adapter: a run that was killed ends as an undisturbed
+one, or it is refused."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from transformers import EarlyStoppingCallback, PretrainedConfig, Trainer, Train
 from tandem.rundir.layout import RunDir
 from tandem_trainer.adapters.transformers import elastic
 from tandem_trainer.failure import ConfigurationError
-from tests.support.interrupted import assert_same_when_killed, kill_when_saved, script
+from tests.support.interrupted import assert_same_when_killed, drawn, kill_when_saved, script
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ALL = pytest.mark.full("core", "trainer")
@@ -47,6 +47,12 @@ class Net(nn.Module):
         return {**loss, "logits": logits}
 
 
+def masked(samples: list[dict[str, Tensor]]) -> Any:
+    """A batch of which a part is left out at random, as collators of masked language models do it."""
+    batch = torch.utils.data.default_collate(samples)
+    return {**batch, "rows": batch["rows"] * (torch.rand_like(batch["rows"]) > 0.3)}
+
+
 class KillAt(TrainerCallback):
     def __init__(self, folder: Path, step: int) -> None:
         self._folder, self._step = folder, step
@@ -62,7 +68,7 @@ def train(
     kill_at: int = NEVER,
     callbacks: tuple[Callable[[], TrainerCallback], ...] = (),
     resume: Any = None,
-    arguments: type[TrainingArguments] = TrainingArguments,
+    data_collator: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train, up to a kill; where it ended."""
@@ -78,9 +84,10 @@ def train(
     trainer = elastic(
         Trainer(
             model=model,
-            args=arguments(**(settings | options)),
+            args=TrainingArguments(**(settings | options)),
             train_dataset=Rows(),
             eval_dataset=Rows(),
+            data_collator=data_collator,
             callbacks=[*(make() for make in callbacks), KillAt(folder, kill_at)],
         ),
         checkpoint={"everySteps": kill_at},
@@ -110,8 +117,11 @@ CASES: dict[str, dict[str, Any]] = {
     "data_seed": {"data_seed": 5, "seed": 4},
     "dataloader_num_workers": {"dataloader_num_workers": 1},
     "eval_on_start": EVALUATED | {"eval_on_start": True},
+    "data_collator": {"data_collator": masked},
     "include_num_input_tokens_seen": {"include_num_input_tokens_seen": True, "logging_steps": 1},
 }
+ALONE = ("dataloader_num_workers",)
+"""Processes that read ahead take long to start."""
 ALWAYS = ("EarlyStoppingCallback", "lr_scheduler_type on plateau")
 
 
@@ -120,7 +130,16 @@ ALWAYS = ("EarlyStoppingCallback", "lr_scheduler_type on plateau")
 def test_killed_and_resumed_it_ends_with_the_weights_of_the_undisturbed_run(
     tmp_path: Path, name: str, kill_at: int
 ) -> None:
-    assert_same_when_killed(train, tmp_path, kill_at, **CASES[name])
+    done = assert_same_when_killed(train, tmp_path, kill_at, **CASES[name])
+    is_early = "EarlyStoppingCallback: no better eval_loss in 2 evaluations" in done.get("stoppedEarly", "")
+    assert is_early == (name == "EarlyStoppingCallback")
+
+
+@ALL
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ALONE])
+def test_options_that_are_drawn_together_are_as_exact(tmp_path: Path, name: str) -> None:
+    kill_at, case = drawn(CASES, name, ALONE)
+    assert_same_when_killed(train, tmp_path, kill_at, **case)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -167,40 +186,117 @@ def test_weights_in_a_callback_without_a_state_are_refused_when_they_would_first
     assert "Shadow holds copies of the weights that checkpoints do not have" in failure["message"]
 
 
-def prefer(folder: Path, kill_at: int = NEVER) -> tuple[int, Tensor]:
-    """Train TRL's DPOTrainer on pairs, up to a kill."""
+CHAT = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}w2 {% generation %}{{ message['content'] }}"
+    "{% endgeneration %}{% else %}w3 {{ message['content'] }}{% endif %} {% endfor %}"
+)
+
+
+def of_trl(
+    folder: Path,
+    *,
+    trainer: str,
+    kill_at: int = NEVER,
+    rows: Callable[[int], dict[str, Any]],
+    reference: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train a small language model with a trainer of TRL, up to a kill; where it ended.
+
+    Args:
+        trainer: the trainer's name, without its end.
+        rows: makes each of 44 samples, of which eight are in a step and four in the last one of an epoch.
+        reference: whether it compares with a model that stays as it is.
+    """
     import datasets
+    import trl
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-    from trl import DPOConfig, DPOTrainer
+    from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(32)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+    tokenizer.chat_template = CHAT
     size = {"vocab_size": 32, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(bos_token_id=1, eos_token_id=1, pad_token_id=0, **size))
-    pairs = [{"prompt": f"w{n % 30 + 2} ", "chosen": f"w{n % 7} w5", "rejected": f"w{n % 5}"} for n in range(32)]
+    config = GPT2Config(bos_token_id=1, eos_token_id=1, pad_token_id=0, num_labels=1, **size)
+    model = (GPT2ForSequenceClassification if trainer == "Reward" else GPT2LMHeadModel)(config)
     settings = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
-    trainer = elastic(
-        DPOTrainer(
+    settings |= {"per_device_train_batch_size": 8, "num_train_epochs": 2, "learning_rate": 0.01, "report_to": "none"}
+    learner = elastic(
+        getattr(trl, f"{trainer}Trainer")(
             model=model,
-            ref_model=GPT2LMHeadModel(model.config),
-            args=DPOConfig(str(folder), num_train_epochs=2, learning_rate=0.01, report_to="none", **settings),
-            train_dataset=datasets.Dataset.from_list(pairs),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1"),
+            args=getattr(trl, f"{trainer}Config")(str(folder), **(settings | options)),
+            train_dataset=datasets.Dataset.from_list([rows(number) for number in range(44)]),
+            processing_class=tokenizer,
             callbacks=[KillAt(folder, kill_at)],
+            **({"ref_model": GPT2LMHeadModel(config)} if reference else {}),
         ),
         checkpoint={"everySteps": kill_at},
     )
     with script():
-        trainer.train()
-    return trainer.state.global_step, torch.cat([one.detach().flatten() for one in model.parameters()])
+        learner.train()
+    return {
+        "step": learner.state.global_step,
+        "rate": learner.optimizer.param_groups[0]["lr"],
+        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]),
+    }
+
+
+def text(number: int) -> str:
+    """A text of three to nine words."""
+    return " ".join(f"w{(number * place) % 29 + 3}" for place in range(1, 4 + number % 7))
+
+
+def conversation(number: int) -> dict[str, Any]:
+    asked, answered = ({"role": role, "content": text(number)} for role in ("user", "assistant"))
+    return {"messages": [asked, answered]}
+
+
+SFT: dict[str, Any] = {"trainer": "SFT", "rows": lambda number: {"text": text(number)}}
+COMPLETIONS = SFT | {"rows": lambda number: {"prompt": text(number), "completion": f" {text(number + 3)}"}}
+PAIRS: dict[str, Any] = {
+    "rows": lambda number: {"prompt": f"{text(number)} ", "chosen": f"w{number % 7} w5", "rejected": text(number + 3)}
+}
+DPO = {"trainer": "DPO", "reference": True} | PAIRS
+KTO: dict[str, Any] = {
+    "trainer": "KTO",
+    "reference": True,
+    "rows": lambda number: {"prompt": f"{text(number)} ", "completion": text(number + 3), "label": number % 3 > 0},
+}
+REWARD = {"trainer": "Reward"} | PAIRS
+CASES_OF_TRL: dict[str, dict[str, Any]] = {
+    "SFTConfig packing": SFT | {"packing": True, "max_length": 16, "num_train_epochs": 4},
+    "SFTConfig packing_strategy": SFT | {"packing": True, "packing_strategy": "wrapped", "max_length": 16},
+    "SFTConfig pad_to_multiple_of": SFT | {"pad_to_multiple_of": 8, "gradient_accumulation_steps": 2},
+    "SFTConfig max_length": SFT | {"max_length": 5, "truncation_mode": "keep_end"},
+    "SFTConfig dataset_text_field": SFT | {"dataset_text_field": "body", "rows": lambda n: {"body": text(n)}},
+    "SFTConfig completion_only_loss": COMPLETIONS | {"completion_only_loss": True},
+    "SFTConfig completion_only_loss off": COMPLETIONS | {"completion_only_loss": False},
+    "SFTConfig assistant_only_loss": SFT | {"assistant_only_loss": True, "rows": conversation},
+    "SFTConfig loss_type": SFT | {"loss_type": "dft"},
+    "SFTConfig shuffle_dataset": SFT | {"shuffle_dataset": True},
+    "DPOConfig": DPO,
+    "DPOConfig loss_type": DPO | {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
+    "DPOConfig label_smoothing": DPO | {"beta": 0.5, "label_smoothing": 0.1, "ld_alpha": 0.5},
+    "DPOConfig f_divergence_type": DPO | {"f_divergence_type": "js_divergence", "use_weighting": True},
+    "DPOConfig precompute_ref_log_probs": DPO | {"precompute_ref_log_probs": True, "precompute_ref_batch_size": 4},
+    "DPOConfig disable_dropout": DPO | {"disable_dropout": False, "max_length": 12},
+    "RewardConfig center_rewards_coefficient": REWARD | {"center_rewards_coefficient": 0.1},
+    "RewardConfig disable_dropout": REWARD | {"disable_dropout": False, "pad_to_multiple_of": 8},
+    "KTOConfig": KTO,
+    "KTOConfig desirable_weight": KTO | {"beta": 0.5, "desirable_weight": 2.0, "undesirable_weight": 0.5},
+    "KTOConfig precompute_ref_log_probs": KTO | {"precompute_ref_log_probs": True, "loss_type": "apo_zero_unpaired"},
+}
 
 
 @ALL
-def test_preferences_are_learned_by_dpo_of_trl_as_exactly(tmp_path: Path) -> None:
-    steps, weights = prefer(tmp_path / "undisturbed")
-    assert prefer(tmp_path / "killed", kill_at=5)[0] == 5
-    found = prefer(tmp_path / "killed")
-    assert found[0] == steps == 8
-    assert found[1].equal(weights)
+@pytest.mark.parametrize("name", CASES_OF_TRL)
+def test_a_trainer_of_trl_ends_with_the_weights_of_the_undisturbed_run(tmp_path: Path, name: str) -> None:
+    assert_same_when_killed(of_trl, tmp_path, 5, **CASES_OF_TRL[name])
+
+
+@ALL
+def test_a_reference_that_changes_while_it_trains_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^elastic\(trainer\): sync_ref_model=True of trl\.DPOConfig: "):
+        of_trl(tmp_path, **DPO, sync_ref_model=True)

@@ -393,6 +393,7 @@ tried(lambda: session.batches(rows, 8))
 tried(lambda: session.distribute(model, find_unused_parameter=True))
 tried(lambda: session.keep(model, elsewhere))
 tried(lambda: session.keep(model, other=object()))
+tried(lambda: session.keep(model, other={"seen": {1, 2}}))
 session.keep(model, torch.optim.SGD(model.parameters(), lr=0.1))
 tried(lambda: session.batches(rows, 0))
 tried(lambda: session.batches(rows[:0], 8))
@@ -423,6 +424,7 @@ def test_mistakes_are_named_with_what_to_do(tmp_path: Path) -> None:
         "TypeError distribute(…, find_unused_parameter=…): DistributedDataParallel has no such option",
         "ValueError the optimizer has 2 parameters that are not the model's",
         "TypeError other has no state_dict and load_state_dict, and is not a dictionary",
+        "TypeError other/seen is a set, which a checkpoint cannot hold",
         "ConfigurationError global_batch_size=0: it must be at least 1",
         "ConfigurationError the data set is empty",
         "ConfigurationError drop_last leaves out all of the 40 samples, because global_batch_size=41 is more",

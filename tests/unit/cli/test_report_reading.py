@@ -21,7 +21,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.rundir.training_log import counted_until
 from tandem.wire.measures import Generation
-from tandem.wire.status import CheckpointRef, Troubles
+from tandem.wire.status import CheckpointRef, Troubles, phase_word
 from tandem.wire.status import trouble_messages as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
@@ -396,6 +396,15 @@ def test_a_run_tells_learning_rates_norms_and_each_ranks_work_and_memory(tmp_pat
     assert [one.rank for one in run.busy] == [one.rank for one in run.memory] == ["0", "1"]
     assert np.nanmedian(run.busy[1].value) == pytest.approx(0.022, abs=0.003)
     assert np.nanmax(run.memory[1].value) == pytest.approx(6.1e9, rel=0.02)
+
+
+def test_a_run_that_took_fewer_steps_than_announced_is_not_called_complete(tmp_path: Path) -> None:
+    early = "stopped early after step 60 of 100: the loss has not fallen"
+    path = make_run(tmp_path / "run", steps=60, every=20)
+    replace_json(path / "DONE", {**json.loads((path / "DONE").read_text()), "stoppedEarly": early}, durable=False)
+    run = read(path)
+    assert (run.result, run.message) == ("Succeeded", early)
+    assert phase_word(run.result, run.message) == "Stopped early"
 
 
 def script_run(path: Path, *lines: str) -> RunData:

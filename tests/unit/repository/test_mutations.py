@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, mutations
-from tests.support.mutations import MUTATIONS, Mutation, run_tests
+from tests.support.mutated_rules import MUTATIONS, Mutation
+from tests.support.mutations import run_tests, selections
 from tests.support.waiting import until
 
 
@@ -20,6 +21,12 @@ def test_the_rule_and_its_tests_are_there(mutation: Mutation) -> None:
 
 def test_each_mutation_has_a_name_of_its_own() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_without_a_mutation_each_file_runs_once() -> None:
+    tests = ("a.py b.py", "b.py -k x", "c.py -k x", "c.py -k y", "c.py -k x")
+    chosen = [Mutation("", "", "", "", words) for words in tests]
+    assert selections(chosen) == ["a.py", "b.py", "c.py -k 'x or y'"]
 
 
 HANGS = """

@@ -1,13 +1,16 @@
 """State goes back to what it was taken from, whatever the order of groups and the wrappers, or it is refused."""
 
 import copy
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim import lr_scheduler as schedules
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from tandem_trainer.checkpoint.state import CheckpointMismatch, NamedOptimizer
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
@@ -60,6 +63,40 @@ def double_moments(net: Net) -> torch.optim.Optimizer:
     return DoubleMomentum(net.parameters(), lr=0.05)
 
 
+def orthogonal(net: Net) -> torch.optim.Optimizer:
+    """Muon takes matrices alone."""
+    return torch.optim.Muon([one for one in net.parameters() if one.ndim == 2], lr=0.02)
+
+
+def factored(net: Net) -> torch.optim.Optimizer:
+    """Second moments of rows and columns, of other shapes than the parameters'."""
+    return torch.optim.Adafactor(net.parameters(), lr=0.05)
+
+
+def normed_weights(net: Net) -> torch.optim.Optimizer:
+    nn.utils.parametrizations.weight_norm(net.head)
+    return torch.optim.Adam(net.parameters(), lr=0.05)
+
+
+class Table(nn.Module):
+    """Looks rows up by numbers; its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.rows((rows * 8).long().abs() % 5)
+        return found.mean(1)
+
+
+def sparse_gradients(net: Net) -> torch.optim.Optimizer:
+    net.backbone = Table()  # type: ignore[assignment]
+    for part in (net.norm, net.head):
+        part.requires_grad_(False)
+    return torch.optim.SparseAdam(net.backbone.parameters(), lr=0.05)
+
+
 class DoubleMomentum(torch.optim.Optimizer):
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -101,7 +138,11 @@ def frozen_copy(contents: Contents) -> Contents:
 
 
 @pytest.mark.parametrize(
-    "make", [decay_groups, frozen_prefix, reversed_order, head_first, quasi_newton, double_moments]
+    "make",
+    [
+        *(decay_groups, frozen_prefix, reversed_order, head_first, quasi_newton, double_moments),
+        *(orthogonal, factored, normed_weights, sparse_gradients),
+    ],
 )
 def test_the_next_steps_are_the_very_same_however_the_optimizer_orders_its_parameters(
     make: Callable[[Net], torch.optim.Optimizer],
@@ -122,6 +163,54 @@ def test_the_next_steps_are_the_very_same_however_the_optimizer_orders_its_param
     take_steps(again, again_optimizer, 5, 5)
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "step": lambda one: schedules.StepLR(one, 3),
+    "steps": lambda one: schedules.MultiStepLR(one, [2, 5, 5]),
+    "exponential": lambda one: schedules.ExponentialLR(one, 0.9),
+    "cosine": lambda one: schedules.CosineAnnealingLR(one, 10),
+    "warm restarts": lambda one: schedules.CosineAnnealingWarmRestarts(one, 4),
+    "lambda": lambda one: schedules.LambdaLR(one, lambda step: 0.95**step),
+    "multiplicative": lambda one: schedules.MultiplicativeLR(one, lambda step: 0.95),
+    "one cycle": lambda one: schedules.OneCycleLR(one, 0.1, total_steps=20),
+    "cyclic": lambda one: schedules.CyclicLR(one, 0.01, 0.1, step_size_up=4),
+    "cyclic by a function": lambda one: schedules.CyclicLR(one, 0.01, 0.1, step_size_up=4, scale_fn=lambda x: 0.9**x),
+    "linear": lambda one: schedules.LinearLR(one),
+    "constant": lambda one: schedules.ConstantLR(one),
+    "polynomial": lambda one: schedules.PolynomialLR(one, 10),
+    "sequence": lambda one: schedules.SequentialLR(
+        one, [schedules.LinearLR(one, 0.1, total_iters=4), schedules.CosineAnnealingLR(one, 10)], [4]
+    ),
+    "chain": lambda one: schedules.ChainedScheduler([schedules.ConstantLR(one), schedules.ExponentialLR(one, 0.9)]),
+    "plateau": lambda one: schedules.ReduceLROnPlateau(one, patience=1),
+    "average": lambda one: SWALR(one, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_with_the_rates_and_momenta_of_the_undisturbed_run(name: str) -> None:
+    def make() -> tuple[torch.optim.Optimizer, Any, TrainState]:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        schedule = SCHEDULES[name](optimizer)
+        return optimizer, schedule, TrainState(net, optimizer, None, {"schedule": schedule}, hyperparameters=True)
+
+    def taken(optimizer: torch.optim.Optimizer, schedule: Any, first: int) -> list[tuple[float, float]]:
+        values = []
+        for step in range(first, first + 7):
+            optimizer.step()
+            schedule.step(*[1.0 + step % 3] if name == "plateau" else [])
+            values.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]))
+        return values
+
+    optimizer, schedule, kept = make()
+    taken(optimizer, schedule, 0)
+    contents = frozen_copy(kept.contents({}))
+    again, schedule_again, kept_again = make()
+    kept_again.check(contents)
+    kept_again.load(replace(contents, loop=json.loads(json.dumps(contents.loop))))
+    assert taken(again, schedule_again, 7) == taken(optimizer, schedule, 7)
 
 
 def test_groups_without_parameters_keep_their_own_settings() -> None:

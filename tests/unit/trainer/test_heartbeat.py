@@ -205,16 +205,25 @@ def test_who_has_finished_leaves_its_word_in_the_run_directory_where_no_coordina
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     monkeypatch.setattr(finished_module, "UNANSWERED_SECONDS", 0.2)
-    monkeypatch.setattr(heartbeat, "ACKNOWLEDGE_SECONDS", 5.0)
     coordinator, rundir = Answering(), RunDir(tmp_path)
     coordinator.is_away = True
     if ended:
         rundir.mark_done(None)
     speaker = finished(tmp_path, coordinator)
     speaker.finish(lambda: True)
-    for _ in range(2):
-        # torchrun's way out, and the exit function.
-        speaker.leave()
+
+    def leave() -> None:
+        for _ in range(2):
+            # torchrun's way out, and the exit function.
+            speaker.leave()
+
+    torchrun = threading.Thread(target=leave, daemon=True)
+    torchrun.start()
+    torchrun.join(SECONDS)
+    waits = torchrun.is_alive()
+    # An agent that waits, which it should not, ends with this test.
+    coordinator.is_away = False
+    assert not waits
     until(lambda: not speaker.is_alive(), "the end of its tries")
     assert rundir.finished_members() == (set() if ended else {(1, "worker-0", speaker.incarnation)})
 

@@ -1,6 +1,7 @@
 """What the logs of a run say of its samples."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,13 @@ ORDER = Order(samples=60, global_batch_size=20, seed=7)
 STEPS = 6
 
 
-def logged(folder: Path, taken: Order, position: DataPosition | None) -> RunDir:
+def logged(folder: Path, taken: Order, position: DataPosition | None, steps: Sequence[int] = range(STEPS)) -> RunDir:
     """A run that has logged the samples of an order, and has a checkpoint with a position."""
     rundir = manifests.run_directory(folder / "run", manifests.job("digits"))
     begin(rundir, 1)
     batches = Batches(taken)
     log = LogWriter(rundir.training_log(1))
-    for step in range(STEPS):
+    for step in steps:
         log.append(Step(time=time.time(), step=step + 1, ids=digest(batches.ids(step))))
     log.close()
     commit(rundir, STEPS, 1, data=position)
@@ -46,6 +47,11 @@ def test_steps_that_all_took_other_samples_are_a_problem(tmp_path: Path) -> None
     result = audit(logged(tmp_path, other, ORDER.position(STEPS)))
     assert result.problems == ["steps that took other samples than the seed gives them: 1, 2, 3, 4, 5 and 1 more"]
     assert result.unknown == ""
+
+
+def test_steps_that_are_missing_or_logged_twice_are_a_problem(tmp_path: Path) -> None:
+    result = audit(logged(tmp_path, ORDER, ORDER.position(STEPS), [0, 2, 3, 3, 4, 5]))
+    assert result.problems == ["steps that are not logged: 2", "steps that are logged more than once: 4"]
 
 
 def test_an_order_of_the_scripts_own_is_not_compared(tmp_path: Path) -> None:

@@ -142,8 +142,9 @@ TRAINING_ARGUMENTS = _table(
 )
 HF_TRAINER = _table(
     "transformers.Trainer",
-    """model args data_collator train_dataset eval_dataset processing_class compute_metrics optimizer_cls_and_kwargs
+    """model args train_dataset eval_dataset processing_class compute_metrics optimizer_cls_and_kwargs
     preprocess_logits_for_metrics""",
+    data_collator=_condition("what it draws, such as masks, follows from seed, step and process, as dropout does"),
     model_init=_refused("it makes the model anew in train(). Make it before, and give it as model="),
     compute_loss_func=_condition("it divides by `num_items_in_batch`, which it is given"),
     callbacks=_condition(
