@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from tandem_trainer.agreement import SampleDigest
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.train_state import TrainState
+from tandem_trainer.corruption import SamplePlan
+from tandem_trainer.data.order import Order, Passes
 from tandem_trainer.process_group import VOTE_SECONDS, Group
 
 RANKS, ROUNDS, REPEATS = 2, 21, 200
@@ -59,6 +61,8 @@ def measure(rank: int, port: int) -> None:
             processor_seconds(lambda: group.vote(losses, False, False, False, taken_samples.digest, STEP_SECONDS))
         )
     step = statistics.median(processor_seconds(lambda: taken_samples.add(7, ids, 0)) for _ in range(ROUNDS))
+    plan, steps = SamplePlan(Passes(Order(60_000, BATCH, seed=0), 1)), iter(range(10**9))
+    planned = statistics.median(processor_seconds(lambda: plan.add(1, next(steps) % 900, ids)) for _ in range(ROUNDS))
     model = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     for parameter in model.parameters():
         parameter.data.fill_(0.5)
@@ -77,9 +81,10 @@ def measure(rank: int, port: int) -> None:
     once = time.process_time() - started
     assert not lost
     vote = statistics.median(b - a for a, b in zip(without, with_digest, strict=True))
-    a_step = step + vote * STEP_SECONDS / VOTE_SECONDS + save * STEP_SECONDS / SAVE_SECONDS
+    a_step = step + planned + vote * STEP_SECONDS / VOTE_SECONDS + save * STEP_SECONDS / SAVE_SECONDS
     if rank == 0:
         print(f"digest of a step's {BATCH} ids            {step * 1e6:8.1f} µs")
+        print(f"the same ids by their order             {planned * 1e6:8.1f} µs")
         print(f"vote without the digest                 {statistics.median(without) * 1e6:8.1f} µs")
         print(f"more with it                            {vote * 1e6:8.1f} µs")
         print(f"state before a save, {LAYERS * WIDTH * WIDTH:,}   {save * 1e6:8.1f} µs")

@@ -178,6 +178,15 @@ JOBS = (
         "The newest checkpoint has, bit for bit, the weights of an earlier one, although steps were taken in between.",
     ),
     Alert(
+        "TandemNumbersWrong",
+        f"{PER_REASON} (increase({metrics.CORRUPTIONS.name}[1h])) > 0",
+        "0m",
+        "critical",
+        f"Numbers of {JOB} are wrong: {{{{ $labels.reason }}}}",
+        "Ranks held different weights or took different samples, an optimizer state does not belong to its step, or an "
+        "evaluator scored other weights than those of its checkpoint. The job's Event names rank and replica.",
+    ),
+    Alert(
         "TandemLogLinesLost",
         f"max by (namespace, job) (increase({metrics.LINES_LOST.name}[1h])) > 0",
         "0m",

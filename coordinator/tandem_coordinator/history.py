@@ -229,6 +229,7 @@ class TroubleWatch:
             base_message=observed.against_base.message,
             weights_unchanged=observed.unchanged.count,
             weights_message=observed.unchanged.message,
+            corruptions=list(observed.corruptions),
             tracking_message=self.tracking_message,
             upload_message=self.upload_message,
         )
@@ -242,6 +243,7 @@ class TroubleWatch:
                 SKIPPED: troubles.evaluations_skipped,
                 WORSE_THAN_BASE: troubles.worse_than_base,
                 WEIGHTS_UNCHANGED: troubles.weights_unchanged,
+                **{corruption.reason: corruption.count for corruption in troubles.corruptions},
             }
         for reason, (field, text) in RESOLVED.items():
             if before is not None and getattr(before, field) and not getattr(troubles, field):
@@ -257,6 +259,7 @@ class TroubleWatch:
             SKIPPED: troubles.evaluations_skipped,
             WORSE_THAN_BASE: troubles.worse_than_base,
             WEIGHTS_UNCHANGED: troubles.weights_unchanged,
+            **{corruption.reason: corruption.count for corruption in troubles.corruptions},
             NOT_TRACKED: int(bool(troubles.tracking_message)),
             NOT_UPLOADED: int(bool(troubles.upload_message)),
         }

@@ -24,6 +24,7 @@ from tandem.rundir.records import (
     EVALUATOR,
     TRAINING,
     CheckpointUnusable,
+    CorruptionRecord,
     Evaluated,
     EvaluatorEnd,
     LostLines,
@@ -40,7 +41,7 @@ from tandem.rundir.training_log import first_start
 from tandem.script import MAX_VALUES
 from tandem.wire.ledger import Purpose
 from tandem.wire.metrics import STEP_BUCKETS
-from tandem.wire.status import EvaluatorView
+from tandem.wire.status import Corruption, EvaluatorView, joined
 
 _MAX_TAIL_BYTES = 256 * 2**10
 """Size of the end of an earlier log that is searched for the last save, in bytes."""
@@ -90,6 +91,8 @@ class Training:
     """Recent samples per step, over all ranks."""
     saves: Counter[str] = field(default_factory=Counter)
     """Saves by outcome: committed, skipped, failed."""
+    corruptions: list[Corruption] = field(default_factory=list)
+    """Numbers that are wrong, one entry for each kind."""
     stall_seconds: float | None = None
     """Time for which the last save stopped training."""
     commit_seconds: float | None = None
@@ -207,6 +210,8 @@ class TrainingLogs:
             case NotSaved():
                 # A save that was started has a name.
                 self._training.saves["skipped" if record.name is None else "failed"] += 1
+            case CorruptionRecord():
+                self._training.corruptions = joined([*self._training.corruptions, record.corruption])
 
     def _started(self, record: Start | None) -> None:
         """Take over the cost of a sample, and the peak of a GPU, as a generation logs them at its start."""
@@ -288,6 +293,8 @@ class EvaluatorFollower:
         """Checkpoints that it could not evaluate since it is followed, and the reasons."""
         self.lines_lost = 0
         """Lines that it could not write since it is followed."""
+        self.corruptions: list[Corruption] = []
+        """Wrong numbers that it has found since it is followed, one entry for each kind."""
         self._counted_until = counted_until
         self._shards = 0.0
         self.seconds: dict[Purpose, float] = {"waiting": 0.0, "idle": 0.0, "evaluation": 0.0}
@@ -316,6 +323,8 @@ class EvaluatorFollower:
                     self.failed[record.checkpoint[:MAX_TEXT_LENGTH]] = (record.why or "")[:MAX_TEXT_LENGTH]
                 case LostLines():
                     self.lines_lost += record.lines or 0
+                case CorruptionRecord():
+                    self.corruptions = joined([*self.corruptions, record.corruption])
             self._ended = isinstance(record, EvaluatorEnd)
 
     def _account(self, sign: Usage) -> None:

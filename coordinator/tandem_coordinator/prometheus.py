@@ -20,7 +20,7 @@ from tandem.job.resource import CheckpointSpec
 from tandem.wire import metrics
 from tandem.wire.ledger import PURPOSES, BucketUsage, Ledger, UsageByPurpose
 from tandem.wire.metrics import STEP_BUCKETS, Metric
-from tandem.wire.status import Phase, Snapshot, Troubles
+from tandem.wire.status import CORRUPTIONS, Phase, Snapshot, Troubles
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
@@ -271,6 +271,9 @@ def _history(figures: Figures) -> Iterator[Sample]:
     yield metrics.SAVES, ("failed",), max(training.saves.get("failed", 0), troubles.saves_failed)
     yield metrics.SAVES_FAILING, (), troubles.saves_failed_in_a_row
     yield metrics.WEIGHTS_UNCHANGED, (), troubles.weights_unchanged
+    corruptions = {corruption.reason: corruption.count for corruption in troubles.corruptions}
+    for reason in CORRUPTIONS:
+        yield metrics.CORRUPTIONS, (reason,), corruptions.get(reason, 0)
     yield metrics.LINES_LOST, (), troubles.lines_lost
     yield metrics.UPLOAD_FAILING, (), int(bool(troubles.upload_message))
     yield metrics.SKIPPED_BATCHES, (), figures.observed.batches_left_out

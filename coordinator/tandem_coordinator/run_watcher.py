@@ -31,10 +31,11 @@ from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
 from tandem.wire.ledger import BucketUsage, Purpose
 from tandem.wire.reasons import Reason
-from tandem.wire.status import CheckpointRef, EvaluatorView, Score
+from tandem.wire.status import CheckpointRef, Corruption, EvaluatorView, Score, joined
 from tandem_coordinator.base_watch import AgainstBase, BaseWatch
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, LedgerPosition, Training, TrainingLogs
+from tandem_coordinator.optimizer_watch import OptimizerWatch
 from tandem_coordinator.weights_watch import Unchanged, WeightsWatch
 
 POLL_SECONDS = 0.5
@@ -124,6 +125,8 @@ class Observed:
     """Comparison of checkpoints with the base model."""
     unchanged: Unchanged = field(default_factory=Unchanged)
     """The newest checkpoints whose weights are those of an earlier one."""
+    corruptions: Sequence[Corruption] = ()
+    """Numbers that are wrong, one entry for each kind."""
     evaluators: tuple[EvaluatorView, ...] = ()
     final_is_evaluated: bool = False
     training: Training = field(default_factory=Training)
@@ -188,7 +191,7 @@ class RunDirectory:
         self._limits: tuple[int, ...] = ()
         self._manifests: dict[str, CheckpointRef | None] = {}
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
-        self._weights = WeightsWatch()
+        self._weights, self._optimizers = WeightsWatch(), OptimizerWatch()
         watch = evaluation.watch
         self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds)
         self._base = BaseWatch(rundir, evaluation) if has_base else None
@@ -235,6 +238,12 @@ class RunDirectory:
             for _, (_, newest_score) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: entry[0].age)
         ]
         evaluators = tuple(self._evaluator_views(logs, now))
+        training = self._training.follow(logs)
+        corruptions = [
+            *training.corruptions,
+            *self._optimizers.corruptions,
+            *(corruption for log in self._logs.values() for corruption in log.corruptions),
+        ]
         foreign = self._foreign
         return Observed(
             ending=ending,
@@ -248,9 +257,10 @@ class RunDirectory:
             best=best_score,
             against_base=AgainstBase() if self._base is None else self._base.poll(best, newest, ending is not None),
             unchanged=self._weights.unchanged(self._lineage.counts),
+            corruptions=joined(corruptions),
             evaluators=evaluators,
             final_is_evaluated=final is not None and final in self._merged | self._failed,
-            training=self._training.follow(logs),
+            training=training,
             saved=None if latest is None else self._saved.get(latest),
             evaluations=self._evaluations(checkpoints, evaluated),
             evaluated_at=self._results.changed_at,
@@ -295,6 +305,7 @@ class RunDirectory:
             return None
         self._saved[manifest.reference] = SavedCheckpoint(manifest.created_at, manifest.size)
         self._weights.record(manifest)
+        self._optimizers.record(self._rundir.checkpoint(name), manifest)
         return manifest.reference
 
     def _read_scores(

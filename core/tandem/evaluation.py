@@ -287,6 +287,9 @@ class Checkpoint:
     """Number of shards."""
     _reports: int | None = field(default=None, repr=False)
     is_reported: bool = field(default=False, repr=False)
+    scored: str = field(default="", repr=False)
+    """Digest of the weights as the program has read them (tandem.rundir.checkpoint.digest_of); empty if it is not
+    compared with that of the checkpoint."""
 
     def report(self, **metrics: Value | SupportsFloat) -> None:
         """Report the terms of this shard in the checkpoint's metrics. Once for each checkpoint.
@@ -308,7 +311,7 @@ class Checkpoint:
         if self._reports is None:
             print(json.dumps({"step": self.step, "metrics": body}), flush=True)
         else:
-            _write(self._reports, {"metrics": body})
+            _write(self._reports, {"metrics": body} | ({"weights": self.scored} if self.scored else {}))
 
 
 def checkpoints() -> Iterator[Checkpoint]:

@@ -195,6 +195,7 @@ class TaskScoring:
             confusion=tally.confusion,
             wrong=tally.wrong,
             validation=validation_counts(tally.held_out),
+            weights=self._library.digest(),
             note="" if tally.loss_sum is not None else "the loss is not finite",
             seconds=max(0.0, now - work.started),
             evaluator=work.evaluator,

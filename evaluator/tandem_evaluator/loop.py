@@ -23,14 +23,14 @@ from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest
 from tandem.rundir.evaluations import BASE
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN_GENERATION
-from tandem.rundir.records import CheckpointUnusable, Evaluated, NotEvaluated
+from tandem.rundir.records import CheckpointUnusable, CorruptionRecord, Evaluated, NotEvaluated
 from tandem.rundir.watched import OVERWRITTEN
-from tandem.wire.status import CheckpointRef
+from tandem.wire.status import SCORES_DIFFER, CheckpointRef
 from tandem_evaluator.base_model import BaseWeights
 from tandem_evaluator.choice import Action, Evaluate, Finished, Merge, Skip, View, Wait, choose, is_still_needed
 from tandem_evaluator.claim import Claim, claim, claim_file, release_leftovers
 from tandem_evaluator.evaluator_log import EvaluatorLog, log_event
-from tandem_evaluator.publication import Publication
+from tandem_evaluator.publication import OtherWeights, Publication
 from tandem_evaluator.scoring import ProgramFailed, Scoring, UnusableCheckpoint, Work
 from tandem_evaluator.survey import Survey
 from tandem_evaluator.watch import WatchSurvey
@@ -80,6 +80,7 @@ class Evaluator:
         self._base, self._survey = base, survey_of(rundir, evaluators, has_base=base is not None)
         self._publication = Publication(rundir, evaluators, scoring)
         self._unusable: dict[CheckpointRef, str] = {}
+        self._misread: set[CheckpointRef] = set()
         self._signature: object = None
         self._stopped = False
 
@@ -203,6 +204,16 @@ class Evaluator:
             return
         if result is None or not self._is_unchanged(reference):
             return
+        try:
+            OtherWeights.check(result, self._weights_digest(reference))
+        except OtherWeights as error:
+            self._report_other_weights(error)
+            # The next try reads them anew; a second one shows that this process cannot do it.
+            self._scoring.idle()
+            if reference in self._misread:
+                self._mark_unusable(reference, f"{error}, twice")
+            self._misread.add(reference)
+            return
         # Publish before the claim is released, so that no other process evaluates the shard again.
         if self._publication.publish(result):
             self._log.event(
@@ -219,7 +230,11 @@ class Evaluator:
 
     def merge(self, reference: CheckpointRef) -> None:
         """Publish the merged result if all shards are published."""
-        merged = self._publication.merge(reference)
+        try:
+            merged = self._publication.merge(reference, self._weights_digest(reference))
+        except OtherWeights as error:
+            self._report_other_weights(error)
+            return
         if merged is not None:
             log_event(
                 "merged", checkpoint=reference.name, **merged.scores, **({"note": merged.note} if merged.note else {})
@@ -231,6 +246,18 @@ class Evaluator:
         for reference in references:
             if self._publication.skip(reference, "a newer checkpoint was there before its turn came"):
                 self._log.event(NotEvaluated(time=time.time(), checkpoint=reference.name, step=reference.step))
+
+    def _weights_digest(self, reference: CheckpointRef) -> str:
+        """Digest of a checkpoint's weights by its manifest; empty if it is gone, or the script's own."""
+        try:
+            _, manifest = self._survey.open(reference)
+            return "" if manifest is None else manifest.entry(WEIGHTS).digest
+        except (FileNotFoundError, Broken):
+            return ""
+
+    def _report_other_weights(self, error: OtherWeights) -> None:
+        message = f"{error}; its result does not count, and the shard is evaluated again"
+        self._log.event(CorruptionRecord(time=time.time(), reason=SCORES_DIFFER, message=message))
 
     def _claims(self, reference: CheckpointRef, shards: tuple[int, ...]) -> Iterator[tuple[int, Claim]]:
         for shard in shards:

@@ -19,11 +19,12 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode, exit_process
 from tandem.processes.launch import RUN_DIR
 from tandem.rundir import lease
-from tandem.rundir.checkpoint import Broken
+from tandem.rundir.checkpoint import WEIGHTS, Broken
 from tandem.rundir.layout import RunDir
 from tandem_evaluator.claim import claim
 from tandem_evaluator.loop import survey_of
 from tandem_evaluator.preparation import CannotEvaluate, enter_code, scoring_of
+from tandem_evaluator.publication import OtherWeights
 from tandem_evaluator.scoring import ProgramFailed, Scoring, UnusableCheckpoint, Work
 from tandem_trainer.malloc import use_adapted_thresholds
 
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.checkpoints:
             try:
                 answer = evaluate(run_dir, job, scoring, name, options.shards)
-            except (Broken, OSError, UnusableCheckpoint, ProgramFailed) as error:
+            except (Broken, OSError, UnusableCheckpoint, ProgramFailed, OtherWeights) as error:
                 answer, code = {"checkpoint": name, "failed": str(error)}, ExitCode.FAILED
             print(json.dumps(answer), file=results, flush=True)
     finally:
@@ -93,6 +94,7 @@ def evaluate(
         Broken: it is damaged.
         UnusableCheckpoint: it is not one of this task's model.
         ProgramFailed: the program failed twice.
+        OtherWeights: other weights than its own were scored.
         OSError: the disk fails.
     """
     survey = survey_of(run_dir, job.spec.evaluation)
@@ -113,6 +115,7 @@ def evaluate(
             work = Work(reference, shard, shards, holder, time.time())
             result = scoring.score(read, work, lambda: True)
             assert result is not None, "nobody asks it to leave"
+            OtherWeights.check(result, "" if manifest is None else manifest.entry(WEIGHTS).digest)
             results.append(result)
         merged = scoring.merge(results)
     answer = {

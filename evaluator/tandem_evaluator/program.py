@@ -72,6 +72,7 @@ class ProgramScoring:
         self._command = program_command(with_run_dir([*evaluators.command, *evaluators.args]))
         self._metric, self._timeout = evaluators.metric, evaluators.timeout_seconds
         self._program: _Program | None = None
+        self._scored = ""
 
     def read(self, folder: Path, manifest: Manifest | None) -> Path:
         """Verify the weights of a checkpoint, which the program reads by itself; returns the folder."""
@@ -138,6 +139,7 @@ class ProgramScoring:
             self._program = _Program(self._command, shard)
         while should_continue():
             if (report := self._program.poll()) is not None:
+                self._scored = self._program.scored
                 if not self._program.stays:
                     self.close()
                 return report
@@ -158,6 +160,7 @@ class ProgramScoring:
             "seconds": max(0.0, now - work.started),
             "evaluator": work.evaluator,
             "at": now,
+            "weights": self._scored,
         }
         try:
             return ProgramShard.read(facts | _parts(report))
@@ -246,6 +249,8 @@ class _Program:
 
     def __init__(self, command: Sequence[str], shard: Mapping[str, str]) -> None:
         self.stays = False
+        self.scored = ""
+        """Digest of the weights of the last report, where the program names it."""
         self._is_busy, self._is_silent = True, False
         self._buffer = b""
         self._ended: float | None = None
@@ -323,6 +328,7 @@ class _Program:
                 self.stays = True
             elif isinstance(message, Mapping) and message.get("metrics") is not None:
                 self._is_busy = False
+                self.scored = str(message.get("weights", ""))
                 return message["metrics"]
             else:
                 raise _Failed("the program wrote something else than reports into its channel")

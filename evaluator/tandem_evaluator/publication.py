@@ -35,6 +35,30 @@ from tandem_evaluator.result import Merged, Shard
 from tandem_evaluator.scoring import Scoring, Work
 
 
+class OtherWeights(Exception):  # noqa: N818 - it is what is the case
+    """A shard was scored with other weights than those of its checkpoint; carries the result."""
+
+    def __init__(self, result: Shard) -> None:
+        super().__init__(
+            f"{result.evaluator} scored shard {result.shard} of {result.checkpoint} with other weights than those of "
+            "that checkpoint"
+        )
+        self.result = result
+
+    @classmethod
+    def check(cls, result: Shard, weights: str) -> None:
+        """Compare the weights that were scored with those of the checkpoint.
+
+        Args:
+            weights: digest of the checkpoint's weights; empty if it is not known.
+
+        Raises:
+            OtherWeights: they differ.
+        """
+        if weights and result.weights not in ("", weights):
+            raise cls(result)
+
+
 class Publication:
     """Writes the evaluation files."""
 
@@ -53,8 +77,15 @@ class Publication:
         sync_folder(target.parent)
         return create_json(target / shard_name(result.reference, result.shard, result.shards), result.to_json())
 
-    def merge(self, reference: CheckpointRef) -> Merged | None:
-        """Publish the merged result if all shards are published. None if they are not, or another process was first."""
+    def merge(self, reference: CheckpointRef, weights: str = "") -> Merged | None:
+        """Publish the merged result if all shards are published. None if they are not, or another process was first.
+
+        Args:
+            weights: digest of the checkpoint's weights; empty if it is not known.
+
+        Raises:
+            OtherWeights: a shard was scored with other weights; it is removed.
+        """
         shards = self._evaluators.processes
         results = []
         for shard in range(shards):
@@ -66,6 +97,11 @@ class Publication:
             except (ValueError, ValidationError) as error:
                 _discard(path, error)
                 return None
+            try:
+                OtherWeights.check(result, weights)
+            except OtherWeights as error:
+                _discard(path, error)
+                raise
             results.append(result)
         # Any process that sees all shards may merge; `create_json` lets only the first one publish.
         merged = self._scoring.merge(results)
@@ -108,7 +144,7 @@ class Publication:
         return list(self._results.values())
 
 
-def _discard(path: Path, error: ValueError) -> None:
+def _discard(path: Path, error: Exception) -> None:
     """Remove an invalid file, so that its work is done again."""
     log_event("discarded", file=f"{path.parent.name}/{path.name}", why=error)
     path.unlink(missing_ok=True)

@@ -80,6 +80,8 @@ class Result(Model):
     """The generation that wrote it."""
     note: str = ""
     """A remark that readers of the scores need; absent if there is none."""
+    weights: str = ""
+    """Digest of the weights that were scored; absent where a program of the user's own reads them."""
 
     @property
     def reference(self) -> CheckpointRef:
@@ -91,8 +93,9 @@ class Result(Model):
         body = self.model_dump(mode="json", by_alias=True)
         if body.get(VALIDATION, body) is None:
             del body[VALIDATION]
-        if not self.note:
-            del body["note"]
+        for name in ("note", "weights"):
+            if not body[name]:
+                del body[name]
         return body
 
 
@@ -310,6 +313,7 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
         checkpoint=first.checkpoint,
         step=first.step,
         generation=first.generation,
+        weights=first.weights,
         samples=samples,
         confusion=confusion.tolist(),
         wrong=surest(wrong),
@@ -362,6 +366,7 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
         checkpoint=first.checkpoint,
         step=first.step,
         generation=first.generation,
+        weights=first.weights,
         metrics=metrics,
         confusion=confusion,
         per_class_f1=per_class_f1,

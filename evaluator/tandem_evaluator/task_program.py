@@ -8,13 +8,13 @@ For each shard it runs the test samples `shard`, `shard + shards`, … through `
 where the metrics do not contain the loss, and reports the combined values of the batches.
 """
 
+import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tandem.evaluation import (
@@ -36,7 +36,9 @@ from tandem.job.language_evaluation import Harness
 from tandem.job.resource import Evaluators
 from tandem.job.tasks import Loop
 from tandem.processes.launch import RUN_DIR
+from tandem.rundir.checkpoint import digest_of
 from tandem.rundir.layout import RunDir
+from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights
 from tandem_trainer.data.feeding import Reading, read_sample
 from tandem_trainer.data.sampling import has_indices
@@ -84,7 +86,12 @@ class TaskEvaluation:
             UnusableTask: a metric is invalid.
             CheckpointMismatch: the weights are those of another model.
         """
-        load_weights(self._model, load_file(checkpoint.weights))
+        with checkpoint.weights.open("rb") as file:
+            # Tensors may be changed: these pages are this process's own.
+            memory = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        # Before the model gets them: a loader of its own may change the tensors in place.
+        checkpoint.scored = digest_of(memoryview(memory))
+        load_weights(self._model, parse(memoryview(memory)))
         totals: dict[str, Value] = {}
         loss: Value = Mean(0.0, 0)
         with torch.inference_mode():

@@ -48,6 +48,9 @@ def test_a_rank_that_differs_ends_the_run_with_a_sentence_and_no_sample_is_lost(
     assert codes == [ExitCode.CONFIGURATION] * 2, output
     assert why in rundir.failed()["message"]
     assert all(record["step"] <= 10 for record in records(rundir, "step")), "no step of the second epoch is logged"
+    kind = "RanksDiffer" if how == "forgot" else "SamplesDiffer" if "took other samples" in why else None
+    named = [(record["reason"], record["message"][:17]) for record in records(rundir, "corruption")]
+    assert named == ([(kind, "rank 1 (worker-1 ")] if kind else [])
 
 
 @pytest.mark.parametrize("how", ["memory", pytest.param("rows", marks=ALL)])
@@ -63,6 +66,9 @@ def test_weights_that_differ_are_not_saved(tmp_path: Path, how: str) -> None:
     assert int(found[1]) > 7 if how == "memory" else found[1] == "1"
     assert rundir.checkpoint_names() == (["step-000000005"] if how == "memory" else [])
     assert rundir.failed() is None, "another machine may do better"
+    (record,) = records(rundir, "corruption")
+    assert record["reason"] == "RanksDiffer"
+    assert re.match(r"rank 1 \(worker-1 on .+\): after step \d+ rank 1 held other weights", record["message"])
 
 
 @pytest.mark.parametrize("how", ["none", pytest.param("alike-stream", marks=ALL)])

@@ -7,6 +7,7 @@ TRAINER, COORDINATOR = "trainer/tandem_trainer/", "coordinator/tandem_coordinato
 UNIT, INTEGRATION = "tests/unit/trainer/", "tests/integration/"
 DISAGREEMENTS, OWN_STATE = f"{UNIT}test_agreement_disagreements.py", f"{UNIT}test_checkpoint_own_state.py"
 ROUND_TRIP, FEEDING = f"{UNIT}test_checkpoint_round_trip.py", f"{UNIT}test_feeding.py"
+WRONG_NUMBERS = "tests/integration/test_wrong_numbers.py"
 DEPARTURES = "tests/unit/coordinator/test_membership_departures.py"
 
 
@@ -23,6 +24,49 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # Numbers that are wrong
+    Mutation(
+        "steps-are-not-compared-with-their-order",
+        f"{TRAINER}corruption.py",
+        "if not torch.equal(ids, self._batches.ids(data_step)):",
+        "if False:",
+        f"{WRONG_NUMBERS} -k come_twice",
+    ),
+    Mutation(
+        "restored-optimizers-are-not-compared",
+        f"{TRAINER}corruption.py",
+        "if count != saved[name]:",
+        "if False:",
+        f"{WRONG_NUMBERS} -k come_back",
+    ),
+    Mutation(
+        "moments-that-are-missing-are-none",
+        f"{TRAINER}checkpoint/train_state.py",
+        "missing = dict.fromkeys(names, 0.0) if self._stages is None else {}",
+        "missing: dict[str, float] = {}",
+        f"{WRONG_NUMBERS} -k come_back",
+    ),
+    Mutation(
+        "moments-in-files-are-not-compared",
+        f"{COORDINATOR}optimizer_watch.py",
+        "if count != claimed[name]:",
+        "if False:",
+        "tests/unit/coordinator/test_optimizer_watch.py",
+    ),
+    Mutation(
+        "disagreements-leave-no-record",
+        f"{TRAINER}corruption.py",
+        "self.record(error.corruption, str(error), error.ranks)",
+        "pass",
+        "tests/integration/test_agreement.py -k not_saved",
+    ),
+    Mutation(
+        "scored-weights-are-not-compared",
+        "evaluator/tandem_evaluator/publication.py",
+        'if weights and result.weights not in ("", weights):',
+        "if False:",
+        "tests/unit/evaluator/test_loop.py -k weights",
+    ),
     # Agreement of ranks
     Mutation(
         "terms-are-not-compared",

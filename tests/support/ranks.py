@@ -84,10 +84,12 @@ class Ranks:
 
 
 def run(rundir: RunDir, world_size: int = 1, *command: str, imports: tuple[str, ...] = ()) -> str:
-    """Train to the end; returns what was printed."""
+    """Train to the end, without wrong numbers; returns what was printed."""
+    before = records(rundir, "corruption")
     with Ranks(rundir, world_size, *command, imports=imports) as ranks:
         codes, output = ranks.finish()
     assert codes == [0] * world_size, output
+    assert records(rundir, "corruption") == before
     return output
 
 

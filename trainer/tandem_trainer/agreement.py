@@ -21,7 +21,8 @@ from torch import Tensor
 
 import tandem
 from tandem.processes.launch import CODE
-from tandem_trainer.failure import ConfigurationError
+from tandem.wire.status import SAMPLES_DIFFER
+from tandem_trainer.failure import ConfigurationError, Disagreement
 from tandem_trainer.process_group import Group
 
 MAX_RANKS_NAMED = 4
@@ -138,6 +139,12 @@ class SampleDigest:
         self._hash.reset()
 
 
+class SamplesDiffer(Disagreement, ConfigurationError):  # noqa: N818 - it is what is the case
+    """Ranks have taken different samples."""
+
+    corruption = SAMPLES_DIFFER
+
+
 def refuse_samples(group: Group, samples: SampleDigest, first: int, last: int) -> NoReturn:
     """Raise an error that names the ranks which have taken other samples. Collective, after a vote has found a
     difference.
@@ -148,14 +155,15 @@ def refuse_samples(group: Group, samples: SampleDigest, first: int, last: int) -
         last: last step.
 
     Raises:
-        ConfigurationError: always.
+        SamplesDiffer: always.
     """
     # The vote tells that digests differ, and not whose.
     deviating = deviating_ranks([view["taken"] for view in group.gather({"taken": f"{samples.digest:x}"})])
     steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
-    raise ConfigurationError(
+    raise SamplesDiffer(
         f"{ranks_of(deviating)} took other samples in {steps} than the other ranks, so samples are lost or taken "
         "twice. Every rank needs the same data set in the same order (sort what os.listdir and glob give), an order= "
         "that follows from seed and epoch alone, and a stream that gives all ranks the same samples (draw random "
-        "numbers in transform=)"
+        "numbers in transform=)",
+        deviating,
     )

@@ -28,27 +28,26 @@ from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, deci
 from tandem.rundir.log import LogWriter
 from tandem.wire.protocol import SAVING
 from tandem.wire.reasons import Reason
-from tandem.wire.status import STOPPED_EARLY, CheckpointRef
+from tandem.wire.status import OPTIMIZER_DIFFERS, STOPPED_EARLY, CheckpointRef
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import check_disk, compare, record_start, restore
-from tandem_trainer.checkpoint.saving import Author, Outcome, SaveFailed, Saver, writers_of
+from tandem_trainer.checkpoint.saving import Author, SaveFailed, Saver, writers_of
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.continuation import MAX_REMEMBERED, LiveState, StateSource, TakenStep, find_source, hand_over
+from tandem_trainer.corruption import CLOSE_SECONDS, CorruptionLog, SamplePlan, optimizer_problem
 from tandem_trainer.data.order import check_position
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.rank_context import RankContext, StopRequest
-from tandem_trainer.trouble import TroubleCounts
+from tandem_trainer.trouble import TroubleCounts, record_save
 
 log = logging.getLogger(__name__)
 
 LAST_SAVE_TRIES = 3
-CLOSE_SECONDS = 2.0
-"""Time limit of a write that follows the end of the log, in seconds."""
 ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
 """Advice for training that diverges."""
 NO_COST = Cost()
@@ -136,6 +135,7 @@ class ElasticRun:
         self._total: int | None = None
         self._log: LogWriter | None = None
         self._log_is_closed = False
+        self._corruptions = CorruptionLog(context, lambda: self._log)
         self.early_reason = ""
         """Reason of the script for ending training early; empty if it gave none."""
         self._ends_early = False
@@ -228,15 +228,17 @@ class ElasticRun:
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
             check_position(manifest.data, data, self.step_before(manifest))
-        origin = None
+        origin, misfit = None, ""
         if restored.loaded is None:
             origin = fresh()
         else:
             train_state.load(restored.loaded.contents)
+            misfit = optimizer_problem(restored.loaded.manifest, train_state)
             # The copy in memory is as large as the model and its optimizer state.
             restored.loaded = None
         # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
-        compare(group, train_state.replicated())
+        with self._corruptions.recording():
+            compare(group, train_state.replicated())
         parent = manifest.reference if manifest else None
         record_start(
             *(context.rundir, group, context.generation, context.members, parent, origin, facts.datasets),
@@ -254,6 +256,8 @@ class ElasticRun:
                 self._log.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
                 log.warning("checkpoint=%s passed over: %s", name, reason)
             self._log_start(self.step, None if parent is None else parent.name, facts)
+        if misfit:
+            self._corruptions.record(OPTIMIZER_DIFFERS, misfit)
         return manifest
 
     def _continue(self, source: StateSource, live: LiveState | None, facts: RunDescription) -> None:
@@ -262,7 +266,8 @@ class ElasticRun:
         # A rank that receives a state does not hold its own any more.
         self.is_replaced = group.rank in source.receivers
         hand_over(group, source, self._train_state)
-        compare(group, self._train_state.replicated())
+        with self._corruptions.recording():
+            compare(group, self._train_state.replicated())
         continuation = source.continuation
         record_start(
             *(context.rundir, group, context.generation, context.members, source.checkpoint),
@@ -306,13 +311,14 @@ class ElasticRun:
             troubles = TroubleCounts(context.pulse)
             writer = self._log = LogWriter(context.rundir.training_log(context.generation), troubles.lines_lost)
             self._saver = Saver(
-                context.rundir, author, writer.settle, lambda outcome: _record_save(writer, troubles, outcome)
+                context.rundir, author, writer.settle, lambda outcome: record_save(writer, troubles, outcome)
             )
         else:
             self._saver = Saver(context.rundir, author, lambda: None, lambda outcome: None)
         self._saver.last, self._is_prepared = checkpoint, True
         self.meter = Meter(self._data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._samples_since_vote = SampleDigest()
+        self._plan = SamplePlan(self._data if group.rank == 0 else None)
         # Under hogwild the weights are one shared copy, so there are no replicas to compare.
         self._replicas = Replicas(group, dict if facts.is_shared else train_state.replicas, facts.mistake)
         # The first vote follows the first step: it measures how many steps fit between two votes.
@@ -383,8 +389,7 @@ class ElasticRun:
         Raises:
             TrainingDiverged: the loss has become useless.
             Superseded: a newer generation has taken over.
-            ConfigurationError: ranks have taken different samples, or do not average gradients.
-            ReplicasDiffer: ranks hold different weights.
+            Disagreement: ranks have taken different samples, or hold different weights.
         """
         while not self._stopping and self._has_more_steps(more):
             self.meter.begin_step()
@@ -428,6 +433,7 @@ class ElasticRun:
         """
         step = self.step + 1
         self._samples_since_vote.add(step, ids, content)
+        self._plan.add(step, self.data_step, ids)
         if self._survives:
             self._all_samples.add(step, ids, content)
             # The slowest of two ranks whose group is gone is one step behind.
@@ -543,8 +549,10 @@ class ElasticRun:
         )
         if not verdict.same_samples:
             # Before the steps are logged: the log holds only samples that all ranks have agreed on.
-            refuse_samples(group, self._samples_since_vote, step - len(losses) + 1, step)
+            with self._corruptions.recording():
+                refuse_samples(group, self._samples_since_vote, step - len(losses) + 1, step)
         self._samples_since_vote.clear()
+        self._plan.report(self._corruptions)
         # All below follows from the vote and from numbers that are equal on all ranks, so all ranks do the same.
         self._next_vote_step = step + verdict.steps_to_next
         self._ends_early = verdict.finish and not is_last
@@ -556,7 +564,7 @@ class ElasticRun:
             entry.loss = loss
         # After the first step of a generation, replicas that differ show that gradients are not averaged.
         if step == self._first_step + 1:
-            self._replicas.compare(step)
+            self._compare_replicas()
         bad = self._loss_spikes.first_bad(step - len(verdict.losses) + 1, verdict.losses)
         if bad is not None:
             self._rewind_or_fail(bad, verdict.losses)
@@ -571,10 +579,14 @@ class ElasticRun:
                 self._log.append(records.NotSaved(time=time.time(), step=step, why=reason))
             self._last_save = time.monotonic()
 
+    def _compare_replicas(self) -> None:
+        with self._corruptions.recording():
+            self._replicas.compare(self.step)
+
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
         if self.step != self._first_step + 1:
-            self._replicas.compare(self.step)
+            self._compare_replicas()
         for name, reason in self._train_state.lost_in_round_trip(self._context.group).items():
             if self._context.group.rank == 0:
                 log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, reason)
@@ -676,25 +688,3 @@ def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
     """Read the rewinds of the run on rank 0, and send them to all ranks. Collective."""
     recorded = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
     return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": recorded})["rewinds"]]
-
-
-def _record_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -> None:
-    name, step, stall = outcome["name"], outcome["step"], round(outcome["stallSeconds"], 6)
-    if "committed" in outcome:
-        writer.append(
-            records.Saved(
-                time=time.time(),
-                name=name,
-                step=step,
-                stall_seconds=stall,
-                commit_seconds=round(outcome["seconds"], 6),
-                bytes=outcome["bytes"],
-            )
-        )
-        troubles.save_succeeded()
-    else:
-        reason = outcome.get("failed") or outcome["superseded"]
-        writer.append(records.NotSaved(time=time.time(), name=name, step=step, stall_seconds=stall, why=str(reason)))
-        log.warning("checkpoint=%s not written: %s", outcome["name"], reason)
-        if "failed" in outcome:
-            troubles.save_failed(str(reason))

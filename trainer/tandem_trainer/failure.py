@@ -10,6 +10,7 @@ import re
 import sysconfig
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from tandem.processes.limits import explain
 from tandem.rundir.durable import is_transient
 from tandem.wire.protocol import MAX_ERROR_LENGTH, MAX_LOCATION_LENGTH, MAX_TRACEBACK_LENGTH, Failure
 from tandem.wire.reasons import CONFIGURATION_ERROR
+from tandem.wire.status import CorruptionKind
 
 
 class ConfigurationError(Exception):
@@ -29,6 +31,22 @@ class ConfigurationError(Exception):
 
     reason: str = CONFIGURATION_ERROR
     """Reason in the job's status."""
+
+
+class Disagreement(Exception):  # noqa: N818 - it is what is the case
+    """Ranks differ in what all of them should share. Raised on every rank.
+
+    Args:
+        message: a sentence.
+        ranks: ranks that differ from most.
+    """
+
+    corruption: CorruptionKind
+    """Kind of the comparison that failed."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class UnusableInput(ConfigurationError):  # noqa: N818 - names the input, not the error

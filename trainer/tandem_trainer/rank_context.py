@@ -2,12 +2,14 @@
 
 import math
 import os
+import platform
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from tandem.processes.launch import GENERATION, REPLICA
+from tandem.processes.launch import GENERATION, NODE, REPLICA
 from tandem.rundir.layout import RunDir
 from tandem_trainer.process_group import Group
 from tandem_trainer.pulse import Pulse
@@ -52,6 +54,12 @@ class RankContext:
     """Replicas of the generation, in rank order."""
     pulse: Pulse | None
     """Channel to the agent; None where there is no agent."""
+    machines: Sequence[str] = ()
+    """Replica and node of each rank."""
+
+    def machine(self, rank: int) -> str:
+        """Return replica and node of a rank."""
+        return self.machines[rank] if rank < len(self.machines) else "alone"
 
 
 def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankContext:
@@ -63,5 +71,7 @@ def rank_context(rundir: RunDir, group: Group, pulse: Pulse | None) -> RankConte
     if not number:
         following = max(rundir.newest_generation() + 1, rundir.first_generation())
         number = int(group.tell({"generation": following})["generation"])
-    members = [str(view["replica"]) for view in group.gather({"replica": os.environ.get(REPLICA, "alone")})]
-    return RankContext(rundir, group, number, list(dict.fromkeys(members)), pulse)
+    views = group.gather({"replica": os.environ.get(REPLICA, "alone"), "node": os.environ.get(NODE) or platform.node()})
+    members = [str(view["replica"]) for view in views]
+    machines = [f"{view['replica']} on {view['node']}" for view in views]
+    return RankContext(rundir, group, number, list(dict.fromkeys(members)), pulse, machines)

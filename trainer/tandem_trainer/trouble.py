@@ -3,10 +3,17 @@
 A full disk takes neither a checkpoint nor the line that says so; the heartbeat needs no disk.
 """
 
+import logging
 import threading
+import time
 
+from tandem.rundir import records
+from tandem.rundir.log import LogWriter
 from tandem.wire.protocol import Trouble
+from tandem_trainer.checkpoint.saving import Outcome
 from tandem_trainer.pulse import Pulse
+
+log = logging.getLogger(__name__)
 
 
 class TroubleCounts:
@@ -41,3 +48,26 @@ class TroubleCounts:
         self.counts = Trouble.model_validate(self.counts.model_dump(by_alias=False) | changes)
         if self._pulse is not None:
             self._pulse.report_trouble(self.counts)
+
+
+def record_save(writer: LogWriter, troubles: TroubleCounts, outcome: Outcome) -> None:
+    """Write the outcome of a save into the training log, and count one that failed."""
+    name, step, stall = outcome["name"], outcome["step"], round(outcome["stallSeconds"], 6)
+    if "committed" in outcome:
+        writer.append(
+            records.Saved(
+                time=time.time(),
+                name=name,
+                step=step,
+                stall_seconds=stall,
+                commit_seconds=round(outcome["seconds"], 6),
+                bytes=outcome["bytes"],
+            )
+        )
+        troubles.save_succeeded()
+    else:
+        reason = outcome.get("failed") or outcome["superseded"]
+        writer.append(records.NotSaved(time=time.time(), name=name, step=step, stall_seconds=stall, why=str(reason)))
+        log.warning("checkpoint=%s not written: %s", outcome["name"], reason)
+        if "failed" in outcome:
+            troubles.save_failed(str(reason))

@@ -14,7 +14,7 @@ from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
 from tandem.script import MAX_VALUES
 from tandem.wire.measures import SAME_SECONDS
-from tandem.wire.status import Troubles
+from tandem.wire.status import Corruption, Troubles
 from tandem_cli.report.run import (
     EvaluationWork,
     Floats,
@@ -56,6 +56,7 @@ class TrainLog:
     """Checkpoints that it could not resume from: time, name, reason."""
     start: records.Start | None
     ended: str
+    corruptions: tuple[Corruption, ...]
     first_at: float | None
     last_at: float | None
     marks: Floats
@@ -93,6 +94,7 @@ class ReadEvaluatorLog:
     skipped: tuple[tuple[float, str], ...]
     bad: tuple[tuple[float, str, str], ...]
     marks: Floats
+    corruptions: tuple[Corruption, ...] = ()
 
 
 class _Marks:
@@ -120,6 +122,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
     rates: list[tuple[float, records.Rate]] = []
     saves: list[records.Saved] = []
     unsaved: list[tuple[int, str]] = []
+    corruptions: list[Corruption] = []
     failed: list[str] = []
     passed: list[tuple[float, str, str]] = []
     start: records.Start | None = None
@@ -163,6 +166,8 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
                 start = start or record
             case records.TrainingEnd():
                 ended = record.why or ""
+            case records.CorruptionRecord():
+                corruptions.append(record.corruption)
     # Arrays are built once at the end: appending to numpy arrays would copy them for each line.
     steps = Steps(
         np.array(step, np.int64),
@@ -181,6 +186,7 @@ def read_train_log(path: Path, generation: int, faults: list[str]) -> TrainLog:
         passed=tuple(passed),
         start=start,
         ended=ended,
+        corruptions=tuple(corruptions),
         first_at=first,
         last_at=last,
         marks=marks.all(),
@@ -250,6 +256,7 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> ReadEvaluato
     works: list[EvaluationWork] = []
     skipped: list[tuple[float, str]] = []
     bad: list[tuple[float, str, str]] = []
+    corruptions: list[Corruption] = []
     marks = _Marks()
     for record in _all(path, EVALUATOR, faults):
         time = record.time
@@ -268,9 +275,11 @@ def read_evaluator_log(path: Path, name: str, faults: list[str]) -> ReadEvaluato
                 skipped.append((time, record.checkpoint))
             case records.CheckpointUnusable():
                 bad.append((time, record.checkpoint, record.why or ""))
+            case records.CorruptionRecord():
+                corruptions.append(record.corruption)
     times = _floats(when)
     use = Use(name, "evaluator", times, busy_cores(times, _floats(cpu_seconds)))
-    return ReadEvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all())
+    return ReadEvaluatorLog(name, use, tuple(works), tuple(skipped), tuple(bad), marks.all(), tuple(corruptions))
 
 
 def busy_cores(time: Floats, cpu_seconds: Floats) -> Floats:

@@ -8,6 +8,8 @@ any file of a run is refused. Writes nothing and holds no lease: all files it op
 import json
 import time as clock
 from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ from tandem.rundir.ownership import LOCK
 from tandem.rundir.training_log import counted_until
 from tandem.rundir.wrong_samples import gallery
 from tandem.wire.measures import Generation
-from tandem.wire.status import Troubles
+from tandem.wire.status import Troubles, joined
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import entries, expect_run
@@ -238,6 +240,9 @@ def _troubles(
         limits = rundir.limits(rundir.read_job())
     except (OSError, ValueError):
         limits = []
+    corruptions = joined(chain(*(log.corruptions for log in train), *(log.corruptions for log in evaluators)))
+    # The coordinator counts what no log has, too. The last of each kind is the one with the larger count.
+    all_kinds = sorted([*corruptions, *logged[-1].corruptions], key=attrgetter("count"))
     counts = {
         "saves_failed": max(len(failed), *(troubles.saves_failed for troubles in logged)),
         "evaluations_failed": max(len(unusable), *(troubles.evaluations_failed for troubles in logged)),
@@ -247,6 +252,7 @@ def _troubles(
         "batches_left_out": batches_left_out(rewinds),
         "micro_batches_halved": len(limits),
         "micro_batch": min(limits, default=None),
+        "corruptions": list({corruption.reason: corruption for corruption in all_kinds}.values()),
     }
     last = logged[-1].model_dump(include=set(Troubles.model_fields), by_alias=False)
     return Troubles(**last | counts)

@@ -33,6 +33,12 @@ format 3 did not list the parameters of an optimizer's groups."""
 READABLE = (3, 4)
 """Formats that this version reads."""
 WEIGHTS = "weights.safetensors"
+OPTIMIZER = "state/optimizer.safetensors"
+COUNTERS = "counters"
+"""Key in the manifest's `loop`: for each optimizer that counts, the updates that it had made of a parameter, by the
+name of the counter's tensor in OPTIMIZER."""
+COUNTER = "/step"
+"""End of the names of the tensors in which torch's optimizers, and most others, count the updates of a parameter."""
 _WEIGHTS = re.compile(r"(state/)?(weights|average)\.safetensors")
 HEADER_BYTES = 64
 """Size of a file of weights that has no tensors."""
@@ -59,6 +65,11 @@ class FileEntry(Model):
     """Bytes."""
     xxh3: list[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]]
     """The checksums of the chunks in order: XXH3 of 128 bits."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the content: that of `digest_of` for the same bytes."""
+        return checksum("".join(self.xxh3).encode())
 
     @model_validator(mode="after")
     def _covers_all(self) -> Self:
@@ -203,6 +214,12 @@ def chunks(size: int) -> int:
 def checksum(content: bytes | memoryview) -> str:
     """The checksum of one chunk, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def digest_of(content: memoryview) -> str:
+    """The digest of a file's content in memory, equal to that of its entry in the manifest as long as the bytes are."""
+    parts = (content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
+    return checksum("".join(map(checksum, parts)).encode())
 
 
 def open_file(folder: Path, entry: FileEntry) -> int:

@@ -36,7 +36,7 @@ from tandem.model import (
 from tandem.rundir.lineage import Rewind
 from tandem.script import is_name
 from tandem.wire.ledger import Ledger
-from tandem.wire.status import Troubles
+from tandem.wire.status import Corruption, CorruptionKind, Troubles
 
 
 class Record(Model):
@@ -66,6 +66,23 @@ class LostLines(Record):
     kind: Literal["lost"] = "lost"
     lines: Count = None
     """Number of lost lines."""
+
+
+class CorruptionRecord(Record):
+    """Numbers that are wrong."""
+
+    kind: Literal["corruption"] = "corruption"
+    reason: CorruptionKind
+    """Kind of the comparison."""
+    count: Count = None
+    """Number of differences; absent: one."""
+    message: Text = None
+    """Description of the newest difference, with rank and replica, or evaluator."""
+
+    @property
+    def corruption(self) -> Corruption:
+        """An entry of the status."""
+        return Corruption(reason=self.reason, count=self.count or 1, message=self.message or "")
 
 
 # Rank 0 of a generation
@@ -219,7 +236,17 @@ class TrainingEnd(Record):
 
 
 TrainingRecord = (
-    Start | Step | Rate | Values | Saved | NotSaved | CheckpointPassedOver | Rewound | TrainingEnd | LostLines
+    Start
+    | Step
+    | Rate
+    | Values
+    | Saved
+    | NotSaved
+    | CheckpointPassedOver
+    | Rewound
+    | CorruptionRecord
+    | TrainingEnd
+    | LostLines
 )
 
 
@@ -390,7 +417,7 @@ class EvaluatorEnd(Record):
     kind: Literal["end"] = "end"
 
 
-EvaluatorRecord = Usage | Evaluated | NotEvaluated | CheckpointUnusable | EvaluatorEnd | LostLines
+EvaluatorRecord = Usage | Evaluated | NotEvaluated | CheckpointUnusable | CorruptionRecord | EvaluatorEnd | LostLines
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

@@ -238,6 +238,12 @@ WEIGHTS_UNCHANGED = Metric(
     "gauge",
     "Number of newest checkpoints whose weights are those of the one before, bit for bit, although steps were taken.",
 )
+CORRUPTIONS = Metric(
+    "tandem_corruptions_total",
+    "counter",
+    "Numbers that were found to be wrong, by kind: ranks that differ, samples, optimizer state, scores.",
+    ("reason",),
+)
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))
 BEST_STEP = Metric("tandem_best_step", "gauge", "Step of the best checkpoint.")
 EVALUATORS_DESIRED = Metric("tandem_evaluators_desired", "gauge", "Desired number of evaluator processes.")

@@ -5,9 +5,9 @@ A number that is not known yet is absent, never 0.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -123,6 +123,21 @@ class Straggler(Model):
     """Its own work time in a step over the median of all ranks."""
 
 
+CorruptionKind = Literal["RanksDiffer", "SamplesDiffer", "OptimizerDiffers", "ScoresDiffer"]
+"""Kind of a comparison that finds wrong numbers."""
+
+
+class Corruption(Model):
+    """Numbers of the run that are wrong, found by a comparison."""
+
+    reason: Word
+    """Kind of the comparison, one of CORRUPTIONS."""
+    count: WholeNumber = 1
+    """Number of times that it found a difference."""
+    message: Annotated[str, truncated_to(600)] = ""
+    """Description of the newest difference, with rank and replica, or evaluator."""
+
+
 class Troubles(Model):
     """Problems that did not end the job, counted since its coordinator started."""
 
@@ -159,6 +174,8 @@ class Troubles(Model):
     """Number of newest checkpoints whose weights are those of the one before, although steps were taken."""
     weights_message: Annotated[str, truncated_to(300)] = ""
     """Description of them."""
+    corruptions: Annotated[list[Corruption], truncated_to(8)] = []
+    """Numbers that are wrong, one entry for each kind."""
     tracking_message: Annotated[str, truncated_to(300)] = ""
     """Reason for which the tracking server lacks data, while it does."""
     upload_message: Annotated[str, truncated_to(300)] = ""
@@ -411,6 +428,11 @@ SAMPLES_FILTERED, SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_
     *("NotTracked", "NotUploaded"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
+RANKS_DIFFER: Final = "RanksDiffer"
+SAMPLES_DIFFER: Final = "SamplesDiffer"
+OPTIMIZER_DIFFERS: Final = "OptimizerDiffers"
+SCORES_DIFFER: Final = "ScoresDiffer"
+CORRUPTIONS: tuple[CorruptionKind, ...] = (RANKS_DIFFER, SAMPLES_DIFFER, OPTIMIZER_DIFFERS, SCORES_DIFFER)
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 """The system's error messages for a full disk or quota."""
 
@@ -456,6 +478,9 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
         yield TroubleMessage(
             HALVED, "warning", f"out of memory: the micro-batch was halved {times}, to {limit} at the most"
         )
+    for corruption in troubles.corruptions:
+        times = f" ({_times(corruption.count)})" if corruption.count > 1 else ""
+        yield TroubleMessage(corruption.reason, "error", corruption.message + times)
     if troubles.weights_unchanged:
         yield TroubleMessage(WEIGHTS_UNCHANGED, "warning", troubles.weights_message, lasts=True)
     if troubles.samples_message:
@@ -473,6 +498,15 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
         yield TroubleMessage(
             SKIPPED, "info", _counted_problem(troubles.evaluations_skipped, "checkpoint", "been skipped by evaluators")
         )
+
+
+def joined(corruptions: Iterable[Corruption]) -> list[Corruption]:
+    """One entry for each kind, in the order of CORRUPTIONS: the counts of all, and the message of the last."""
+    by_reason: dict[str, Corruption] = {}
+    for corruption in corruptions:
+        count = corruption.count + (by_reason[corruption.reason].count if corruption.reason in by_reason else 0)
+        by_reason[corruption.reason] = Corruption(reason=corruption.reason, count=count, message=corruption.message)
+    return [by_reason[reason] for reason in CORRUPTIONS if reason in by_reason]
 
 
 def persistent_trouble(troubles: Troubles | None) -> TroubleMessage | None:

@@ -21,7 +21,7 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
 from tandem.rundir.training_log import counted_until
 from tandem.wire.measures import Generation
-from tandem.wire.status import CheckpointRef, Troubles, phase_word
+from tandem.wire.status import CheckpointRef, Corruption, Troubles, phase_word
 from tandem.wire.status import trouble_messages as told_of
 from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
@@ -209,6 +209,27 @@ class TestARunThatDidNotEnd:
         with (path / "log" / "coordinator.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "troubles", "time": T0 + 20, **told.dump()}) + "\n")
         assert list(told_of(read(path).troubles)) == list(told_of(told))
+
+    def test_tells_the_wrong_numbers_of_all_logs_once_also_without_a_coordinator(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=20)
+
+        def log(name: str, reason: str, message: str) -> None:
+            with (path / "log" / name).open("a") as file:
+                record = {"kind": "corruption", "time": T0 + 20, "reason": reason, "message": message}
+                file.write(json.dumps(record) + "\n")
+
+        log("train-g000001.jsonl", "RanksDiffer", "rank 1 (worker-1 on a) differs")
+        log("train-g000001.jsonl", "RanksDiffer", "rank 2 (worker-2 on a) differs")
+        log("evaluator-evaluator-0-0.jsonl", "ScoresDiffer", "it scored another")
+        counted = [Corruption(reason="RanksDiffer", message="older"), Corruption(reason="OptimizerDiffers", count=2)]
+        with (path / "log" / "coordinator.jsonl").open("a") as file:
+            told = Troubles(corruptions=counted).dump()
+            file.write(json.dumps({"kind": "troubles", "time": T0 + 20, **told}) + "\n")
+        assert {one.reason: (one.count, one.message) for one in read(path).troubles.corruptions} == {
+            "RanksDiffer": (2, "rank 2 (worker-2 on a) differs"),
+            "ScoresDiffer": (1, "it scored another"),
+            "OptimizerDiffers": (2, ""),
+        }
 
     def test_that_failed_says_why(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=60, end="failed"))

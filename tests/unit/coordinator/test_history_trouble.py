@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.wire.protocol import RankReport, Trouble
-from tandem.wire.status import CheckpointRef, Troubles
+from tandem.wire.status import CheckpointRef, Corruption, Troubles
 from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.log_followers import Training
@@ -162,6 +162,17 @@ def test_weights_that_do_not_change_are_said_and_so_is_the_end_of_it(world: Worl
         ("warning", "1 repeat"),
         ("warning", "2 repeat"),
         ("info", "the newest checkpoint has other weights than the one before"),
+    ]
+
+
+def test_wrong_numbers_are_said_when_they_are_found_and_when_there_are_twice_as_many(world: World) -> None:
+    for count in (1, 1, 2, 3, 4):
+        found = Corruption(reason="RanksDiffer", count=count, message="rank 1 differs")
+        assert world.look(corruptions=[found]) == Troubles(corruptions=[found])
+    assert world.said == [
+        ("error", "rank 1 differs"),
+        ("error", "rank 1 differs (2 times)"),
+        ("error", "rank 1 differs (4 times)"),
     ]
 
 

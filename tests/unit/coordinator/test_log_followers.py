@@ -148,3 +148,18 @@ def test_the_newest_finite_value_of_each_name_is_told_and_no_more_than_sixteen_n
     assert folder.read(logs).values == {"before": 4.0, "perplexity": 2.0}
     folder.write(1, *({"kind": "values", "step": 4, "values": {f"name{n}": 1.0}} for n in range(50)))
     assert len(folder.read(logs).values) == 15, "and one that is not finite has its place"
+
+
+def test_wrong_numbers_are_counted_by_kind_and_those_of_earlier_coordinators_are_not(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+
+    def wrong(message: str, count: int = 1) -> dict[str, Any]:
+        return {"kind": "corruption", "reason": "SamplesDiffer", "message": message, "count": count}
+
+    folder.write(1, {"kind": "start", "step": 0}, wrong("earlier"))
+    logs = TrainingLogs(tmp_path)
+    assert folder.read(logs).corruptions == []
+    folder.write(1, wrong("step 8", 2), wrong("step 14"))
+    for _ in range(2):
+        (found,) = folder.read(logs).corruptions
+        assert (found.reason, found.count, found.message) == ("SamplesDiffer", 3, "step 14")

@@ -14,7 +14,7 @@ LOGS = {
     "coordinator": (COORDINATOR, records.CoordinatorRecord),
     "evaluator": (EVALUATOR, records.EvaluatorRecord),
 }
-NEEDED = {"kind", "time", "step", "generation", "name", "checkpoint"}
+NEEDED = {"kind", "time", "step", "generation", "name", "checkpoint", "reason"}
 """Without these a line may be no record."""
 
 
@@ -37,6 +37,7 @@ def test_a_damaged_value_costs_that_value_alone(log: str, value: object) -> None
             continue
         sound = {"kind": record.model_fields["kind"].default, "step": 3, "generation": 2}
         sound |= {"name": "step-000000003", "checkpoint": "step-000000003"}
+        sound |= {"reason": "RanksDiffer"} if issubclass(record, records.CorruptionRecord) else {}
         for name, field in record.model_fields.items():
             if name in NEEDED:
                 continue
@@ -93,5 +94,8 @@ def test_what_is_written_is_read_as_it_was(log: str) -> None:
     examples |= {"name": "step-000000003", "checkpoint": "step-000000003", "why": "a\nb", "members": ["worker-0"]}
     examples |= {"bad_step": 3, "resume_before": 2, "skip_from": 1, "skip_to": 2, "phases": {"data": 0.5}}
     for record in get_args(union):
-        made = record(**{name: value for name, value in examples.items() if name in record.model_fields})
+        given = {name: value for name, value in examples.items() if name in record.model_fields}
+        if record is records.CorruptionRecord:
+            given["reason"] = "RanksDiffer"
+        made = record(**given)
         assert kinds.parse(made.model_dump_json(exclude_none=True).encode()) == made

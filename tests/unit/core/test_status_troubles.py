@@ -3,7 +3,16 @@
 import re
 
 from tandem.wire import metrics
-from tandem.wire.status import Status, Troubles, persistent_trouble, trouble_messages, with_cause
+from tandem.wire.status import (
+    CORRUPTIONS,
+    Corruption,
+    Status,
+    Troubles,
+    joined,
+    persistent_trouble,
+    trouble_messages,
+    with_cause,
+)
 from tests.support import ROOT
 
 FULL = "[Errno 28] No space left on device"
@@ -37,6 +46,21 @@ def test_a_status_holds_them_and_an_older_reader_passes_over_them() -> None:
     assert "troubles" not in Status().dump()
 
 
+def test_wrong_numbers_are_errors_one_of_each_kind_with_the_newest_message() -> None:
+    found = [
+        Corruption(reason="ScoresDiffer", message="evaluator-1-0 did"),
+        Corruption(reason="RanksDiffer", message="rank 1 did"),
+        Corruption(reason="RanksDiffer", count=2, message="rank 7 did"),
+        Corruption(reason="OfANewerVersion", message="what?"),
+    ]
+    assert [
+        (one.reason, one.level, one.text, one.lasts) for one in trouble_messages(Troubles(corruptions=joined(found)))
+    ] == [
+        ("RanksDiffer", "error", "rank 7 did (3 times)", False),
+        ("ScoresDiffer", "error", "evaluator-1-0 did", False),
+    ]
+
+
 def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() -> None:
     page = (ROOT / "docs/numbers.md").read_text()
     every = Troubles(
@@ -45,6 +69,7 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         lines_lost=1,
         rewinds=1,
         micro_batches_halved=1,
+        corruptions=[Corruption(reason=reason, message="so") for reason in CORRUPTIONS],
         weights_unchanged=1,
         samples_message="of 90, 60 are empty",
         worse_than_base=3,

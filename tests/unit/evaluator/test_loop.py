@@ -250,3 +250,70 @@ def test_a_log_that_cannot_be_written_stops_nothing(
     assert evaluator.run() == ExitCode.DONE
     assert run.merged(final)
     assert caplog.text.count("No space left") == 1
+
+
+def of_another(monkeypatch: pytest.MonkeyPatch, run: Run, other: CheckpointRef, times: int) -> None:
+    """The memory behind the weights that are scored is that of another checkpoint so many times."""
+    digest, scored = Library.digest, list[str]()
+
+    def stale(library: Library) -> str:
+        scored.append(digest(library))
+        return run.rundir.manifest(other.name).entry(WEIGHTS).digest if len(scored) <= times else scored[-1]
+
+    monkeypatch.setattr(Library, "digest", stale)
+
+
+def corruptions(run: Run, log: EvaluatorLog) -> list[tuple[str, str]]:
+    log.close()
+    return [(line["reason"], line["message"]) for line in run.log(NAME, "corruption")]
+
+
+def test_what_was_scored_with_the_weights_of_another_checkpoint_is_scored_again(
+    run: Run, evaluator: Evaluator, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, final = checkpoint(run, 10), checkpoint(run, 20)
+    run.rundir.mark_done(final)
+    of_another(monkeypatch, run, other, times=1)
+    assert evaluator.run() == ExitCode.DONE
+    assert run.merged(final)["weights"] == run.rundir.manifest(final.name).entry(WEIGHTS).digest
+    why = f"{NAME} scored shard 0 of {final.name} with other weights than those of that checkpoint; its result does not"
+    ((reason, message),) = corruptions(run, log)
+    assert (reason, message[: len(why)]) == ("ScoresDiffer", why)
+    assert why_bad(run, log) == {}
+
+
+def test_a_process_that_scores_other_weights_twice_leaves_the_checkpoint_to_others(
+    run: Run, evaluator: Evaluator, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, final = checkpoint(run, 10), checkpoint(run, 20)
+    run.rundir.mark_done(final)
+    of_another(monkeypatch, run, other, times=1000)
+    assert evaluator.run() == ExitCode.FAILED
+    assert not run.merged(final)
+    assert "twice" in why_bad(run, log)[final.name]
+
+
+def test_a_result_of_other_weights_is_not_merged_whoever_published_it(
+    run: Run, evaluator: Evaluator, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluator that compares nothing, or took another checkpoint for this one."""
+    other, final = checkpoint(run, 10), checkpoint(run, 20)
+    with monkeypatch.context() as patched:
+        of_another(patched, run, other, times=1000)
+        patched.setattr(Evaluator, "_weights_digest", lambda *_: "")
+        patched.setattr(Evaluator, "merge", lambda *_: None)
+        evaluator.evaluate(final, 0)
+    assert run.shard(final, 0, 1)
+    run.rundir.mark_done(final)
+    assert evaluator.run() == ExitCode.DONE
+    assert run.merged(final)["weights"] == run.rundir.manifest(final.name).entry(WEIGHTS).digest
+    assert [reason for reason, _ in corruptions(run, log)] == ["ScoresDiffer"]
+
+
+def test_weights_whose_memory_changes_meanwhile_are_not_those_of_the_checkpoint(run: Run) -> None:
+    manifest = run.rundir.manifest(checkpoint(run, 10).name)
+    library = Library()
+    weights = library.weights(run.rundir.checkpoint(manifest.name), manifest)
+    assert library.digest() == manifest.entry(WEIGHTS).digest
+    next(iter(weights.values())).view(-1)[0] += 1
+    assert library.digest() != manifest.entry(WEIGHTS).digest

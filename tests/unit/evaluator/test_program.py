@@ -87,6 +87,17 @@ def test_a_program_that_stays_gets_one_shard_after_the_other(scoring: Scorings) 
     assert first.metrics["process"].value == second.metrics["process"].value, "it is the same process"
 
 
+def test_the_digest_of_weights_that_a_program_names_is_that_of_its_shard(scoring: Scorings) -> None:
+    subject = scoring("""
+        from tandem.evaluation import checkpoints
+        for checkpoint in checkpoints():
+            checkpoint.scored = "5a" if checkpoint.shard == 0 else ""
+            checkpoint.report(accuracy=1)
+    """)
+    assert [scored(subject, shard).weights for shard in (0, 1)] == ["5a", ""]
+    assert "weights" not in scored(subject, 1).to_json()
+
+
 def test_a_program_that_ends_is_run_for_each_shard(scoring: Scorings) -> None:
     subject = scoring(RUNS_ONCE)
     assert [scored(subject, shard).metrics["accuracy"].value for shard in (0, 1)] == [0, 1]

@@ -12,6 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
 from tandem.job.tasks import Loop
+from tandem.rundir.checkpoint import digest_of
 from tandem_evaluator.task_program import TaskEvaluation, UnusableTask
 from tandem_trainer.task import Split, Task
 
@@ -68,6 +69,12 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
     assert sum(whole["bins"].counts) == 100  # type: ignore[union-attr]
     assert sum(half["loss"].count for half in halves) == 50  # type: ignore[union-attr]
     assert sum(number(half["sum"]) for half in halves) == pytest.approx(number(whole["sum"]), rel=1e-5)
+
+
+def test_the_weights_that_were_read_are_named(tmp_path: Path) -> None:
+    subject = checkpoint(tmp_path)
+    TaskEvaluation(Reporting(None), Loop()).run(subject)
+    assert subject.scored == digest_of(memoryview(subject.weights.read_bytes()))
 
 
 def test_a_sample_that_cannot_be_read_is_named_in_the_last_line(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from tandem_trainer.agreement import SampleDigest, Terms, agree, refuse_samples
+from tandem.wire.status import CORRUPTIONS
+from tandem_trainer.agreement import SampleDigest, SamplesDiffer, Terms, agree, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
 from tandem_trainer.checkpoint.train_state import TrainState
@@ -213,11 +214,12 @@ def test_what_one_rank_does_otherwise_is_named_within_one_vote(name: str, since:
     last = -(-since // VOTE_STEPS) * VOTE_STEPS
     ranks = [Rank() for _ in range(RANKS)]
     found = on_ranks(RANKS, lambda group: trained(group, ranks[group.rank], TERMS, last, VOTE_STEPS, planted, since))
-    assert {type(one) for one in found} <= {ConfigurationError, ReplicasDiffer}, found
+    assert {type(one) for one in found} <= {SamplesDiffer, ReplicasDiffer}, found
     why = str(found[0])
     assert planted.says in why
     assert f"rank {STRANGE} " in why
     assert f"{last}" in why
+    assert {(one.corruption in CORRUPTIONS, *one.ranks) for one in found} == {(True, STRANGE)}
 
 
 def test_ranks_that_agree_are_never_stopped() -> None:

@@ -1,6 +1,8 @@
 """Names of a checkpoint's files, and keys of the `loop` entry in its manifest."""
 
-OPTIMIZER = "state/optimizer.safetensors"
+from tandem.rundir import checkpoint
+
+OPTIMIZER = checkpoint.OPTIMIZER
 FULL_WEIGHTS = "state/weights.safetensors"
 """Weights as training had them, unrounded and not averaged."""
 AVERAGE = "state/average.safetensors"

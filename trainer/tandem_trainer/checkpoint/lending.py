@@ -24,11 +24,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.rundir.checkpoint import WEIGHTS, Broken, FileEntry, Manifest, verified_bytes
+from tandem.rundir.checkpoint import WEIGHTS, Broken, FileEntry, Manifest, digest_of, verified_bytes
 from tandem_trainer.agent.warm.forkserver import user_of
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.node_memory import node_of_this_process
-from tandem_trainer.checkpoint.reader import read_weights
 
 PATIENCE_SECONDS = 300.0
 """Timeout of a borrower for a lender that reads, in seconds; then it reads for itself."""
@@ -42,6 +41,7 @@ class Library:
 
     def __init__(self) -> None:
         self._lender: _Lender | None = None
+        self._content: memoryview | None = None
 
     def weights(self, folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         """Return the weights for evaluators of a checkpoint, on the CPU; those of the last call are not lent any more.
@@ -50,21 +50,28 @@ class Library:
             FileNotFoundError: the checkpoint is gone.
             Broken: it is damaged.
         """
-        name = _lending_name(folder, manifest)
+        name, entry = _lending_name(folder, manifest), manifest.entry(WEIGHTS)
+        # An evaluator holds the weights once, also while it reads the next ones.
+        self._content = None
         if self._lender is None or self._lender.name != name:
             self.close()
-            content = self._obtain(name, folder, manifest.entry(WEIGHTS)) if name else None
-            if content is None:
-                return read_weights(folder, manifest)
+            content = (self._obtain(name, folder, entry) if name else None) or verified_bytes(folder, entry)
         else:
             content = self._lender.content()
+        self._content = content
         try:
             return parse(content)
         except Broken as error:
             raise Broken(f"{manifest.name}/{WEIGHTS}: {error}") from error
 
+    def digest(self) -> str:
+        """Return the digest of the memory behind the tensors of the last call, as it is now."""
+        assert self._content is not None
+        return digest_of(self._content)
+
     def close(self) -> None:
         """Stop lending."""
+        self._content = None
         if self._lender is not None:
             self._lender.close()
             self._lender = None

@@ -30,10 +30,11 @@ import torch
 import xxhash
 from torch import Tensor
 
+from tandem.wire.status import RANKS_DIFFER
 from tandem_trainer.agreement import deviating_ranks, ranks_of
 from tandem_trainer.checkpoint.restoring import ReplicasDiffer
 from tandem_trainer.checkpoint.sharding import place_of, to_local
-from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.failure import ConfigurationError, Disagreement
 from tandem_trainer.process_group import Group
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,12 @@ class _Difference:
     """Ranks that differ from most of them."""
 
 
+class GradientsNotAveraged(Disagreement, ConfigurationError):  # noqa: N818 - it is what is the case
+    """Ranks hold different weights because of a mistake in the script."""
+
+    corruption = RANKS_DIFFER
+
+
 class Replicas:
     """Compares the tensors of this rank with those of the others.
 
@@ -135,7 +142,7 @@ class Replicas:
 
         Raises:
             ReplicasDiffer: the ranks differ.
-            ConfigurationError: they differ because of a mistake in the script.
+            GradientsNotAveraged: they differ because of a mistake in the script.
         """
         if self._group.world_size == 1:
             return
@@ -149,12 +156,14 @@ class Replicas:
         differences = _differences(views)
         if not differences:
             return
-        strange_ranks = ranks_of(sorted({rank for difference in differences for rank in difference.strange}))
+        strange = sorted({rank for difference in differences for rank in difference.strange})
+        strange_ranks = ranks_of(strange)
         for difference in differences:
             if len({views[rank][difference.split][0] for rank in difference.ranks}) > 1:
                 raise ReplicasDiffer(
                     f"after step {step:,} {ranks_of(difference.strange)} held other tensors than the other ranks: of "
-                    "other names, types or shapes. All ranks must train the same model with the same optimizer"
+                    "other names, types or shapes. All ranks must train the same model with the same optimizer",
+                    difference.strange,
                 )
         if not (differing := self._beyond_rounding(samples, differences, views)):
             if not self._has_warned and self._group.rank == 0:
@@ -166,13 +175,14 @@ class Replicas:
         kind, name = differing[0]
         finding = f"after step {step:,} {strange_ranks} held other {kind} than the other ranks"
         if mistake := next((view["mistake"] for view in views if view["mistake"]), ""):
-            raise ConfigurationError(f"{finding}: {mistake}")
+            raise GradientsNotAveraged(f"{finding}: {mistake}", strange)
         count = sum(len(sample.windows) for sample in samples.values())
         raise ReplicasDiffer(
             f"{finding}: {len(differing)} of {count} tensors that were compared, the first {name}. Gradients of what "
             "learns are averaged where the script calls what session.distribute has returned; nothing else may change "
             "weights, such as Embedding(max_norm=…), and weights that are averaged now and then (local SGD) are none "
-            "that a checkpoint of all ranks can hold"
+            "that a checkpoint of all ranks can hold",
+            strange,
         )
 
     def _samples(self) -> tuple[dict[str, _Sample], str]:

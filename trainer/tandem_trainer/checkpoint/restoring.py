@@ -48,14 +48,14 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.lease import Lease, acquire, default_holder
 from tandem.rundir.lineage import Continuation, DatasetCommit, GenerationRecord, Origin
 from tandem.wire.reasons import Reason
-from tandem.wire.status import CheckpointRef
+from tandem.wire.status import RANKS_DIFFER, CheckpointRef
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.sharding import is_shared, place_of, to_local
 from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.failure import ConfigurationError, Disagreement
 from tandem_trainer.process_group import Group, PeerFault
 
 LEASE_SECONDS = 3600.0
@@ -349,8 +349,10 @@ _MULTIPLIER = -7046029254386353131
 """Odd 64-bit multiplier that makes weights from positions; it is unrelated to typical values of tensors."""
 
 
-class ReplicasDiffer(Exception):  # noqa: N818 - it is what is the case
+class ReplicasDiffer(Disagreement):
     """Ranks that should hold the same state differ; the message names the ranks, and a tensor."""
+
+    corruption = RANKS_DIFFER
 
 
 def digests(tensors: dict[str, Tensor]) -> dict[str, int]:
@@ -404,7 +406,7 @@ def compare(group: Group, tensors: dict[str, Tensor]) -> None:
     differing = sorted({*scattered, *(name for name, distinct in values.items() if len(distinct) > 1)})
     names = f"{len(differing)} tensors, the first the {differing[0]}" if differing else "in the names of tensors"
     strange = [rank for rank, rank_view in enumerate(views) if not _is_usual(rank_view, views)]
-    raise ReplicasDiffer(f"ranks {strange} hold another state than the others: {names}")
+    raise ReplicasDiffer(f"ranks {strange} hold another state than the others: {names}", strange)
 
 
 def _digest_of(facts: list[Any]) -> str:

@@ -9,7 +9,8 @@ are rounded, or an average over steps), training has files of its own.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from tandem.errors import join_names
 from tandem.job.architectures import unwrapped_name
-from tandem.rundir.checkpoint import WEIGHTS, Broken
+from tandem.rundir.checkpoint import COUNTER, COUNTERS, WEIGHTS, Broken
 from tandem_trainer.checkpoint.file_names import (
     AVERAGE,
     AVERAGED,
@@ -346,6 +347,7 @@ class TrainState:
             if parameter.requires_grad != at_start
         }
         model_weights = self._weights(self._model)
+        counters = self._counters(moments)
         return Contents(
             weights=model_weights,
             optimizer=moments,
@@ -360,8 +362,32 @@ class TrainState:
                 **({EXTRA: tree(EXTRA, extra)} if extra else {}),
                 **({AVERAGED: True} if self._average is not None else {}),
                 **({REQUIRES_GRAD: changed} if changed else {}),
+                **({COUNTERS: counters} if counters else {}),
             },
         )
+
+    def counters(self, names: Collection[str]) -> dict[str, float]:
+        """Return the counters of updates with these names; of those that other stages have, none."""
+        missing = dict.fromkeys(names, 0.0) if self._stages is None else {}
+        return missing | {
+            name: float(to_local(tensor).item())
+            for optimizer in self._optimizers
+            for name, tensor in optimizer.state().tensors.items()
+            if name in names and _is_counter(name, tensor)
+        }
+
+    def _counters(self, moments: Tensors) -> dict[str, float]:
+        """Return the first counter of each optimizer that has one on this rank. To read all would stall a GPU.
+
+        Optimizers with a loader of their own are excluded, because they may change what they load.
+        """
+        firsts = (
+            next((name for name, tensor in moments.items() if optimizer.owns(name) and _is_counter(name, tensor)), None)
+            for optimizer in self._optimizers
+            if not optimizer.has_custom_load
+        )
+        counters = {name: float(to_local(moments[name]).item()) for name in firsts if name is not None}
+        return {name: count for name, count in counters.items() if math.isfinite(count)}
 
     def saved(self, group: Group, loop: Mapping[str, Any]) -> Contents:
         """Return the state for a checkpoint. Collective.
@@ -599,6 +625,12 @@ class TrainState:
                 "collect from its stages; use ddp or fsdp"
             )
         return self._stages.gather_moments(state.tensors)
+
+
+def _is_counter(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor of an optimizer counts updates, and is on this rank."""
+    local = to_local(tensor)
+    return name.endswith(COUNTER) and local.numel() == 1 and not local.is_meta
 
 
 def _averaged(average: nn.Module) -> nn.Module:

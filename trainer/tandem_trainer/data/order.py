@@ -63,6 +63,11 @@ class Order:
             return self.samples // self.global_batch_size
         return -(-self.samples // self.global_batch_size)
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the order of an epoch is one permutation in memory."""
+        return self.samples <= MAX_PERMUTED or self.mixture is not None
+
     def position(self, step: int) -> DataPosition:
         """Compute the data position after `step` steps."""
         # A step determines its position without any state: this is what makes a resumed run exact.
@@ -82,7 +87,7 @@ class Order:
         """Compute a digest of the order of a position's epoch; None where the order is not in use yet, or does not
         depend on torch. The sources of a mixture continue from one epoch to the next."""
         is_in_use = position.cursor > 0 or (self.mixture is not None and position.epoch > 0)
-        if not is_in_use or (self.samples > MAX_PERMUTED and self.mixture is None):
+        if not is_in_use or not self.is_in_memory:
             return None
         return _digest_of_epoch(self, position.epoch)
 
@@ -114,12 +119,14 @@ class Batches:
 
     def ids(self, step: int) -> Tensor:
         """Compute the sample ids of a step's global batch (steps count from 0). [at most global_batch_size], int64."""
-        order, position = self._order, self._order.position(step)
-        end = min(position.cursor + order.global_batch_size, order.samples)
+        order = self._order
+        epoch, within = divmod(step, order.steps_per_epoch)
+        cursor = within * order.global_batch_size
+        end = min(cursor + order.global_batch_size, order.samples)
         # Large data sets: compute only this batch's part of the permutation, without a list of the epoch.
-        if order.samples > MAX_PERMUTED and order.mixture is None:
-            return Permutation(order.samples, order.seed_of(position.epoch)).values(position.cursor, end) + order.first
-        return _epoch(order, position.epoch)[position.cursor : end]
+        if not order.is_in_memory:
+            return Permutation(order.samples, order.seed_of(epoch)).values(cursor, end) + order.first
+        return _epoch(order, epoch)[cursor:end]
 
 
 @lru_cache(maxsize=2)
