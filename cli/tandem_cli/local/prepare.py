@@ -61,8 +61,7 @@ class HeldFolder:
 
     def sign(self, mark: str) -> None:
         """Write the holder into the lock, for messages and to find leftover processes by the mark."""
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, json.dumps({"pid": os.getpid(), "mark": mark}).encode(), 0)
+        _sign(self.lock, mark)
 
     @property
     def endpoint_file(self) -> Path:
@@ -160,6 +159,8 @@ def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same_file(lock, path / LOCK):
                 _sweep_leftovers(lock)
+                # A request to stop must not go to the process that held it before.
+                _sign(lock)
                 return lock
         except BlockingIOError:
             pid = _holder(lock).get("pid")
@@ -175,6 +176,11 @@ def _lock(path: Path, clock: Callable[[], float] = time.monotonic) -> int:
             raise
         os.close(lock)
         time.sleep(0.05)
+
+
+def _sign(lock: int, mark: str = "") -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps({"pid": os.getpid(), "mark": mark}).encode(), 0)
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

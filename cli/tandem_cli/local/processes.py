@@ -50,8 +50,9 @@ def parent_process(path: Path) -> psutil.Process | None:
     with suppress(psutil.Error, OSError):
         if isinstance(pid, int) and pid != os.getpid():
             process = psutil.Process(pid)
-            # The process ID may have been reused.
-            if process.create_time() <= (path / LOCK).stat().st_mtime + 1.0:
+            # The process ID may have been reused; a process that has ended takes signals until it is reaped.
+            is_same = process.create_time() <= (path / LOCK).stat().st_mtime + 1.0
+            if is_same and process.status() != psutil.STATUS_ZOMBIE:
                 return process
     return None
 

@@ -15,10 +15,11 @@ import pytest
 from tandem.errors import UserError
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem.rundir.ownership import differences
+from tandem.rundir.ownership import LOCK, differences
 from tandem_cli.commands.run import Command, describe_next_steps
 from tandem_cli.local import prepare
 from tandem_cli.local.prepare import HeldFolder, claim
+from tandem_cli.local.processes import parent_process
 from tests.support import manifests
 from tests.support.manifests import images
 
@@ -47,6 +48,19 @@ def test_a_new_directory_is_made_with_its_parents_and_the_job_in_it(tmp_path: Pa
     assert mine.run_dir.checkpoints.is_dir()
     assert mine.notes == ()
     mine.release()
+
+
+def test_a_request_to_stop_goes_to_whoever_holds_the_directory_now(there: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        # It has ended, and nobody has reaped it.
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        (there / LOCK).write_text(json.dumps({"pid": ended.pid, "mark": "earlier"}))
+        assert parent_process(there) is None
+        mine = prepared(there)
+        assert json.loads((there / LOCK).read_text()) == {"pid": os.getpid(), "mark": ""}
+        mine.sign("mine")
+        assert json.loads((there / LOCK).read_text()) == {"pid": os.getpid(), "mark": "mine"}
+        mine.release()
 
 
 def test_the_same_job_goes_on(there: Path) -> None:
