@@ -234,25 +234,7 @@ class TroubleWatch:
             upload_message=self.upload_message,
         )
         before, self._troubles = self._troubles, troubles
-        if before is None:
-            # What happened before this process was reported by the one before it.
-            self._reported = {
-                REWOUND: troubles.rewinds,
-                HALVED: troubles.micro_batches_halved,
-                SAMPLES_FILTERED: int(bool(troubles.samples_message)),
-                SKIPPED: troubles.evaluations_skipped,
-                WORSE_THAN_BASE: troubles.worse_than_base,
-                WEIGHTS_UNCHANGED: troubles.weights_unchanged,
-                **{corruption.reason: corruption.count for corruption in troubles.corruptions},
-            }
-        for reason, (field, text) in RESOLVED.items():
-            if before is not None and getattr(before, field) and not getattr(troubles, field):
-                self._reported.pop(reason, None)
-                self._report(text, "info")
-        counts = {
-            SAVES_FAIL: in_a_row,
-            EVALUATION_FAILED: troubles.evaluations_failed,
-            LINES_LOST: troubles.lines_lost,
+        recorded = {
             REWOUND: troubles.rewinds,
             HALVED: troubles.micro_batches_halved,
             SAMPLES_FILTERED: int(bool(troubles.samples_message)),
@@ -260,6 +242,18 @@ class TroubleWatch:
             WORSE_THAN_BASE: troubles.worse_than_base,
             WEIGHTS_UNCHANGED: troubles.weights_unchanged,
             **{corruption.reason: corruption.count for corruption in troubles.corruptions},
+        }
+        if before is None:
+            # What happened before this process was reported by the one before it.
+            self._reported = dict(recorded)
+        for reason, (field, text) in RESOLVED.items():
+            if before is not None and getattr(before, field) and not getattr(troubles, field):
+                self._reported.pop(reason, None)
+                self._report(text, "info")
+        counts = recorded | {
+            SAVES_FAIL: in_a_row,
+            EVALUATION_FAILED: troubles.evaluations_failed,
+            LINES_LOST: troubles.lines_lost,
             NOT_TRACKED: int(bool(troubles.tracking_message)),
             NOT_UPLOADED: int(bool(troubles.upload_message)),
         }

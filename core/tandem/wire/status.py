@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -432,7 +432,7 @@ RANKS_DIFFER: Final = "RanksDiffer"
 SAMPLES_DIFFER: Final = "SamplesDiffer"
 OPTIMIZER_DIFFERS: Final = "OptimizerDiffers"
 SCORES_DIFFER: Final = "ScoresDiffer"
-CORRUPTIONS: tuple[CorruptionKind, ...] = (RANKS_DIFFER, SAMPLES_DIFFER, OPTIMIZER_DIFFERS, SCORES_DIFFER)
+CORRUPTIONS: tuple[CorruptionKind, ...] = get_args(CorruptionKind)
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 """The system's error messages for a full disk or quota."""
 

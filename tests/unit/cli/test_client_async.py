@@ -113,6 +113,23 @@ async def test_a_wait_that_is_cancelled_asks_no_more() -> None:
         await run.wait(0.05)
 
 
+async def followed_until_cancelled(run: AsyncRun, lines: int) -> list[str]:
+    """Follow the log of a run, and cancel that once it has so many lines; returns them."""
+    texts: list[str] = []
+
+    async def follow() -> None:
+        async for line in run.logs(follow=True):
+            texts.append(line.text)  # noqa: PERF401 - it is looked at meanwhile
+
+    task = asyncio.create_task(follow())
+    while len(texts) < lines:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return texts
+
+
 class TestLogs:
     @pytest.fixture
     def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncRun:
@@ -135,18 +152,7 @@ class TestLogs:
             _ = [line async for line in run.logs(names=["worker-1"])]
 
     async def test_following_ends_cleanly_when_it_is_cancelled(self, run: AsyncRun) -> None:
-        texts: list[str] = []
-
-        async def follow() -> None:
-            async for line in run.logs(follow=True):
-                texts.append(line.text)  # noqa: PERF401 - the test looks at it meanwhile
-
-        task = asyncio.create_task(follow())
-        while len(texts) < 2:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert await followed_until_cancelled(run, 2) == ["one", "two"]
 
     async def test_following_pods_leaves_no_kubectl_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,20 +165,8 @@ class TestLogs:
         fake.answers("logs", says="2026-11-21T12:00:01Z one\n")
         fake.answers("logs", "--follow", says="2026-11-21T12:00:02Z two\n", stays=True)
         run = AsyncRun(RunHandle(OnKubernetes("digits", Kubectl(), by_name=True), "digits"))
-        texts: list[str] = []
-
-        async def follow() -> None:
-            async for line in run.logs(follow=True):
-                texts.append(line.text)  # noqa: PERF401 - as above
-
-        task = asyncio.create_task(follow())
-        while len(texts) < 2:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert await followed_until_cancelled(run, 2) == ["one", "two"]
         await asyncio.to_thread(until, lambda: not psutil.Process().children(), "kubectl has ended")
-        assert texts == ["one", "two"]
 
     async def test_leaving_the_loop_ends_it(self, run: AsyncRun) -> None:
         async for line in run.logs(follow=True):
