@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from tandem.job.manifest.fields import ABSENT, Node, Path, dotted, tree, with_trainer
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
+from tandem.job.sweep import SWEEP_KIND, Sweep
 from tandem.job.tasks import ImageParameters
 from tandem.model import Model, Rule, Transition
 from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
@@ -24,6 +25,13 @@ JOB_HEAD = f"""\
 Every field of a manifest with `apiVersion: {API_VERSION}`. `tandem validate FILE` checks a manifest against
 this page; the API server applies the same rules on `kubectl apply`. A field without a default may be left out unless
 it is marked *required*. Any field can be set on the command line: `tandem run FILE --set trainer.loop.epochs=3`.
+"""
+SWEEP_HEAD = f"""\
+<!-- Generated from core/tandem/job/sweep.py by `make generate`; do not edit. -->
+# The {SWEEP_KIND}
+
+Every field of a file with `kind: {SWEEP_KIND}`, for `tandem sweep` ([sweeps.md](../sweeps.md)). `tandem validate FILE`
+checks it.
 """
 METRICS_HEAD = """\
 <!-- Generated from core/tandem/wire/metrics.py by `make generate`; do not edit. -->
@@ -56,24 +64,42 @@ it did, the message says so: `killed by the kernel (SIGKILL): the memory limit o
 """
 
 
+def sweep_page() -> str:
+    """The page as Markdown."""
+    return _fields_page(SWEEP_HEAD, tree(Sweep).fields["spec"], ("spec",))
+
+
 def job_page() -> str:
     """The page as Markdown."""
     root = tree(DistributedTrainingJob)
     description = root.fields["spec"].fields["trainer"].fields["parameters"].description
     images = replace(tree(ImageParameters), description=description, required=False, default=ABSENT)
+    return _fields_page(JOB_HEAD, with_trainer(root, parameters=images), ())
+
+
+def _fields_page(head: str, root: Node, top: Path) -> str:
+    """A page with a section for each group of fields.
+
+    Args:
+        top: path of the root.
+    """
     sections: dict[str, tuple[Path, Node]] = {}
-    for path, node in _groups(with_trainer(root, parameters=images), ()):
+    for path, node in _groups(root, top):
         sections.setdefault(_model(node), (path, node))
     places = {name: path for name, (path, _) in sections.items()}
-    return "\n".join([JOB_HEAD, *("\n".join(_section(path, node, places)) for path, node in sections.values())])
+    return "\n".join([head, *("\n".join(_section(path, node, places)) for path, node in sections.values())])
+
+
+ENTRIES: Mapping[str, str | int] = {"list": 0, "map": "NAME"}
+"""Place of an entry in a path, by the kind that has entries."""
 
 
 def _groups(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
     yield path, node
     for name, child in node.fields.items():
-        inner = child.items if child.kind == "list" and child.items else child
+        inner = child.items if child.kind in ENTRIES and child.items else child
         if inner.kind == "object" and not child.deprecated:
-            yield from _groups(inner, (*path, name) if inner is child else (*path, name, 0))
+            yield from _groups(inner, (*path, name) if inner is child else (*path, name, ENTRIES[child.kind]))
 
 
 def _model(node: Node) -> str:
@@ -94,7 +120,7 @@ def _section(path: Path, node: Node, places: Mapping[str, Path]) -> Iterator[str
     yield "| field | type | default | meaning |"
     yield "|---|---|---|---|"
     for name, child in node.fields.items():
-        inner = child.items if child.kind == "list" and child.items else child
+        inner = child.items if child.kind in ENTRIES and child.items else child
         cells = [_name(name, inner, places), _kind(child), _default(child), child.description]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     stated: list[Rule | Transition] = [*node.model.rules, *node.model.transitions]
@@ -122,7 +148,8 @@ def _kind(node: Node) -> str:
     limits = [f"{sign} {bound:,.12g}" for sign, bound in bounds if bound is not None]
     match node.kind:
         case "list":
-            assert node.items is not None
+            if node.items is None:
+                return "list"
             return f"list of {'groups' if node.items.kind == 'object' else _kind(node.items)}"
         case "object":
             return "group"

@@ -30,6 +30,7 @@ GROUPS = {
         "run": "Train and evaluate a job, or a script, on this machine.",
         "validate": "Check manifests; report what is wrong, and where.",
         "plan": "Estimate which strategy fits on which devices: memory, time and costs.",
+        "sweep": "Train a job with different settings, and stop the worse trials by their scores.",
         "bench": "Train a job with several strategies and numbers of workers, and compare speed and memory.",
         "ls": "List the runs on this machine.",
         "mv": "Move or rename a run on this machine.",
@@ -73,6 +74,7 @@ OPTIONS_FIRST = {"init"}
 EXTRAS = {
     "mlflow": "mlflow",
     "numpy": "report",
+    "optuna": "sweep",
     "resvg_py": "report",
     "safetensors": "trainer",
     "sklearn": "trainer",

@@ -115,6 +115,10 @@ class Run(ABC):
     def scale(self, replicas: int) -> str:
         """Change the target number of workers while it runs; return a sentence for the user."""
 
+    def resume(self) -> str:
+        """Resume a suspended job; return a sentence for the user. Only jobs on Kubernetes are resumed this way."""
+        raise UserError("a run continues when it is started again by the same command")
+
     @abstractmethod
     def stop(self, immediately: bool) -> str:
         """Save and stop, or stop without saving; return a sentence for the user once the run has ended."""

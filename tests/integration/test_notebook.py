@@ -107,6 +107,11 @@ def test_the_example_runs_from_its_first_cell_to_its_last(folder: Path) -> None:
         (True, True),
         (True, True),
     ]
+    *_, swept, best = cells
+    (page,) = pages(swept)
+    assert "2 trials: " in page
+    assert "The best accuracy is" in page
+    assert "'trainer.loop.optimizer.learningRate': 0.001" in best.outputs[0].data["text/plain"]
     assert sorted(path.name for path in folder.iterdir()) == ["digits.yaml", "runs"]
 
 

@@ -52,6 +52,7 @@ class AsyncRun:
 
     view = _of_run(RunHandle.view)
     status = _of_run(RunHandle.status)
+    poll = _of_run(RunHandle.poll)
     losses = _of_run(RunHandle.losses)
     scores = _of_run(RunHandle.scores)
     best = _of_run(RunHandle.best)
@@ -59,6 +60,7 @@ class AsyncRun:
     checkpoint = _of_run(RunHandle.checkpoint)
     stop = _of_run(RunHandle.stop)
     scale = _of_run(RunHandle.scale)
+    resume = _of_run(RunHandle.resume)
     report = _of_run(RunHandle.report)
 
     async def wait(self, timeout: float | None = None, *, until: Until | None = None, check: bool = False) -> Status:  # noqa: ASYNC109

@@ -64,7 +64,7 @@ def read_input(job: JobInput) -> Source:
 
 
 @contextmanager
-def without_lines(source: Source) -> Iterator[None]:
+def without_lines() -> Iterator[None]:
     """Drop the positions in errors about a dict or a model: the user has not seen those lines.
 
     Raises:
@@ -73,10 +73,12 @@ def without_lines(source: Source) -> Iterator[None]:
     try:
         yield
     except ManifestError as error:
-        if source.file != DATA:
-            raise
-        problems = [replace(problem, line=0, column=0, excerpt="") for problem in error.problems]
-        raise ManifestError(problems) from None
+        raise ManifestError(
+            [
+                replace(problem, line=0, column=0, excerpt="") if problem.file == DATA else problem
+                for problem in error.problems
+            ]
+        ) from None
 
 
 def settings_of(overrides: Overrides) -> tuple[str, ...]:

@@ -125,16 +125,21 @@ class CheckpointHandle:
         """
         with needing(NEEDED):
             from safetensors.torch import load_file
+        with TemporaryDirectory(prefix="tandem-load-") as folder:
+            weights: dict[str, Any] = load_file(self.export(Path(folder) / WEIGHTS))
+            return weights
+
+    def export(self, path: str | Path) -> Path:
+        """Write its weights as a safetensors file, and return the path; an earlier file is replaced.
+
+        Raises:
+            UserError: torch is missing, the checkpoint is damaged or was deleted, or the file cannot be written.
+        """
         inventory = take_inventory(self._rundir)
         entry, manifest = sound(inventory, self.name)
-        with (
-            TemporaryDirectory(prefix="tandem-load-") as folder,
-            checkpoint_files([(self._rundir, manifest)], WEIGHTS),
-        ):
-            file = Path(folder) / WEIGHTS
-            weights_export.copy(inventory, entry, manifest, ExportOrder(file, Format.SAFETENSORS))
-            weights: dict[str, Any] = load_file(file)
-            return weights
+        with checkpoint_files([(self._rundir, manifest)], WEIGHTS):
+            order = ExportOrder(Path(path), Format.SAFETENSORS, force=True)
+            return weights_export.copy(inventory, entry, manifest, order).path
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -162,6 +167,11 @@ class RunHandle:
         return self._run.view(()).job.status
 
     @property
+    def folder(self) -> Path | None:
+        """Its run directory; None if that is not on this machine."""
+        return None if self._run.copies_run_dir else self._run.run_dir().path
+
+    @property
     def phase(self) -> Phase:
         """Its phase: Pending, Starting, Running, Restarting, Draining, Suspended, Succeeded or Failed."""
         return self.status().phase
@@ -187,6 +197,13 @@ class RunHandle:
                 return step
             time.sleep(step)
         raise AssertionError("the last step is a status")
+
+    def poll(self) -> Status | None:
+        """Return the status if it has ended, else None, as `subprocess.Popen.poll` does."""
+        if not self._run.is_over(self._run.view(())):
+            return None
+        # It may have ended after the view was taken.
+        return self.status()
 
     def _polls(
         self, timeout: float | None = None, until: Until | None = None, check: bool = False
@@ -287,6 +304,10 @@ class RunHandle:
             now: stop immediately, without a save; not on Kubernetes.
         """
         return self._run.stop(now)
+
+    def resume(self) -> str:
+        """Resume a suspended job on Kubernetes; other runs continue when they are submitted again."""
+        return self._run.resume()
 
     def scale(self, replicas: int) -> str:
         """Change the number of workers while it runs, on SLURM and Kubernetes; return a sentence about the effect."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tandem.errors import UserError
 from tandem.formatting import truncate_start
+from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.report.comparison import (
     ComparisonRow,
@@ -27,6 +28,7 @@ from tandem_cli.report.comparison_page import ComparisonPage, write
 from tandem_cli.report.figures.compared import MAX_RUNS
 from tandem_cli.report.reading import read
 from tandem_cli.runs import completed, open_run
+from tandem_cli.sweep.definition import SweepFolder, find_sweep
 from tandem_cli.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
@@ -40,7 +42,7 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN RUN…",
-            help="Runs of this machine: their folders, or names; or URLs of runs in buckets.",
+            help="Runs of this machine: their folders, or names; or URLs of runs in buckets. Or a single sweep.",
             show_default=False,
             autocompletion=completed,
         ),
@@ -59,8 +61,11 @@ def compare(
 ) -> None:
     """Compare runs side by side: differences of their jobs, progress, best scores, time and throughput.
 
-    The runs may be running, complete or killed.
+    The runs may be running, complete or killed. Of a sweep, all its trials are compared.
     """
+    if len(runs) == 1 and (swept := find_sweep(str(runs[0]))) is not None:
+        _compare_trials(swept, html, png, output)
+        return
     if not 2 <= len(runs) <= MAX_RUNS:
         raise UserError(f"2 to {MAX_RUNS} runs can be compared, not {len(runs)}; `tandem ls` lists the runs")
     paths = [open_run(run).path for run in runs]
@@ -86,6 +91,37 @@ def compare(
     for label, file in (("page", html), ("picture", png)):
         if file is not None:
             echo(f"{label:<9} {file}")
+
+
+def _compare_trials(folder: SweepFolder, html: Path | None, png: Path | None, output: Output) -> None:
+    """Show the trials of a sweep."""
+    if png is not None:
+        raise UserError("--png is for runs; a sweep has a page: --html FILE")
+    with needing("sweep"):
+        from tandem_cli.sweep.study import importances, read_trials
+        from tandem_cli.sweep.table import trial_record, trial_table
+    definition = folder.definition()
+    evaluation = definition.parsed({}, definition.name).spec.evaluation
+    trials, is_running = read_trials(definition, folder), folder.is_running
+    if html is not None:
+        from tandem_cli.sweep.page import sweep_page
+
+        write(sweep_page(definition, folder), html)
+    if output.is_data:
+        is_elsewhere = bool(definition.destination.kubernetes or definition.destination.context)
+        records = [
+            trial_record(trial, trial.run if is_elsewhere else str(folder.run_dir(trial.run)), is_running)
+            for trial in trials
+        ]
+        parts = importances(definition, folder) if trials else {}
+        emit({"sweep": definition.name, "metric": evaluation.metric, "trials": records, "importance": parts}, output)
+        return
+    console = PrintableConsole(highlight=False)
+    if not console.is_terminal or output is Output.WIDE:
+        console.width = UNBOUNDED
+    console.print(trial_table(trials, evaluation.metric, evaluation.direction, is_running))
+    if html is not None:
+        echo(f"{'page':<9} {html}")
 
 
 def _table(outcomes: list[Outcome], lines: list[ComparisonRow], best: int | None, width: int | None) -> Table:

@@ -14,6 +14,7 @@ from tandem.job.manifest.fields import dotted
 from tandem.job.manifest.reading import STDIN, parse_job, raise_for_unmet, read_source
 from tandem.job.manifest.source import Source, parse
 from tandem.job.resource import DistributedTrainingJob
+from tandem.job.sweep import SWEEP_KIND
 from tandem_cli import launch_line
 from tandem_cli.job_words import summary, warnings
 from tandem_cli.launch_line import is_launch_line
@@ -51,17 +52,21 @@ def validate(
 class _Valid:
     """A valid manifest."""
 
-    job: DistributedTrainingJob
+    summary: str
     warnings: list[str]
 
 
 def _validate(file: str, on_this_machine: bool, fix: bool) -> _Valid | UserError:
     try:
         source = _source(file)
+        if isinstance(source.data, dict) and source.data.get("kind") == SWEEP_KIND:
+            from tandem_cli.sweep.definition import check, sweep_summary
+
+            return _Valid(sweep_summary(check(source)), [])
         job = parse_job(source)
         if fix and job.spec.trainer.config is not None:
             job = parse_job(source := _fixed(file))
-        return _Valid(job, warnings(job) + (_machine_warnings(job, source) if on_this_machine else []))
+        return _Valid(summary(job), warnings(job) + (_machine_warnings(job, source) if on_this_machine else []))
     except UserError as error:
         return error
 
@@ -121,12 +126,12 @@ def _show(file: str, outcome: _Valid | UserError) -> None:
     else:
         for warning in outcome.warnings:
             echo(f" {file}: {one_line(warning)}", mark="warning:", colour="yellow", err=True)
-        echo(f" {file}: {one_line(summary(outcome.job))}", mark="OK", colour="green")
+        echo(f" {file}: {one_line(outcome.summary)}", mark="OK", colour="green")
 
 
 def _record(file: str, outcome: _Valid | UserError) -> dict[str, Any]:
     if isinstance(outcome, _Valid):
-        details = {"summary": summary(outcome.job), "problems": [], "warnings": outcome.warnings}
+        details = {"summary": outcome.summary, "problems": [], "warnings": outcome.warnings}
         return {"file": file, "valid": True, **details}
     problems = outcome.problems if isinstance(outcome, ManifestError) else (Problem(0, 0, file, "", str(outcome)),)
     return {"file": file, "valid": False, "problems": [asdict(problem) for problem in problems], "warnings": []}

@@ -250,13 +250,17 @@ def fetch_job(kubectl: Kubectl, name: str) -> JobSummary:
         raise NotFound(_not_found_message(kubectl, name)) from error
 
 
-def fetch_jobs(kubectl: Kubectl, everywhere: bool = False) -> list[JobSummary]:
+def fetch_jobs(kubectl: Kubectl, everywhere: bool = False, selector: str = "") -> list[JobSummary]:
     """Fetch the jobs of the namespace, or of all namespaces.
+
+    Args:
+        selector: label selector; empty: all jobs.
 
     Raises:
         ClusterError: the cluster, or kubectl, refused.
     """
-    jobs = kubectl.json("get", RESOURCE, *(["--all-namespaces"] if everywhere else []))
+    options = [*(["--all-namespaces"] if everywhere else []), *(["-l", selector] if selector else [])]
+    jobs = kubectl.json("get", RESOURCE, *options)
     return [job_summary(item) for item in jobs["items"]]
 
 

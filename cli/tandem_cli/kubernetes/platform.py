@@ -162,6 +162,12 @@ class OnKubernetes(Run):
         command = shlex.join(["kubectl", "patch", "dtj", self.name, *_suspending("false")])
         return f"{self.name} is suspended; {checkpoint}. To resume it: {command}{self._kubectl.options()}"
 
+    def resume(self) -> str:
+        """Resume the job, as `runPolicy.suspend: false` does."""
+        with self._explaining_errors():
+            self._kubectl.run("patch", RESOURCE, self.name, *_suspending("false"))
+        return f"{self.name} is resumed"
+
     @contextmanager
     def _explaining_errors(self) -> Iterator[None]:
         """Explain errors of the first requests: a name that is no local run may be mistyped.

@@ -26,7 +26,7 @@ from tests.support.fake_kubectl import FakeKubectl
 from tests.support.waiting import until
 from tests.support.worlds.simulated_run import make_run
 
-NOT_ASYNC = {"phase", "watch"}
+NOT_ASYNC = {"find_sweep", "folder", "is_on_kubernetes", "phase", "scales", "statuses", "sweep", "watch"}
 """A property, and a display that takes the cell until its end."""
 
 

@@ -136,7 +136,8 @@ def suggestion(root: Node, parent: Path, wrong: str) -> str:
 
     A field in the same group is suggested by its name alone, one elsewhere by its whole path.
     """
-    root = with_trainer(root, **{(LOOP if parent[:3] == CONFIG else CONFIG)[2]: None})
+    if node_at(root, CONFIG) is not None:
+        root = with_trainer(root, **{(LOOP if parent[:3] == CONFIG else CONFIG)[2]: None})
     node = node_at(root, parent)
     if node is None:
         return ""
@@ -293,7 +294,7 @@ def _node(schema: dict[str, Any], definitions: dict[str, Any], models: dict[str,
         kind,
         _one_line(schema),
         default=schema.get("default", ABSENT),
-        items=_node(inside, definitions, models) if isinstance(inside, dict) else None,
+        items=_node(inside, definitions, models) if isinstance(inside, dict) and inside else None,
         keys=tuple(schema.get("propertyNames", {}).get("enum", ())),
         choices=choices,
         minimum=schema.get("minimum"),

@@ -47,6 +47,7 @@ from tandem.job.manifest.fields import (
 from tandem.job.manifest.source import MAX_BYTES, Place, Source, parse, parse_value, short_json
 from tandem.job.pod_template import GPU_RESOURCES
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
+from tandem.job.sweep import SWEEP_KIND, Sweep
 from tandem.job.tasks import BUILT_IN, TASKS, ImageParameters, parameters_type
 from tandem.model import RULES, TASK, RuleBroken
 
@@ -90,6 +91,19 @@ def setting_of(setting: str) -> tuple[Path, Any]:
         return path, parse_value(text)
     except ValueError as error:
         raise _setting_error(setting, len(name) + 1, dotted(path), f"the value of {name} is {error}") from None
+
+
+def node_of(name: str, data: dict[str, Any]) -> Node | None:
+    """The field of a job that a setting names; None where the models do not describe it.
+
+    Args:
+        name: path, as in `path=value`.
+        data: the job's manifest.
+
+    Raises:
+        ManifestError: there is no such field.
+    """
+    return node_at(_root(data), _in_shape(setting_of(f"{name}=0")[0], data))
 
 
 def _in_shape(path: Path, data: Any) -> Path:
@@ -329,7 +343,9 @@ def _located(
 
 
 def _root(data: Any) -> Node:
-    """The tree of a job's fields; for a built-in task with those of its parameters."""
+    """The tree of a manifest's fields; of a job with a built-in task, with those of its parameters."""
+    if isinstance(data, dict) and closest_choice(str(data.get("kind")), [SWEEP_KIND]):
+        return tree(Sweep)
     root, trainer = tree(DistributedTrainingJob), _trainer(data)
     kind = parameters_type(trainer.get("task"), trainer.get("parameters"))
     return root if kind is None else with_trainer(root, parameters=replace(tree(kind), required=False))
@@ -380,7 +396,7 @@ def _first_sentence(text: str) -> str:
     return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
 
 
-__all__ = ["STDIN", "apply_overrides", "parse_job", "read_job", "read_source"]
+__all__ = ["STDIN", "apply_overrides", "node_of", "parse_job", "parse_sweep", "read_job", "read_source"]
 
 STDIN = "-"
 """File name that denotes standard input."""
@@ -412,13 +428,7 @@ def parse_job(source: Source, overrides: Sequence[str] = ()) -> DistributedTrain
     Raises:
         ManifestError: with every mistake, in the order of the lines.
     """
-    if not isinstance(source.data, dict):
-        place = source.values[()]
-        kind = "a list" if isinstance(source.data, list) else "a single value"
-        message = f"a manifest is a group of fields that begins with apiVersion: {API_VERSION}, not {kind}"
-        raise ManifestError([source.problem(place, (), message, given="")])
-    if foreign := _foreign(source):
-        raise ManifestError([foreign])
+    _expect(source, KIND)
     data = apply_overrides(source.data, overrides)
     _drop_nulls(data, tree(DistributedTrainingJob))
     details = _parameter_errors(data)
@@ -440,6 +450,21 @@ def parse_job(source: Source, overrides: Sequence[str] = ()) -> DistributedTrain
         reported = {(detail["type"], detail["loc"]) for detail in details}
         details += [d for d in error.errors(include_url=False) if (d["type"], d["loc"]) not in reported]
     raise ManifestError(problems(details, source, data, overrides))
+
+
+def parse_sweep(source: Source) -> Sweep:
+    """Validate the file of a sweep.
+
+    Raises:
+        ManifestError: with every mistake, in the order of the lines.
+    """
+    _expect(source, SWEEP_KIND)
+    data = copy.deepcopy(source.data)
+    _drop_nulls(data, tree(Sweep))
+    try:
+        return Sweep.parse(data)
+    except ValidationError as error:
+        raise ManifestError(problems(error.errors(include_url=False), source, data, ())) from None
 
 
 def _parameter_errors(data: dict[str, Any]) -> list[ErrorDetails]:
@@ -493,13 +518,23 @@ def similar_file(path: FilePath) -> str:
     return str(path.with_name(name)) if name else ""
 
 
-def _foreign(source: Source) -> Problem | None:
-    """The problem of a manifest of another kind: further messages would only bury it."""
+def _expect(source: Source, expected: str) -> None:
+    """Check that a document is a group of fields, and of a kind: further messages would only bury this mistake.
+
+    Raises:
+        ManifestError: it is not.
+    """
+    if not isinstance(source.data, dict):
+        place = source.values[()]
+        form = "a list" if isinstance(source.data, list) else "a single value"
+        message = f"a manifest is a group of fields that begins with apiVersion: {API_VERSION}, not {form}"
+        raise ManifestError([source.problem(place, (), message, given="")])
     kind = source.data.get("kind")
-    if not isinstance(kind, str) or kind == KIND or closest_choice(kind, [KIND]):
-        return None
-    message = f"this is a {kind}, not a {KIND} of {API_VERSION}"
-    return source.problem(source.values[("kind",)], ("kind",), message, allowed=KIND)
+    if not isinstance(kind, str) or kind == expected or closest_choice(kind, [expected]):
+        return
+    message = f"this is a {kind}, not a {expected} of {API_VERSION}"
+    place = source.values[("kind",)]
+    raise ManifestError([source.problem(place, ("kind",), message, allowed=expected)])
 
 
 def _drop_nulls(value: Any, node: Node | None) -> None:
