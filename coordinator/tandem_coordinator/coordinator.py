@@ -20,7 +20,6 @@ from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, S
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import group_state, membership
 from tandem_coordinator.forming import STACKS_SECONDS
-from tandem_coordinator.goodput import Goodput
 from tandem_coordinator.group_state import (
     Action,
     Announce,
@@ -104,9 +103,11 @@ class Coordinator:
             time.monotonic(),
             recorded_state,
         )
-        self._goodput = Goodput(time.monotonic())
         clock = Instant(time.time(), time.monotonic())
-        self._ledger = RunLedger(job, clock, recorded_state.ledger, recorded_state.generation, recorded_state.in_pod)
+        self._ledger = RunLedger(
+            *(job, clock, recorded_state.ledger, recorded_state.generation, recorded_state.in_pod),
+            adopts=self.state.adopting_until is not None,
+        )
         self._rundir, self._state_store = rundir, state_store
         self._recorded = recorded_state.generation
         self._recorded_target = self.state.target
@@ -262,7 +263,7 @@ class Coordinator:
             restarts=self._history.restarts,
             failures=self.state.failures,
             budget=self.job.spec.elasticity.max_restarts,
-            seconds=self._goodput.seconds,
+            seconds=self._ledger.goodput.seconds,
             ledger=self._ledger.settled_ledger,
             stepped_at=self._reports.stepped_at,
             idle_seconds=self._hangs.idle_seconds() if self.state.open else None,
@@ -276,8 +277,9 @@ class Coordinator:
 
     def _count_time(self) -> None:
         now, doing = time.monotonic(), activity(self.state, self._reports, self._observed)
-        self._goodput.update(now, doing, self._observed.training.seconds)
-        self._ledger.update(now, self.state, doing, self._reports.finishing, self._observed)
+        step_seconds = self._observed.training.step_seconds
+        straggler_share = self._stragglers.excess_seconds / step_seconds if step_seconds else 0.0
+        self._ledger.update(now, self.state, doing, self._reports.finishing, self._observed, straggler_share)
 
     def _status(self, clock: Instant, observed: Observed) -> Status:
         stragglers = self._stragglers.stragglers

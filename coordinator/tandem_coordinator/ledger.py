@@ -9,12 +9,16 @@ what earlier coordinators have counted, and the GPUs and CPUs of each.
 from collections.abc import Mapping, Set
 from math import inf
 
+from tandem.formatting import parse_rfc3339
 from tandem.job.pod_template import container_resources, cpus
 from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.launch import SUBMITTED_ANNOTATION
 from tandem.rundir import records
 from tandem.wire.ledger import PURPOSES, Ledger, Purpose, UsageByPurpose, priced_ledger
 from tandem.wire.protocol import Sync
-from tandem_coordinator.goodput import ENDED, SILENT, STEPPING
+from tandem.wire.save_interval import interval_advice
+from tandem.wire.wall_time import Cause, WallTime
+from tandem_coordinator.goodput import ENDED, SETTLE_SECONDS, SILENT, STEPPING, Goodput
 from tandem_coordinator.group_state import State
 from tandem_coordinator.log_followers import LedgerPosition
 from tandem_coordinator.run_watcher import Observed
@@ -22,9 +26,6 @@ from tandem_coordinator.snapshots import Instant
 
 UNSETTLED = "unsettled"
 """Placeholder for a purpose, until the first rank of the group has logged its work."""
-SETTLE_SECONDS = 3.0
-"""Time after the end of a group at which its time is settled, in seconds: its last lines are read within a second on a
-disk that answers."""
 RECORD_SECONDS = 10.0
 """Time between two records, in seconds."""
 MAX_GONE = 1_000
@@ -201,6 +202,7 @@ class RunLedger:
         before: the last record of an earlier coordinator.
         generation: the newest that it formed.
         in_pod: workers are pods, which have what they ask for.
+        adopts: a group of an earlier coordinator may step.
     """
 
     def __init__(
@@ -210,7 +212,9 @@ class RunLedger:
         before: records.LedgerRecord | None = None,
         generation: int = 0,
         in_pod: bool = False,
+        adopts: bool = False,
     ) -> None:
+        self._job = job
         self._prices, self._before = job.spec.prices, before or records.LedgerRecord(time=clock.wall)
         workers, evaluators = job.spec.workers, job.spec.evaluation
         self._processes, self._is_script = workers.processes, job.spec.trainer.command is not None
@@ -228,6 +232,17 @@ class RunLedger:
             "gpu": _without_unsettled(self._before.gpu_seconds, unsettled * (self._before.worker_gpus or 0.0)),
             "cpu": _without_unsettled(self._before.cpu_seconds, unsettled * (self._before.worker_cpus or 0.0)),
         }
+        wall = self._before.wall or WallTime()
+        self._saves, self._setbacks = wall.saves, wall.setbacks
+        submitted_at = parse_rfc3339(job.metadata.annotations.get(SUBMITTED_ANNOTATION)) or clock.wall
+        self.goodput = Goodput(
+            clock.steady,
+            self._before.wall,
+            self._before.wall_unsettled or 0.0,
+            max(0.0, clock.wall - (submitted_at if before is None else before.time)),
+            adopts,
+        )
+        """Wall time by cause and phase."""
         self._sizes: dict[int, int] = {}
         self._inside: Mapping[Worker, object] = {}
         self._members: Set[Worker] = frozenset()
@@ -240,6 +255,7 @@ class RunLedger:
             self._gpus, self._cpus = float(sync.gpus or 0), float(sync.cpus or self._processes)
         self._cpus = self._cpus or float(sync.cpus or self._processes)
         self._workers.add_worker(sync.replica, sync.incarnation, now, sync.age)
+        self.goodput.add_worker(now, sync.age)
         agent = state.agents.get(sync.replica)
         if agent is None or agent.member.incarnation != sync.incarnation:
             # An agent that leaves, or is told to. If it sends another message, it existed until then.
@@ -250,11 +266,20 @@ class RunLedger:
         if self._workers.remove_worker(replica, now):
             self._recorded_at = -inf
 
-    def update(self, now: float, state: State, activity: str, finishing: bool, observed: Observed) -> None:
+    def update(
+        self,
+        now: float,
+        state: State,
+        activity: str,
+        finishing: bool,
+        observed: Observed,
+        straggler_share: float = 0.0,
+    ) -> None:
         """Set the job's activity from now on (see tandem_coordinator.goodput).
 
         Args:
             finishing: all steps are taken, and the code after the loop runs.
+            straggler_share: share of a step's time that all ranks wait for a straggler.
         """
         if state.latest is not None:
             self._sizes[state.latest.generation] = len(state.latest.members)
@@ -263,6 +288,9 @@ class RunLedger:
             del self._sizes[generation]
         # Members that a coordinator finds after its own restart step on meanwhile.
         adopts = not state.open and state.adopting_until is not None
+        # Ranks of a task report nothing before their first message.
+        doing = "restore" if activity == SILENT and not self._is_script else activity
+        self.goodput.update(now, STEPPING if adopts else doing, observed.training.work, straggler_share)
         purpose = UNSETTLED if adopts or activity == STEPPING else PURPOSE_OF_ACTIVITY.get(activity, "waiting")
         if finishing or (activity == SILENT and self._is_script):
             purpose = "compute"
@@ -275,16 +303,19 @@ class RunLedger:
     def close(self, now: float) -> None:
         """Close the ledger."""
         self._workers.close(now)
+        self.goodput.close(now)
 
     @property
     def ledger(self) -> Ledger:
         """The ledger of the run so far."""
-        return priced_ledger(*self._amounts(self._workers.unsettled), self._prices, self._observed.bucket)
+        ledger = priced_ledger(*self._amounts(self._workers.unsettled), self._prices, self._observed.bucket)
+        return ledger.model_copy(update={"wall": self._wall(self.goodput.wall_time)})
 
     @property
     def settled_ledger(self) -> Ledger:
         """The ledger without unsettled amounts. Its amounts only grow."""
-        return priced_ledger(*self._amounts(0.0), self._prices, self._observed.bucket)
+        ledger = priced_ledger(*self._amounts(0.0), self._prices, self._observed.bucket)
+        return ledger.model_copy(update={"wall": self._wall(self.goodput.settled_seconds)})
 
     def due(self, clock: Instant) -> records.LedgerRecord | None:
         """The record, if one is due; otherwise None."""
@@ -305,7 +336,31 @@ class RunLedger:
             reached=training.reached,
             offsets={str(generation): float(offset) for generation, offset in training.offsets.items()},
             evaluators_until=self._observed.read_at,
+            wall_unsettled=round(self.goodput.unsettled, 3),
         )
+
+    def _wall(self, amounts: Mapping[Cause, float]) -> WallTime:
+        """The wall time with counts and advice."""
+        training = self._observed.training
+        wall = WallTime(
+            saves=self._saves + training.ledger_saves,
+            setbacks=self._setbacks + training.setbacks,
+            interval_seconds=training.interval_seconds,
+        ).with_causes(amounts)
+        checkpoints = self._job.spec.checkpoint
+        if checkpoints.every == "Auto":
+            return wall
+        advice = interval_advice(
+            training_seconds=wall.training + wall.stragglers + wall.data + wall.recomputed,
+            total_seconds=wall.total,
+            save_seconds=wall.checkpoint,
+            recomputed_seconds=wall.recomputed,
+            saves=wall.saves,
+            setbacks=wall.setbacks,
+            write_seconds=training.commit_seconds or 0.0,
+            step_seconds=training.step_seconds if checkpoints.every_steps else None,
+        )
+        return wall.model_copy(update={"advice": advice})
 
     def _amounts(self, unsettled: float) -> tuple[UsageByPurpose, UsageByPurpose]:
         worker_seconds, evaluators = self._workers.settled_seconds, self._observed.evaluator_seconds

@@ -27,6 +27,7 @@ from tandem.rundir.records import (
     CorruptionRecord,
     Evaluated,
     EvaluatorEnd,
+    IntervalChosen,
     LostLines,
     NotSaved,
     Rate,
@@ -42,14 +43,19 @@ from tandem.script import MAX_VALUES
 from tandem.wire.ledger import Purpose
 from tandem.wire.metrics import STEP_BUCKETS
 from tandem.wire.status import Corruption, EvaluatorView, joined
+from tandem.wire.wall_time import Cause
 
 _MAX_TAIL_BYTES = 256 * 2**10
 """Size of the end of an earlier log that is searched for the last save, in bytes."""
 _MAX_FOLLOWED = 2
-WORK = ("data", "compute", "checkpoint")
-"""Phases into which a rate line divides time."""
-
-
+PURPOSE_OF_CAUSE: dict[Cause, Purpose] = {
+    "training": "compute",
+    "recomputed": "recomputed",
+    "data": "waiting",
+    "checkpoint": "waiting",
+    "script": "compute",
+}
+"""The ledger's purposes of the causes that a rate line divides time into."""
 MAX_LEDGER_GENERATIONS = 4
 """Number of the newest generations for which the time is broken down by purpose."""
 
@@ -76,8 +82,12 @@ class LedgerPosition:
 class Training:
     """Counts of training logs since this process started."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the first rank by phase (WORK)."""
+    work: dict[Cause, float] = field(default_factory=dict)
+    """Seconds of the first rank by cause, since the last record of a ledger."""
+    ledger_saves: int = 0
+    """Saves that blocked training, since the last record of a ledger."""
+    setbacks: int = 0
+    """Times that steps had to be repeated, since the last record of a ledger."""
     steps: int = 0
     samples: int = 0
     steps_lost: int = 0
@@ -96,6 +106,8 @@ class Training:
     stall_seconds: float | None = None
     """Time for which the last save stopped training."""
     commit_seconds: float | None = None
+    interval_seconds: float | None = None
+    """Interval between saves that `checkpoint.every: Auto` has chosen last."""
     flops_per_sample: float | None = None
     peak_flops: float | None = None
     """Peak of one rank's GPU; None if one of the two is not well defined."""
@@ -127,7 +139,7 @@ class TrainingLogs:
     def __init__(self, folder: Path, ledger_position: LedgerPosition | None = None) -> None:
         self._logs: dict[int, LogReader[TrainingRecord]] = {}
         self._ledger_position = ledger_position or LedgerPosition()
-        self._training = Training(seconds=dict.fromkeys(WORK, 0.0), reached=self._ledger_position.reached)
+        self._training = Training(reached=self._ledger_position.reached)
         self._step: int | None = None
         for generation, path in _logs(list_folder(folder))[-_MAX_FOLLOWED:]:
             self._skip(generation, path)
@@ -167,6 +179,8 @@ class TrainingLogs:
                     self._step, self._training.loss = record.step or self._step, record.loss
                 case Saved():
                     self._saved(record)
+                case IntervalChosen():
+                    self._training.interval_seconds = record.seconds
                 case Values():
                     self._logged(record)
         if (position := self._ledger_position.offset(generation)) is None:
@@ -179,19 +193,31 @@ class TrainingLogs:
 
     def _account(self, generation: int, record: TrainingRecord) -> None:
         """Account a record of the log in the ledger."""
+        training = self._training
+        if isinstance(record, Saved) or (isinstance(record, NotSaved) and record.name is not None):
+            training.ledger_saves += 1
+        if isinstance(record, Start):
+            training.setbacks += record.step < training.reached
         if not isinstance(record, Rate) or record.phases is None:
             return
         phases = {name: seconds or 0.0 for name, seconds in record.phases.items()}
-        repeated, training = 0.0, self._training
+        repeated = 0.0
         if record.step is not None and record.steps:
             repeated = min(max(0, training.reached - (record.step - record.steps)), record.steps) / record.steps
             training.reached = max(training.reached, record.step)
         compute = phases.get("compute", 0.0)
+        work: dict[Cause, float] = {
+            "training": (1 - repeated) * compute,
+            "recomputed": repeated * compute,
+            "data": phases.get("data", 0.0),
+            "checkpoint": phases.get("checkpoint", 0.0),
+            # In a pause a script does what is no step, such as a validation of its own.
+            "script": phases.get("pause", 0.0),
+        }
         purposes = training.by_generation.setdefault(generation, {"compute": 0.0, "recomputed": 0.0, "waiting": 0.0})
-        purposes["recomputed"] += repeated * compute
-        # In a pause a script does what is no step, such as a validation of its own.
-        purposes["compute"] += (1 - repeated) * compute + phases.get("pause", 0.0)
-        purposes["waiting"] += phases.get("data", 0.0) + phases.get("checkpoint", 0.0)
+        for cause, seconds in work.items():
+            training.work[cause] = training.work.get(cause, 0.0) + seconds
+            purposes[PURPOSE_OF_CAUSE[cause]] += seconds
 
     def _take(self, record: TrainingRecord) -> None:
         match record:
@@ -204,6 +230,8 @@ class TrainingLogs:
                     self._training.steps_lost += max(0, self._step - record.step)
                 self._step = record.step
                 self._started(record)
+            case IntervalChosen():
+                self._training.interval_seconds = record.seconds
             case Saved():
                 self._training.saves["committed"] += 1
                 self._saved(record)
@@ -232,8 +260,6 @@ class TrainingLogs:
         phases, seconds, steps, samples = record.phases, record.step_seconds, record.steps, record.samples
         if phases is None or seconds is None or steps is None:
             return
-        for name in WORK:
-            training.seconds[name] += phases.get(name) or 0.0
         training.steps += steps
         # A script may leave them out.
         training.samples += samples or 0

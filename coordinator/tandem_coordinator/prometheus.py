@@ -21,6 +21,7 @@ from tandem.wire import metrics
 from tandem.wire.ledger import PURPOSES, BucketUsage, Ledger, UsageByPurpose
 from tandem.wire.metrics import STEP_BUCKETS, Metric
 from tandem.wire.status import CORRUPTIONS, Phase, Snapshot, Troubles
+from tandem.wire.wall_time import CAUSES, WallTime
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.run_watcher import Observed
 from tandem_coordinator.snapshots import Instant
@@ -245,6 +246,9 @@ def _history(figures: Figures) -> Iterator[Sample]:
     for phase in metrics.TIME_PHASES:
         yield metrics.TIME, (phase,), round(figures.seconds.get(phase, 0.0), 3)
     ledger = figures.ledger
+    wall = ledger.wall or WallTime()
+    for cause in CAUSES:
+        yield metrics.WALL_SECONDS, (cause,), getattr(wall, cause)
     for metric, amounts in (
         (metrics.GPU_SECONDS, ledger.gpu_seconds),
         (metrics.CPU_SECONDS, ledger.cpu_seconds),
@@ -318,7 +322,7 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
     # Of a script without a session it is not known whether it saves at all.
     saves = figures.stepped_at is not None and not figures.scripted
     if saves and not figures.finishing:
-        yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training.step_seconds)
+        yield metrics.CHECKPOINT_INTERVAL, (), _interval(figures.checkpoints, training)
     since = saved.saved_at if saved is not None else figures.started_at if saves else None
     if since is not None and not figures.finishing:
         yield metrics.CHECKPOINT_AGE, (), max(0.0, round(clock.wall - since, 3))
@@ -327,9 +331,11 @@ def _checkpoints(snapshot: Snapshot, figures: Figures) -> Iterator[Sample]:
         yield metrics.EVALUATION_WAIT, (), 0.0 if waits is None else max(0.0, round(clock.wall - waits, 3))
 
 
-def _interval(settings: CheckpointSpec, step_seconds: float | None) -> float | None:
+def _interval(settings: CheckpointSpec, training: Training) -> float | None:
+    if settings.every == "Auto" and training.interval_seconds is not None:
+        return training.interval_seconds
     by_steps = None
-    if settings.every_steps is not None and step_seconds is not None:
-        by_steps = settings.every_steps * step_seconds
+    if settings.every_steps is not None and training.step_seconds is not None:
+        by_steps = settings.every_steps * training.step_seconds
     limits = [seconds for seconds in (settings.interval_seconds, by_steps) if seconds is not None]
     return round(min(limits), 3) if limits else None

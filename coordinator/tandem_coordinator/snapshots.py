@@ -22,7 +22,7 @@ from tandem.wire.status import (
     Straggler,
 )
 from tandem_coordinator.failures import progress_of
-from tandem_coordinator.goodput import ENDED, SILENT, STEPPING
+from tandem_coordinator.goodput import AFTER_LOOP, ENDED, FINAL_SAVE, SILENT, STEPPING
 from tandem_coordinator.group_state import WAITS_FOR_BUCKET, AgentState, State
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.run_watcher import Observed
@@ -160,6 +160,8 @@ def activity(state: State, reports: Reports, observed: Observed) -> str:
         return ENDED
     if not state.open:
         return "rendezvous" if state.agents else "idle"
+    if reports.finishing or reports.saving:
+        return AFTER_LOOP if reports.finishing else FINAL_SAVE
     if reports.stepping:
         return STEPPING
     return SILENT if reports.silent and _are_all_running(state) else "restore"

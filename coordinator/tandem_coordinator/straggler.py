@@ -31,6 +31,9 @@ class StragglerWatch:
     def begin(self) -> None:
         """Start over for a new generation, in which another rank may have the same number."""
         self.stragglers: list[Straggler] = []
+        self.excess_seconds = 0.0
+        """Time of a step for which the others wait for the slowest straggler: the difference of its work from the
+        median."""
         self._changing: dict[int, float] = {}
 
     def update(self, reports: Iterable[tuple[str, RankReport]], now: float) -> list[str]:
@@ -40,7 +43,7 @@ class StragglerWatch:
             reports: the newest report of each rank, with its replica.
             now: seconds of any steady clock.
         """
-        ratios = _ratios(reports)
+        ratios, median = _ratios(reports)
         slow_ranks = {straggler.rank: straggler for straggler in self.stragglers}
         messages = []
         for rank, (replica, ratio) in ratios.items():
@@ -59,13 +62,15 @@ class StragglerWatch:
         self._changing = {rank: since for rank, since in self._changing.items() if rank in ratios}
         still = [rank for rank in sorted(slow_ranks) if rank in ratios]
         self.stragglers = [slow_ranks[rank].model_copy(update={"ratio": round(ratios[rank][1], 2)}) for rank in still]
+        self.excess_seconds = max((ratios[rank][1] - 1.0 for rank in still), default=0.0) * median
         return messages
 
 
-def _ratios(reports: Iterable[tuple[str, RankReport]]) -> dict[int, tuple[str, float]]:
+def _ratios(reports: Iterable[tuple[str, RankReport]]) -> tuple[dict[int, tuple[str, float]], float]:
+    """The replica of each rank and its work over the median, and the median, in seconds."""
     timed = [(report.rank, replica, report.busy_seconds) for replica, report in reports if report.busy_seconds]
     # With a single rank there is nothing to compare with.
     if len(timed) < 2:
-        return {}
+        return {}, 0.0
     median = median_low(busy for _, _, busy in timed)
-    return {rank: (replica, busy / median) for rank, replica, busy in timed}
+    return {rank: (replica, busy / median) for rank, replica, busy in timed}, median

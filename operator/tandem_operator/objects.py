@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
-from tandem.processes.launch import UID_ANNOTATION
+from tandem.processes.launch import SUBMITTED_ANNOTATION, UID_ANNOTATION
 from tandem_operator import kinds, names, pods
 from tandem_operator.kinds import Kind
 from tandem_operator.observed import PodGroup
@@ -276,8 +276,10 @@ def event(about: Mapping[str, Any], notice: KubeEvent, now: str, entropy: str) -
 
 
 def resolved(job: DistributedTrainingJob, uid: str) -> Manifest:
-    """The job as other processes read it, without defaults, and with its incarnation."""
+    """The job as other processes read it, without defaults, and with its incarnation and the time of its submission."""
     annotations = {UID_ANNOTATION: incarnation(job, uid)}
+    if job.metadata.creation_timestamp is not None:
+        annotations[SUBMITTED_ANNOTATION] = job.metadata.creation_timestamp
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace, "annotations": annotations}
     return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": job.spec.dump_brief()}
 

@@ -68,6 +68,11 @@ def _goodput(window: str) -> str:
     return f"sum(rate({compute}[{window}])) / sum(rate({everything}[{window}]))"
 
 
+def _share_of_wall_time(causes: str) -> str:
+    """The share of causes in the wall time of the whole run: the counters continue over restarts."""
+    return f"sum by (cause) ({series(metrics.WALL_SECONDS, causes)}) / scalar(sum({series(metrics.WALL_SECONDS)}))"
+
+
 def _training() -> list[Panel]:
     return [
         word("Phase", "Phase of the job.", Query(f"{series(metrics.PHASE)} == 1", "{{phase}}")),
@@ -170,11 +175,20 @@ def _busy() -> list[Panel]:
             stacked=True,
         ),
         graph(
-            "Goodput",
-            "Share of the time in which steps were computed.",
-            Query(_goodput("5m"), "of 5 minutes"),
+            "Goodput and ETTR",
+            "Share of the time in which steps were computed, and share since the submission in which steps were taken "
+            "the first time (effective training time ratio).",
+            Query(_goodput("5m"), "goodput of 5 minutes"),
+            Query(_share_of_wall_time('cause="training"'), "ETTR of the run"),
             unit="percentunit",
             maximum=1,
+        ),
+        graph(
+            "Lost time",
+            "Share of the time since the submission that did not move training forward, by cause.",
+            Query(_share_of_wall_time('cause!="training"'), "{{cause}}"),
+            unit="percentunit",
+            stacked=True,
         ),
         graph(
             "Processor use by rank",

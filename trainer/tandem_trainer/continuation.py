@@ -30,6 +30,7 @@ from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.data.order import digest
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
+from tandem_trainer.save_interval import SaveInterval
 
 MAX_REMEMBERED = 1_000
 """Steps that each rank remembers for the log; a vote settles at most a hundred."""
@@ -77,6 +78,8 @@ class LiveState:
     """Newest steps, oldest first."""
     saved_at: float
     """Time of the last save, in seconds of the monotonic clock."""
+    interval: SaveInterval
+    """Interval between two saves."""
 
     @property
     def last_loss_step(self) -> int:

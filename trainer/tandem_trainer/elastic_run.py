@@ -43,6 +43,7 @@ from tandem_trainer.loss_spikes import LossSpikes
 from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.rank_context import RankContext, StopRequest
+from tandem_trainer.save_interval import SaveInterval, count_failures
 from tandem_trainer.trouble import TroubleCounts, record_save
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class ElasticRun:
     ) -> None:
         self._survives = survives
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
+        self._interval = SaveInterval(checkpoints)
         check_disk(context.rundir, context.group)
         self._rewinds = _rewinds_of_all(context.rundir, context.group)
         self._skipped_windows = windows(self._rewinds)
@@ -233,6 +235,7 @@ class ElasticRun:
             origin = fresh()
         else:
             train_state.load(restored.loaded.contents)
+            self._interval.restore(restored.loaded.manifest.loop)
             misfit = optimizer_problem(restored.loaded.manifest, train_state)
             # The copy in memory is as large as the model and its optimizer state.
             restored.loaded = None
@@ -269,6 +272,7 @@ class ElasticRun:
         with self._corruptions.recording():
             compare(group, self._train_state.replicated())
         continuation = source.continuation
+        self._interval = self._interval if live is None else live.interval
         record_start(
             *(context.rundir, group, context.generation, context.members, source.checkpoint),
             datasets=facts.datasets,
@@ -324,6 +328,7 @@ class ElasticRun:
         # The first vote follows the first step: it measures how many steps fit between two votes.
         self._next_vote_step = self.step + 1
         self._last_save = time.monotonic()
+        self._interval.begin(self._log, lambda: count_failures(context.rundir, context.generation))
         self._first_step = self.step
         self._samples_until = {self.step: ""}
         self._stopping = False
@@ -370,6 +375,7 @@ class ElasticRun:
             samples=self._samples_until,
             recent_steps=[*self._recent_steps],
             saved_at=self._last_save,
+            interval=self._interval,
         )
 
     def release(self) -> None:
@@ -538,8 +544,7 @@ class ElasticRun:
         # Vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
         if not (save_due or is_last or step == self._next_vote_step):
             return
-        interval = self._checkpoints.interval_seconds
-        overdue = interval is not None and time.monotonic() - self._last_save >= interval
+        overdue = self._interval.is_over(self._last_save)
         # Read the losses first: that waits for a GPU, and only then is it known how long the steps took.
         losses = meter.pending_losses()
         samples_digest = self._samples_since_vote.digest
@@ -585,6 +590,7 @@ class ElasticRun:
 
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
+        started, outcome = time.perf_counter(), self._saver.wait()
         if self.step != self._first_step + 1:
             self._compare_replicas()
         for name, reason in self._train_state.lost_in_round_trip(self._context.group).items():
@@ -592,7 +598,9 @@ class ElasticRun:
                 log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, reason)
         position = self._data.position(self.data_step)
         contents = self._contents(of_all=True)
-        self.meter.checkpoint_seconds += self._saver.save(self.step, position, contents)
+        self._saver.save(self.step, position, contents)
+        self._interval.saved(cost := time.perf_counter() - started, outcome)
+        self.meter.checkpoint_seconds += cost
         if self._is_shared:
             # All ranks come here from a vote, so none writes weights now; the next step of any rank would.
             self._context.group.barrier()
@@ -600,7 +608,7 @@ class ElasticRun:
     def _contents(self, of_all: bool = False) -> Contents:
         """Collect the contents of a checkpoint of this moment, as this rank has them, or as all ranks save them. The
         latter is collective."""
-        train_state, loop = self._train_state, {"health": self._loss_spikes.memory()}
+        train_state, loop = self._train_state, {"health": self._loss_spikes.memory(), **self._interval.memory()}
         try:
             return train_state.saved(self._context.group, loop) if of_all else train_state.contents(loop)
         except TypeError as error:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.errors import UserError
-from tandem.formatting import size
+from tandem.formatting import rfc3339, size
 from tandem.job.resource import DistributedTrainingJob
+from tandem.processes.launch import SUBMITTED_ANNOTATION
 from tandem.rundir.bucket import Writer
 from tandem.rundir.durable import encode, unsupported_operation
 from tandem.rundir.layout import RunDir
@@ -115,13 +116,18 @@ def claim(path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: s
             notes = [*from_bucket, *_notes(run_dir, job, finding)]
             apply_decision(run_dir, finding)
             run_dir.create()
-            run_dir.write_job(job_to_record(run_dir, job))
+            run_dir.write_job(_with_submission_time(job_to_record(run_dir, job)))
     except BaseException:
         if writer is not None:
             writer.end()
         os.close(lock)
         raise
     return HeldFolder(run_dir, lock, tuple(notes), writer)
+
+
+def _with_submission_time(job: DistributedTrainingJob) -> DistributedTrainingJob:
+    annotations = job.metadata.annotations | {SUBMITTED_ANNOTATION: rfc3339(time.time())}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.formatting import duration, metric_name, number, score
+from tandem.formatting import duration, metric_name, number, score, share
 from tandem.job.secrecy import hide_secrets
 from tandem.model import Model
 from tandem.rundir.evaluations import direction
@@ -109,6 +109,9 @@ def rows(runs: Sequence[RunData], outcomes: Sequence[Outcome]) -> list[Compariso
     table.append(("duration", tuple(duration(outcome.seconds) for outcome in outcomes)))
     table.append(("samples/s", tuple(number(outcome.throughput) for outcome in outcomes)))
     table.append(("restarts", tuple(f"{outcome.restarts:,}" for outcome in outcomes)))
+    walls = [None if outcome.ledger is None else outcome.ledger.wall for outcome in outcomes]
+    if any(walls):
+        table.append(("ETTR", tuple(share(None if wall is None else wall.ettr) for wall in walls)))
     totals = [
         {name: written(hours.total) for name, hours, written in ledger_rows(outcome.ledger)} for outcome in outcomes
     ]

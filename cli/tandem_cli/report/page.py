@@ -34,6 +34,7 @@ from tandem.formatting import (
 from tandem.wire.ledger import PURPOSES, format_bucket, ledger_rows
 from tandem.wire.measures import Generation
 from tandem.wire.status import phase_word, trouble_messages
+from tandem.wire.wall_time import CAUSE_MEANINGS, CAUSE_NAMES, losses
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.run import RunCheckpoint, RunData
 from tandem_cli.report.summary import Summary
@@ -83,6 +84,7 @@ def page(
         _completions(run),
         _checkpoints(run, clock),
         _generations(run, clock),
+        _wall_time(run),
         _ledger(run),
         _details(run, clock),
     ]
@@ -206,6 +208,10 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
     else:
         yield "", "Steps", f"{summary.steps:,}", " · ".join(part for part in (total, redone) if part)
     yield "", "Duration", duration(summary.seconds), "pauses left out" if summary.pauses else ""
+    wall = None if run.ledger is None else run.ledger.wall
+    if wall is not None and wall.ettr is not None:
+        largest = [f"{CAUSE_NAMES[cause]} {share(seconds / wall.total)}" for cause, seconds in losses(wall)[:2]]
+        yield "", "ETTR", share(wall.ettr), " · ".join(largest)
     yield "", "Throughput", number(summary.throughput), "samples a second, median"
     if summary.tokens is not None:
         learned_tokens = (
@@ -429,6 +435,36 @@ def _generation(generation: Generation, clock: Clock) -> str:
         )
         + "".join(f'<td class="long">{escape(text) or "–"}</td>' for text in (formed, members, generation.ended))
         + "</tr>"
+    )
+
+
+def _wall_time(run: RunData) -> str:
+    """The wall time by cause, and advice."""
+    wall = None if run.ledger is None else run.ledger.wall
+    if wall is None or wall.ettr is None:
+        return ""
+    rows = [("training", wall.training), *losses(wall)]
+    body = "".join(
+        f"<tr><td>{_titled(CAUSE_NAMES[cause])}</td>"
+        f'{_cells(duration(seconds), share(seconds / wall.total))}<td class="long">{CAUSE_MEANINGS[cause]}</td></tr>'
+        for cause, seconds in rows
+    )
+    body += f"<tr><td>Total</td>{_cells(duration(wall.total), share(1.0))}<td></td></tr>"
+    body += (
+        '<tr class="off"><td>Evaluators</td>'
+        f'{_cells("–", "–")}<td class="long">how far evaluations slow steps down is not measured</td></tr>'
+    )
+    finding = (
+        f"{share(wall.ettr)} of the time since the submission moved training forward (ETTR); steps were repeated "
+        f"{count_noun(wall.setbacks, 'time')}, and {count_noun(wall.saves, 'save')} blocked training."
+    )
+    if wall.interval_seconds is not None:
+        finding += f" checkpoint.every: Auto saves every {duration(wall.interval_seconds)} now."
+    advice = f'<p class="finding">Advice: {escape(wall.advice)}.</p>' if wall.advice else ""
+    heads = _heads(("For", False), ("Time", True), ("Share", True), ("Meaning", False))
+    return (
+        f'<section><h2>Time since the submission</h2><p class="finding">{finding}</p>{advice}'
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{body}</tbody></table></div></section>'
     )
 
 

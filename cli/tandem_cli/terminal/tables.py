@@ -10,10 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from tandem import formatting
-from tandem.formatting import count_noun, elapsed, metric_name, number, parse_rfc3339
+from tandem.formatting import count_noun, duration, elapsed, metric_name, number, parse_rfc3339
 from tandem.rundir import against_base
 from tandem.wire.ledger import format_bucket, format_usage, ledger_rows
 from tandem.wire.status import KSTATUS, Members, Phase, Score, Status, phase_word, trouble_messages
+from tandem.wire.wall_time import format_wall_time
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
 from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
 
@@ -182,12 +183,18 @@ def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "slow", f"rank {slow.rank} of {slow.replica} takes {slow.ratio:.1f} times as long as the others"
     if status.utilization is not None:
         yield from _processors(status)
+    if status.ledger is not None and (wall_time := format_wall_time(status.ledger.wall)) is not None:
+        yield "ETTR", wall_time
+    if status.ledger is not None and status.ledger.wall is not None and status.ledger.wall.interval_seconds is not None:
+        yield "saves", f"every {duration(status.ledger.wall.interval_seconds)} (checkpoint.every: Auto)"
     for name, hours, written in ledger_rows(status.ledger):
         yield name, format_usage(hours, written)
     if status.ledger is not None and status.ledger.bucket is not None:
         yield "bucket", format_bucket(status.ledger.bucket)
     for trouble in trouble_messages(status.troubles):
         yield "trouble", trouble.text
+    if status.ledger is not None and status.ledger.wall is not None and status.ledger.wall.advice is not None:
+        yield "advice", status.ledger.wall.advice
     for sentence in missed:
         yield "missed", sentence
     if status.latest_checkpoint is not None:

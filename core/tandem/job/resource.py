@@ -6,7 +6,7 @@ The CRD, the JSON schema for editors and the reference page are generated from t
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from tandem.job.language_evaluation import RULES as LANGUAGE_RULES
 from tandem.job.language_evaluation import Generate, Harness
@@ -268,6 +268,9 @@ class CheckpointSpec(Model):
     and start over; with `tandem run`, each time. `Refuse`: leave them alone, and do not start. A directory in which
     nothing was saved is always reused."""
 
+    every: Literal["Auto"] | None = None
+    """`Auto`: the interval follows from the measured time of a save and from the failures so far. It excludes
+    everySteps and everySeconds."""
     every_steps: Positive | None = None
     """Write a checkpoint every this many optimizer steps."""
     every_seconds: Seconds | None = None
@@ -287,10 +290,19 @@ class CheckpointSpec(Model):
     directory."""
 
     immutable: ClassVar[tuple[str, ...]] = ("storage",)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda c: c.every is None or (c.every_steps is None and c.every_seconds is None),
+            "!has(self.every) || (!has(self.everySteps) && !has(self.everySeconds))",
+            "every: Auto chooses the interval itself; leave out everySteps and everySeconds",
+            "every",
+        ),
+    )
 
     @property
     def interval_seconds(self) -> float | None:
-        """Seconds between checkpoints with the default filled in, None where only steps count."""
+        """Seconds between checkpoints with the default filled in, None where only steps count. With `every: Auto`, the
+        interval of the first save."""
         if self.every_seconds is None and self.every_steps is None:
             return 60.0
         return self.every_seconds
@@ -526,6 +538,10 @@ class Metadata(Model):
     """Labels of the job."""
     annotations: dict[str, str] = {}
     """Annotations of the job."""
+    creation_timestamp: Annotated[str | None, BeforeValidator(lambda time: time if isinstance(time, str) else None)] = (
+        None
+    )
+    """Time of creation, as the API server sets it."""
 
 
 class DistributedTrainingJob(Model):

@@ -52,6 +52,9 @@ UID_ANNOTATION = "tandem.dev/uid"
 """Annotation of a job in a file: the UID of its object. A job of the same name with another UID, on the volume of an
 earlier one, is a new attempt."""
 
+SUBMITTED_ANNOTATION = "tandem.dev/submitted-at"
+"""Annotation of a job in a file: the time of its submission, RFC 3339."""
+
 AGENT_RESTARTS = 1_000_000_000
 """Restart limit for torchrun, which counts every restart of its workers; the effective budget is the coordinator's."""
 SHUTDOWN_SECONDS = 30

@@ -220,6 +220,22 @@ class Rewound(Record, Rewind):
     kind: Literal["rewind"] = "rewind"
 
 
+class IntervalChosen(Record):
+    """`checkpoint.every: Auto` has changed the interval between saves by a tenth or more, or begins a generation."""
+
+    kind: Literal["interval"] = "interval"
+    seconds: Seconds = None
+    """The interval."""
+    save_seconds: Seconds = None
+    """Time for which a save blocks training: the median of the newest ones."""
+    write_seconds: Seconds = None
+    """Time from then until it was on the disk."""
+    failures: Count = None
+    """Failures of the run so far after which steps had to be repeated."""
+    training_seconds: Seconds = None
+    """Time in which they occurred."""
+
+
 class TrainingEnd(Record):
     """The generation ends in an orderly way."""
 
@@ -241,6 +257,7 @@ TrainingRecord = (
     | Rate
     | Values
     | Saved
+    | IntervalChosen
     | NotSaved
     | CheckpointPassedOver
     | Rewound
@@ -345,6 +362,9 @@ class LedgerRecord(Record, Ledger):
     """Bytes of the newest training logs that are included, by generation."""
     evaluators_until: Amount = None
     """Time up to which the logs of evaluators are included, in seconds since the epoch."""
+    wall_unsettled: Number = None
+    """Seconds of `wall.training` that first ranks have not logged yet. Negative where they have logged more than their
+    groups were seen to step."""
 
 
 class CoordinatorEnd(Record):

@@ -5,6 +5,8 @@ status              the status of a job: of the coordinator, of commands, of the
 reasons             one word for each condition and Event
 measures            the numbers that several views show
 ledger              the use of resources by purpose, and its cost
+wall_time           the wall time of a run by cause
+save_interval       the interval of saves that costs least
 metrics             every Prometheus metric
 stacks              stacks of ranks, for `tandem debug`
 coordinator_client  the client of a coordinator

@@ -1,4 +1,4 @@
-"""The resource use of a run by purpose, and its cost (docs/decisions/0042-ledger.md)."""
+"""The resource use of a run by purpose, its cost, and its wall time (docs/decisions/0042-ledger.md)."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, get_args
@@ -7,6 +7,7 @@ from pydantic import Field
 
 from tandem.formatting import count_noun, hours, number, share, size
 from tandem.model import Model, WholeNumber
+from tandem.wire.wall_time import WallTime
 
 HOUR = 3600.0
 
@@ -82,6 +83,8 @@ class Ledger(Model):
     """Currency of `cost`."""
     bucket: BucketUsage | None = None
     """Requests to the job's bucket, as its processes report them every five minutes."""
+    wall: WallTime | None = None
+    """Wall time by cause."""
 
 
 def format_bucket(usage: BucketUsage) -> str:

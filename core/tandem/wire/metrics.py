@@ -85,8 +85,17 @@ TIME = Metric(
     "counter",
     "Time by phase. While the group steps, by its first rank: data (waiting for samples), compute, checkpoint "
     "(blocked by a save). Otherwise: restore (from a formed group to its first step), rendezvous (agents without a "
-    "group), idle (no agents, or a group whose work was lost). The share of compute in the sum is the goodput.",
+    "group), idle (no agents, or a group whose work was lost). The share of compute in the sum is the goodput, "
+    "repeated steps included.",
     ("phase",),
+)
+WALL_SECONDS = Metric(
+    "tandem_wall_seconds_total",
+    "counter",
+    "Wall time of the run since its submission by cause; the share of training is the effective training time ratio. "
+    "Continues the counter of an earlier coordinator. A group's last steps are added when its first rank has logged "
+    "them.",
+    ("cause",),
 )
 GPU_SECONDS = Metric(
     "tandem_gpu_seconds_total",
@@ -175,7 +184,8 @@ CHECKPOINT_BYTES = Metric("tandem_checkpoint_bytes", "gauge", "Size of the newes
 CHECKPOINT_INTERVAL = Metric(
     "tandem_checkpoint_interval_seconds",
     "gauge",
-    "Configured time between two checkpoints; everySteps is converted by the current time of a step.",
+    "Configured time between two checkpoints; everySteps is converted by the current time of a step. With "
+    "`checkpoint.every: Auto`, the chosen time.",
 )
 CHECKPOINT_STALL = Metric(
     "tandem_checkpoint_stall_seconds", "gauge", "Time for which the last save blocked training, on the first rank."

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.formatting import number
+from tandem.formatting import number, share
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir import records
 from tandem.rundir.durable import Lines
@@ -134,7 +134,8 @@ class LedgerWorld:
             RecordedState(generation=self.number, membership=latest),
         )
         self.reports, self.observed = Reports(), Observed()
-        self.ledger = RunLedger(self.job, self.clock, before, self.number)
+        adopts = self.state.adopting_until is not None
+        self.ledger = RunLedger(self.job, self.clock, before, self.number, adopts=adopts)
         self.directory = RunDirectory(self.rundir, self.job.spec.evaluation, ledger_position=ledger_position(before))
         self.looked = float("-inf")
         self._account()
@@ -476,7 +477,12 @@ def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_per
     assert spent(ledger, "compute") + spent(ledger, "recomputed") == pytest.approx(2 * world.computed, rel=0.01)
     assert spent(ledger, "recomputed") > 0.0
     assert spent(ledger, "evaluation") == pytest.approx(world.existed["evaluator"] / 2, rel=0.15)
+    # The wall time has one cause at each moment, also while the coordinator was away.
+    assert ledger.wall.total == pytest.approx(world.now, abs=0.05)
+    assert ledger.wall.recomputed * 2 * 3 == pytest.approx(spent(ledger, "recomputed"), rel=0.35)
+    assert ledger.wall.restart > 4 * (IMPORT_SECONDS + RESTORE_SECONDS)
     recorded = newest_ledger(world.rundir)
+    assert recorded.wall == ledger.wall
     assert recorded.cpu_seconds == ledger.cpu_seconds
     assert recorded.time == T0 + world.now
 
@@ -491,6 +497,12 @@ def test_steps_that_are_taken_again_are_recomputed(tmp_path: Path) -> None:
     ledger = world.ends()
     # Of the last lines before a kill, some steps are not written down.
     assert 0.85 * (lost - 5) * 0.1 * 2 - 1e-6 <= spent(ledger, "recomputed") <= 0.85 * lost * 0.1 * 2 + 1e-6
+    wall = ledger.wall
+    assert wall.recomputed == pytest.approx(spent(ledger, "recomputed") / 2, abs=0.001)
+    assert wall.total == pytest.approx(50.0, abs=0.05)
+    assert (wall.setbacks, wall.unreported, wall.other) == (1, 0.0, 0.0)
+    # Before the first report there is no telling a process that starts from a queue but by its age.
+    assert (wall.queue, wall.start) == (pytest.approx(0.0, abs=0.2), pytest.approx(IMPORT_SECONDS + 2.5, abs=1.5))
 
 
 def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: Path) -> None:
@@ -506,8 +518,14 @@ def test_status_and_report_of_a_run_that_is_over_show_the_last_record(tmp_path: 
     (table,) = [part for part in drawn.split("<section ") if "<h2>Hours and cost" in part]
     assert re.findall(r"<tr><td>(\w+)</td>", table) == ["Compute", "Waiting", "Idle", "Evaluation", "Total"]
     assert f"{number(ledger.cost.total)} EUR" in table
+    (table,) = [part for part in drawn.split("<section ") if "<h2>Time since the submission" in part]
+    names = re.findall(r"<tr[^>]*><td>(\w+)</td>", table)
+    assert (names[0], names[-2:]) == ("Training", ["Total", "Evaluators"])
+    assert {"Start", "Data", "Checkpoints"} <= set(names)
+    assert "not measured" in table
     found = outcome(run, "run")
     assert ("cost", (f"{number(ledger.cost.total)} EUR",)) in rows([run], [found])
+    assert ("ETTR", (share(ledger.wall.ettr),)) in rows([run], [found])
 
 
 def test_a_script_that_says_nothing_of_its_steps_computes_and_a_task_waits_until_it_steps() -> None:

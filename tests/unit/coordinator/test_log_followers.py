@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tandem_coordinator.log_followers import Training, TrainingLogs
 from tests.support.lines import Lines
 
@@ -40,7 +42,7 @@ def test_steps_samples_and_time_are_summed_over_generations(tmp_path: Path) -> N
     folder.write(1, rate(60, 10, 0.02))
     found = folder.read(logs)
     assert (found.steps, found.samples) == (120, 120 * 64)
-    assert round(found.seconds["compute"], 6) == round(120 * 0.02 * 0.9, 6)
+    assert round(found.work["training"] + found.work["recomputed"], 6) == round(120 * 0.02 * 0.9, 6)
     assert sum(found.buckets) == 120
     assert found.buckets[4] == 120, "between 0.01 and 0.025 s"
     assert found.step_seconds == 0.02
@@ -133,7 +135,24 @@ def test_of_a_script_that_leaves_out_samples_steps_and_time_count(tmp_path: Path
     folder.write(1, {"kind": "start", "step": 0}, bare)
     found = folder.read(logs)
     assert (found.steps, found.samples, found.samples_per_step, found.step_seconds) == (50, 0, None, 0.02)
-    assert found.seconds["compute"] > 0.0
+    assert found.work["training"] > 0.0
+
+
+def test_saves_that_blocked_training_setbacks_and_the_chosen_interval_are_counted(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    logs = TrainingLogs(tmp_path)
+    saved = {"kind": "checkpoint", "name": "step-000000040", "step": 40}
+    failed = {"kind": "skipped", "step": 45, "name": "step-000000045"}
+    skipped = {"kind": "skipped", "step": 48}
+    folder.write(1, {"kind": "start", "step": 0}, rate(50, 50, 0.02), saved, failed, skipped)
+    folder.read(logs)
+    folder.write(2, {"kind": "start", "step": 40}, {"kind": "interval", "seconds": 30.0}, rate(60, 20, 0.02))
+    folder.write(3, {"kind": "start", "step": 60})
+    found = folder.read(logs)
+    assert (found.ledger_saves, found.setbacks) == (2, 1), "a save that was skipped has blocked nothing"
+    assert found.interval_seconds == 30.0
+    assert TrainingLogs(tmp_path).follow([]).interval_seconds == 30.0, "after a restart, too"
+    assert found.work["recomputed"] == pytest.approx(10 * 0.02 * 0.9)
 
 
 def test_the_newest_finite_value_of_each_name_is_told_and_no_more_than_sixteen_names(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tandem.wire.status import (
     Status,
     Straggler,
 )
+from tandem.wire.wall_time import CAUSES, WallTime
 from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.log_followers import Training
 from tandem_coordinator.prometheus import REASONS, Figures, Scrapes, prometheus_text
@@ -152,6 +153,19 @@ def test_hours_and_cost_are_told_by_their_five_purposes() -> None:
     assert found["tandem_cost_total", "compute"] == 0.5
     for name in ("tandem_gpu_seconds_total", "tandem_cpu_seconds_total", "tandem_cost_total"):
         assert {purpose for metric, *rest in found if metric == name for purpose in rest} == set(PURPOSES)
+
+
+def test_the_wall_time_is_told_by_cause_and_auto_by_the_interval_that_it_has_chosen() -> None:
+    ledger, training = Ledger(wall=WallTime(training=90.0, queue=4.0)), Training(interval_seconds=33.0)
+    auto = CheckpointSpec(every="Auto")
+    found = scraped(ledger=ledger, observed=Observed(training=training), stepped_at=1.0, checkpoints=auto)
+    assert {cause: found["tandem_wall_seconds_total", cause] for cause in CAUSES} == {
+        **dict.fromkeys(CAUSES, 0.0),
+        "training": 90.0,
+        "queue": 4.0,
+    }
+    assert found["tandem_checkpoint_interval_seconds",] == 33.0
+    assert scraped(stepped_at=1.0, checkpoints=auto)["tandem_checkpoint_interval_seconds",] == 60.0
 
 
 def test_step_times_are_a_histogram() -> None:

@@ -41,8 +41,11 @@ def test_a_slow_rank_is_named_once_with_its_ratio_and_cleared_once() -> None:
 
 def test_of_two_ranks_the_slower_one_is_named() -> None:
     group = Group(0.3, 0.1)
-    group.passes(2 * SLOW_SECONDS)
+    group.passes(SLOW_SECONDS)
+    assert group.watch.excess_seconds == 0.0
+    group.passes(SLOW_SECONDS)
     assert group.named() == {0: 3.0}
+    assert round(group.watch.excess_seconds, 6) == 0.2, "so long the other one waits in each step"
 
 
 def test_a_slow_moment_accuses_nobody() -> None:

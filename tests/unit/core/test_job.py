@@ -94,6 +94,13 @@ def test_checkpoints_come_every_minute_only_if_nothing_else_is_said() -> None:
     assert job(checkpoint={"everySteps": 50, "everySeconds": 5}).spec.checkpoint.interval_seconds == 5
 
 
+@pytest.mark.parametrize("more", [{"everySteps": 50}, {"everySeconds": 5.0}])
+def test_an_interval_that_is_chosen_excludes_one_that_is_given(more: dict[str, float]) -> None:
+    assert job(checkpoint={"every": "Auto"}).spec.checkpoint.interval_seconds == 60.0, "until a save has been measured"
+    with pytest.raises(ValidationError, match="every: Auto chooses the interval itself"):
+        job(checkpoint={"every": "Auto", **more})
+
+
 def test_not_a_number_and_infinity_are_refused() -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValidationError):

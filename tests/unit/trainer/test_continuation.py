@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from tandem.job.resource import CheckpointSpec
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Continuation, GenerationRecord
@@ -21,6 +22,7 @@ from tandem_trainer.checkpoint.train_state import TrainState
 from tandem_trainer.continuation import LiveState, StateSource, TakenStep, find_source, hand_over
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
+from tandem_trainer.save_interval import SaveInterval
 from tests.support.threads import on_ranks
 
 
@@ -56,6 +58,7 @@ def live(step: int, settled: int = 6, generation: int = 2, **changes: Any) -> Li
         samples={step - 1: f"samples-{step - 1}", step: f"samples-{step}"},
         recent_steps=taken,
         saved_at=0.0,
+        interval=SaveInterval(CheckpointSpec()),
     )
     return replace(state, **changes)
 
