@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import dedent
 from typing import Any, get_args
 
+from tandem.job.adapter_options import TABLES, Option, Table
 from tandem.job.manifest.fields import ABSENT, Node, Path, dotted, tree, with_trainer
 from tandem.job.resource import API_VERSION, KIND, DistributedTrainingJob
 from tandem.job.sweep import SWEEP_KIND, Sweep
@@ -16,7 +17,6 @@ from tandem.processes.exitcode import COMMAND_EXIT_CODES, ExitCode
 from tandem.rundir import records
 from tandem.rundir.records import Record
 from tandem.wire.metrics import ALL, COMMON, OPERATOR, Metric, OperatorMetric
-from tandem_trainer.adapters.options import TABLES, Option, Table
 
 JOB_HEAD = f"""\
 <!-- Generated from core/tandem/job/resource.py by `make generate`; do not edit. -->
@@ -302,7 +302,7 @@ def _one_line(text: str | None) -> str:
 
 
 OPTIONS_HEAD = """\
-<!-- Generated from trainer/tandem_trainer/adapters/options.py by `make generate`; do not edit. -->
+<!-- Generated from core/tandem/job/adapter_options.py by `make generate`; do not edit. -->
 # Options of libraries under an adapter
 
 Support of the [adapters](../adapters.md) for each option of Hugging Face's Trainer, TRL, accelerate and Lightning.

@@ -13,10 +13,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.errors import UnmetRequirement
 from tandem.job.manifest.reading import split_as_yaml
 from tandem.job.resource import DistributedTrainingJob
+from tandem_coordinator.prerequisites.adapter import refused_options
 from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder, unexpanded
 
 MAX_SCRIPT_BYTES = 2**21
@@ -38,7 +40,7 @@ def program(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequiremen
     trainer, evaluators = job.spec.trainer, job.spec.evaluation
     if trainer.command is not None:
         yield from _command("trainer", trainer.command, trainer.args, site)
-        yield from _spawning(trainer.command, trainer.args, site)
+        yield from _in_script(trainer.command, trainer.args, site)
     if evaluators.command is not None and evaluators.processes:
         yield from _command("evaluators", evaluators.command, evaluators.args, site)
 
@@ -58,31 +60,49 @@ def _command(part: str, command: Sequence[str], args: Sequence[str], site: Site)
         yield UnmetRequirement(("spec", part, *field), message, suggestion=suggestion)
 
 
-def _spawning(command: Sequence[str], args: Sequence[str], site: Site) -> Iterator[UnmetRequirement]:
-    """Warn about a script that starts the ranks of a process group itself, and would wait for them for ever."""
-    scripts = [(position, argument) for position, argument in enumerate([*command, *args]) if argument.endswith(".py")]
-    if not site.is_here or not scripts:
+def _in_script(command: Sequence[str], args: Sequence[str], site: Site) -> Iterator[UnmetRequirement]:
+    """Warn about what the training script contains and Tandem or an adapter of its library does not support."""
+    scripts = [position for position, argument in enumerate(command) if argument.endswith(".py")]
+    path = site.resolve(command[scripts[0]]) if site.is_here and scripts else None
+    script = _parsed(path) if path is not None else None
+    if script is None:
         return
-    position, text = scripts[0]
-    path = site.resolve(text)
-    if position < len(command) and path is not None and _has_bare_spawn(path):
+    position, text, field = scripts[0], command[scripts[0]], ("spec", "trainer")
+    if _has_bare_spawn(*script):
+        # They would wait for each other for ever.
         message = (
             f"{text} starts its ranks itself (multiprocessing), and they inherit {AGENT_STORE}=True, with which none "
             "of them opens the store that they meet at: they wait for ever. Have Tandem start them "
             f'(workers.processesPerReplica), or put os.environ["{AGENT_STORE}"] = "False" before their start'
         )
-        yield UnmetRequirement(("spec", "trainer", "command", position), message, fails=False)
+        yield UnmetRequirement((*field, "command", position), message, fails=False)
+    arguments = [*command[position + 1 :], *args]
+    for option in refused_options(script.tree, arguments):
+        place = position if option.argument is None else position + 1 + option.argument
+        location = f"{text}, line {option.line}: " if option.argument is None else ""
+        message = f"{location}{option.text} is refused when training starts: {option.note}"
+        argument_field = ("command", place) if place < len(command) else ("args", place - len(command))
+        yield UnmetRequirement((*field, *argument_field), message, fails=False)
 
 
-def _has_bare_spawn(script: Path) -> bool:
-    """Whether a script starts the ranks of a process group as processes, without setting the store's variable."""
+class _Script(NamedTuple):
+    source: bytes
+    tree: ast.Module
+
+
+def _parsed(script: Path) -> _Script | None:
+    """Parse a script; None if that is impossible."""
     try:
         source = script.read_bytes() if script.stat().st_size <= MAX_SCRIPT_BYTES else b""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(source)
+            return _Script(source, ast.parse(source))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+        return None
+
+
+def _has_bare_spawn(source: bytes, tree: ast.Module) -> bool:
+    """Whether a script starts the ranks of a process group as processes, without setting the store's variable."""
     if AGENT_STORE.encode() in source or JOIN_FUNCTION.encode() not in source:
         return False
     nodes = list(ast.walk(tree))

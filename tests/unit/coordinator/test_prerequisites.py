@@ -318,6 +318,58 @@ def test_a_script_that_spawns_its_ranks_itself_is_warned_of(folder: Path, script
     assert all("workers.processesPerReplica" in one.message for one in told)
 
 
+ADAPTED = "from tandem_trainer.adapters.transformers import elastic\n"
+HF, LOADS_BEST = "from transformers import TrainingArguments\n", "load_best_model_at_end=True"
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"),
+    [
+        (ADAPTED + HF + f"TrainingArguments(output_dir='a', {LOADS_BEST})", f"line 3: {LOADS_BEST}"),
+        (ADAPTED + f"import transformers as tf\ntf.TrainingArguments({LOADS_BEST})", f"line 3: {LOADS_BEST}"),
+        (ADAPTED + f"from trl import SFTConfig as C\nC(\n  max_length=9,\n  {LOADS_BEST},\n)", f"line 5: {LOADS_BEST}"),
+        (
+            ADAPTED + HF + "TrainingArguments(average_tokens_across_devices=False)",
+            "average_tokens_across_devices=False",
+        ),
+        (ADAPTED + HF + "TrainingArguments(optim='lomo')", "optim='lomo'"),
+        (ADAPTED + "from trl import GRPOTrainer\nGRPOTrainer()", "GRPOTrainer"),
+        (
+            "from tandem_trainer.adapters.lightning import Elastic\nimport lightning.pytorch as pl\n"
+            "pl.Trainer(max_time='00:01:00', callbacks=[pl.callbacks.BatchSizeFinder()])",
+            "max_time='00:01:00'",
+        ),
+        # Without the adapter, the library alone decides.
+        (HF + f"TrainingArguments({LOADS_BEST})", ""),
+        (ADAPTED + "from accelerate import Accelerator\nAccelerator(fsdp_plugin='x')", ""),
+        (ADAPTED + HF + "TrainingArguments(load_best_model_at_end=False, fsdp=None, fsdp_config={})", ""),
+        (ADAPTED + HF + "TrainingArguments(train_sampling_strategy='random', optim='adamw_torch')", ""),
+        # What is not known before it runs.
+        (ADAPTED + HF + "TrainingArguments(load_best_model_at_end=best, resume_from_checkpoint='out/last')", ""),
+        (ADAPTED + HF + "TrainingArguments(**{'load_best_model_at_end': True}, fsdp={[]: 1})", ""),
+    ],
+)
+def test_what_the_adapter_of_a_script_refuses_is_said_before_a_library_is_imported(
+    folder: Path, script: str, refused: str
+) -> None:
+    (folder / "train.py").write_text(script)
+    told = found(runs("python", "train.py"))
+    assert [one.fails for one in told] == [False] * (2 if "BatchSizeFinder" in script else bool(refused))
+    assert all(one.field == ("spec", "trainer", "command", 1) for one in told)
+    assert refused in " ".join(one.message for one in told)
+    assert all("is refused when training starts: " in one.message for one in told)
+
+
+def test_what_the_adapter_refuses_among_the_arguments_is_said_at_its_place(folder: Path) -> None:
+    (folder / "train.py").write_text(ADAPTED + "from transformers import HfArgumentParser\n")
+    args = ["--optim", "adamw_torch", "--load_best_model_at_end", "True", "--fsdp=false", "--auto_find_batch_size"]
+    told = found(job(trainer={"command": ["python", "train.py", "--deepspeed", "z.json"], "args": args}))
+    assert [one.field[2:] for one in told] == [("command", 2), ("args", 2), ("args", 5)]
+    assert "tandem checkpoints export" in told[1].message
+    (folder / "train.py").write_text(ADAPTED)
+    assert found(job(trainer={"command": ["python", "train.py"], "args": args})) == []
+
+
 def test_a_script_is_not_compiled_that_another_python_runs(folder: Path) -> None:
     written(folder, {"a.py": "print 'of Python 2'\n"})
     written(folder, {"python2": "#!/bin/sh\n"}, executable=True)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandem_trainer.adapters import options
-from tandem_trainer.adapters.options import Option, Table, check
+from tandem.job import adapter_options
+from tandem.job.adapter_options import Option, Table
+from tandem_coordinator.prerequisites.adapter import UNDECIDED
+from tandem_trainer.adapters.options import check
 from tandem_trainer.failure import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,31 +47,46 @@ def _lightning() -> dict[str, Any]:
 
 @pytest.mark.parametrize("library", [_transformers, _trl, _accelerate, _lightning])
 def test_every_option_of_the_installed_library_is_on_its_table(library: Callable[[], dict[str, Any]]) -> None:
-    tables = {table.call: table for table in options.TABLES}
+    tables = {table.call: table for table in adapter_options.TABLES}
     for call, made in library().items():
         parameters = set(inspect.signature(made).parameters) - {"self"}
         if call.startswith("trl."):
-            parameters -= options.TRAINING_ARGUMENTS.options.keys()
+            parameters -= adapter_options.TRAINING_ARGUMENTS.options.keys()
         known = set(tables[call].options)
         assert not parameters - known, f"{call} has options that its table does not: {sorted(parameters - known)}"
         assert not known - parameters, f"{call} has these options no more: {sorted(known - parameters)}"
 
 
+@pytest.mark.parametrize("library", [_transformers, _trl, _accelerate, _lightning])
+def test_the_defaults_of_refused_options_are_those_of_the_installed_library(
+    library: Callable[[], dict[str, Any]],
+) -> None:
+    """A check without the library knows them from the table."""
+    tables = {table.call: table for table in adapter_options.TABLES}
+    for call, made in library().items():
+        for name, option in tables[call].options.items():
+            default = inspect.signature(made).parameters[name].default
+            if option.treatment == "refused" and name not in UNDECIDED and default is not inspect.Parameter.empty:
+                assert adapter_options.is_same(getattr(default, "value", default), option.default) or option.values, (
+                    name
+                )
+
+
 def test_every_callback_of_lightning_is_on_the_table() -> None:
     from lightning.pytorch import callbacks
 
-    assert set(callbacks.__all__) == set(options.LIGHTNING_CALLBACKS.options)
+    assert set(callbacks.__all__) == set(adapter_options.LIGHTNING_CALLBACKS.options)
 
 
 def test_every_trainer_of_trl_has_a_table_or_is_refused() -> None:
     import trl
 
     trainers = {name for name in dir(trl) if name.endswith("Trainer")}
-    with_tables = {name.replace("Config", "Trainer") for name in options.CONFIGS_OF_TRL}
-    assert trainers == with_tables | set(options.OWN_LOOPS.options)
+    with_tables = {name.replace("Config", "Trainer") for name in adapter_options.CONFIGS_OF_TRL}
+    assert trainers == with_tables | set(adapter_options.OWN_LOOPS.options)
 
 
-@pytest.mark.parametrize("table", options.TABLES, ids=lambda table: str(table.call))
+@pytest.mark.parametrize("table", adapter_options.TABLES, ids=lambda table: str(table.call))
 def test_what_is_not_exact_says_why(table: Table) -> None:
     for name, option in table.options.items():
         assert (option.treatment == "exact") == (not option.note), name

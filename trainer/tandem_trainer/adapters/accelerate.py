@@ -37,6 +37,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from tandem.job.adapter_options import ACCELERATOR, DATA_LOADER_CONFIGURATION, REPLICATED_ONLY
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem_trainer.adapters import options
@@ -219,14 +220,14 @@ def _check_supported(
         "parallelism_config": getattr(accelerator, "parallelism_config", None) and True,
     }
     # The value of an unknown option, if it is accessible, is in the attribute of that name.
-    new = parameters.keys() - options.ACCELERATOR.options.keys() - {"self"}
+    new = parameters.keys() - ACCELERATOR.options.keys() - {"self"}
     values |= {name: getattr(accelerator, name, defaults[name]) for name in new}
-    options.check(options.ACCELERATOR, values, defaults, "elastic(accelerator)")
+    options.check(ACCELERATOR, values, defaults, "elastic(accelerator)")
     dispatches = {"dispatch_batches": getattr(accelerator, "dispatch_batches", None)}
-    options.check(options.DATA_LOADER_CONFIGURATION, dispatches, {"dispatch_batches": None}, "elastic(accelerator)")
+    options.check(DATA_LOADER_CONFIGURATION, dispatches, {"dispatch_batches": None}, "elastic(accelerator)")
     if accelerator.distributed_type not in REPLICATING_TYPES:
         raise ConfigurationError(
-            f"elastic(accelerator): {accelerator.distributed_type} divides the model; {options.REPLICATED_ONLY}"
+            f"elastic(accelerator): {accelerator.distributed_type} divides the model; {REPLICATED_ONLY}"
         )
     several = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
     registered = {

@@ -15,7 +15,7 @@ a checkpoint of its own. Everything that Tandem does between two steps happens w
 Rejected: a checkpoint in Lightning's format that `fit(ckpt_path=…)` would load (its counts of batches belong to one
 number of ranks), a Strategy of Tandem's own (the script chooses one already).
 
-tandem_trainer.adapters.options lists which options of the Trainer are exact, and which are refused.
+tandem.job.adapter_options lists which options of the Trainer are exact, and which are refused.
 """
 
 import inspect
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tandem.formatting import count_noun
+from tandem.job.adapter_options import LIGHTNING_CALLBACKS, LIGHTNING_FIT, LIGHTNING_TRAINER
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem_trainer.adapters import options
@@ -354,7 +355,7 @@ def _disable_lightning_resume(trainer: Any) -> None:
             if getattr(callback, "dirpath", None)
         }
         if Path(path).absolute().parent not in folders:
-            options.check(options.LIGHTNING_FIT, {"ckpt_path": str(path)}, {"ckpt_path": None}, "Elastic")
+            options.check(LIGHTNING_FIT, {"ckpt_path": str(path)}, {"ckpt_path": None}, "Elastic")
         log.warning("Elastic: ckpt_path=%s is not read; training resumes from the run directory", path)
 
     trainer._checkpoint_connector.resume_start = resume_start
@@ -376,11 +377,11 @@ def _check_supported(trainer: Any, module: LightningModule) -> None:
     parameters = inspect.signature(Trainer.__init__).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     # The value of an unknown option, if it is accessible, is in the attribute of that name.
-    new = parameters.keys() - options.LIGHTNING_TRAINER.options.keys() - {"self"}
+    new = parameters.keys() - LIGHTNING_TRAINER.options.keys() - {"self"}
     values |= {name: getattr(trainer, name, defaults[name]) for name in new}
-    options.check(options.LIGHTNING_TRAINER, values, defaults, "Elastic")
+    options.check(LIGHTNING_TRAINER, values, defaults, "Elastic")
     for callback in trainer.callbacks:
-        options.refuse(options.LIGHTNING_CALLBACKS, (cls.__name__ for cls in type(callback).__mro__), "Elastic")
+        options.refuse(LIGHTNING_CALLBACKS, (cls.__name__ for cls in type(callback).__mro__), "Elastic")
     if not module.automatic_optimization:
         raise ConfigurationError("Elastic needs automatic optimization")
     if type(module).on_save_checkpoint is not LightningModule.on_save_checkpoint:

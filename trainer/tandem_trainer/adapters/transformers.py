@@ -45,6 +45,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from tandem.formatting import count_noun
+from tandem.job.adapter_options import CONFIGS_OF_TRL, HF_TRAINER, OWN_LOOPS, REPLICATED_ONLY, TRAINING_ARGUMENTS, Table
 from tandem.job.resource import CheckpointSpec
 from tandem.job.tasks import RewindOn
 from tandem.script import MAX_VALUES, is_name
@@ -117,22 +118,22 @@ def _check_supported(trainer: Trainer) -> None:
     defaults = {
         option.name: option.default_factory() if option.default_factory is not MISSING else option.default
         for option in fields(library)
-        if _is_of_library(defined[option.name]) or option.name in options.TRAINING_ARGUMENTS.options
+        if _is_of_library(defined[option.name]) or option.name in TRAINING_ARGUMENTS.options
     }
     values = {name: getattr(args, name) for name in defaults}
     values["accelerator_config"] = "split_batches" if cast("Any", args.accelerator_config).split_batches else None
     if _is_inside(args.resume_from_checkpoint, args.output_dir):
         values["resume_from_checkpoint"] = None
-    of_trl = next((options.CONFIGS_OF_TRL[name] for name in _names(args) if name in options.CONFIGS_OF_TRL), None)
-    table = options.TRAINING_ARGUMENTS
+    of_trl = next((CONFIGS_OF_TRL[name] for name in _names(args) if name in CONFIGS_OF_TRL), None)
+    table = TRAINING_ARGUMENTS
     if of_trl is not None:
-        table = options.Table(of_trl.call, {**table.options, **of_trl.options})
-    options.refuse(options.OWN_LOOPS, _names(trainer), "elastic(trainer)")
-    options.check(options.HF_TRAINER, {"model_init": trainer.model_init}, {"model_init": None}, "elastic(trainer)")
+        table = Table(of_trl.call, {**table.options, **of_trl.options})
+    options.refuse(OWN_LOOPS, _names(trainer), "elastic(trainer)")
+    options.check(HF_TRAINER, {"model_init": trainer.model_init}, {"model_init": None}, "elastic(trainer)")
     options.check(table, values, defaults, "elastic(trainer)")
     # Environment variables enable these, too.
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ConfigurationError(f"elastic(trainer): FSDP and DeepSpeed divide the model; {options.REPLICATED_ONLY}")
+        raise ConfigurationError(f"elastic(trainer): FSDP and DeepSpeed divide the model; {REPLICATED_ONLY}")
     if args.n_gpu > 1:
         raise ConfigurationError(
             "elastic(trainer): several GPUs in one process (DataParallel); give each GPU a process"
@@ -420,7 +421,7 @@ class _Elastic(_TrainerBase):
         """
         if not _is_inside(resume_from_checkpoint, self.args.output_dir):
             values = {"resume_from_checkpoint": resume_from_checkpoint}
-            options.check(options.TRAINING_ARGUMENTS, values, {}, "elastic(trainer)")
+            options.check(TRAINING_ARGUMENTS, values, {}, "elastic(trainer)")
         run = self._tandem
         text = run.begin(super().get_train_dataloader())
         assert run.session is not None
