@@ -208,6 +208,21 @@ def test_fingers_read_values_enlarge_and_show_all_and_scroll_the_page_as_ever(re
     assert report.value("getComputedStyle(host.querySelector('svg')).touchAction") == "pan-y"
 
 
+def test_a_phone_shows_the_scores_first_no_cell_wider_than_itself_and_that_a_table_goes_on(report: Charts) -> None:
+    report.browser.screen(PHONE, 844)
+    assert report.browser.value("document.documentElement.scrollWidth") == PHONE
+    widths = "[...document.querySelectorAll('td.long')].map((cell) => cell.getBoundingClientRect().width)"
+    assert 0 < report.browser.value(f"Math.max(...{widths})") <= PHONE
+    heads = "[...document.querySelectorAll('th')]"
+    seen = report.browser.value(
+        f"{heads}.filter((head) => head.getBoundingClientRect().right <= {PHONE}).map((head) => head.textContent)"
+    )
+    assert {"Step", "At", "Accuracy", "Loss"} <= set(seen)
+    # The shade lies still, and the paper that hides it at the end of a table moves with the table.
+    shade = "getComputedStyle(document.querySelector('.scroll')).backgroundAttachment"
+    assert report.browser.value(shade) == "local, local, scroll, scroll"
+
+
 class Job:
     """A coordinator that has nothing but a run directory."""
 

@@ -275,9 +275,10 @@ def _checkpoints(run: RunData, clock: Clock) -> str:
     rows = _base_model(run.base, run.metric, other_metrics, holds_out) if run.base is not None else ""
     rows += "".join(_alike(alike, run, clock, other_metrics, holds_out) for alike in _folded(visible, best, clock))
     heads = _heads(
-        ("Step", True), ("Generation", True), ("At", True), ("Size", True), ("Stall", True), ("Commit", True),
-        (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
-        *((metric_title(other), True) for other in other_metrics), ("Evaluation", False),
+        # Scores first: a phone shows the first columns.
+        ("Step", True), ("At", True), (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
+        *((metric_title(other), True) for other in other_metrics), ("Generation", True), ("Size", True),
+        ("Stall", True), ("Commit", True), ("Evaluation", False),
     )  # fmt: skip
     return (
         f"<section><h2>Checkpoints</h2>{_omitted(len(run.checkpoints) - len(visible))}"
@@ -314,7 +315,7 @@ def _alike(
     scores = ["–"] * (1 + holds_out + len(other_metrics))
     return (
         f'<tr class="{"" if first.counts else "off"}">'
-        + _cells(f"{first.step:,} to {last.step:,}", "–", _age(first, clock), "–", "–", "–", *scores)
+        + _cells(f"{first.step:,} to {last.step:,}", _age(first, clock), *scores, *["–"] * 4)
         + f'<td class="long">{count_noun(len(alike), "checkpoint")}: {_fate(first, clock)}</td></tr>'
     )
 
@@ -335,14 +336,14 @@ def _checkpoint(
         f'<tr class="{kind}">'
         + _cells(
             f"{checkpoint.step:,}",
-            "–" if checkpoint.generation is None else f"{checkpoint.generation}",
             _age(checkpoint, clock),
-            size(checkpoint.size),
-            duration(checkpoint.stall_seconds),
-            duration(checkpoint.commit_seconds),
             _score(run.metric, metrics, base),
             *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
             *(_score(other, metrics, base) for other in other_metrics),
+            "–" if checkpoint.generation is None else f"{checkpoint.generation}",
+            size(checkpoint.size),
+            duration(checkpoint.stall_seconds),
+            duration(checkpoint.commit_seconds),
         )
         + f'<td class="long">{file}{_fate(checkpoint, clock)}</td></tr>'
     )
@@ -353,7 +354,7 @@ def _base_model(base: RunCheckpoint, metric: str, other_metrics: Sequence[str], 
     metrics = base.evaluation.metrics if base.evaluation else {}
     scores = [_score(metric, metrics, {}), *["–"] * holds_out, *(_score(other, metrics, {}) for other in other_metrics)]
     fate = "evaluated" if base.evaluation else base.skipped or ""
-    return "<tr>" + _cells("base model", *["–"] * 5, *scores) + f'<td class="long">{escape(fate)}</td></tr>'
+    return "<tr>" + _cells("base model", "–", *scores, *["–"] * 4) + f'<td class="long">{escape(fate)}</td></tr>'
 
 
 def _score(metric: str, metrics: Mapping[str, float], base: Mapping[str, float]) -> str:
@@ -527,13 +528,7 @@ def _numeric(right: bool) -> str:
 
 
 def _cells(*values: str) -> str:
-    return "".join(f'<td class="n">{_with_difference(value)}</td>' for value in values)
-
-
-def _with_difference(value: str) -> str:
-    """A value as HTML, with a difference in parentheses on a line of its own: several metrics fit beside each other."""
-    value, opening, difference = value.partition(" (")
-    return escape(value) + (f' <span class="difference">({escape(difference)}</span>' if opening else "")
+    return "".join(f'<td class="n">{charts.with_difference(value)}</td>' for value in values)
 
 
 def _last(entries: Sequence[Entry], always: Sequence[Entry]) -> list[Entry]:

@@ -15,6 +15,7 @@ Only Python's standard library is used: the coordinator's image has no numpy, an
 answered.
 """
 
+from html import escape
 from importlib import resources
 
 
@@ -26,3 +27,9 @@ def style() -> str:
 def script() -> str:
     """The script of a page with charts; it draws into each element of the class `charted`."""
     return resources.files(__package__).joinpath("charts.js").read_text("utf-8")
+
+
+def with_difference(value: str) -> str:
+    """A value as HTML, with a difference in parentheses on a line of its own: several metrics fit beside each other."""
+    value, opening, difference = value.partition(" (")
+    return escape(value) + (f' <span class="difference">({escape(difference)}</span>' if opening else "")

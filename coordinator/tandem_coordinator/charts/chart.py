@@ -104,8 +104,8 @@ class Panel:
     """Format of its y values: 0.0213; 98.6 %; only whole numbers."""
     from_zero: bool = False
     """Whether y begins at 0; otherwise it begins at the lowest value."""
-    may_be_logarithmic: bool = False
-    """Whether y may be logarithmic, which it is if the values span more than a factor of 30."""
+    logarithmic_above: float | None = None
+    """Ratio of the highest to the lowest value from which on y is logarithmic; None: never."""
     bands: tuple[Band, ...] = ()
     flags: tuple[float, ...] = ()
     """Positions on x at which something was wrong: crosses at the foot."""

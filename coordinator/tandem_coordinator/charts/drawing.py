@@ -20,8 +20,6 @@ from tandem_coordinator.charts.series import shorten
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, to be multiplied by a power of ten."""
-MIN_LOGARITHMIC_RATIO = 30.0
-"""Ratio of the highest to the lowest value from which on an axis may be logarithmic."""
 MIN_POSITIVE_SHARE, MAX_DECADES = 0.9, 8
 """Share of values that must be above 0, as a loss may be 0 now and then, which is drawn at the foot; and the maximum
 number of powers of ten that are shown."""
@@ -90,9 +88,9 @@ def of_values(values: Iterable[float], panel: Panel) -> Scale:
     good = [min(MAX_MAGNITUDE, max(-MAX_MAGNITUDE, value)) for value in values if math.isfinite(value)]
     low, high = (min(good), max(good)) if good else (0.0, 1.0)
     positive = [value for value in good if value > 0]
-    if panel.may_be_logarithmic and len(positive) > MIN_POSITIVE_SHARE * len(good):
+    if panel.logarithmic_above is not None and len(positive) > MIN_POSITIVE_SHARE * len(good):
         lowest = max(min(positive), high / 10**MAX_DECADES)
-        if high > MIN_LOGARITHMIC_RATIO * lowest:
+        if high > panel.logarithmic_above * lowest:
             return Scale(lowest / 1.15, high * 1.15, logarithmic=True)
     if panel.from_zero:
         return Scale(0.0, high * (1 + 2 * MARGIN) if high > 0 else 1.0)

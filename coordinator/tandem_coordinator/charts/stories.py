@@ -16,6 +16,9 @@ MAX_RANKS = 2 * len(RANKS)
 """Maximum number of ranks with a curve: each colour twice, the second time dashed."""
 MAX_LENGTH = 12
 """Maximum length of a rank's name, which comes from a log, in characters."""
+LOGARITHMIC_ABOVE, BESIDE_BASE = 30.0, 4.0
+"""Ratio of the highest to the lowest value from which on an axis is logarithmic. Beside a base model that is far off,
+checkpoints that differ would lie on one line long before that."""
 REDONE = "done again after a restart"
 
 
@@ -72,7 +75,7 @@ def training(losses: Losses, axis: Axis, bands: Sequence[Band] = ()) -> Chart:
             # A script may log no loss, and its checkpoints may have one.
             title="Training loss" if is_logged else "Test loss",
             curves=tuple(curves),
-            may_be_logarithmic=True,
+            logarithmic_above=LOGARITHMIC_ABOVE,
             bands=shaded,
             flags=tuple(losses.not_finite),
             flag="loss not finite",
@@ -108,7 +111,7 @@ def _scored(losses: Losses, bands: tuple[Band, ...]) -> Panel:
         title=f"Test {metric_name(losses.metric)}",
         curves=tuple(curves),
         unit="share" if losses.metric in SHARES else "number",
-        may_be_logarithmic=losses.metric not in SHARES,
+        logarithmic_above=None if losses.metric in SHARES else BESIDE_BASE if losses.base_scored else LOGARITHMIC_ABOVE,
         bands=bands,
         note=note,
     )
@@ -175,7 +178,13 @@ def optimization(
             curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
             curves.append(Curve(points=mean_norms, color="trainer", label="mean"))
         panels.append(
-            Panel(title="Gradient norm", curves=tuple(curves), may_be_logarithmic=True, bands=tuple(bands), height=0.7)
+            Panel(
+                title="Gradient norm",
+                curves=tuple(curves),
+                logarithmic_above=LOGARITHMIC_ABOVE,
+                bands=tuple(bands),
+                height=0.7,
+            )
         )
     return Chart(axis=axis, panels=tuple(panels)) if panels else None
 
@@ -198,7 +207,7 @@ def values(logged: Mapping[str, Logged], axis: Axis) -> tuple[Chart, ...]:
         if value.mean:
             curves = [replace(curves[0], kind="spread", width=0.8, strength=0.3)]
             curves.append(Curve(points=value.mean, color="trainer"))
-        panels.append(Panel(title=name, curves=tuple(curves), may_be_logarithmic=True, height=0.7))
+        panels.append(Panel(title=name, curves=tuple(curves), logarithmic_above=LOGARITHMIC_ABOVE, height=0.7))
     return tuple(Chart(axis=axis, panels=tuple(panels[column::2])) for column in range(min(2, len(panels))))
 
 

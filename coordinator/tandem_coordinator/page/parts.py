@@ -30,7 +30,7 @@ from tandem.formatting import (
 from tandem.rundir.catalog import EvaluationResult
 from tandem.wire.measures import Generation
 from tandem.wire.status import MemberView, Snapshot, Status, phase_word, trouble_messages
-from tandem_coordinator.charts import completions
+from tandem_coordinator.charts import completions, with_difference
 from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.page import pictures
 from tandem_coordinator.page.timeline import Key, Timeline
@@ -230,7 +230,7 @@ def _member(member: MemberView, slow: float | None) -> str:
         + _cell(member.replica)
         + _cell(state)
         + _number(", ".join(str(rank.rank) for rank in member.ranks[:8]) + (" …" if member.ranks[8:] else ""))
-        + _number(f"{step:,}" if step is not None else "–")
+        + _number(f"{step:,}" if step else "–")
         + _number(silent)
         + _number(cores(sum(busy)) if busy else "–")
         + _cell(member.address)
@@ -281,6 +281,9 @@ def _generation(generation: Generation, is_newest: bool) -> str:
 
 def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     if timeline is None or not (timeline.saves or timeline.results):
+        if status.latest_checkpoint is not None:
+            # A save of Tandem's own is logged; of a file that the script writes, only its evaluation is.
+            return '<p class="note">A checkpoint that the script writes is listed here once it has been evaluated.</p>'
         return '<p class="note">None was written yet.</p>'
     keys = sorted({*timeline.saves, *timeline.results}, reverse=True)
     scored_checkpoint = status.best_checkpoint or status.latest_evaluation
@@ -407,7 +410,7 @@ def _cell(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    return f'<td class="n">{_text(text)}</td>'
+    return f'<td class="n">{with_difference(truncate_end(text, MAX_TEXT_LENGTH))}</td>'
 
 
 def _omitted_note(count: int) -> str:

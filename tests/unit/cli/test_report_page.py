@@ -384,7 +384,7 @@ def test_scores_and_texts_stand_beside_those_of_the_base_model(tmp_path: Path) -
     add_base(run, {"accuracy": 0.5, "loss": 2.0}, {"What is <this>?": evil})
     text = write(run, png=False).page.read_text("utf-8")
     told = cells(text)
-    assert ["base model", *["–"] * 5, "50.00 %", "2.000", "evaluated"] in told
+    assert ["base model", "–", "50.00 %", "2.000", *["–"] * 4, "evaluated"] in told
     assert len(re.findall(r"% \([+−]\d+\.\d\d points\)", said(text))) == 4
     (row,) = (one for one in told if one[:1] == ["What is <this>?"])
     harmless = evil.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")

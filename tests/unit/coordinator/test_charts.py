@@ -71,7 +71,7 @@ class TestTicks:
 
 class TestScales:
     def test_are_logarithmic_only_where_that_is_allowed_and_worth_it(self) -> None:
-        wide = Panel(title="", curves=(), may_be_logarithmic=True)
+        wide = Panel(title="", curves=(), logarithmic_above=30.0)
         assert drawing.of_values([0.01, 2.0], wide).logarithmic
         assert not drawing.of_values([0.5, 2.0], wide).logarithmic
         assert not drawing.of_values([0.0, 2.0], wide).logarithmic
@@ -79,7 +79,7 @@ class TestScales:
 
     @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=20), st.booleans())
     def test_have_a_place_for_every_value(self, values: list[float], from_zero: bool) -> None:
-        found = drawing.of_values(values, Panel(title="", curves=(), from_zero=from_zero, may_be_logarithmic=True))
+        found = drawing.of_values(values, Panel(title="", curves=(), from_zero=from_zero, logarithmic_above=30.0))
         assert all(0.0 <= found.place(value) <= 1.0 for value in values if math.isfinite(value))
 
 
@@ -166,7 +166,7 @@ class TestADrawing:
     def test_is_written_in_the_values_that_it_shows_and_a_matrix_takes_them_to_their_places(
         self, points: tuple[Point, ...], logarithmic: bool
     ) -> None:
-        tree = ElementTree.fromstring(drawn(one(*points, may_be_logarithmic=True)))
+        tree = ElementTree.fromstring(drawn(one(*points, logarithmic_above=30.0)))
         chart, panel = (tree.find(f".//g[@class='{name}']") for name in ("chart", "panel"))
         curves = tree.find(".//g[@class='curves']")
         path = tree.find(".//path[@class='values']")
@@ -378,6 +378,14 @@ class TestScoresBesideTheBaseModel:
         scale = drawing.of_values([400.0, *(y for _, y in scored)], panel)
         assert scale.logarithmic
         assert scale.place(9.1) - scale.place(7.9) > 0.03
+
+    @pytest.mark.parametrize(("base", "logarithmic"), [(1028.0, True), (300.0, False)])
+    def test_are_on_a_plain_scale_while_it_is_near(self, base: float, logarithmic: bool) -> None:
+        scored = [(100.0, 208.1), (200.0, 155.2), (300.0, 126.1)]
+        (panel,) = training(Losses(scored=scored, base_scored=[(0.0, base)], metric="perplexity"), STEPS).panels
+        assert drawing.of_values([base, *(y for _, y in scored)], panel).logarithmic == logarithmic
+        (panel,) = training(Losses(scored=[(0.0, base), *scored], metric="perplexity"), STEPS).panels
+        assert not drawing.of_values([base, *(y for _, y in scored)], panel).logarithmic
 
     def test_of_shares_stay_on_a_plain_scale(self) -> None:
         (panel,) = training(Losses(scored=[(1.0, 0.9)], base_scored=[(0.0, 0.01)]), STEPS).panels

@@ -198,6 +198,19 @@ class TestThePage:
             assert "No worker has come yet." in said
             assert "Pending" in said
 
+    def test_of_a_script_that_logs_nothing_has_no_step_and_says_when_its_checkpoints_are_listed(
+        self, tmp_path: Path
+    ) -> None:
+        """Its files are counted, so "none was written" would contradict the tile."""
+        told = snapshot(progress=None, best_checkpoint=None, latest_evaluation=None)
+        ranks = [rank.model_copy(update={"step": 0}) for rank in told.members[0].ranks]
+        told = told.model_copy(update={"members": [told.members[0].model_copy(update={"ranks": ranks})]})
+        said = parts.texts(Glance(told, 1), Timeline(RunDir(tmp_path)))
+        assert "step 400" in said["tiles"]
+        assert "once it has been evaluated" in said["checkpoints"]
+        # Its rank, its step, and that it is not silent.
+        assert "0 – –" in " ".join(Elements(said["members"]).words.split())
+
     def test_after_the_end_does_not_speak_of_workers_to_come(self, timeline: Timeline) -> None:
         told = snapshot(phase="Succeeded").model_copy(update={"members": []})
         assert "No worker is here now." in parts.texts(Glance(told, 0), timeline)["members"]
@@ -285,6 +298,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 class TestBesideTheBaseModel:
+    def test_a_change_is_a_line_of_its_own_so_that_four_metrics_fit(self, told: dict[str, str]) -> None:
+        assert re.search(r'<td class="n">[\d.]+ % <span class="difference">\(\+', told["checkpoints"])
+
     def test_scores_stand_beside_their_change(self, told: dict[str, str]) -> None:
         table = " ".join(Elements(told["checkpoints"]).words.split())
         assert re.search(r"base model – 50\.00 % 2\.000 25\.00 % – – – evaluated$", table)

@@ -9,7 +9,7 @@ from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures.curves import loss_series, scores
 from tandem_cli.report.run import RunData
 from tandem_coordinator.charts.chart import Axis, Chart, Curve, Panel, Point, Role, Unit
-from tandem_coordinator.charts.stories import MAX_DOTS
+from tandem_coordinator.charts.stories import LOGARITHMIC_ABOVE, MAX_DOTS
 
 COLORS: tuple[Role, ...] = ("trainer", "evaluator", "gpu", "checkpoint", "alert", "other")
 """Colours that can be distinguished under the common kinds of colour blindness: from the seventh run on, lines are
@@ -40,7 +40,7 @@ def compared(runs: Sequence[RunData], names: Sequence[str]) -> tuple[Chart, ...]
         panels = []
         if any(losses):
             curves = _curves(losses, names, is_score=False)
-            panels.append(Panel(title="Training loss", curves=curves, may_be_logarithmic=True))
+            panels.append(Panel(title="Training loss", curves=curves, logarithmic_above=LOGARITHMIC_ABOVE))
         for metric in dict.fromkeys(run.metric for run in runs):
             scored = [
                 scores(
