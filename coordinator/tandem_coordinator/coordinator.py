@@ -18,7 +18,7 @@ from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, Sync
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
-from tandem_coordinator import group_state, membership
+from tandem_coordinator import failures, group_state, membership
 from tandem_coordinator.forming import STACKS_SECONDS
 from tandem_coordinator.group_state import (
     Action,
@@ -449,6 +449,7 @@ class Coordinator:
             if report is not None and self._reports.generation != self._not_finite_reported:
                 self._not_finite_reported = self._reports.generation
                 self._history.report(f"the training loss is not finite at step {number(report.step)}", "warning")
+            self._troubles.exclusion_message = failures.describe_exclusions(self.state)
             has_changed = self._troubles.update(self._observed, self._history.lines_lost, time.monotonic())
             if has_changed and (troubles := self._troubles.troubles):
                 self._history.write(records.TroublesRecord(time=log_time(), **troubles.model_dump()))

@@ -53,6 +53,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, Signals
 
+from tandem.formatting import truncate_end
 from tandem.wire.protocol import Failure, Sync
 from tandem.wire.reasons import Reason
 from tandem_coordinator.group_state import (
@@ -118,6 +119,12 @@ def exclude(state: State, exclusion: Exclusion) -> State | None:
 def exclusion_of(state: State, replica: str, node: str) -> Exclusion | None:
     """The exclusion that covers this replica; None if there is none."""
     return next((exclusion for exclusion in state.exclusions if _covers(exclusion, replica, node)), None)
+
+
+def describe_exclusions(state: State) -> str:
+    """Describe whom the group goes on without, in 300 characters; empty if nobody is excluded."""
+    room = MAX_EXCLUSION_LENGTH // max(1, len(state.exclusions)) - 2
+    return "; ".join(truncate_end(exclusion.reason, room) for exclusion in state.exclusions)
 
 
 def readmit(state: State, now: float) -> State:
@@ -204,6 +211,8 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
 seconds: the first value, doubled each time, up to the maximum."""
 PROVEN_SECONDS = 300.0
 """Run time after which a script that does not report its steps is assumed to have made some, in seconds."""
+MAX_EXCLUSION_LENGTH = 300
+"""Maximum length of the description of whom the group goes on without, in characters."""
 EARLY_EXIT_SECONDS = 60.0
 """Run time within which a program that ends with a bare exit code is assumed not to have started its work, in
 seconds."""

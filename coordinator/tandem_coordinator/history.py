@@ -17,6 +17,7 @@ from tandem.wire.measures import is_restart
 from tandem.wire.protocol import Membership, RankReport, Trouble
 from tandem.wire.status import (
     EVALUATION_FAILED,
+    EXCLUDED,
     HALVED,
     LINES_LOST,
     NOT_TRACKED,
@@ -172,6 +173,7 @@ class TroubleWatch:
         self._ahead_since = 0.0
         self._message = ""
         self._newest: CheckpointRef | None = None
+        self.exclusion_message = ""
         self.tracking_message = ""
         self.upload_message = ""
         """Problem of the tracking server; empty if it has received everything."""
@@ -225,6 +227,7 @@ class TroubleWatch:
             micro_batches_halved=len(observed.limits),
             micro_batch=min(observed.limits, default=None),
             samples_message=observed.training.filtered_samples,
+            exclusion_message=self.exclusion_message,
             worse_than_base=observed.against_base.worse,
             base_message=observed.against_base.message,
             weights_unchanged=observed.unchanged.count,
@@ -251,6 +254,8 @@ class TroubleWatch:
                 self._reported.pop(reason, None)
                 self._report(text, "info")
         counts = recorded | {
+            # The group has announced it already.
+            EXCLUDED: 0,
             SAVES_FAIL: in_a_row,
             EVALUATION_FAILED: troubles.evaluations_failed,
             LINES_LOST: troubles.lines_lost,

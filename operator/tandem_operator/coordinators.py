@@ -7,6 +7,7 @@ token.
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Annotated
 import aiohttp
 from pydantic import FailFast, Field, ValidationError
 
+from tandem.formatting import parse_rfc3339, rfc3339
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import Model, WholeNumber
 from tandem.processes.launch import endpoint
@@ -38,6 +40,8 @@ MAX_REFUSAL_BYTES = 4_096
 MAX_ERROR_LENGTH = 200
 MAX_COST = 3_000_000
 """Maximum cost of an answer, as tandem_operator.bounded estimates it. That of the largest job is a tenth of it."""
+CLOCK_TOLERANCE_SECONDS = 10.0
+"""Difference between two clocks that is not looked at. An answer takes a part of it."""
 SLOW_SECONDS = 0.5
 """Time to answer from which a coordinator counts as slow, and is polled apart from the others
 (tandem_operator.workqueue)."""
@@ -124,6 +128,35 @@ class Coordinators:
             return await _read(answer, MAX_BRIEF_BYTES)
 
 
+def clock_difference(last: float, measured: float) -> float:
+    """Return by how much a coordinator's clock is ahead, in seconds; 0 where that is within what an answer takes.
+
+    It stays as it was while it is measured almost alike: a time that moved a little at each look would be written into
+    the status each time.
+    """
+    if not math.isfinite(measured):
+        return 0.0
+    if abs(measured - last) <= CLOCK_TOLERANCE_SECONDS:
+        return last
+    return measured if abs(measured) > CLOCK_TOLERANCE_SECONDS else 0.0
+
+
+def in_own_clock(snapshot: Snapshot, ahead: float, now: float) -> Snapshot:
+    """Return an answer with the times that the operator compares with its own clock in that clock.
+
+    Args:
+        ahead: by how much the coordinator's clock is ahead, in seconds.
+    """
+    if ahead == 0.0:
+        return snapshot
+    times = {
+        name: rfc3339(max(0.0, min(time - ahead, now)))
+        for name in ("start_time", "completion_time", "evaluated_at")
+        if (time := parse_rfc3339(getattr(snapshot.status, name))) is not None
+    }
+    return snapshot.model_copy(update={"status": snapshot.status.model_copy(update=times)})
+
+
 def parse_snapshot(body: bytes) -> Snapshot:
     """Parse a coordinator's answer.
 
@@ -192,6 +225,8 @@ class _JobCoordinator:
     is_unreadable: bool = False
     """Whether the last answer could not be read."""
     idle: Idle | None = None
+    clock: float = 0.0
+    """Seconds by which the coordinator's clock is ahead of the operator's."""
 
 
 class JobCoordinators:
@@ -238,6 +273,10 @@ class JobCoordinators:
         except UnreadableAnswer:
             coordinator.is_unreadable = True
         coordinator.waited = time.monotonic() - polled_at
+        if snapshot is not None:
+            now = time.time()
+            coordinator.clock = clock_difference(coordinator.clock, snapshot.time - now)
+            snapshot = in_own_clock(snapshot, coordinator.clock, now)
         self._liveness.note(key, pod.uid, polled_at, snapshot is not None, reached)
         return snapshot
 

@@ -15,6 +15,7 @@ from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
 from tandem.processes import launch
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
+from tandem_cli.terminal.summary import troubles_of
 from tests.support import SCRIPTS, manifests
 from tests.support.lines import read_lines
 
@@ -106,6 +107,9 @@ def test_a_job_of_four_ends_well_without_its_bad_node(
         formed = [record for record in records if record["kind"] == "generation"]
         assert formed[-1]["members"] == sound
         assert re.search(rf"{bad} (\(node node-of-{bad}\) )?is left out", said)
+        troubles = troubles_of(rundir)
+        assert troubles is not None
+        assert re.search(rf"{bad}\b.* is left out", troubles.exclusion_message), "the last lines name it"
         if preflight:
             assert [record["reason"] for record in formed] == ["Started", "PreflightFailed"]
             assert bad in formed[-1]["detail"]

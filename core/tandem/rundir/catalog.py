@@ -150,9 +150,12 @@ class Results:
         self._read: dict[str, int] = {}
         """Modification times of the folders that were read after that time, in nanoseconds."""
         self._old = RereadSchedule()
+        self._noticed: dict[str, int] | None = None
+        """Modification times that were ever seen, in nanoseconds; None before the first call."""
         self.changed_at: float | None = None
         """The last modification of a folder of evaluations, in seconds since the epoch; also by the result of one
-        shard."""
+        shard. Modification times come from the clock of the machine with the disk, which may be ahead or behind, so
+        they count only for changes before the first call."""
 
     def new(self, now: float, awaited: Container[str] | None = None) -> Iterator[tuple[EvaluationResult, float]]:
         """The new results, each with the modification time of its folder. A result may be returned again.
@@ -165,6 +168,8 @@ class Results:
         Raises:
             OSError: the folder cannot be read.
         """
+        is_first = self._noticed is None
+        noticed = self._noticed = self._noticed or {}
         # Names sort by step, so the newest folders come last.
         folders = [path for path in list_folder(self._rundir.evaluations) if step_of(path.name) is not None]
         for folder in folders[-self._max_folders :] if self._max_folders else folders:
@@ -183,7 +188,9 @@ class Results:
                 self._old.put_off(folder.name, now)
             if not stat.S_ISDIR(status.st_mode) or self._read.get(folder.name) == changed:
                 continue
-            self.changed_at = max(self.changed_at or 0.0, changed / 1e9)
+            if noticed.get(folder.name) != changed:
+                noticed[folder.name] = changed
+                self.changed_at = max(self.changed_at or 0.0, min(changed / 1e9, now) if is_first else now)
             for file in filter(None, map(parse_final_file, list_folder(folder))):
                 if (result := read_result(file)) is not None:
                     yield result[0], changed / 1e9

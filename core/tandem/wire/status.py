@@ -165,6 +165,8 @@ class Troubles(Model):
     """Maximum number of samples in a forward pass, once it was halved."""
     samples_message: Annotated[str, truncated_to(300)] = ""
     """Description of the samples of the training data that nothing is learned from, if there are any."""
+    exclusion_message: Annotated[str, truncated_to(300)] = ""
+    """Description of the workers and nodes that the group goes on without, since it failed because of them."""
     worse_than_base: WholeNumber = 0
     """Number of newest evaluated checkpoints, if all are worse than the base model; 0 unless they are enough to
     decide."""
@@ -423,8 +425,8 @@ class Snapshot(Model):
 SAVES_FAIL, EVALUATION_FAILED, LINES_LOST, REWOUND, HALVED = (
     *("SavesFail", "EvaluationFailed", "LogLinesLost", "Rewound", "MicroBatchHalved"),
 )
-SAMPLES_FILTERED, SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_UPLOADED = (
-    *("SamplesFiltered", "EvaluationsSkipped", "WorseThanBase", "WeightsUnchanged"),
+SAMPLES_FILTERED, EXCLUDED, SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRACKED, NOT_UPLOADED = (
+    *("SamplesFiltered", "WorkerExcluded", "EvaluationsSkipped", "WorseThanBase", "WeightsUnchanged"),
     *("NotTracked", "NotUploaded"),
 )
 """The kinds of trouble, as reasons of conditions and Events."""
@@ -486,6 +488,8 @@ def trouble_messages(troubles: Troubles | None) -> Iterator[TroubleMessage]:
     if troubles.samples_message:
         text = f"samples are left out of training: {troubles.samples_message}"
         yield TroubleMessage(SAMPLES_FILTERED, "warning", text)
+    if troubles.exclusion_message:
+        yield TroubleMessage(EXCLUDED, "warning", troubles.exclusion_message)
     if troubles.worse_than_base:
         yield TroubleMessage(WORSE_THAN_BASE, "warning", troubles.base_message, lasts=True)
     if troubles.tracking_message:

@@ -180,7 +180,7 @@ class Cluster:
                 **({"progress": {"step": self.step}} if self.step is not None else {}),
             }
         )
-        return Snapshot(job="j", time=0.0, status=status, generations=[view])
+        return Snapshot(job="j", time=time.time(), status=status, generations=[view])
 
     async def set_target(self, endpoint: str, token: str, replicas: int) -> bool:
         """Tell the coordinator."""

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.wire.protocol import RankReport, Trouble
-from tandem.wire.status import CheckpointRef, Corruption, Troubles
+from tandem.wire.status import CheckpointRef, Corruption, Troubles, trouble_messages
 from tandem_coordinator.base_watch import AgainstBase
 from tandem_coordinator.history import TroubleWatch
 from tandem_coordinator.log_followers import Training
@@ -131,6 +131,16 @@ def test_each_time_a_micro_batch_is_halved_is_said_with_what_is_left_of_it(world
     again.watch = TroubleWatch(lambda text, level: again.said.append((level, text)), 1.0)
     again.look(limits=(4, 2))
     assert again.said == []
+
+
+def test_a_worker_that_is_left_out_is_a_trouble_that_was_announced_already(world: World) -> None:
+    world.watch.exclusion_message = "worker-1 is left out: the group failed 3 times in a row because of it"
+    found = world.look()
+    assert found == Troubles(exclusion_message=world.watch.exclusion_message)
+    assert [(one.reason, one.text) for one in trouble_messages(found)] == [
+        ("WorkerExcluded", world.watch.exclusion_message)
+    ]
+    assert world.said == []
 
 
 def test_samples_that_are_left_out_are_said_once(world: World) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem_coordinator.failures import MAX_EXCLUSION_LENGTH, describe_exclusions
 from tandem_coordinator.group_state import Complete, Hung
 from tandem_coordinator.state_store import exclusion_records
 from tests.support.worlds.membership_job import RULES, Job
@@ -47,6 +48,11 @@ def test_after_three_failures_in_a_row_the_others_go_on_without_the_replica() ->
     assert (told.order, told.left_out) == ("end", True)
     assert "worker-2 (node node-2) is left out: the group failed 3 times in a row" in told.why
     assert "a training process of worker-2 failed" in told.why
+    assert describe_exclusions(job.state).startswith("worker-2 (node node-2) is left out: the group failed 3 times")
+    assert describe_exclusions(replace(job.state, exclusions=())) == ""
+    several = replace(job.state, exclusions=job.state.exclusions * 3)
+    assert describe_exclusions(several).count("worker-2 (node node-2)") == 3, "each is named where there is little room"
+    assert len(describe_exclusions(several)) <= MAX_EXCLUSION_LENGTH
 
 
 def test_a_node_is_left_out_whose_replicas_fail_in_turn() -> None:

@@ -78,6 +78,23 @@ def test_each_result_is_read_once(rundir: RunDir) -> None:
     assert names(results, time.time()) == [STEP]
 
 
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_result_that_comes_while_it_is_followed_came_now_whatever_the_clock_of_the_disk_says(
+    rundir: RunDir, ahead: float
+) -> None:
+    results, now = Results(rundir), time.time()
+    assert names(results, now) == []
+    write(rundir, "g000002.json", {"metrics": {"loss": 1.0}})
+    os.utime(rundir.evaluations / STEP, (now + ahead, now + ahead))
+    for later in (1.0, 2.0, 30.0):
+        names(results, now + later)
+    assert results.changed_at == now + 1.0
+    anew = Results(rundir)
+    names(anew, now + 60.0)
+    names(anew, now + 90.0)
+    assert anew.changed_at == pytest.approx(min(now + ahead, now + 60.0)), "before it began, only the disk knows"
+
+
 def test_a_folder_that_nobody_awaits_is_looked_at_rarely(rundir: RunDir) -> None:
     results, now = Results(rundir), time.time()
     folder = rundir.evaluations / STEP

@@ -72,6 +72,7 @@ def test_the_glossary_names_each_kind_of_trouble_and_metrics_that_there_are() ->
         corruptions=[Corruption(reason=reason, message="so") for reason in CORRUPTIONS],
         weights_unchanged=1,
         samples_message="of 90, 60 are empty",
+        exclusion_message="worker-1 is left out",
         worse_than_base=3,
         upload_message="it is away",
         evaluations_skipped=1,

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,13 +13,21 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tandem.formatting import parse_rfc3339, rfc3339
 from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES
 from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import coordinators, pods
 from tandem_operator.controller import MIN_INTERVAL_SECONDS, soonest
-from tandem_operator.coordinators import Coordinators, JobCoordinators, NodeUnreachable, UnreadableAnswer
+from tandem_operator.coordinators import (
+    Coordinators,
+    JobCoordinators,
+    NodeUnreachable,
+    UnreadableAnswer,
+    clock_difference,
+    in_own_clock,
+)
 from tests.support.hostile import filled
-from tests.support.worlds.operator_job import UID, job
+from tests.support.worlds.operator_job import NOW, UID, job
 from tests.support.worlds.operator_job import coordinator as of_coordinator
 
 VIEW = GenerationView(generation=1, world_size=1, members=["a"], opened_at=1.0, reason="Started")
@@ -137,6 +146,47 @@ async def test_one_that_falls_silent_is_asked_again_at_once_and_one_that_says_wh
             await questions.poll(key, job(), UID, [pod])
             assert questions.in_doubt(key) == (doubtful and nth == 1)
             answers += [page] if page is not None else []
+
+
+@pytest.mark.parametrize("ahead", [0.0, 3.0, 3600.0, -3600.0])
+async def test_times_of_a_coordinator_whose_clock_is_wrong_are_taken_in_the_operators_own(
+    monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """Ahead, it lengthened a drain by as much; behind, it ended it at once."""
+    pages: list[Page] = []
+
+    async def brief(request: web.Request) -> web.StreamResponse:
+        return await pages.pop()(request)
+
+    async with coordinator(brief=brief) as endpoint, Coordinators() as pool:
+        questions = JobCoordinators(pool, b"key")
+        address, _, port = endpoint.partition(":")
+        monkeypatch.setattr(pods, "PORT", int(port))
+        began = time.time()
+        stamps = {"started": began - 500, "evaluated": began - 20}
+        seen = set()
+        for jitter in (0.0, -1.4, 1.4):
+            status = Status(
+                phase="Draining",
+                start_time=rfc3339(stamps["started"] + ahead),
+                evaluated_at=rfc3339(stamps["evaluated"] + ahead),
+            )
+            answer = Snapshot(job="digits", time=time.time() + ahead + jitter, status=status)
+            pages.append(says(answer.model_dump_json(by_alias=True).encode()))
+            found = await questions.poll(("n", "digits"), job(), UID, [of_coordinator(address=address)])
+            assert found is not None
+            seen.add((found.status.start_time, found.status.evaluated_at))
+    ((start, evaluated),) = seen
+    assert parse_rfc3339(start) == pytest.approx(stamps["started"], abs=6.0)
+    assert parse_rfc3339(evaluated) == pytest.approx(stamps["evaluated"], abs=6.0)
+
+
+@pytest.mark.parametrize("measured", [float("nan"), float("inf"), -1e308])
+def test_a_clock_that_cannot_be_is_no_reason_for_a_time_that_cannot_be(measured: float) -> None:
+    status = Status(phase="Draining", evaluated_at=rfc3339(NOW))
+    answer = Snapshot(job="digits", time=0.0, status=status)
+    found = in_own_clock(answer, clock_difference(0.0, measured), NOW).status.evaluated_at
+    assert 0.0 <= (parse_rfc3339(found) or -1.0) <= NOW
 
 
 async def test_an_error_without_end_is_not_read_to_it() -> None:
