@@ -45,6 +45,7 @@ def has(job: Job, workers: int) -> None:
 
 def waits(job: Job) -> None:
     job.becomes(lambda: "gates" in job.status.get("message", ""), "a message that it waits in its queue")
+    assert "SchedulingGated" in job.reasons
 
 
 def change(job: Job, **policy: object) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.wire.reasons import Reason
 from tests.support.cluster import ON_OUR_OWN, kueue
 from tests.support.cluster.images import Images
 from tests.support.cluster.operated import (
@@ -112,6 +113,7 @@ def test_jobs_shrink_for_others_and_grow_again_and_none_of_them_ever_stops(
     has(first, 4)
     message = first.status["message"]
     assert "trains with 4 of 6 workers; 2 more wait in the queue gpus" in message, message
+    assert Reason.PARTLY_ADMITTED in first.reasons
     before = [job.trains() for job in (first, second)]
 
     started = time.monotonic()
@@ -163,6 +165,7 @@ def test_why_a_job_waits_is_said_in_one_sentence(namespace: Namespace, operator:
     large.apply(queued("large", 9, 9))
     large.becomes(lambda: "for 9 workers" in large.status.get("message", ""), "what it waits for")
     large.becomes(lambda: "insufficient" in large.status["message"], "Kueue's reason")
+    assert Reason.QUEUED in large.reasons
     whole = queued("lost", 1, 1)
     whole["spec"]["runPolicy"]["queueName"] = "nowhere"  # type: ignore[index]
     lost.apply(whole)

@@ -47,6 +47,8 @@ class Operator(Background):
         super().__init__(log)
         self._namespace, self._images, self._kubeconfig = namespace, images, kubeconfig
         self.port = reserved_port()
+        self.program: Sequence[str] = ("-m", "tandem_operator")
+        """What Python runs."""
         self.identity = f"{namespace.name}/{log.stem}"
 
     def start(self, *options: str) -> None:
@@ -65,8 +67,7 @@ class Operator(Background):
         }
         command = [
             sys.executable,
-            "-m",
-            "tandem_operator",
+            *self.program,
             f"--namespace={self._namespace.name}",
             f"--port={self.port}",
             # Killed and started again it is what a container is that its kubelet starts again.
@@ -82,11 +83,18 @@ class Operator(Background):
 
 
 @contextmanager
-def operated(namespace: Namespace, images: Images, folder: Path, *options: str) -> Iterator[Operator]:
+def operated(
+    namespace: Namespace, images: Images, folder: Path, *options: str, program: Sequence[str] = ()
+) -> Iterator[Operator]:
     """An operator in a namespace, for a while. It may do there what `tandem_operator.rbac` says of a namespace, and
-    nothing else."""
+    nothing else.
+
+    Args:
+        program: Python's arguments in place of those that run it.
+    """
     install(namespace)
     with Operator(namespace, images, kubeconfig(namespace, folder), folder / "operator.log") as operator:
+        operator.program = program or operator.program
         operator.start(*options)
         yield operator
 
@@ -222,6 +230,11 @@ class Job:
     def phase(self) -> str:
         """In one word."""
         return str(self.status.get("phase", ""))
+
+    @property
+    def reasons(self) -> set[str]:
+        """The reasons of its conditions."""
+        return {one["reason"] for one in self.status.get("conditions", [])}
 
     @property
     def step(self) -> int:

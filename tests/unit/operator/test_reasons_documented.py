@@ -34,6 +34,26 @@ def test_the_reasons_that_are_documented_are_those_there_are() -> None:
     assert documented() - OTHERS == set(Reason)
 
 
+NOT_ON_A_CLUSTER = {
+    Reason.NO_ROOM: "tests/unit/operator/test_informer_specs.py",
+    Reason.INTERNAL_ERROR: "tests/unit/operator/test_reasons.py",
+    Reason.TRAINING_FAILED: "tests/unit/operator/test_reasons_documented.py",
+}
+"""The reasons that no job of the test cluster can have, and the file that proves each; testing.md says why."""
+
+
+def test_each_reason_is_produced_by_a_job_on_a_cluster_or_the_docs_say_why_not() -> None:
+    files = (ROOT / "tests/cluster").glob("test_*.py")
+    text = "\n".join(file.read_text() for file in files if file.name != "test_alerts.py")
+    names = {reason: rf"Reason\.{reason.name}\b|\"{reason}[\":]" for reason in Reason}
+    assert {reason for reason, pattern in names.items() if not re.search(pattern, text)} == set(NOT_ON_A_CLUSTER)
+    page = (ROOT / "docs/development/testing.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| \[\w+\]\(\.\./\.\./(\S+)\) \|$", page, re.MULTILINE))
+    assert rows == NOT_ON_A_CLUSTER
+    for reason, file in NOT_ON_A_CLUSTER.items():
+        assert re.search(rf"Reason\.{reason.name}\b|\"{reason}\"", (ROOT / file).read_text()), file
+
+
 def literals(path: Path) -> set[str]:
     """All whole texts in a module."""
     nodes = ast.walk(ast.parse(path.read_text()))
