@@ -55,6 +55,7 @@ GROUPS = {
     "Results": {
         "copy": "Copy the results of a job on Kubernetes to this machine.",
         "report": "Write an HTML report about a run.",
+        "trace": "Show where the time of a failure or a start went.",
         "compare": "Compare runs: their jobs, scores and times.",
         "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
         "evaluate": "Evaluate checkpoints of a run once more, also with another program.",

@@ -52,6 +52,7 @@ from tandem.rundir.store import StoreAccessError, StoreUnavailableError
 from tandem.rundir.sync_service import begin, owner_of
 from tandem.wire.http_server import BACKLOG, HttpServer
 from tandem.wire.reasons import CONFIGURATION_ERROR
+from tandem_coordinator import tracing
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.prerequisites import pod, unmet
 from tandem_coordinator.run_sender import RunSender
@@ -192,10 +193,12 @@ def _senders(job: DistributedTrainingJob, rundir: RunDir, coordinator: Coordinat
     senders = []
     if (mlflow := job.spec.tracking.mlflow) is not None:
         senders.append(RunSender("tandem_coordinator.tracking", rundir, mlflow.literal, coordinator.report_tracking))
+    if tracing.collector(os.environ):
+        senders.append(RunSender("tandem_coordinator.tracing", rundir, {}, coordinator.report_tracing))
     storage = job.spec.checkpoint.storage
     if storage.bucket is not None:
         module = "tandem.rundir.sync_service" if _has_own_directory(job) else "tandem.rundir.upload"
-        senders.append(RunSender(module, rundir, {}, coordinator.report_upload))
+        senders.append(RunSender(module, rundir, {}, coordinator.report_upload, coordinator.record_uploaded))
     return senders
 
 

@@ -19,7 +19,8 @@ from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, Sync
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import failures, group_state, membership
-from tandem_coordinator.forming import STACKS_SECONDS
+from tandem_coordinator.failures import failure_time, first_failed_at
+from tandem_coordinator.forming import STACKS_SECONDS, times_ready
 from tandem_coordinator.group_state import (
     Action,
     Announce,
@@ -124,7 +125,7 @@ class Coordinator:
         self._is_code_missing = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
         if code is not None:
             self._history.report(f"code {code}{', which has not arrived yet' if self._is_code_missing else ''}", "info")
-        self._bucket_problem = ""
+        self._bucket_problem = self._tracing_problem = ""
         self._not_finite_reported = 0
         """The generation whose non-finite loss was reported."""
         self._heartbeats: dict[str, float] = {}
@@ -219,6 +220,14 @@ class Coordinator:
         """Set the problem of the tracking server; empty if it has received everything. It never blocks anything."""
         self._troubles.tracking_message = problem
 
+    def report_tracing(self, problem: str, blocks: bool = False) -> None:
+        """Report once that the collector of traces lacks something, and that it has everything again."""
+        if problem and not self._tracing_problem:
+            self._history.report(f"traces are not sent, and nothing else is affected: {problem}", "warning")
+        elif not problem and self._tracing_problem:
+            self._history.report("traces: everything has been sent", "info")
+        self._tracing_problem = problem
+
     def report_upload(self, problem: str, blocks: bool = False) -> None:
         """Set the reason why the bucket lacks something; empty if it has everything.
 
@@ -228,6 +237,11 @@ class Coordinator:
         self._troubles.upload_message = problem
         self._bucket_problem = problem if blocks else ""
         self._tick_now.set()
+
+    def record_uploaded(self, checkpoint: str, seconds: float, size: int) -> None:
+        """Record that a checkpoint is in the bucket."""
+        record = records.Uploaded(time=log_time(), checkpoint=checkpoint, seconds=seconds, bytes=size)
+        self._history.write(record)
 
     def snapshot(self, observed: Observed | None = None, max_members: int | None = None) -> Snapshot:
         """Create a snapshot of the job as it is now.
@@ -518,7 +532,7 @@ class Coordinator:
         before = self.state
         self.state, actions = membership.step(before, event, time.monotonic())
         for action in actions:
-            self._carry_out(action)
+            self._carry_out(action, before)
         # Everything that is stored about an agent ends with it.
         # No event both adds and removes agents.
         if len(self.state.agents) < len(before.agents):
@@ -534,13 +548,17 @@ class Coordinator:
             self._count_time()
             self._wake_requests()
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: Action, before: State) -> None:
         match action:
             case Open(opened, detail, adopted):
-                self._opened(opened, detail, adopted)
+                times = *times_ready(before, opened), first_failed_at(before)
+                self._opened(opened, detail, adopted, *map(_wall_time, times))
             case Close(generation, cause):
                 progressed = bool(self.state.progress)
-                self._history.closed(generation, cause, progressed, is_last=self.state.end is not None)
+                is_hung = cause.reason == "Hung"
+                failed_at = self._hangs.progressed_at() if is_hung else failure_time(cause, before, self.state)
+                is_last = self.state.end is not None
+                self._history.closed(generation, cause, progressed, is_last, _wall_time(failed_at))
             case Announce(text, warning):
                 self._history.report(text, "warning" if warning else "info")
             case FailJob(cause, replica, report):
@@ -549,7 +567,7 @@ class Coordinator:
             case Complete(cause):
                 self._loop.create_task(self._mark_complete(cause))
 
-    def _opened(self, opened: Membership, detail: str, adopted: bool) -> None:
+    def _opened(self, opened: Membership, detail: str, adopted: bool, *times: float | None) -> None:
         self._reports.begin(opened.generation)
         self._hangs.begin(opened.generation)
         self._stragglers.begin()
@@ -557,7 +575,7 @@ class Coordinator:
         self._save_requested.clear()
         self._unrecorded.set()
         self._started_at = self._started_at or time.time()
-        self._history.opened(opened, detail, adopted)
+        self._history.opened(opened, detail, adopted, *times)
 
     async def _mark_failed(self, cause: Cause, replica: str, report: FailureReport | None) -> None:
         if self.state.cause.reason == "Hung":
@@ -621,6 +639,11 @@ class Coordinator:
         # The loop may have closed while the disk was slow.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+
+def _wall_time(steady: float | None) -> float | None:
+    """Convert a time of the monotonic clock to seconds since the epoch, rounded as those of the log."""
+    return None if steady is None else round(time.time() - (time.monotonic() - steady), 3)
 
 
 def _may_end_job(sync: Sync) -> bool:

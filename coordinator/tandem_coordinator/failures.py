@@ -279,6 +279,33 @@ def first_failure(state: State) -> tuple[str, FailureReport] | None:
     )
 
 
+def failure_time(cause: Cause, before: State, after: State) -> float | None:
+    """Time of the failure for which a generation was closed; None if it is not known, or the change was planned.
+
+    Args:
+        before: the state before the event that closed it, with the agents that the event removed.
+        after: the state after it.
+    """
+    if cause.is_planned:
+        return None
+    failed_at = first_failed_at(after)
+    if failed_at is None and cause.reason == "MemberLost":
+        # The break of a connection is newer than the last message on it, and its time is exact.
+        signs = [
+            agent.last_seen if agent.disconnected_at is None else agent.disconnected_at
+            for replica, agent in before.agents.items()
+            if is_member(before, agent)
+            and (replica not in after.agents or after.agents[replica].member.incarnation != agent.member.incarnation)
+        ]
+        return min(signs, default=None)
+    return failed_at
+
+
+def first_failed_at(state: State) -> float | None:
+    """Time of the first failure that members of the newest generation reported; None if there is none."""
+    return min((report.failed_at for report in state.failure_reports.values()), default=None)
+
+
 def is_collective_failure(state: State) -> bool:
     """Whether every member failed in the same broken collective, with the same error and in the same place.
 

@@ -86,6 +86,18 @@ def form(state: State, now: float) -> Transition:
     return state, (*actions, Open(membership, detail))
 
 
+def times_ready(before: State, formed: Membership) -> tuple[float | None, float | None]:
+    """Times at which the last member of the generation before had stopped its ranks, and the last of all members was
+    ready to join; None where there is none.
+
+    Args:
+        before: the state before the generation was formed.
+    """
+    agents = [agent for member in formed.members if (agent := before.agents.get(member.replica)) is not None]
+    former = [agent.since for agent in agents if is_member(before, agent)]
+    return max(former, default=None), max((agent.since for agent in agents), default=None)
+
+
 def _reason_to_form(cause: Cause) -> str:
     """The reason why the next generation is formed, without advice that was given when the last one was closed."""
     return cause.detail.partition(";")[0] if cause.reason in ("Rewound", "OutOfMemory") else cause.detail

@@ -144,6 +144,10 @@ class HangWatch:
             message = f"no rank has made progress for {idle_for:.0f} s; {names} still {activities}"
         return f"{message}; {self._stacks_location()}"
 
+    def progressed_at(self) -> float | None:
+        """Time of the last progress of any rank, on the clock of `record`; None before the first report."""
+        return None if self._last_report is None else self._last_report - (self._clock - self._last_advance)
+
     def idle(self) -> str | None:
         """Describe idle ranks, once a generation, as a sentence; None while a rank works, and after the first
         report."""

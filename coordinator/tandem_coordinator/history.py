@@ -94,8 +94,22 @@ class History:
         """Add a record to the run's log. Never blocks."""
         self._log.append(record)
 
-    def opened(self, opened: Membership, detail: str, adopted: bool) -> None:
-        """Record that a generation has begun, or was adopted by a coordinator that has just started."""
+    def opened(
+        self,
+        opened: Membership,
+        detail: str,
+        adopted: bool,
+        stopped_at: float | None = None,
+        ready_at: float | None = None,
+        failed_at: float | None = None,
+    ) -> None:
+        """Record that a generation has begun, or was adopted by a coordinator that has just started.
+
+        Args:
+            stopped_at: time at which the last member of the one before had stopped its ranks.
+            ready_at: time at which the last member was ready to join.
+            failed_at: time of the failure for which it was formed. All in seconds since the epoch; None if not known.
+        """
         if adopted:
             self.report(detail, "info")
             if self.generations and self.generations[-1].generation == opened.generation:
@@ -120,6 +134,9 @@ class History:
                 members=names,
                 reason=opened.reason,
                 detail=detail,
+                stopped_at=stopped_at,
+                ready_at=ready_at,
+                failed_at=failed_at,
             )
         )
         # What was reported when the last one was closed is not repeated.
@@ -127,18 +144,25 @@ class History:
         because = detail.removeprefix(self._reported) if is_known else f", because {detail}"
         self.report(f"generation {opened.generation} with {replicas_text(len(names))}{because}", "info")
 
-    def closed(self, generation: int, cause: Cause, progressed: bool, is_last: bool) -> None:
+    def closed(
+        self, generation: int, cause: Cause, progressed: bool, is_last: bool, failed_at: float | None = None
+    ) -> None:
         """Record that a generation was closed.
 
         Args:
             progressed: its ranks have made a step or saved anything.
             is_last: the job has ended, too, which has been reported already.
+            failed_at: time of the failure, in seconds since the epoch; None if it is not known, or there was none.
         """
         if self.generations and self.generations[-1].generation == generation:
             self.generations[-1] = self.generations[-1].model_copy(
                 update={"closed_at": time.time(), "progressed": progressed}
             )
-        self.write(records.Closed(time=now(), generation=generation, reason=cause.reason, detail=cause.detail))
+        self.write(
+            records.Closed(
+                time=now(), generation=generation, reason=cause.reason, detail=cause.detail, failed_at=failed_at
+            )
+        )
         if not is_last:
             self._reported = cause.detail
             self.report(f"generation {generation} is over: {cause.detail}", "info" if cause.is_planned else "warning")

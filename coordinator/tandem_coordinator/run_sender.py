@@ -1,9 +1,9 @@
 """A process beside the coordinator that sends the run elsewhere: to a tracking server, or into a bucket.
 
 It follows the run directory, is restarted when it dies, and reports its problems as JSON lines {"failing": "…"}, with
-"blocks": true where no generation can begin because of it. It is
-a process of its own, so that neither large imports (MLflow's take seconds and 200 MB) nor a server that hangs ever hold
-up a heartbeat.
+"blocks": true where no generation can begin because of it, and what it has uploaded as {"uploaded": "…", "seconds": …,
+"bytes": …}. It is a process of its own, so that neither large imports (MLflow's take seconds and 200 MB) nor a server
+that hangs ever hold up a heartbeat.
 """
 
 import asyncio
@@ -34,14 +34,20 @@ class RunSender:
         environment: its variables besides the coordinator's, which it gets without the job's token.
         on_problem: called with the reason why the receiver lacks something, and whether no generation can begin because
             of it; with "" once it has everything.
+        on_uploaded: called with each checkpoint that has been uploaded, its seconds and its bytes.
     """
 
     def __init__(
-        self, module: str, rundir: RunDir, environment: Mapping[str, str], on_problem: Callable[[str, bool], None]
+        self,
+        module: str,
+        rundir: RunDir,
+        environment: Mapping[str, str],
+        on_problem: Callable[[str, bool], None],
+        on_uploaded: Callable[[str, float, int], None] = lambda name, seconds, size: None,
     ) -> None:
         inherited = {name: value for name, value in os.environ.items() if name != TOKEN}
         self._variables = {**inherited, **environment, RUN_DIR: str(rundir.path), "PYTHONUNBUFFERED": "1"}
-        self._module, self._on_problem = module, on_problem
+        self._module, self._on_problem, self._on_uploaded = module, on_problem, on_uploaded
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
         self._running = asyncio.create_task(self._run())
@@ -87,6 +93,9 @@ class RunSender:
         async for line in process.stdout:
             with suppress(ValueError, TypeError, KeyError):
                 content = json.loads(line)
+                if "uploaded" in content:
+                    self._on_uploaded(str(content["uploaded"]), float(content["seconds"]), int(content["bytes"]))
+                    continue
                 problem = str(content["failing"])
                 self._on_problem(problem, content.get("blocks") is True)
         code = await process.wait()

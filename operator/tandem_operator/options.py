@@ -94,6 +94,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="MLflow server of tracked jobs that name none (default: none)",
     )
     parser.add_argument(
+        "--otlp-endpoint",
+        default="",
+        metavar="URL",
+        help="OTLP collector to which coordinators send traces, such as http://collector.observability:4318"
+        " (default: none)",
+    )
+    parser.add_argument(
         "--storage-class", default="", help="storage class of claims whose job names none (default: the cluster's)"
     )
     parser.add_argument(
@@ -182,6 +189,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         tolerations=options.tolerations,
         package_index=options.package_index,
         mlflow_uri=options.mlflow_uri,
+        otlp_endpoint=options.otlp_endpoint,
     )
     modes = tuple(options.access_mode or DEFAULT_VOLUMES.access_modes)
     volumes = Volumes(options.storage_class, modes, options.volume_size)

@@ -29,7 +29,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tandem.job.pod_template import ResourceMap, gpus, is_gpu
 from tandem.job.resource import DistributedTrainingJob
-from tandem.job.tracking import URI
+from tandem.job.tracking import OTLP_ENDPOINT, URI
 from tandem.job.variables import EnvVar
 from tandem.processes import launch
 from tandem.processes.launch import ALL_ADDRESSES
@@ -143,6 +143,8 @@ COORDINATOR_MEMORY, RANK_MEMORY = 512, 1 / 16
 TRACKING_MEMORY, TRACKING_GRACE = 256, 120
 """Additional MiB, and seconds between SIGTERM and SIGKILL, if the run is sent to a tracking server: 83 MB were
 measured, and weights are uploaded at the end."""
+TRACING_MEMORY = 128
+"""Additional MiB if traces are sent to a collector: 71 MB were measured."""
 UPLOAD_MEMORY, UPLOAD_GRACE, UPLOAD_START = 512, 600, 3600
 """Additional MiB of a coordinator, seconds between SIGTERM and SIGKILL of a pod that uploads, and seconds until the
 coordinator has to be healthy, if the run is brought into a bucket: the last checkpoint is uploaded at the end, and all
@@ -177,6 +179,8 @@ class Images:
     """Package index for the requirements.txt of a job's code; empty: as the image is configured."""
     mlflow_uri: str = ""
     """MLflow server of tracked jobs that name none; empty: none."""
+    otlp_endpoint: str = ""
+    """Collector to which coordinators send traces; empty: none."""
 
 
 def run_dir(job: DistributedTrainingJob) -> Path:
@@ -204,6 +208,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
             _token(job),
             *_bucket_env(job, names.COORDINATOR, [] if spec.tracking.mlflow is None else spec.tracking.mlflow.env),
             *_tracking_env(job, images, launch.POD, launch.TOKEN, *HOME, *own),
+            *_literal({OTLP_ENDPOINT: images.otlp_endpoint} if images.otlp_endpoint else {}),
         ],
         "ports": [
             {"name": name, "containerPort": port, "protocol": "TCP"}
@@ -212,7 +217,7 @@ def coordinator(job: DistributedTrainingJob, images: Images, token_digest: str, 
         # Readiness drops 3 s after a hang; the kubelet restarts the container after a minute.
         "readinessProbe": {**probe, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
-        "resources": _coordinator_resources(job),
+        "resources": _coordinator_resources(job, images),
     }
     if spec.checkpoint.storage.bucket is not None:
         # The kubelet begins with the liveness probe when this one has succeeded.
@@ -403,7 +408,7 @@ def _without_gpus(container: Any, own: str | None) -> Any:
     return {**container, "resources": resources}
 
 
-def _coordinator_resources(job: DistributedTrainingJob) -> dict[str, Any]:
+def _coordinator_resources(job: DistributedTrainingJob, images: Images) -> dict[str, Any]:
     """Resources of the coordinator. A resource that the job specifies gets no default, neither as a request nor as a
     limit: the two need not fit together."""
     specified: ResourceMap = {str(part): amounts for part, amounts in job.spec.coordinator.resources.items()}
@@ -411,6 +416,7 @@ def _coordinator_resources(job: DistributedTrainingJob) -> dict[str, Any]:
     memory = COORDINATOR_MEMORY + RANK_MEMORY * job.spec.workers.most * job.spec.workers.processes
     memory += 0 if job.spec.tracking.mlflow is None else TRACKING_MEMORY
     memory += 0 if job.spec.checkpoint.storage.bucket is None else UPLOAD_MEMORY
+    memory += TRACING_MEMORY if images.otlp_endpoint else 0
     defaults = {"requests": COORDINATOR_REQUESTS, "limits": {"memory": f"{memory:.0f}Mi"}}
     return {
         part: {

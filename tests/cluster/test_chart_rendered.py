@@ -407,6 +407,12 @@ def test_the_mlflow_server_is_a_restricted_pod_that_coordinators_reach_and_the_o
     )
 
 
+def test_the_collector_of_traces_reaches_the_operator_and_is_off_by_default(helm: Helm) -> None:
+    url = "http://collector.observability:4318"
+    assert f"--otlp-endpoint={url}" in container(helm.rendered(tracing={"endpoint": url}))["args"]
+    assert not [word for word in container(helm.rendered())["args"] if word.startswith("--otlp")]
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"operater": {}}, "", "additional properties 'operater' not allowed"),
     ({"operator": {"replicas": 2}}, "/operator", "additional properties 'replicas' not allowed"),
@@ -443,6 +449,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"networkPolicy": {"apiServerPorts": [70000]}}, "/networkPolicy/apiServerPorts/0", "got 70,000, want 65,535"),
     ({"priorityClasses": [{"name": "urgent"}]}, "/priorityClasses/0", "missing property 'value'"),
     ({"mlflow": {"uri": "https://me:secret@mlflow.example"}}, "/mlflow/uri", "does not match pattern"),
+    ({"tracing": {"endpoint": "collector:4317"}}, "/tracing/endpoint", "does not match pattern"),
     ({"extraLabels": {"team": 7}}, "/extraLabels/team", "got number, want string"),
 ]
 

@@ -212,7 +212,7 @@ class ElasticRun:
             Superseded: a newer generation has taken over.
             PeerFault: this rank holds a state that does not count any more.
         """
-        context, group = self._context, self._context.group
+        context, group, self._restore_at = self._context, self._context.group, time.time()
         self._train_state, self._data, self._is_shared = train_state, data, facts.is_shared
         if data.data_steps is not None:
             self._total = data.data_steps - steps_left_out(data.data_steps, self._skipped_windows)
@@ -334,8 +334,7 @@ class ElasticRun:
         self._stopping = False
 
     def _log_start(self, step: int, resumed_from: str | None, facts: RunDescription) -> None:
-        """Log the start of the generation, on rank 0. `step` is the one after which its log begins; `resumed_from` is
-        None if there was no checkpoint, or ranks held the state."""
+        """Log the start of the generation, on rank 0: after which step, and from which checkpoint, if it was read."""
         assert self._log is not None
         cost, world_size = facts.cost, self._context.group.world_size
         self._log.append(
@@ -350,6 +349,9 @@ class ElasticRun:
                 tokens_per_sample=cost.tokens_per_sample,
                 learned_per_sample=cost.learned_per_sample,
                 filtered_samples=facts.filtered_samples or None,
+                process_at=self._context.group.process_at,
+                joined_at=self._context.group.joined_at,
+                restore_at=self._restore_at,
             )
         )
         log.info(

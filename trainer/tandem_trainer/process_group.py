@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from tandem.processes.process_age import process_age
 from tandem_trainer.connections import Connections
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class Group:
         if world_size > 1:
             store = PrefixStore(f"tandem/{next(_numbers)}", dist.distributed_c10d._get_default_store())
             self._control = dist.ProcessGroupGloo(store, rank, world_size, PATIENCE)
+        self.joined_at = time.time()
+        """Time at which this rank was connected to all others, in seconds since the epoch."""
+        self.process_at = self.joined_at - process_age()
+        """Time at which this process started, likewise."""
 
     @classmethod
     def join(

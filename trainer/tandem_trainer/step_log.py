@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tandem.model import MAX_COUNT
 from tandem.processes.launch import RUN_DIR
+from tandem.processes.process_age import process_age
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
@@ -203,7 +204,13 @@ class StepLog:
     def _start_writer(self, step: int, now: float, wall_time: float) -> None:
         self._window_start, self._paused = now, 0.0
         first = max(0, step - 1)
-        self._start = records.Start(time=wall_time, step=first, total_steps=self._total, world_size=self._world_size)
+        self._start = records.Start(
+            time=wall_time,
+            step=first,
+            total_steps=self._total,
+            world_size=self._world_size,
+            process_at=time.time() - process_age(),
+        )
         self._thread = threading.Thread(target=self._write, name="tandem-step-log", daemon=True)
         self._thread.start()
         atexit.register(self.close)

@@ -9,13 +9,13 @@ import numpy as np
 
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.records import Closed, Formed
+from tandem.rundir.timeline import MAX_RECENT_STEPS, TrainingFacts, merged, with_handed_over
 from tandem.script import MAX_VALUES
 from tandem.wire.measures import Generation
 from tandem_cli.report.logs import CoordinatorLog, TrainLog
 from tandem_cli.report.run import Steps
 
 Records = Mapping[int, GenerationRecord]
-AnyValue = TypeVar("AnyValue")
 AnyOfGeneration = TypeVar("AnyOfGeneration", Formed, Closed)
 
 
@@ -38,49 +38,33 @@ def collect(records: Records, train: Sequence[TrainLog], coordinator: Coordinato
     formed = _by_number(coordinator.formed)
     closed = _by_number(coordinator.closed)
     start_steps = beginnings(records, train)
+    facts = {log.generation: _facts(log) for log in train}
     generations = [
-        _membership(number, records.get(number), logs.get(number), formed.get(number), closed.get(number), start_steps)
+        merged(
+            number,
+            *(records.get(number), facts.get(number), formed.get(number), closed.get(number), formed.get(number + 1)),
+            resumed_step=start_steps.get(number),
+        )
         for number in sorted({*records, *logs, *formed})
     ]
-    return tuple(generations)
+    return with_handed_over(generations, facts)
 
 
-def _membership(
-    number: int,
-    record: GenerationRecord | None,
-    log: TrainLog | None,
-    formed: Formed | None,
-    closed: Closed | None,
-    start_steps: Mapping[int, int],
-) -> Generation:
-    """Merge one generation; of each value the most exact source that has it."""
-    steps = log.steps if log and len(log.steps) else None
-    return Generation(
-        number=number,
-        opened_at=_first(
-            formed.time if formed else None, record.started_at if record else None, log.first_at if log else None
-        ),
-        closed_at=closed.time if closed else None,
-        world_size=_first(
-            formed.world_size if formed else None,
-            record.world_size if record else None,
-            log.start.world_size if log and log.start else None,
-        ),
-        members=tuple((formed and formed.members) or (record.members if record else ())),
-        reason=(formed and formed.reason) or "",
-        detail=(formed and formed.detail) or "",
-        resumed_step=start_steps.get(number),
-        first_step_at=float(steps.time.min()) if steps else None,
-        last_step=int(steps.step.max()) if steps else None,
-        last_step_at=float(steps.time.max()) if steps else None,
-        last_line_at=log.last_at if log else None,
-        ended=_ended(log, closed),
+def _facts(log: TrainLog) -> TrainingFacts:
+    times = log.steps.time
+    # Steps before the start are those of the generation that this one continues.
+    is_own = times >= (log.start.time if log.start is not None else 0.0)
+    own, handed_over = times[is_own], times[~is_own]
+    return TrainingFacts(
+        start=log.start,
+        first_step_at=float(own.min()) if len(own) else None,
+        last_step=int(log.steps.step.max()) if len(times) else None,
+        last_step_at=float(own.max()) if len(own) else None,
+        recent_steps=tuple(np.sort(own[-MAX_RECENT_STEPS:]).tolist()),
+        handed_over_at=float(handed_over.max()) if len(handed_over) else None,
+        last_at=log.last_at,
+        ended=log.ended,
     )
-
-
-def _ended(log: TrainLog | None, closed: Closed | None) -> str:
-    own = log.ended if log else ""
-    return own or (closed and (closed.detail or closed.reason)) or ""
 
 
 def _by_number(lines: Sequence[AnyOfGeneration]) -> dict[int, AnyOfGeneration]:
@@ -89,11 +73,6 @@ def _by_number(lines: Sequence[AnyOfGeneration]) -> dict[int, AnyOfGeneration]:
     for line in lines:
         by_number.setdefault(line.generation, line)
     return by_number
-
-
-def _first(*values: AnyValue | None) -> AnyValue | None:
-    """Return the first value that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 Limits = Mapping[int, float]

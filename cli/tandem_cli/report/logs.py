@@ -12,6 +12,7 @@ from tandem.model import MAX_TIMESTAMP
 from tandem.rundir import records
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EVALUATOR, TRAINING, AnyRecord, Kinds
+from tandem.rundir.timeline import damaged_lines
 from tandem.script import MAX_VALUES
 from tandem.wire.measures import SAME_SECONDS
 from tandem.wire.status import Corruption, Troubles
@@ -75,6 +76,7 @@ class CoordinatorLog:
     formed: tuple[records.Formed, ...] = ()
     closed: tuple[records.Closed, ...] = ()
     events: tuple[RunEvent, ...] = ()
+    uploads: tuple[records.Uploaded, ...] = ()
     troubles: tuple[Troubles, ...] = ()
     """Counts of the coordinator, at each change."""
     ledger: records.LedgerRecord | None = None
@@ -201,6 +203,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
     formed: list[records.Formed] = []
     closed: list[records.Closed] = []
     events: list[RunEvent] = []
+    uploads: list[records.Uploaded] = []
     troubles: list[Troubles] = []
     ledger: records.LedgerRecord | None = None
     marks, ended_at = _Marks(), None
@@ -226,6 +229,8 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
                 formed.append(record)
             case records.Closed():
                 closed.append(record)
+            case records.Uploaded():
+                uploads.append(record)
             case records.TroublesRecord():
                 troubles.append(record)
             case records.LedgerRecord():
@@ -243,6 +248,7 @@ def read_coordinator_log(path: Path, faults: list[str]) -> CoordinatorLog:
         formed=tuple(formed),
         closed=tuple(closed),
         events=tuple(events),
+        uploads=tuple(uploads),
         troubles=tuple(troubles),
         ledger=ledger,
         ended_at=ended_at,
@@ -357,8 +363,7 @@ def _all(path: Path, kinds: Kinds[AnyRecord], faults: list[str]) -> Iterator[Any
     except OSError as error:
         faults.append(f"log/{path.name} could not be read to its end: {error.strerror}")
     if log.damaged:
-        lines = "line that is" if log.damaged == 1 else "lines that are"
-        faults.append(f"log/{path.name} has {log.damaged:,} {lines} not a record; passed over")
+        faults.append(damaged_lines(path.name, log.damaged))
 
 
 def _rates(rows: list[tuple[float, records.Rate]]) -> Rates:

@@ -27,10 +27,12 @@ from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, st
 from tandem.rundir.ledger import ledger_of
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
+from tandem.rundir.timeline import GAP_SECONDS, evaluation_span, save_span, upload_span
 from tandem.rundir.training_log import counted_until
 from tandem.rundir.wrong_samples import gallery
 from tandem.wire.measures import Generation
 from tandem.wire.status import Troubles, joined
+from tandem.wire.trace import RunTimeline
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations
 from tandem_cli.report.folder import entries, expect_run
@@ -129,6 +131,38 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
         missed=_missed(rundir),
         faults=tuple(faults),
         ledger=ledger_of(rundir, coordinator.ledger),
+        timeline=_timeline(rundir, name, memberships, train, coordinator, evaluators),
+    )
+
+
+def _timeline(
+    rundir: RunDir,
+    name: str,
+    memberships: tuple[Generation, ...],
+    train: list[TrainLog],
+    coordinator: CoordinatorLog,
+    evaluators: list[ReadEvaluatorLog],
+) -> RunTimeline:
+    """Make the timeline that `tandem.rundir.timeline.TimelineReader` would read again."""
+    times = coordinator.marks
+    gaps = np.flatnonzero(np.diff(times) > GAP_SECONDS)
+    ending = rundir.failed() or rundir.done() or {}
+    signs = [*times[-1:].tolist(), *(log.last_at for log in train if log.last_at is not None)]
+    saves = [save_span(saved) for log in train for saved in log.saves]
+    works = [
+        evaluation_span(work.evaluator, work.checkpoint, work.step, work.begin, work.end)
+        for log in evaluators
+        for work in log.works
+    ]
+    return RunTimeline(
+        name=name,
+        generations=memberships,
+        began_at=float(times[0]) if len(times) else None,
+        ended_at=moment(ending.get("at")) or max(signs, default=None),
+        has_failed=rundir.failed() is not None,
+        is_over=rundir.ended(),
+        gaps=tuple((float(times[gap]), float(times[gap + 1])) for gap in gaps),
+        work=(*saves, *works, *map(upload_span, coordinator.uploads)),
     )
 
 

@@ -17,6 +17,7 @@ from tandem.model import MAX_TIMESTAMP
 from tandem.wire.ledger import Ledger
 from tandem.wire.measures import Generation
 from tandem.wire.status import Troubles
+from tandem.wire.trace import RunTimeline
 from tandem_coordinator.charts.gallery import Tile
 
 Floats = npt.NDArray[np.float64]
@@ -278,6 +279,8 @@ class RunData:
     """Problems with reading, a sentence each."""
     ledger: Ledger | None = None
     """GPU time, CPU time and cost by purpose."""
+    timeline: RunTimeline = field(default_factory=lambda: RunTimeline("", ()))
+    """Times and work of its generations, for traces."""
 
 
 def with_histograms(run: RunData) -> RunCheckpoint | None:

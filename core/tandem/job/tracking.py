@@ -65,6 +65,8 @@ class Tracking(Model):
     """MLflow, which needs the extra `mlflow` where the coordinator runs."""
 
 
+OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""Standard variable of OpenTelemetry with the address of the collector of traces."""
 URI = "MLFLOW_TRACKING_URI"
 """MLflow's own variable for a tracking server, where the manifest names none."""
 SQLITE = "sqlite:///"

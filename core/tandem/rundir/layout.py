@@ -15,7 +15,8 @@
     best.json latest.json                 hints, replaced atomically; never trusted without the manifest
     wrong.json                            pictures that the best checkpoint misclassifies (tandem.rundir.wrong_samples)
     leases/…                              expiring leases of readers and evaluators (see lease)
-    tracking/                             the run's identity on a tracking server (tandem_coordinator.tracking)
+    tracking/                             the run's identity on a tracking server (tandem_coordinator.tracking), and
+                                          the spans that a collector has (tandem_coordinator.tracing)
     log/….jsonl                           log records; one writer for each file; for people and reports only
     BROKEN-OFF                            the last checkpoint of a training loop that ended early: no step follows
     DONE | FAILED.json                    the end of training, at which evaluators drain and stop

@@ -110,6 +110,13 @@ class Start(Record):
     """Mean number of these tokens that the loss is computed on, such as those of answers; absent likewise."""
     filtered_samples: Text = None
     """Description of the samples that nothing is learned from: how many, and why; absent if there are none."""
+    process_at: Amount = None
+    """Time at which the process of rank 0 started, in seconds since the epoch; before this generation if it survived a
+    regroup."""
+    joined_at: Amount = None
+    """Time at which all ranks had joined their group, likewise; absent for a script without a session."""
+    restore_at: Amount = None
+    """Time at which model and data were ready and the restore began, likewise."""
 
 
 class Step(Record):
@@ -314,6 +321,13 @@ class Formed(Record):
     """Reason in one word, as in the job's status."""
     detail: Text = None
     """Reason in a sentence."""
+    stopped_at: Amount = None
+    """Time at which the last of its replicas that were members before had stopped its ranks, in seconds since the
+    epoch; absent if there are none."""
+    ready_at: Amount = None
+    """Time at which the last of its replicas was ready to join, likewise."""
+    failed_at: Amount = None
+    """Time of the failure for which it was formed, likewise: it may be known only now."""
 
 
 class Closed(Record):
@@ -326,6 +340,9 @@ class Closed(Record):
     """Reason in one word, as in the job's status."""
     detail: Text = None
     """Reason in a sentence."""
+    failed_at: Amount = None
+    """Time of the failure, in seconds since the epoch: the end of a process, the last sign of a lost member, or the
+    last progress of a group that hangs; absent where it is not known, and for planned changes."""
 
 
 class EventRecord(Record):
@@ -336,6 +353,18 @@ class EventRecord(Record):
     """info, warning or error."""
     text: Text = None
     """A sentence."""
+
+
+class Uploaded(Record):
+    """A checkpoint is in the bucket. Only of runs whose processes share a run directory."""
+
+    kind: Literal["uploaded"] = "uploaded"
+    checkpoint: PlainName
+    """Name of the checkpoint."""
+    seconds: Seconds = None
+    """Time that the upload took."""
+    bytes: Count = None
+    """Size of the checkpoint."""
 
 
 class TroublesRecord(Record, Troubles):
@@ -373,7 +402,9 @@ class CoordinatorEnd(Record):
     kind: Literal["end"] = "end"
 
 
-CoordinatorRecord = Sample | Formed | Closed | EventRecord | TroublesRecord | LedgerRecord | CoordinatorEnd | LostLines
+CoordinatorRecord = (
+    Sample | Formed | Closed | EventRecord | Uploaded | TroublesRecord | LedgerRecord | CoordinatorEnd | LostLines
+)
 
 
 # An evaluator

@@ -72,6 +72,7 @@ class Uploader:
         store: its bucket.
         writer: the right to write it.
         tick: called with the bytes sent and the bytes of the present checkpoint.
+        on_uploaded: called with each checkpoint that is in the bucket, and the seconds that it took.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Uploader:
         rundir: RunDir,
         writer: Writer | JobWriter,
         tick: Callable[[int, int], None] = lambda sent, total: None,
+        on_uploaded: Callable[[Manifest, float], None] = lambda manifest, seconds: None,
     ) -> None:
         self._store, self._rundir, self._writer, self._tick = store, rundir, writer, tick
+        self._on_uploaded = on_uploaded
         self._versions: dict[str, Any] = {}
         """Versions of the objects in the bucket."""
         self._sizes: dict[str, int] = {}
@@ -202,6 +205,7 @@ class Uploader:
         return False
 
     def _upload_checkpoint(self, manifest: Manifest) -> None:
+        started_at = time.monotonic()
         self.upload_parts(manifest)
         self.require_parts(manifest)
         # A checkpoint counts only with the records of generations and rewinds, and its steps with their log.
@@ -214,6 +218,7 @@ class Uploader:
         self._writer.renew()
         self._replace(target, content)
         self.checkpoints[manifest.name] = manifest.digest
+        self._on_uploaded(manifest, time.monotonic() - started_at)
 
     def upload_parts(self, manifest: Manifest) -> None:
         """Send the files of a checkpoint, without its manifest.
@@ -457,12 +462,16 @@ def main(arguments: Sequence[str]) -> int:
     def report(text: str) -> None:
         print(json.dumps({"failing": text}), flush=True)
 
+    def report_uploaded(manifest: Manifest, seconds: float) -> None:
+        line = {"uploaded": manifest.name, "seconds": round(seconds, 3), "bytes": manifest.size}
+        print(json.dumps(line), flush=True)
+
     store = open_bucket(rundir.read_job().spec.checkpoint.storage)
     try:
         _record_missing(rundir, store, "the upload was interrupted")
         writer = claim(store, rundir, is_empty=False)
         _record_missing(rundir, store, "the upload was interrupted")
-        uploader = Uploader(store, rundir, writer)
+        uploader = Uploader(store, rundir, writer, on_uploaded=report_uploaded)
         upload = Upload(uploader, report, ending)
         with writer.renewing(), UsageLog(rundir, store).recording(ending):
             uploader.survey()

@@ -6,7 +6,7 @@ problems.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PACE_SECONDS = 60.0
 """Time over which throughput and remaining time are averaged, in seconds: stable, and quick enough to follow a
@@ -70,6 +70,24 @@ class Generation:
     """Time of the last log line of its first rank."""
     ended: str = ""
     """Reason for which its training ended, from its own log or the coordinator's."""
+    end_reason: str = ""
+    """Reason for which it was closed, one CamelCase word; empty while it runs."""
+    failed_at: float | None = None
+    """Time of the failure that ended it."""
+    stopped_at: float | None = None
+    """Time at which the last member of the generation before had stopped its ranks."""
+    ready_at: float | None = None
+    """Time at which its last member was ready to join."""
+    process_at: float | None = None
+    """Time at which the process of its first rank started; that of another generation, if it survived a regroup."""
+    joined_at: float | None = None
+    """Time at which its ranks had joined their group."""
+    restore_at: float | None = None
+    """Time at which the restore began."""
+    restored_at: float | None = None
+    """Time at which the first rank was ready for its first step."""
+    is_continued: bool = False
+    """Whether ranks kept the state of an earlier generation, so that nothing was read from a checkpoint."""
 
 
 def restarts(generations: Sequence[Generation]) -> int:
@@ -90,6 +108,10 @@ class Outage:
     without: str = "step"
     """The missing activity: a step, or the whole group, where no steps are logged. Then `begin` is the end of one
     generation, and `end` the start of the next: the start-up time of its script is not known."""
+    previous: int = field(default=0, compare=False)
+    """Number of the generation that made the last step before it."""
+    generation: int = field(default=0, compare=False)
+    """Number of the generation that made the first step after it."""
 
     @property
     def seconds(self) -> float:
@@ -111,7 +133,7 @@ def outages(generations: Iterable[Generation]) -> list[Outage]:
     stepless = all(generation.first_step_at is None for generation in generations)
     outages: list[Outage] = []
     stopped: float | None = None
-    reason = ""
+    reason, previous = "", 0
     for index, generation in enumerate(generations):
         if stopped is not None:
             # The first reason since training stopped: later generations failed as a consequence.
@@ -126,10 +148,12 @@ def outages(generations: Iterable[Generation]) -> list[Outage]:
             if resumed_at is None:
                 continue
             begin = stopped if generation.opened_at is None else min(stopped, generation.opened_at)
-            outages.append(Outage(reason, begin, max(begin, resumed_at), "group" if stepless else "step"))
+            without = "group" if stepless else "step"
+            outages.append(Outage(reason, begin, max(begin, resumed_at), without, previous, generation.number))
             reason = ""
         ended = generation.closed_at if stepless else generation.last_step_at
-        stopped = ended if ended is not None else stopped
+        if ended is not None:
+            stopped, previous = ended, generation.number
     return outages
 
 

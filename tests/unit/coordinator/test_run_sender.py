@@ -35,7 +35,10 @@ class Heard:
         monkeypatch.setattr(run_sender, "MAX_PAUSE", 0.02)
         self.said: list[str] = []
         self._news = asyncio.Event()
-        self.sender = RunSender("some.module", RunDir(folder), {}, self._hear)
+        self.uploaded: list[tuple[str, float, int]] = []
+        self.sender = RunSender(
+            "some.module", RunDir(folder), {}, self._hear, lambda *uploaded: self.uploaded.append(uploaded)
+        )
 
     def _hear(self, failing: str, blocks: bool) -> None:
         self.said.append(f"{failing}, which blocks" if blocks else failing)
@@ -62,6 +65,19 @@ async def test_what_it_says_is_heard_and_it_is_waited_for_at_the_end(
     await heard.sender.close()
     assert heard.said == ["away", ""]
     assert len(heard.lives) == 1
+
+
+async def test_what_was_uploaded_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = """
+echo '{"uploaded": "step-000000100", "seconds": 2.5, "bytes": 7}'
+echo '{"uploaded": "step-000000200", "seconds": "long", "bytes": 7}'
+echo '{"failing": "away again"}'
+"""
+    heard = Heard(tmp_path, monkeypatch, lines + WAITS)
+    await heard.until(2)
+    await heard.sender.close()
+    assert heard.said == ["away", "away again", ""]
+    assert heard.uploaded == [("step-000000100", 2.5, 7)]
 
 
 async def test_what_blocks_the_job_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

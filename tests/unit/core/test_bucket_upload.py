@@ -39,7 +39,13 @@ def test_it_uploads_while_the_run_goes_on_and_completely_at_its_end(
     monkeypatch.setattr(upload, "RECORDS_SECONDS", 0.1)
     monkeypatch.setattr(upload, "LOOK_SECONDS", 0.1)
     here = a_run(tmp_path / "here", steps=(10,))
-    uploader = Uploader(store(url), here, claim(store(url), here, is_empty=False))
+    uploaded: list[tuple[str, float]] = []
+    uploader = Uploader(
+        store(url),
+        here,
+        claim(store(url), here, is_empty=False),
+        on_uploaded=lambda manifest, seconds: uploaded.append((manifest.name, seconds)),
+    )
     uploader.survey()
     reported: list[str] = []
     process = Upload(uploader, reported.append, threading.Event())
@@ -55,6 +61,8 @@ def test_it_uploads_while_the_run_goes_on_and_completely_at_its_end(
     assert not thread.is_alive()
     assert everything(get_copy(url, tmp_path / "there")) == everything(here)
     assert reported == [""]
+    assert [name for name, _ in uploaded] == ["step-000000010", "step-000000020", "step-000000030"]
+    assert all(seconds > 0 for _, seconds in uploaded)
 
 
 def test_it_reports_a_bucket_that_is_away_and_that_it_is_back(

@@ -452,3 +452,18 @@ def test_an_evaluators_pod_has_its_own_image_and_variables_besides_those_of_the_
     assert values["OMP_NUM_THREADS"] == "4"
     assert values["CUDA_VISIBLE_DEVICES"] == "", "it never holds a GPU"
     assert values["TANDEM_RUN_DIR"] != "/elsewhere"
+
+
+def test_only_coordinators_learn_the_collector_of_traces_and_have_memory_for_it() -> None:
+    for endpoint in ("", "http://collector:4318"):
+        images = replace(IMAGES, otlp_endpoint=endpoint)
+        plans = [
+            reconcile(situation(job(), Children()), images),
+            reconcile(situation(job(), snapshot=heard("Pending")), images),
+        ]
+        containers = {name: spec["containers"][0] for plan in plans for name, spec in pods_of(plan).items()}
+        variables = {name: [one["name"] for one in container["env"]] for name, container in containers.items()}
+        known = {name for name, names in variables.items() if "OTEL_EXPORTER_OTLP_ENDPOINT" in names}
+        assert known == ({"coordinator 0"} if endpoint else set())
+        memory = containers["coordinator 0"]["resources"]["limits"]["memory"]
+        assert memory == ("640Mi" if endpoint else "512Mi")

@@ -8,7 +8,7 @@ import numpy as np
 from tandem.formatting import cores, count_noun, duration, metric_name, number, reason, score, share
 from tandem.wire.measures import outages
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.figures import confusion, curves, phases, processors
+from tandem_cli.report.figures import confusion, curves, phases, processors, waterfall
 from tandem_cli.report.run import Floats, RunData, with_histograms
 from tandem_cli.report.summary import Summary, time_by_phase
 from tandem_coordinator.charts import bars, drawing
@@ -41,6 +41,7 @@ class Picture:
 
 def pictures(run: RunData, clock: Clock, summary: Summary) -> list[Picture]:
     """List all pictures that a run may have."""
+    trace = waterfall.select(run)
     listed_pictures = [
         _charted(
             "training", "Training loss and evaluation score", _training(run, summary), curves.training(run, clock)
@@ -60,6 +61,14 @@ def pictures(run: RunData, clock: Clock, summary: Summary) -> list[Picture]:
             "Where training's time went",
             _phases(run, clock),
             lambda name, title, finding, style: phases.draw(name, title, finding, run, clock, style),
+        ),
+        Picture(
+            "waterfall",
+            "Where the time of the start went"
+            if trace is not None and trace.kind == "start"
+            else "Where the time of the last failure went",
+            "" if trace is None else waterfall.finding(trace),
+            lambda name, title, finding, style: waterfall.draw(name, title, finding, run, style),
         ),
         Picture(
             "confusion",
