@@ -16,14 +16,18 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
+import tandem.rundir.store
 from tandem.rundir.bucket import claim
 from tandem.rundir.download import Downloader, continue_run
 from tandem.rundir.durable import encode
@@ -44,6 +48,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tan
 PINS = Path(__file__).parent / "moto.txt"
 VERSITYGW = Pinned(Path(__file__).parent / "versitygw", "github.com/versity/versitygw")
 BUCKET = "bucket"
+MEMORY = "memory:"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tandem", "AWS_SECRET_ACCESS_KEY": "tandem-secret", "AWS_REGION": "us-east-1"}
 START_SECONDS = 60.0
 
@@ -85,8 +90,26 @@ def versitygw(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-SERVERS = [pytest.param("moto"), pytest.param("versitygw", marks=pytest.mark.full)]
+NAMES = ("moto", "versitygw")
+ALL_SERVERS = [pytest.param(name, marks=pytest.mark.full) for name in NAMES]
+SERVERS = ["moto", ALL_SERVERS[1]]
 """Parameters of a fixture that yields a server's URL."""
+
+
+@contextmanager
+def memory() -> Iterator[str]:
+    """Keep the objects of all stores of an endpoint in the memory of this process; yields the endpoint."""
+    places: defaultdict[str, MemoryStore] = defaultdict(MemoryStore)
+    real, put = tandem.rundir.store._open, Store.put
+
+    def opened(store: Store) -> Any:
+        return places[str(store.location)] if store.endpoint == MEMORY else real(store)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(tandem.rundir.store, "_open", opened)
+        # It would keep the pages of the file that it was given, and change with them.
+        monkeypatch.setattr(Store, "put", lambda store, name, data: put(store, name, bytes(data)))
+        yield MEMORY
 
 
 @contextmanager

@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.buckets import CREDENTIALS, SERVERS, server_named
+from tests.support.buckets import ALL_SERVERS, CREDENTIALS, SERVERS, memory, server_named
 
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with server_named(request.param, tmp_path_factory.mktemp("server")) as url:
         yield url
+
+
+@pytest.fixture(scope="module", params=["memory", *ALL_SERVERS])
+def bucket_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "memory":
+        with memory() as endpoint:
+            yield endpoint
+    else:
+        with server_named(request.param, tmp_path_factory.mktemp("server")) as url:
+            yield url
 
 
 @pytest.fixture
@@ -21,5 +31,13 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def url(server: str, tmp_path: Path) -> str:
+def url(bucket_place: str, tmp_path: Path) -> str:
+    """A place in a bucket: in the memory of this process, and in the full tier on each server. What a server has to
+    guarantee for that, test_store shows of it."""
+    return f"{bucket_place} {tmp_path.name}"
+
+
+@pytest.fixture
+def served(server: str, tmp_path: Path) -> str:
+    """A place in a bucket of a server, for requests that are disturbed on their way, or sent by other processes."""
     return f"{server} {tmp_path.name}"

@@ -265,8 +265,8 @@ def a_copy_without(rundir: RunDir, folder: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=FULL) for seed in (1, 2))])
-def test_a_network_that_disturbs_a_tenth_of_all_requests_loses_nothing(url: str, tmp_path: Path, seed: int) -> None:
-    server, _, prefix = url.partition(" ")
+def test_a_network_that_disturbs_a_tenth_of_all_requests_loses_nothing(served: str, tmp_path: Path, seed: int) -> None:
+    server, _, prefix = served.partition(" ")
     faults = [None] * 27 + ["refuse", "lose", "cut"]
 
     def fault(number: int, method: str, path: str) -> str | None:
@@ -394,10 +394,10 @@ def test_a_directory_with_a_record_and_nothing_saved_takes_over_everything(url: 
     assert get_copy(url, tmp_path / "copy").checkpoint_names() == ["step-000000040"]
 
 
-def test_a_claim_that_got_no_answer_twice_is_the_directorys_own(url: str, tmp_path: Path) -> None:
+def test_a_claim_that_got_no_answer_twice_is_the_directorys_own(served: str, tmp_path: Path) -> None:
     here = a_run(tmp_path / "here")
-    bring(url, here)
-    server, _, prefix = url.partition(" ")
+    bring(served, here)
+    server, _, prefix = served.partition(" ")
     faults: list[str] = []
 
     def fault(number: int, method: str, path: str) -> str | None:
@@ -408,7 +408,7 @@ def test_a_claim_that_got_no_answer_twice_is_the_directorys_own(url: str, tmp_pa
             faults.append(kind)
             with pytest.raises(StoreUnavailableError):
                 claim(place(proxy, f"runs/{prefix}", 0.5), here, is_empty=False)
-    claim(store(url), here, is_empty=False)
+    claim(store(served), here, is_empty=False)
 
 
 def test_an_attempt_that_saved_nothing_is_moved_out_of_the_way(url: str, tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_it_uploads_while_the_run_goes_on_and_completely_at_its_end(
 
 
 def test_it_reports_a_bucket_that_is_away_and_that_it_is_back(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, _, prefix = url.partition(" ")
+    server, _, prefix = served.partition(" ")
     monkeypatch.setattr(upload, "RECORDS_SECONDS", 0.1)
     monkeypatch.setattr(upload, "LOOK_SECONDS", 0.1)
     here = a_run(tmp_path / "here")
@@ -90,7 +90,7 @@ def test_it_reports_a_bucket_that_is_away_and_that_it_is_back(
         until(lambda: reported[-1] == "", "that it is solved")
         process.ending.set()
         thread.join(30)
-    assert everything(get_copy(url, tmp_path / "there")) == everything(here)
+    assert everything(get_copy(served, tmp_path / "there")) == everything(here)
 
 
 def test_at_the_end_it_gives_up_a_bucket_that_stays_away(
@@ -137,13 +137,13 @@ def test_a_defect_is_no_success(url: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ends", ["stdin", "SIGTERM"])
-def test_the_process_ends_with_its_parent_and_notes_what_is_missing(url: str, tmp_path: Path, ends: str) -> None:
-    server, _, prefix = url.partition(" ")
+def test_the_process_ends_with_its_parent_and_notes_what_is_missing(served: str, tmp_path: Path, ends: str) -> None:
+    server, _, prefix = served.partition(" ")
     place = f"s3://{BUCKET}/runs/{prefix}"
     storage = {"bucket": place, "endpoint": server}
     here = a_run(tmp_path / "here")
     here.write_job(job(checkpoint={"storage": storage}))
-    claim(store(url), here, is_empty=False)
+    claim(store(served), here, is_empty=False)
     command = [sys.executable, "-m", "tandem.rundir.upload"]
     environment = {**os.environ, "TANDEM_RUN_DIR": str(here.path)}
     with subprocess.Popen(
@@ -165,4 +165,4 @@ def test_the_process_ends_with_its_parent_and_notes_what_is_missing(url: str, tm
             record = BucketRecord.load(here, place)
             assert record is not None
             assert record.missing == ""
-            assert everything(get_copy(url, tmp_path / "there")) == everything(here)
+            assert everything(get_copy(served, tmp_path / "there")) == everything(here)

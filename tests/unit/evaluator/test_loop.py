@@ -17,7 +17,7 @@ from tandem_evaluator.evaluation import Evaluation, TaskScoring
 from tandem_evaluator.evaluator_log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
 from tandem_trainer.checkpoint.lending import Library
-from tests.support.buckets import CREDENTIALS, moto, pod_of
+from tests.support.buckets import memory, pod_of
 from tests.support.evaluator_run import Run
 
 NAME = "evaluator-0-0"
@@ -92,9 +92,7 @@ def test_a_checkpoint_that_is_damaged_on_this_disk_alone_is_received_again(
     run: Run, evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     final = checkpoint(run, 10)
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    with moto() as url, pod_of(f"{url} {file}", run.rundir, tmp_path):
+    with memory() as url, pod_of(f"{url} {file}", run.rundir, tmp_path):
         path = run.rundir.checkpoint(final.name) / file
         path.write_bytes(bytes(path.stat().st_size))
         run.rundir.mark_done(final)

@@ -11,7 +11,7 @@ from tandem.rundir.checkpoint import FILE, WEIGHTS
 from tandem_trainer.checkpoint.file_names import OPTIMIZER
 from tandem_trainer.checkpoint.restoring import restore
 from tandem_trainer.process_group import Group
-from tests.support.buckets import CREDENTIALS, moto, pod_of, store
+from tests.support.buckets import memory, pod_of, store
 from tests.support.faults.scene import CHUNK, Findings, Save, Scene, Server, small_chunks
 
 NEWEST, BEFORE = Save(40, 2), Save(30, 2)
@@ -32,9 +32,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as monkeypatch, moto() as url:
-        for name, value in CREDENTIALS.items():
-            monkeypatch.setenv(name, value)
+    with memory() as url:
         yield url
 
 
