@@ -11,7 +11,8 @@ import pytest
 from tandem.rundir.layout import RunDir
 from tests.support import manifests
 from tests.support.manifests import images
-from tests.support.processes import TANDEM
+from tests.support.processes import environment
+from tests.support.warm_run import WARM_TANDEM, warm_run_environment
 
 pytestmark = pytest.mark.timeout(300)
 FULL = pytest.mark.full("cli", "coordinator", "trainer")
@@ -34,8 +35,9 @@ def run(folder: Path, failing: str, waits: bool) -> "subprocess.CompletedProcess
 def run_job(folder: Path, **spec: Any) -> "subprocess.CompletedProcess[str]":
     file = folder / "job.yaml"
     file.write_text(json.dumps(manifests.manifest("mine", **spec)))
-    command = [TANDEM, "run", str(file), "--run-dir", str(folder / "run")]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    command = [*WARM_TANDEM, "run", str(file), "--run-dir", str(folder / "run")]
+    variables = environment(warm_run_environment())
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_the_second_time_it_ends_with_the_scripts_own_traceback_and_the_corrected_one_just_runs(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         manifest=Path("examples/digits.yaml"),
         cwd=folder,
         variables={"XDG_STATE_HOME": str(folder / "state")},
+        warm=True,
     ) as run:
         run.reaches(100)
         yield folder

@@ -136,17 +136,17 @@ def spec(**elasticity: Any) -> dict[str, Any]:
     }
 
 
-def slopes(path: Path, folder: Path, **elasticity: Any) -> Elastic:
-    """Train the task of these tests for long, with two workers."""
+def slopes(path: Path, folder: Path, warm: bool) -> Elastic:
+    """Train the task of these tests for long, with two workers; without a warm start, each rank looks for its code
+    anew."""
     write_slopes(folder, dedent(TASK))
     trainer = {
         "task": "slopes:Slopes",
         "parameters": {"folder": str(folder), "faults": []},
         "loop": {"epochs": 100_000, "globalBatchSize": 25},
     }
-    # Cold, so that each rank looks for its code anew.
-    whole = spec(warmStart=False, **elasticity) | {"trainer": trainer}
-    group = Elastic(path, replicas=2, **whole)
+    group = Elastic(path, replicas=2, **spec(warmStart=warm) | {"trainer": trainer})
+    group.folder = folder
     group.extra["PYTHONPATH"] = str(folder)
     return group.start("worker-0", "worker-1")
 
@@ -162,7 +162,7 @@ def step(group: Elastic, size: int) -> list[int]:
 @pytest.mark.parametrize("killed", ["rank", pytest.param("agent", marks=FULL)])
 def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed: str) -> None:
     folder = tmp_path / "code"
-    with slopes(tmp_path, folder) as group:
+    with slopes(tmp_path, folder, warm=True) as group:
         trains(group, 2)
         (survivor,) = group.ranks_of("worker-0")
         (folder / "wait").touch()
@@ -191,7 +191,7 @@ def test_the_others_train_while_a_joiner_prepares_itself(tmp_path: Path, killed:
 @FULL
 def test_ranks_that_fail_while_they_prepare_themselves_fail_as_members_afterwards(tmp_path: Path) -> None:
     folder = tmp_path / "code"
-    with slopes(tmp_path, folder) as group:
+    with slopes(tmp_path, folder, warm=False) as group:
         trains(group, 2)
         stays = group.ranks_of("worker-0")
         # From now on nobody who starts can build the model.

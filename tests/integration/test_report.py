@@ -15,8 +15,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 
-EPOCHS, STEPS, EVERY = 180, 180 * 23, 900
-"""Training takes some 20 s: several times as long as the command on a busy machine."""
+EPOCHS, STEPS, EVERY = 20, 20 * 23, 100
 SHORT = ["--set", f"trainer.loop.epochs={EPOCHS}", "--set", f"checkpoint.everySteps={EVERY}"]
 SHORT += ["--set", "workers.replicas=1", "--set", "workers.processesPerReplica=2"]
 SHORT += ["--set", "evaluators.processesPerReplica=1"]
@@ -25,13 +24,18 @@ SHORT += ["--set", "evaluators.processesPerReplica=1"]
 @pytest.fixture(scope="module")
 def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that has begun to train."""
-    with LocalRun(tmp_path_factory.mktemp("report"), *SHORT) as run:
+    with LocalRun(tmp_path_factory.mktemp("report"), *SHORT, warm=True) as run:
         until(lambda: list(run.path.glob("log/train-g*.jsonl")), "the training log")
         yield run
 
 
 def test_a_run_can_be_reported_while_it_goes_on_and_when_it_is_over(going: LocalRun) -> None:
-    early = tandem("report", str(going.path), "--no-png", "--to", str(going.path.parent / "early.html"))
+    rank = until(lambda: going.rank_of("worker-0"), "a rank")
+    rank.suspend()
+    try:
+        early = tandem("report", str(going.path), "--no-png", "--to", str(going.path.parent / "early.html"))
+    finally:
+        rank.resume()
     assert early.returncode == 0, early.stderr
     assert ">Running<" in (going.path.parent / "early.html").read_text("utf-8")
 

@@ -33,7 +33,8 @@ MIDDLE = ["--set", "trainer.loop.epochs=100", "--set", "checkpoint.everySteps=40
 MIDDLE_STEPS = 100 * 23
 ENDLESS = ["--set", "trainer.loop.epochs=5000", "--set", "checkpoint.everySteps=20"]
 PRICED = ["--set", "prices.cpuPerHour=3600", "--set", "prices.currency=EUR"]
-SMALL = ["--set", "workers.replicas=1", "--set", "evaluators.processesPerReplica=1"]
+ALONE = ["--set", "evaluators.processesPerReplica=1"]
+SMALL = ["--set", "workers.replicas=1", *ALONE]
 """Importing torch is most of what a start costs; where it does not matter, there are few processes."""
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"=]+)')
 
@@ -72,7 +73,7 @@ def expect_ledger(run: LocalRun) -> LedgerRecord:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
-    """A run that nothing disturbs."""
+    """A run that nothing disturbs, started as a user starts it."""
     with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT, *PRICED) as run:
         with lifetimes(run):
             run.ends()
@@ -176,7 +177,7 @@ class TestFromBeginningToEnd:
         for file in (complete.run_dir.evaluations / name).iterdir():
             file.unlink()
         starts = len(complete.logged("start"))
-        again = LocalRun(complete.path.parent, *SHORT)
+        again = LocalRun(complete.path.parent, *SHORT, warm=True)
         assert again.ends() == 0, again.output
         assert SHORT_STEPS in {result["step"] for result in evaluations(complete.path)}
         assert len(complete.logged("start")) == starts
@@ -187,10 +188,10 @@ class TestCtrlC:
     def test_saves_and_leaves_the_same_command_goes_on_from_there_and_twice_leaves_at_once(
         self, tmp_path: Path, runs: list[LocalRun]
     ) -> None:
-        first = LocalRun(tmp_path, *ENDLESS)
+        first = LocalRun(tmp_path, *ENDLESS, *ALONE)
         runs.append(first)
         first.reaches(25)
-        meanwhile = LocalRun(tmp_path, *ENDLESS)
+        meanwhile = LocalRun(tmp_path, *ENDLESS, *ALONE)
         assert meanwhile.ends() == 2
         assert f"another tandem run (process {first.process.pid}) uses" in meanwhile.output
         trains = until(
@@ -218,7 +219,7 @@ class TestCtrlC:
         assert f"digits was stopped; saved after step {saved.step}" in first.output
         assert f"tandem run {DIGITS}" in first.output
 
-        second = LocalRun(tmp_path, *ENDLESS)
+        second = LocalRun(tmp_path, *ENDLESS, *ALONE, warm=True)
         runs.append(second)
         second.reaches(saved.step + 1)
         assert f"resuming from step {saved.step}" in second.output

@@ -17,7 +17,7 @@ from tandem.processes import launch
 from tandem.processes.launch import endpoint
 from tandem.wire.coordinator_client import CoordinatorClient, Unreachable
 from tandem.wire.status import Snapshot
-from tests.support import SCRIPTS, manifests
+from tests.support import ROOT, SCRIPTS, manifests
 from tests.support.ports import reserved_port
 from tests.support.waiting import until
 from tests.support.zygote import Forked
@@ -53,6 +53,8 @@ class Elastic:
         **spec: Any,
     ) -> None:
         self.path, self.host = path, host
+        self.folder = ROOT
+        """Working folder of agents that are started from now on."""
         elasticity = {"heartbeatSeconds": HEARTBEAT_SECONDS, "lostAfterSeconds": 3.0, "growCooldownSeconds": 0.5}
         elasticity |= {"growAfterSeconds": 0.5}
         whole = {
@@ -90,7 +92,9 @@ class Elastic:
             return
         with (self.path / f"{replica}.txt").open("ab") as output:
             words = command[command.index("tandem_trainer.agent") + 1 :]
-            self.agents[replica] = Forked("tandem_trainer.agent", words, self._environment(replica), output)
+            self.agents[replica] = Forked(
+                "tandem_trainer.agent", words, self._environment(replica), output, cwd=self.folder
+            )
 
     def ranks_of(self, replica: str) -> list[int]:
         """A replica's training processes: forked ones, or children of the agent where ranks start cold."""

@@ -57,6 +57,7 @@ STARTS = {
     "tests.support.recording": LOCAL,
     "tests.support.slurm.run": LOCAL,
     "tests.support.warm": frozenset({"trainer"}),
+    "tests.support.warm_run": LOCAL,
 }
 """Rooms of which a piece of test support starts processes; a test that uses it runs all of their code."""
 TREES = ("charts", "images", "examples", "tools", "benchmarks", "docs")

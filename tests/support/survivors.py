@@ -43,7 +43,7 @@ def start_regrouping(folder: Path, code: str, trainer: dict[str, Any], **spec: A
         "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.1},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
-    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
+    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder, warm=True)
 
 
 def check_played(folder: Path, faults: list[str]) -> None:
@@ -97,9 +97,8 @@ def trains(group: Elastic, size: int) -> None:
 
 def check_continued(group: Elastic) -> None:
     """Assert that each step was taken once, and that no generation but the first has read a checkpoint."""
-    audited = audit(group.rundir)
-    assert not audited.problems
-    assert audited.steps > 10
+    until(lambda: audit(group.rundir).steps > 10, "steps")
+    assert not audit(group.rundir).problems
     assert not group.rundir.checkpoint_names()
     assert all("continues" in record for record in records(group.rundir)[1:])
 

@@ -1,0 +1,24 @@
+"""`tandem run` whose processes are forked from one that has imported torch (tests.support.warm_starter)."""
+
+import sys
+
+from tests.support import warm_starter
+from tests.support.warm import address
+
+IMPORTS = (
+    *("tandem_coordinator.coordinator", "tandem_coordinator.server", "tandem_coordinator.run_sender"),
+    *("tandem_evaluator.crew", "tandem_evaluator.loop", "tandem_evaluator.evaluation"),
+    *("tandem_evaluator.base_model", "tandem_evaluator.program"),
+)
+"""What its processes import beside what ranks do."""
+WARM_TANDEM = (
+    *(sys.executable, "-P", "-c"),
+    f"from tandem_cli.local import starter; starter.__file__ = {warm_starter.__file__!r}; "
+    "from tandem_cli.main import main; main()",
+)
+"""The command line, whose `tandem run` starts its processes warm; in this environment."""
+
+
+def warm_run_environment() -> dict[str, str]:
+    """The variable that `WARM_TANDEM` needs."""
+    return {warm_starter.ADDRESS: address(*IMPORTS)}
