@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run both sides for each seed; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep")
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -83,12 +83,12 @@ def swept(folder: Path, side: str, trials: int, epochs: int, seed: int) -> Measu
         },
         "sampler": "random",
         "seed": seed,
-        "pruner": {"name": side, "minSteps": 50},
+        "pruner": {"name": side, "minSteps": 100},
         "budget": {"trials": trials},
     }
     overrides = {
         "trainer.loop.epochs": epochs,
-        "checkpoint.everySteps": 50,
+        "checkpoint.everySteps": 100,
         "workers.replicas": 1,
         "evaluators.processesPerReplica": 1,
     }

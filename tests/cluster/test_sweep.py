@@ -17,7 +17,7 @@ def test_trials_are_jobs_that_scores_suspend_and_the_last_one_gets_the_free_work
 ) -> None:
     monkeypatch.chdir(tmp_path)
     workers = {"replicas": 2, "minReplicas": 1}
-    job = manifests.manifest("hill", **hills.spec(steps=120, workers=workers))
+    job = manifests.manifest("hill", **hills.spec(steps=120, lowest=0.5, workers=workers))
     client = Client(kubernetes=namespace.name)
     sweep = client.sweep(hills.sweep([0.9, 0.1, 0.95]), job=job, name="hills", code=hills.write(tmp_path / "code"))
     trials = sweep.wait(500)

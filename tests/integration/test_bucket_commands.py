@@ -24,6 +24,7 @@ LATEST = f"step-{STEPS:09d}"
 CALLS: dict[str, tuple[list[str], int, str]] = {
     "status": ([URL], 0, f"step {STEPS} of {STEPS}"),
     "events": ([URL], 0, "generation 1"),
+    "trace": ([URL], 0, "start: the job starts"),
     "report": ([URL, "--to", "HERE/report.html"], 0, "HERE/report.html"),
     "compare": ([URL, URL], 0, "accuracy"),
     "export": ([URL, "--to", "HERE/csv"], 0, "HERE/csv"),

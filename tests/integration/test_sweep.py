@@ -45,7 +45,8 @@ def killed(sweep: SweepHandle) -> None:
 
 
 def test_a_driver_that_is_killed_three_times_repeats_no_trial_and_stops_the_worse_ones(folder: Path) -> None:
-    sweep = Client().sweep(hills.sweep(HEIGHTS), job="job.yaml", name="hills")
+    job = manifests.manifest("hill", **hills.spec(lowest=0.5))
+    sweep = Client().sweep(hills.sweep(HEIGHTS), job=job, name="hills")
     with pytest.raises(UserError, match="is running, in process"):
         sweep.resume()
     for number in (0, 2, 3):

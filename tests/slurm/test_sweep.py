@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_trials_are_submitted_to_slurm_and_the_worse_one_is_cancelled(run: SlurmRun) -> None:
     hills.write(run.folder)
-    job = manifests.manifest("hill", **hills.spec(steps=80))
+    job = manifests.manifest("hill", **hills.spec(steps=80, lowest=0.5))
     (run.folder / "job.json").write_text(json.dumps(job))
     sweep = {"apiVersion": job["apiVersion"], "kind": "Sweep", "metadata": {"name": "hills"}}
     spec = hills.sweep([0.9, 0.1], job="job.json")

@@ -10,6 +10,8 @@ from pathlib import Path
 import tandem
 
 height, steps = float(sys.argv[1]), int(sys.argv[2])
+if height < float(sys.argv[3]):
+    steps = 10**9  # only a pruner ends it
 run = Path(os.environ["TANDEM_RUN_DIR"])
 out = run / "out"
 out.mkdir(exist_ok=True)
@@ -49,9 +51,13 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def spec(steps: int = 30, **changed: Any) -> dict[str, Any]:
-    """The spec of the job."""
-    trainer = {"command": ["python", "train.py"], "args": ["0.5", str(steps)]}
+def spec(steps: int = 30, lowest: float = 0.0, **changed: Any) -> dict[str, Any]:
+    """The spec of the job.
+
+    Args:
+        lowest: a trial of a lower height has no end: only a pruner stops it.
+    """
+    trainer = {"command": ["python", "train.py"], "args": ["0.5", str(steps), str(lowest)]}
     return {"trainer": trainer, "evaluators": EVALUATORS, **changed}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from tandem.formatting import count_noun, duration, metric_name, printable, score, share
+from tandem.formatting import count_noun, metric_name, printable, score, share
 from tandem.job.resource import Evaluators
 from tandem.processes.distribution import version
 from tandem_cli.report.page import DrawnPicture, document, figure
@@ -11,7 +11,7 @@ from tandem_cli.sweep import figures
 from tandem_cli.sweep.definition import Definition, SweepFolder
 from tandem_cli.sweep.driver import describe, short_path
 from tandem_cli.sweep.study import Trial, best_of, importances, read_trials
-from tandem_cli.sweep.table import NOT_SET, ranked, state_text, value_text
+from tandem_cli.sweep.table import ranked, trial_cells
 from tandem_coordinator.charts.chart import NARROW, WIDE
 
 MAX_ROWS = 200
@@ -136,16 +136,7 @@ def _rows(trials: Sequence[Trial], metric: str, goal: str, is_running: bool) -> 
     )
     rows = ""
     for trial in ranked(trials, goal)[:MAX_ROWS]:
-        cells = [
-            str(trial.number),
-            *(value_text(trial.values.get(path)) for path in paths),
-            NOT_SET if trial.score is None else score(metric, trial.score),
-            NOT_SET if trial.step is None else f"{trial.step:,}",
-            NOT_SET if trial.last_step is None else f"{trial.last_step:,}",
-            state_text(trial, is_running),
-            NOT_SET if trial.seconds is None else duration(trial.seconds),
-            trial.reason,
-        ]
+        cells = trial_cells(trial, paths, metric, is_running)
         kind = ' class="best"' if best is not None and trial.number == best.number else ""
         rows += f"<tr{kind}>" + "".join(f"<td{_wraps(cell)}>{escape(printable(cell))}</td>" for cell in cells) + "</tr>"
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

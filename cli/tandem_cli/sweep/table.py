@@ -31,19 +31,28 @@ def trial_table(trials: Sequence[Trial], metric: str, goal: str, is_running: boo
         table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
     table.add_column("", overflow="fold")
     for trial in ranked(trials, goal):
-        cells = [
-            str(trial.number),
-            *(value_text(trial.values.get(path)) for path in paths),
-            NOT_SET if trial.score is None else score(metric, trial.score),
-            NOT_SET if trial.step is None else f"{trial.step:,}",
-            NOT_SET if trial.last_step is None else f"{trial.last_step:,}",
-            state_text(trial, is_running),
-            NOT_SET if trial.seconds is None else duration(trial.seconds),
-            trial.reason,
-        ]
+        cells = trial_cells(trial, paths, metric, is_running)
         is_best = best is not None and trial.number == best.number
         table.add_row(*(Text(cell, "bold" if is_best else "") for cell in cells))
     return table
+
+
+def trial_cells(trial: Trial, paths: Sequence[str], metric: str, is_running: bool) -> list[str]:
+    """The row of a trial: number, values, score, its step, last step, state, time and reason.
+
+    Args:
+        paths: fields in the order of the columns.
+    """
+    return [
+        str(trial.number),
+        *(value_text(trial.values.get(path)) for path in paths),
+        NOT_SET if trial.score is None else score(metric, trial.score),
+        NOT_SET if trial.step is None else f"{trial.step:,}",
+        NOT_SET if trial.last_step is None else f"{trial.last_step:,}",
+        state_text(trial, is_running),
+        NOT_SET if trial.seconds is None else duration(trial.seconds),
+        trial.reason,
+    ]
 
 
 def ranked(trials: Sequence[Trial], goal: str) -> list[Trial]:

@@ -301,7 +301,7 @@ def _attempts(between: Sequence[Generation], gaps: Sequence[tuple[float, float]]
             yield "stop of ranks", begin
             yield ("not running" if generation.reason == "Started" else "coordinator away"), end
         # A version that does not record it leaves both times out; without former members there is nothing to stop.
-        if generation.stopped_at is not None or generation.ready_at is None:
+        if generation.stopped_at is not None or (generation.ready_at is None and generation.reason != "Started"):
             yield "stop of ranks", generation.stopped_at
         yield "wait for workers", generation.ready_at
         yield "decision", opened
