@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.errors import UserError
 from tandem.job.manifest.reading import parse_sweep, read_source
 from tandem.job.manifest.source import Source, parse
-from tandem.job.resource import API_VERSION, Evaluators
+from tandem.job.resource import API_VERSION
 from tandem.job.sweep import SWEEP_KIND, Sweep
 from tandem_cli.client.job_input import DATA, JobInput, as_json, read_input, without_lines
 from tandem_cli.client.run import RunHandle, RunTimeoutError
@@ -55,7 +55,7 @@ class SweepHandle:
         """Return the best trial; None while none has a score."""
         with needing(NEEDED):
             from tandem_cli.sweep.study import best_of
-        return best_of(self.trials(), self._evaluation.direction)
+        return best_of(self.trials(), self._definition.evaluation.direction)
 
     def run(self, trial: "int | Trial") -> RunHandle:
         """Return the run of a trial.
@@ -121,13 +121,9 @@ class SweepHandle:
         try:
             with needing(NEEDED):
                 from tandem_cli.sweep.page import trials_html
-            return trials_html(self.name, self.trials(), self._evaluation, self.is_running)
+            return trials_html(self.name, self.trials(), self._definition.evaluation, self.is_running)
         except UserError as error:
             return f"<p>{escape(self.name)}: {escape(str(error))}</p>"
-
-    @property
-    def _evaluation(self) -> Evaluators:
-        return self._definition.parsed({}, self.name).spec.evaluation
 
     def __repr__(self) -> str:
         return f"<sweep {self.name}>"

@@ -101,7 +101,7 @@ def _compare_trials(folder: SweepFolder, html: Path | None, png: Path | None, ou
         from tandem_cli.sweep.study import importances, read_trials
         from tandem_cli.sweep.table import trial_record, trial_table
     definition = folder.definition()
-    evaluation = definition.parsed({}, definition.name).spec.evaluation
+    evaluation = definition.evaluation
     trials, is_running = read_trials(definition, folder), folder.is_running
     if html is not None:
         from tandem_cli.sweep.page import sweep_page

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from tandem.errors import ManifestError, Problem, UserError
-from tandem.formatting import count_noun
+from tandem.formatting import count_noun, number
 from tandem.job.manifest.reading import apply_overrides, node_of, parse_job, parse_sweep, read_source
 from tandem.job.manifest.source import Source, parse
-from tandem.job.resource import DistributedTrainingJob
+from tandem.job.resource import DistributedTrainingJob, Evaluators
 from tandem.job.sweep import Dimension, Sweep, SweepSpec
 from tandem.model import Model, WholeNumber
 from tandem.rundir.durable import read_json_or_none, replace_json
@@ -66,6 +66,11 @@ class Definition(Model):
         """The fields that vary, and the choice of their values."""
         return self.sweep.spec
 
+    @property
+    def evaluation(self) -> Evaluators:
+        """The evaluators of the job, whose metric ranks trials."""
+        return self.parsed({}, self.name).spec.evaluation
+
     def manifest(self, values: Values, name: str) -> dict[str, Any]:
         """Build the manifest of a trial.
 
@@ -93,6 +98,20 @@ class Definition(Model):
 def settings(values: Values) -> list[str]:
     """Write values as settings of `--set`."""
     return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+
+
+def describe(values: Values) -> str:
+    """Write the values of a trial in a line, each with the last part of its path."""
+    return ", ".join(
+        f"{short_path(path, values)} {number(value) if isinstance(value, float) else value}"
+        for path, value in values.items()
+    )
+
+
+def short_path(path: str, paths: Collection[str]) -> str:
+    """The last part of a path; the whole one where several end alike."""
+    last = path.rsplit(".", 1)[-1]
+    return last if sum(other.rsplit(".", 1)[-1] == last for other in paths) == 1 else path
 
 
 def define(

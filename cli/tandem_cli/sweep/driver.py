@@ -17,7 +17,7 @@ continued by the next one:
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,10 +31,10 @@ from tandem.wire.status import Status
 from tandem_cli.client.client import Client
 from tandem_cli.client.run import RunHandle
 from tandem_cli.platforms import PlatformError, RunNotFoundError
-from tandem_cli.sweep.definition import LABEL, Definition, SweepFolder, Values
+from tandem_cli.sweep.definition import LABEL, Definition, SweepFolder, Values, describe
 from tandem_cli.sweep.promotion import Rungs
 from tandem_cli.sweep.scores import Scores
-from tandem_cli.sweep.study import BEST, COST, PAUSED, RUN, RUNG, VERDICT, Study, Trial, best_of
+from tandem_cli.sweep.study import COST, PAUSED, RUN, RUNG, VERDICT, Study, Trial, ascending, best_of
 
 POLL_SECONDS = 0.25
 """Time between two looks at runs on this machine, in seconds."""
@@ -102,13 +102,12 @@ class Driver:
         self.metric, self.goal = self._study.metric, self._study.goal
         self._spec = definition.spec
         job = definition.parsed({}, definition.name)
-        self._scales = client.scales
         self._max_workers = job.spec.workers.replicas
         self._rungs: Rungs | None = None
         if self._spec.pruner.name == "promotion":
             first = self._spec.pruner.min_steps or job.spec.checkpoint.every_steps or 1
             self._rungs = Rungs(first, self._spec.pruner.factor, self.goal)
-        can_grow = self._scales or self._rungs is not None
+        can_grow = client.scales or self._rungs is not None
         self._first = min(job.spec.workers.min_replicas, self._max_workers) if can_grow else self._max_workers
         """Workers that a trial starts with."""
         self._limit = max(self._spec.workers or self._first, self._first)
@@ -116,7 +115,7 @@ class Driver:
         self._failures = 0
         self._seconds_before = self._study.active_seconds
         self._started = self._recorded = time.monotonic()
-        self._is_first_look, self._is_interrupted = True, False
+        self._is_interrupted = False
 
     def run(self) -> bool:
         """Drive the sweep until its budget is used; returns whether it is, or else `interrupt` was called.
@@ -130,6 +129,7 @@ class Driver:
         """
         pool = ThreadPoolExecutor(MAX_TASKS, thread_name_prefix="trial")
         try:
+            self._adopt(pool)
             while not self._is_interrupted and self._tick(pool):
                 time.sleep(CLUSTER_POLL_SECONDS if self._client.is_on_kubernetes else POLL_SECONDS)
             return not self._is_interrupted
@@ -158,9 +158,6 @@ class Driver:
 
     def _tick(self, pool: ThreadPoolExecutor) -> bool:
         """Take one look at everything; returns whether the sweep goes on."""
-        if self._is_first_look:
-            self._adopt(pool)
-            self._is_first_look = False
         statuses = self._statuses()
         for active in list(self._active.values()):
             self._follow(active, statuses, pool)
@@ -195,9 +192,9 @@ class Driver:
 
     def _pause_again(self, trial: Trial) -> None:
         """Stop a paused trial that runs: an earlier driver was killed before it had stopped it."""
-        with suppress(UserError):
-            run = self._client.run(trial.run if self._client.is_on_kubernetes else self._folder.run_dir(trial.run))
-            if run.poll() is None:
+        run = self._submitted(trial.run)
+        with suppress(UserError):  # it is not running
+            if run is not None and run.poll() is None:
                 run.stop()
 
     def _next(self) -> Trial | None:
@@ -248,20 +245,31 @@ class Driver:
     def _submit(self, active: Active, is_resumed: bool) -> RunHandle:
         """Submit the job of a trial, or find it, where an earlier driver has submitted it."""
         run_dir = None if self._client.is_on_kubernetes else self._folder.run_dir(active.name)
-        if is_resumed:
-            with suppress(UserError):
-                run = self._client.run(active.name if run_dir is None else run_dir)
-                # A run here that was stopped continues from its checkpoint by being submitted again.
-                if active.verdict or ((ended := run.poll()) is not None and ended.phase != "Suspended"):
-                    return run
-                if run_dir is None and run.status().phase == "Suspended":
-                    run.resume()
-                if run_dir is None or ended is None:
-                    return run
+        if is_resumed and (run := self._submitted(active.name)) is not None:
+            # A run here that was stopped continues from its checkpoint by being submitted again.
+            if active.verdict or ((ended := run.poll()) is not None and ended.phase != "Suspended"):
+                return run
+            if run_dir is None and run.status().phase == "Suspended":
+                run.resume()
+            if run_dir is None or ended is None:
+                return run
         data = self._definition.manifest(active.values, active.name)
         overrides = {"workers.replicas": active.workers} if active.workers != self._max_workers else {}
         code = self._definition.code or None
         return self._client.submit(data, overrides=overrides, code=code, run_dir=run_dir)
+
+    def _submitted(self, name: str) -> RunHandle | None:
+        """The run of a trial; None if it was not submitted.
+
+        Raises:
+            PlatformError: the platform does not answer.
+        """
+        try:
+            return self._client.run(name if self._client.is_on_kubernetes else self._folder.run_dir(name))
+        except UserError as error:
+            if isinstance(error, PlatformError) and not isinstance(error, RunNotFoundError):
+                raise
+            return None
 
     # Running trials
 
@@ -348,7 +356,7 @@ class Driver:
             return True
         if isinstance(result, RunHandle):
             active.run = result
-            active.scores = Scores(result, self.metric, self.goal)
+            active.scores = Scores(result, self.metric)
         elif active.verdict:
             self._stopped(active)
         elif active.is_pausing:
@@ -411,9 +419,6 @@ class Driver:
         """End the trials that are paused when nothing else is left to do."""
         for trial in self.trials:
             if trial.is_paused:
-                best = trial.score if trial.score is None else [trial.score, trial.step]
-                if best is not None:
-                    self._study.note(trial.number, BEST, best)
                 self._study.note(trial.number, VERDICT, trial.reason)
                 self._study.end(trial.number, "Pruned")
 
@@ -452,15 +457,15 @@ class Driver:
 
     def _finish(self, active: Active, status: Status) -> None:
         """End a trial whose run has ended by itself, or by its user."""
-        best = active.scores.best if active.scores is not None else None
+        value = self.trials[active.number].score
         metrics = set() if active.scores is None else active.scores.metrics
         metric = self.metric
         if status.phase == "Suspended":
             self._end(active, "Pruned", "stopped by hand")
         elif status.phase == "Failed" and not self._has_diverged(active, status):
             self._end(active, "Failed", status.message or "its run has failed")
-        elif best is not None:
-            self._end(active, "Complete" if status.phase == "Succeeded" else "Pruned", "", best[0])
+        elif value is not None:
+            self._end(active, "Complete" if status.phase == "Succeeded" else "Pruned", "", value)
         elif metrics and metric not in metrics:
             reported = ", ".join(sorted(metrics))
             self._end(active, "Failed", f"no evaluator reports {metric}; they report {reported}")
@@ -481,11 +486,8 @@ class Driver:
         self, active: Active, state: Literal["Complete", "Pruned", "Failed"], reason: str, value: float | None = None
     ) -> None:
         number = active.number
-        best = None if active.scores is None else active.scores.best
         if active.cost is not None:
             self._study.note(number, COST, active.cost)
-        if best is not None:
-            self._study.note(number, BEST, list(best))
         if reason and reason != active.verdict:
             self._study.note(number, VERDICT, reason)
         self._study.end(number, state, value)
@@ -528,7 +530,7 @@ class Driver:
 
     def _grow(self, pool: ThreadPoolExecutor) -> None:
         """Give workers that no further trial will use to the leaders."""
-        if not self._scales or self._has_more():
+        if not self._client.scales or self._has_more():
             return
         running = [a for a in self._active.values() if a.run is not None and a.task is None and not a.verdict]
         for active, workers in promoted(running, self._free_workers, self._max_workers, self.goal).items():
@@ -569,26 +571,11 @@ def promoted(running: Sequence[Active], free: int, max_workers: int, goal: str) 
         free: workers that nobody uses.
         max_workers: maximum number of workers of a trial.
     """
-    sign = -1.0 if goal == "Maximize" else 1.0
     scored = [active for active in running if active.last is not None]
     sizes: dict[int, int] = {}
-    for active in sorted(scored, key=lambda active: (sign * (active.last or (0, 0.0))[1], active.number)):
+    for active in sorted(scored, key=lambda active: (ascending((active.last or (0, 0.0))[1], goal), active.number)):
         extra = min(free, max_workers - active.workers)
         if extra > 0:
             sizes[active.number] = active.workers + extra
             free -= extra
     return sizes
-
-
-def describe(values: Values) -> str:
-    """Write the values of a trial in a line, each with the last part of its path."""
-    return ", ".join(
-        f"{short_path(path, values)} {number(value) if isinstance(value, float) else value}"
-        for path, value in values.items()
-    )
-
-
-def short_path(path: str, paths: Collection[str]) -> str:
-    """The last part of a path; the whole one where several end alike."""
-    last = path.rsplit(".", 1)[-1]
-    return last if sum(other.rsplit(".", 1)[-1] == last for other in paths) == 1 else path

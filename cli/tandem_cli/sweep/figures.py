@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from tandem.formatting import SHARES, metric_name, printable, score, truncate_end
 from tandem.job.sweep import Dimension
-from tandem_cli.sweep.driver import short_path
-from tandem_cli.sweep.study import Trial, best_of
+from tandem_cli.sweep.definition import short_path
+from tandem_cli.sweep.study import Trial, ascending, best_of
 from tandem_cli.sweep.table import value_text
 from tandem_coordinator.charts import drawing
 from tandem_coordinator.charts.chart import Axis, Chart, Curve, Kind, Panel, Role, Unit, Viewport
@@ -52,8 +52,7 @@ def history(trials: Sequence[Trial], metric: str, goal: str) -> tuple[Chart, ...
 def curves(trials: Sequence[Trial], metric: str, goal: str) -> tuple[Chart, ...]:
     """Chart the scores of trials over their steps: the best one, complete ones, and pruned ones."""
     best = best_of(trials, goal)
-    sign = -1.0 if goal == "Maximize" else 1.0
-    scored = sorted((trial for trial in trials if trial.scores), key=lambda trial: sign * (trial.score or 0.0))
+    scored = sorted((trial for trial in trials if trial.scores), key=lambda trial: ascending(trial.score or 0.0, goal))
     lines = [_curve(trial, best is not None and trial.number == best.number) for trial in reversed(scored[:MAX_CURVES])]
     if not lines:
         return ()
@@ -84,9 +83,8 @@ def parallel(
         name: prefix of the ids in the drawing.
         description: description for readers who cannot see it.
     """
-    sign = -1.0 if goal == "Maximize" else 1.0
     scored = sorted(
-        (trial for trial in trials if trial.score is not None), key=lambda trial: sign * (trial.score or 0.0)
+        (trial for trial in trials if trial.score is not None), key=lambda trial: ascending(trial.score or 0.0, goal)
     )
     visible = scored[:MAX_LINES]
     if not visible:

@@ -8,8 +8,7 @@ from tandem.job.resource import Evaluators
 from tandem.processes.distribution import version
 from tandem_cli.report.page import DrawnPicture, document, figure
 from tandem_cli.sweep import figures
-from tandem_cli.sweep.definition import Definition, SweepFolder
-from tandem_cli.sweep.driver import describe, short_path
+from tandem_cli.sweep.definition import Definition, SweepFolder, describe, short_path
 from tandem_cli.sweep.study import Trial, best_of, importances, read_trials
 from tandem_cli.sweep.table import ranked, trial_cells
 from tandem_coordinator.charts.chart import NARROW, WIDE
@@ -27,7 +26,7 @@ def sweep_page(definition: Definition, folder: SweepFolder) -> str:
     Raises:
         UserError: its journal cannot be read.
     """
-    evaluation = definition.parsed({}, definition.name).spec.evaluation
+    evaluation = definition.evaluation
     trials = read_trials(definition, folder)
     parts = importances(definition, folder) if trials else {}
     return page(definition, trials, evaluation.metric, evaluation.direction, parts, folder.is_running, str(folder.path))

@@ -11,7 +11,7 @@ A paused run resumes on its exact data, so a trial that was paused is the same a
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from tandem_cli.sweep.study import Trial
+from tandem_cli.sweep.study import Trial, ascending
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ class Rungs:
         own = self.score(trial, trial.rung)
         if own is None:
             return False
-        sign = -1.0 if self.goal == "Maximize" else 1.0
-        peers = [
-            (sign * score, other.number) for other in trials if (score := self.score(other, trial.rung)) is not None
-        ]
-        better = sum(peer < (sign * own, trial.number) for peer in peers)
+        scores = [(self.score(other, trial.rung), other.number) for other in trials]
+        peers = [(ascending(score, self.goal), number) for score, number in scores if score is not None]
+        better = sum(peer < (ascending(own, self.goal), trial.number) for peer in peers)
         return better < (len(peers) // self.factor if slots is None else slots)
 
     def next(self, trials: Sequence[Trial], pausing: Container[int], is_last: bool) -> Trial | None:
@@ -66,11 +64,14 @@ class Rungs:
             for trial in trials
             if trial.is_paused and trial.number not in pausing and self.score(trial, trial.rung) is not None
         ]
-        sign = -1.0 if self.goal == "Maximize" else 1.0
-        paused.sort(key=lambda trial: (-trial.rung, sign * (self.score(trial, trial.rung) or 0.0), trial.number))
+        paused.sort(key=self._order)
         for trial in paused:
             if self.passes(trial, trials):
                 return trial
         if is_last and paused and not any(trial.state == "Complete" for trial in trials):
             return paused[0]
         return None
+
+    def _order(self, trial: Trial) -> tuple[int, float, int]:
+        """Sort key of paused trials: the highest rung first, of each the best."""
+        return -trial.rung, ascending(self.score(trial, trial.rung) or 0.0, self.goal), trial.number

@@ -8,7 +8,6 @@ evaluation.
 import time
 
 from tandem.rundir.catalog import Lineage, Results
-from tandem.rundir.evaluations import Goal
 from tandem.rundir.layout import RunDir
 from tandem.wire.status import Score, Status
 from tandem_cli.client.run import RunHandle
@@ -21,20 +20,13 @@ class Scores:
         metric: metric of the job's evaluators.
     """
 
-    def __init__(self, run: RunHandle, metric: str, goal: Goal) -> None:
-        self._metric, self._goal = metric, goal
+    def __init__(self, run: RunHandle, metric: str) -> None:
+        self._metric = metric
         rundir = None if run.folder is None else RunDir(run.folder)
         self._results = None if rundir is None else Results(rundir)
         self._lineage = None if rundir is None else Lineage(rundir)
-        self._best: tuple[float, int] | None = None
-        self._best_rank: float | None = None
         self.metrics: set[str] = set()
         """Metrics that evaluators have reported."""
-
-    @property
-    def best(self) -> tuple[float, int] | None:
-        """The best score, and the step of its checkpoint; None while there is none."""
-        return self._best
 
     def new(self, status: Status) -> list[tuple[int, float]]:
         """The scores since the last call, as pairs of step and score; some may be repeated.
@@ -45,12 +37,7 @@ class Scores:
         Raises:
             OSError, ValueError: the results or the lineage cannot be read.
         """
-        scores = list(self._read()) if self._results is not None else list(self._reported(status))
-        for step, score in scores:
-            rank = -score if self._goal == "Maximize" else score
-            if self._best_rank is None or rank < self._best_rank:
-                self._best, self._best_rank = (score, step), rank
-        return sorted(scores)
+        return sorted(self._read() if self._results is not None else self._reported(status))
 
     def _read(self) -> list[tuple[int, float]]:
         assert self._results is not None, "the caller has checked it"

@@ -9,7 +9,7 @@ Attributes of a trial here, all written before what they announce:
     rung       number of rungs that it may pass, before it continues behind the last of them
     paused     reason for which it is paused, before it is; empty before it continues
     verdict    reason for which it is stopped, before it is stopped
-    cost, best written when it has ended
+    cost       written when it has ended
 """
 
 import itertools
@@ -39,7 +39,7 @@ from tandem_cli.sweep.definition import Definition, SweepFolder, is_whole
 JOURNAL = "optuna.log"
 LOCK_SUFFIX = ".lock"
 """Suffix of the lock file of Optuna's journal."""
-RUN, VERDICT, COST, BEST, RUNG, PAUSED = "run", "verdict", "cost", "best", "rung", "paused"
+RUN, VERDICT, COST, RUNG, PAUSED = "run", "verdict", "cost", "rung", "paused"
 ACTIVE_SECONDS = "active_seconds"
 """Attribute of the study: the time in which a driver was at work."""
 
@@ -206,7 +206,7 @@ def read_trials(definition: Definition, folder: SweepFolder) -> list[Trial]:
     if not path.exists():
         return []
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    goal = definition.parsed({}, definition.name).spec.evaluation.direction
+    goal = definition.evaluation.direction
     with explaining(path):
         studies = optuna.get_all_study_names(_storage(path))
         if definition.name not in studies:
@@ -237,13 +237,17 @@ MIN_COMPLETE_TRIALS = 4
 """Complete trials from which on importances are estimated."""
 
 
+def ascending(score: float, goal: str) -> float:
+    """A score as a number of which less is better."""
+    return -score if goal == "Maximize" else score
+
+
 def best_of(trials: Sequence[Trial], goal: str) -> Trial | None:
     """The best trial: of the complete ones, or of the pruned ones while none is complete."""
     for state in ("Complete", "Pruned"):
         scored = [trial for trial in trials if trial.state == state and trial.score is not None]
         if scored:
-            sign = -1.0 if goal == "Maximize" else 1.0
-            return min(scored, key=lambda trial: (sign * (trial.score or 0.0), trial.number))
+            return min(scored, key=lambda trial: (ascending(trial.score or 0.0, goal), trial.number))
     return None
 
 
@@ -318,8 +322,7 @@ def _pruner(spec: SweepSpec, job: DistributedTrainingJob) -> optuna.pruners.Base
 def _trial(frozen: FrozenTrial, goal: str) -> Trial:
     attributes = frozen.user_attrs
     scores = dict(sorted(frozen.intermediate_values.items()))
-    best = attributes.get(BEST)
-    score, step = best if isinstance(best, list) and len(best) == 2 else _best_score(scores, goal)
+    step = min(scores, key=lambda key: ascending(scores[key], goal), default=None)
     started = frozen.datetime_start
     values = frozen.params or frozen.system_attrs.get("fixed_params") or {}
     return Trial(
@@ -327,7 +330,7 @@ def _trial(frozen: FrozenTrial, goal: str) -> Trial:
         values=dict(values),
         state=STATES[frozen.state],
         run=str(attributes.get(RUN, "")),
-        score=score,
+        score=None if step is None else scores[step],
         step=step,
         last_step=max(scores, default=None),
         scores=scores,
@@ -337,10 +340,3 @@ def _trial(frozen: FrozenTrial, goal: str) -> Trial:
         seconds=None if started is None else ((frozen.datetime_complete or datetime.now()) - started).total_seconds(),
         cost=finite(attributes.get(COST)),
     )
-
-
-def _best_score(scores: Mapping[int, float], goal: str) -> tuple[float | None, int | None]:
-    if not scores:
-        return None, None
-    step = (max if goal == "Maximize" else min)(scores, key=lambda key: scores[key])
-    return scores[step], step

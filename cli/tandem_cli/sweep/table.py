@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.formatting import duration, metric_name, number, score
-from tandem_cli.sweep.driver import short_path
-from tandem_cli.sweep.study import Trial, best_of
+from tandem_cli.sweep.definition import short_path
+from tandem_cli.sweep.study import Trial, ascending, best_of
 
 NOT_SET = "–"
 
@@ -58,10 +58,9 @@ def trial_cells(trial: Trial, paths: Sequence[str], metric: str, is_running: boo
 def ranked(trials: Sequence[Trial], goal: str) -> list[Trial]:
     """Sort trials: complete ones by score, then pruned ones, then the others."""
     order = {"Complete": 0, "Running": 1, "Pruned": 2, "Waiting": 3, "Failed": 4}
-    sign = -1.0 if goal == "Maximize" else 1.0
 
     def key(trial: Trial) -> tuple[int, bool, float, int]:
-        return order[trial.state], trial.score is None, sign * (trial.score or 0.0), trial.number
+        return order[trial.state], trial.score is None, ascending(trial.score or 0.0, goal), trial.number
 
     return sorted(trials, key=key)
 

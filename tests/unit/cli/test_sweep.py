@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tandem import Client
 from tandem.errors import ManifestError, UserError
-from tandem.wire.status import Condition, Score, Status
+from tandem.wire.status import Score, Status
 from tandem_cli.platforms import PlatformError, RunNotFoundError
 from tandem_cli.sweep import driver as driver_module
 from tandem_cli.sweep import figures
@@ -28,6 +28,7 @@ from tandem_cli.sweep.table import trial_record, trial_table
 from tandem_coordinator.charts.chart import WIDE
 from tests.support import ROOT
 from tests.support.processes import tandem
+from tests.support.worlds.played_sweep import PlayedClient, PlayedRun
 
 RATE = "trainer.loop.optimizer.learningRate"
 BATCH = "trainer.loop.globalBatchSize"
@@ -157,113 +158,6 @@ class TestItsFolder:
             place.definition()
 
 
-Rule = Callable[[int, int], float]
-"""The score of a trial at a step."""
-
-
-@dataclass
-class PlayedRun:
-    """A run that takes 50 steps and scores one checkpoint at each look."""
-
-    name: str
-    steps: int
-    score: Rule
-    workers: int
-    phase: str = "Running"
-    message: str | None = None
-    reason: str = ""
-    step: int = 0
-    stops: int = 0
-    folder: None = None
-
-    @property
-    def number(self) -> int:
-        return int(self.name.rsplit("-", 1)[1])
-
-    def advance(self) -> None:
-        if self.phase == "Running":
-            self.step += 50
-            if self.step >= self.steps:
-                self.phase = "Succeeded"
-
-    def status(self) -> Status:
-        return Status(
-            phase=self.phase,  # type: ignore[arg-type]
-            message=self.message,
-            conditions=[Condition(type="Failed", status="True", reason=self.reason)] if self.reason else [],
-            latest_evaluation=self._score() if self.step else None,
-        )
-
-    def poll(self) -> Status | None:
-        return self.status() if self.phase in ("Succeeded", "Failed") else None
-
-    def stop(self, now: bool = False) -> str:
-        if self.phase != "Running":
-            raise UserError(f"{self.name} is not running")
-        self.stops += 1
-        self.phase = "Suspended"
-        return "stopped"
-
-    def resume(self) -> str:
-        assert self.phase == "Suspended"
-        self.phase = "Running"
-        return "resumed"
-
-    def scale(self, replicas: int) -> str:
-        self.workers = replicas
-        return "scaled"
-
-    def _score(self) -> Score:
-        return Score(
-            name=f"step-{self.step:09d}", step=self.step, metric="accuracy", value=self.score(self.number, self.step)
-        )
-
-
-@dataclass
-class PlayedClient:
-    """A cluster on which every submission is counted."""
-
-    score: Rule = lambda number, step: 0.5
-    steps: int = 400
-    fails: Callable[[int], str] = lambda number: ""
-    is_on_kubernetes: bool = True
-    scales: bool = True
-    runs: dict[str, PlayedRun] = field(default_factory=dict)
-    submissions: list[str] = field(default_factory=list)
-    busiest: int = 0
-    silent: int = 0
-    """Number of submissions that nobody answers."""
-
-    def submit(self, data: Any, *, overrides: Any = (), code: Any = None, run_dir: Any = None) -> PlayedRun:
-        name = data["metadata"]["name"]
-        if self.silent:
-            self.silent -= 1
-            raise PlatformError("no answer")
-        assert name not in self.runs, "a trial is submitted once"
-        self.submissions.append(name)
-        workers = dict(overrides).get("workers.replicas", data["spec"]["workers"]["replicas"])
-        run = self.runs[name] = PlayedRun(name, self.steps, self.score, workers)
-        if message := self.fails(run.number):
-            run.phase, run.message, run.reason = "Failed", message, message.partition(":")[0]
-        self.busiest = max(self.busiest, sum(one.workers for one in self.runs.values() if one.phase == "Running"))
-        return run
-
-    def statuses(self, selector: str) -> dict[str, Status]:
-        assert selector == "tandem.dev/sweep=s"
-        if self.silent:
-            raise PlatformError("no answer")
-        return {name: run.status() for name, run in self.runs.items()}
-
-    def run(self, name: str) -> PlayedRun:
-        if name not in self.runs:
-            raise UserError(f"no job {name}")
-        return self.runs[name]
-
-    def advance(self) -> None:
-        for run in self.runs.values():
-            run.advance()
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are done when they are submitted."""
@@ -343,6 +237,24 @@ class TestTheDriver:
         assert done.best == done.trials[2]
         assert lines[1] == "trial 0 paused: accuracy 0.01 % at step 100"
         assert [done.trials[0].state, done.trials[0].reason] == ["Pruned", "accuracy 0.01 % at step 100"]
+
+    def test_a_paused_trial_continues_though_the_cluster_does_not_answer_at_first(
+        self, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = itertools.count(step=5.0)
+        monkeypatch.setattr(driver_module.time, "monotonic", lambda: next(now))
+        resume, calls = PlayedRun.resume, itertools.count()
+
+        def unanswered(run: PlayedRun) -> str:
+            if next(calls) == 0:
+                raise PlatformError("no answer")
+            return resume(run)
+
+        monkeypatch.setattr(PlayedRun, "resume", unanswered)
+        place = recorded(budget={"trials": 1}, pruner={"name": "promotion", "minSteps": 100})
+        done = drive(place, PlayedClient(), lines, monkeypatch)
+        assert "trial 0 waits: no answer" in lines
+        assert [trial.state for trial in done.trials] == ["Complete"]
 
     def test_a_single_trial_with_promotion_trains_to_its_end(
         self, lines: list[str], monkeypatch: pytest.MonkeyPatch
