@@ -228,6 +228,8 @@ class RunDirectory:
         ending = self._ending()
         final = None if ending is None else ending.final
         latest = max(checkpoints, key=attrgetter("age"), default=None)
+        # Before the scores: one that has ended has published all of its.
+        evaluators = tuple(self._evaluator_views(logs, now))
         # After the end was read: what evaluators still owe depends on whether training is complete.
         self._read_scores(checkpoints, (final, latest), now)
         scores = [(ref, score) for ref, score in self._scores.items() if self._lineage.counts(ref)]
@@ -237,7 +239,6 @@ class RunDirectory:
             newest_score
             for _, (_, newest_score) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: entry[0].age)
         ]
-        evaluators = tuple(self._evaluator_views(logs, now))
         training = self._training.follow(logs)
         corruptions = [
             *training.corruptions,

@@ -238,8 +238,9 @@ def _drain(
     if job.spec.evaluation.processes == 0:
         return Lifecycle("end", "Succeeded", reason, trained)
     # The coordinator gets a moment to report the last evaluations, so that the final status has them.
+    evaluated = max(ended, *(pod.finished or 0.0 for pod in evaluators), 0.0)
     if replicas.is_done(evaluators, range(job.spec.evaluation.replicas)) and (
-        is_final or now - ended > LAST_ANSWER_SECONDS
+        is_final or now - evaluated > LAST_ANSWER_SECONDS
     ):
         return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
     if now > drain_deadline(job, snapshot, ended):

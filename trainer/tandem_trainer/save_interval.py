@@ -35,6 +35,8 @@ MAX_FAILURES = 10
 `python -m benchmarks.save_interval`."""
 TAIL_BYTES = 2**14
 """Size of the end of a training log in which its last record is searched, in bytes."""
+INTERVAL_BYTES = 2**23
+"""Size of the end of the newest one in which its last interval is searched, in bytes: some 60,000 steps."""
 MIN_CHANGE = 0.1
 """Relative change of the interval that is logged."""
 
@@ -177,7 +179,8 @@ def count_failures(rundir: RunDir, generation: int) -> FailureCount:
         return FailureCount()
     pairs = list(pairwise(records[-MAX_GENERATIONS:]))
     count = recent_failures(_fate(rundir, record, successor) for record, successor in reversed(pairs))
-    return replace(count, newest=_end_of_log(rundir, pairs[-1][0].generation).interval if pairs else None)
+    end = _end_of_log(rundir, pairs[-1][0].generation, INTERVAL_BYTES) if pairs else None
+    return replace(count, newest=None if end is None else end.interval)
 
 
 def _fate(rundir: RunDir, record: GenerationRecord, successor: GenerationRecord) -> tuple[float, bool]:
@@ -197,12 +200,12 @@ class _LogEnd(NamedTuple):
     """The last interval near the end."""
 
 
-def _end_of_log(rundir: RunDir, generation: int) -> _LogEnd:
+def _end_of_log(rundir: RunDir, generation: int, size: int = TAIL_BYTES) -> _LogEnd:
     path = rundir.training_log(generation)
     last_at, has_ended, interval = None, False, None
     with suppress(OSError, ValueError):
         last_at = path.stat().st_mtime
-        for record in LogReader(path, TRAINING, max(0, path.stat().st_size - TAIL_BYTES), skip=Step):
+        for record in LogReader(path, TRAINING, max(0, path.stat().st_size - size), skip=Step):
             has_ended = has_ended or isinstance(record, TrainingEnd)
             interval = record if isinstance(record, IntervalChosen) else interval
             last_at = record.time

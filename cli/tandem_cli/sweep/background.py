@@ -48,7 +48,7 @@ def start_in_background(folder: SweepFolder) -> None:
         )
     _drivers.append(driver)
     deadline = time.monotonic() + START_SECONDS
-    while not folder.is_running:
+    while not (folder.is_running and folder.driver() == driver.pid):
         code = driver.poll()
         if code == 0:
             return  # it had nothing to do

@@ -320,7 +320,7 @@ class SweepFolder:
         return False
 
     def driver(self) -> int | None:
-        """Process id of the driver; None if there is none."""
+        """Process id of the driver; for a moment after its start that of the one before, or None."""
         with suppress(OSError, ValueError):
             return int((self.path / LOCK).read_text())
         return None
@@ -331,12 +331,15 @@ class SweepFolder:
         Raises:
             UserError: it is not running.
         """
-        driver = self.driver() if self.is_running else None
-        if driver is None:
+        if not self.is_running:
             raise UserError(f"{self.path} is not running")
-        with suppress(ProcessLookupError):
-            os.kill(driver, signal.SIGINT)
+        asked = None
         while self.is_running:
+            # One that has just begun has not written its process id yet.
+            if (driver := self.driver()) is not None and driver != asked:
+                asked = driver
+                with suppress(ProcessLookupError):
+                    os.kill(driver, signal.SIGINT)
             time.sleep(POLL_SECONDS)
 
 

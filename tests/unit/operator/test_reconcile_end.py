@@ -53,6 +53,14 @@ def test_a_job_succeeds_when_its_evaluators_have_finished() -> None:
     assert removed(plan) == ["digits-coordinator-0-aaaaa"]
 
 
+@pytest.mark.parametrize(("seconds", "phase"), [(2, "Draining"), (60, "Succeeded")])
+def test_the_coordinator_has_time_for_the_last_scores_after_the_end_of_the_evaluators(seconds: int, phase: str) -> None:
+    of = job(status=initialized(phase="Draining", completionTime=rfc3339(NOW - 300)))
+    done = evaluator(of, phase="Succeeded", code=0, finished=NOW - seconds)
+    there = surroundings(of, ended(0, code=0), ended(1, code=0), evaluators=[done])
+    assert decided(of, there, snapshot=heard("Draining")).status.phase == phase
+
+
 def test_evaluators_that_find_no_place_do_not_keep_a_job_for_ever() -> None:
     of = job(status=initialized(phase="Draining", completionTime="1970-01-12T13:46:40Z"))
     assert decided(of, now=NOW + 1, snapshot=heard("Draining")).status.phase == "Draining"

@@ -97,7 +97,8 @@ def test_the_next_generation_goes_on_with_the_costs_of_its_checkpoint() -> None:
 def test_the_cost_of_the_save_that_is_restored_stands_in_the_log(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     rundir.create()
-    generation(rundir, 1, 1000.0, 50.0, ends=True, chosen=records.IntervalChosen(time=1.0, save_seconds=3.0))
+    chosen = records.IntervalChosen(time=1.0, save_seconds=3.0)
+    generation(rundir, 1, 1000.0, 50.0, ends=True, chosen=chosen, steps=2_000)
     generation(rundir, 2, 1100.0, None)
     count = count_failures(rundir, 2)
     assert begun(Log(), count).seconds == best_interval(3.0, 0.0, 0, 50.0)
@@ -133,8 +134,9 @@ def generation(
     ends: bool = False,
     continues: bool = False,
     chosen: records.IntervalChosen | None = None,
+    steps: int = 1,
 ) -> None:
-    """A generation whose log ends after so many seconds; None: its log is on another node."""
+    """A generation whose log ends after so many seconds and steps; None: its log is on another node."""
     record = GenerationRecord(
         generation=number,
         resumed_from=None if number == 1 else CHECKPOINT,
@@ -146,8 +148,9 @@ def generation(
     if seconds is None:
         return
     log = LogWriter(rundir.training_log(number))
-    log.append(records.Start(time=at, step=0), records.Step(time=at, step=1))
-    log.append(*([chosen] if chosen else []), records.Rate(time=at + seconds, step=9))
+    log.append(records.Start(time=at, step=0), *([chosen] if chosen else []))
+    log.append(*(records.Step(time=at, step=step + 1) for step in range(steps)))
+    log.append(records.Rate(time=at + seconds, step=steps))
     if ends:
         log.append(records.TrainingEnd(time=at + seconds, step=9, why="asked to leave"))
     log.close()
