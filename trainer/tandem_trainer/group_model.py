@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tandem_trainer.failure import is_of_peers
 from tandem_trainer.process_group import Group, GroupLost
+from tandem_trainer.uncompiled import uncompiled
 
 _SYNC_OPTIONS = inspect.signature(DistributedDataParallel).parameters.keys() & {"forward_sync_buffers"}
 WITHOUT_SYNC: dict[str, Any] = {"init_sync": False} | dict.fromkeys(_SYNC_OPTIONS or {"broadcast_buffers"}, False)
@@ -143,7 +144,7 @@ class GroupModel(nn.Module):
             yield
 
     # A compiler skips this frame, and compiles the model, whose code stays when the group changes.
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
+    @uncompiled(recursive=False)
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the model."""
         averaging, passes = self._averaging, self._passes
@@ -172,7 +173,7 @@ class GroupModel(nn.Module):
         vars(self)["_averaging"] = averaging
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def sequence_number() -> int:
     """Return the number of collectives that the group of all ranks has begun; 0 without one."""
     # The control group of Tandem is another one.

@@ -65,6 +65,7 @@ from tandem_trainer.process_group import Group, GroupLost, PeerFault, rank_devic
 from tandem_trainer.pulse import Pulse
 from tandem_trainer.rank_context import SIGNAL_PATIENCE_SECONDS, StopRequest
 from tandem_trainer.regroup import Regroup, StepBuffers, can_regroup
+from tandem_trainer.uncompiled import uncompiled
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +379,7 @@ class StepGuard:
         # A method, because schedules look for the function of one.
         optimizer.step = types.MethodType(guarded, optimizer)  # type: ignore[method-assign]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Record that an optimizer takes its step.
 

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tandem_trainer.uncompiled import uncompiled
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -54,7 +56,7 @@ class Head(nn.Linear):
         return total.reshape(1)
 
     # A compiler would unroll the loop, for one number of target tokens.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
         hidden, targets = select_targets(hidden, targets)
         dtype = self._dtype(hidden)
@@ -66,7 +68,7 @@ class Head(nn.Linear):
             total: Tensor = _LossSum.apply(hidden, self.weight, self.bias, targets, dtype, self.chunk)
         return total
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def scaled_loss_sum(self, hidden: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Compute the sum of the losses times a number, for a backward pass that begins with 1.
 

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.strategies.tensor import REPLICATED
+from tandem_trainer.uncompiled import uncompiled
 
 MAX_DIFFERENCE = 0.05
 """Maximum difference between ranks, relative to the norm of a gradient. Ranks that each have a part of a gradient
@@ -44,7 +45,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Make the gradients of a module's own parameters the sum over the ranks of a group."""
 
     # Hooks and not methods: a copy of the module has them, too, and they are passed the module that is called.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def before(layer: nn.Module, inputs: Any) -> None:
         weights = {
             name: parameter
@@ -55,7 +56,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
         for name, parameter in weights.items():
             layer._parameters[name] = _SumOverRanks.apply(parameter, group)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def after(layer: nn.Module, inputs: Any, outputs: Any) -> None:
         layer._parameters.update(vars(layer).pop("_replicated"))
 

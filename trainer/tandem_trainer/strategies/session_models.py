@@ -30,6 +30,7 @@ from tandem_trainer.models.dropout import Draws, key_dropout
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.strategies.strategy import Plan, blocks_of, clip_parts
 from tandem_trainer.strategies.tensor import check
+from tandem_trainer.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -225,7 +226,7 @@ class Models:
         place = len(self._averaging)
         self._averaging.append(averaging)
 
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        @uncompiled
         def called(module: nn.Module, args: Any) -> None:
             self._called_indices.add(place)
             first_call.remove()
@@ -383,7 +384,7 @@ class Models:
             self._before_steps.remove()
         self._comparison = self._before_steps = None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _record_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Record gradients before an optimizer's step, because scripts clear them afterwards."""
         if self._comparison is not None:
