@@ -61,7 +61,7 @@ def test_a_run_says_how_busy_its_gpu_is_and_how_much_memory_is_in_use(
     name, memory = first_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name if chosen == "by name" else "0")
     words = [word for field in FIELDS for word in ("--set", field)]
-    with LocalRun(tmp_path, *words) as run:
+    with LocalRun(tmp_path, *words, warm=False) as run:
         busy = at_work(run)
         run.interrupt()
         assert run.ends() == 130, run.output
@@ -87,7 +87,7 @@ def test_so_does_that_of_a_script_as_it_stands(tmp_path: Path, monkeypatch: pyte
         elasticity={"warmStart": start == "warm"},
     )
     (tmp_path / "job.json").write_text(json.dumps(job))
-    with LocalRun(tmp_path, manifest=tmp_path / "job.json", cwd=tmp_path) as run:
+    with LocalRun(tmp_path, manifest=tmp_path / "job.json", cwd=tmp_path, warm=False) as run:
         busy = at_work(run)
         run.interrupt()
         run.ends()

@@ -183,7 +183,7 @@ def test_a_mistake_in_the_first_batch_is_found_after_two_failures(tmp_path: Path
 @pytest.mark.full("examples", "trainer")
 def test_the_example_of_trainer_is_evaluated_while_it_trains(tmp_path: Path) -> None:
     words = ["--set", 'trainer.args=["--steps", "40"]', "--set", "checkpoint.everySteps=20"]
-    with LocalRun(tmp_path, *words, manifest=EXAMPLES / "huggingface-trainer.yaml", warm=True) as run:
+    with LocalRun(tmp_path, *words, manifest=EXAMPLES / "huggingface-trainer.yaml") as run:
         assert run.ends(240) == 0, run.output
         assert "huggingface-trainer is complete: 40 steps in " in run.output
     values = {name for record in records(run.run_dir, "values") for name in record["values"]}

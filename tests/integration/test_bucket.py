@@ -29,7 +29,7 @@ def job(url: str, prefix: str) -> list[str]:
 
 def run(folder: Path, url: str, prefix: str) -> LocalRun:
     folder.mkdir()
-    return LocalRun(folder, *job(url, prefix), variables=CREDENTIALS, warm=True)
+    return LocalRun(folder, *job(url, prefix), variables=CREDENTIALS)
 
 
 def test_a_run_that_was_stopped_goes_on_on_another_machine(server: str, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_run_that_was_stopped_goes_on_on_another_machine(server: str, tmp_path
         assert third.ends() == 0
         assert "nothing left to do" in third.output
     # The first machine's directory is older than the bucket.
-    with LocalRun(tmp_path / "one", *job(server, "moved"), variables=CREDENTIALS, warm=True) as late:
+    with LocalRun(tmp_path / "one", *job(server, "moved"), variables=CREDENTIALS) as late:
         assert late.ends() == 2
         assert "was continued by" in late.output
 

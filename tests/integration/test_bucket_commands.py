@@ -97,7 +97,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
         }
         options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         (folder / "run").mkdir()
-        with LocalRun(folder / "run", *options, variables=CREDENTIALS, warm=True) as run:
+        with LocalRun(folder / "run", *options, variables=CREDENTIALS) as run:
             assert run.ends() == 0, run.output
             yield run
 

@@ -80,7 +80,7 @@ def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that goes on until it is interrupted, and saves several times a second."""
     settings = {"trainer.loop.epochs": 100_000, "checkpoint.everySteps": 20, "checkpoint.keepLast": 8}
     words = [word for field, value in settings.items() for word in ("--set", f"{field}={value}")]
-    with LocalRun(tmp_path_factory.mktemp("checkpoints"), *words, warm=True) as run:
+    with LocalRun(tmp_path_factory.mktemp("checkpoints"), *words) as run:
         until(lambda: len(run.run_dir.checkpoint_names()) >= 4, "some checkpoints")
         yield run
 

@@ -208,7 +208,7 @@ def test_a_folder_runs_with_its_modules_and_packages_and_again_with_an_edited_li
 
     for value in (1, 2):
         (folder / "parts" / "setting.py").write_text(f"VALUE = {value}\n")
-        run = LocalRun(tmp_path, "--code", str(folder), manifest=file, cwd=tmp_path, warm=True)
+        run = LocalRun(tmp_path, "--code", str(folder), manifest=file, cwd=tmp_path)
         assert run.ends() == 0, run.output
         log = (run.run_dir.log / "worker-0.txt").read_text()
         assert log.count(f"first-step value={value} answer=42 sum=1") == 1, log

@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     )
     (folder / "job.yaml").write_text(yaml.safe_dump(whole))
     variables = {"XDG_STATE_HOME": str(folder / "state")}
-    with LocalRun(folder, manifest=folder / "job.yaml", cwd=folder, variables=variables) as started:
+    with LocalRun(folder, manifest=folder / "job.yaml", cwd=folder, variables=variables, warm=False) as started:
         until(lambda: (folder / "turn-0").exists() and (folder / "turn-1").exists(), "both ranks are at work")
         yield started
 

@@ -1,10 +1,13 @@
 """The commands of README and docs, run as they stand there, in the order of the pages. What needs a cluster, a GPU or
 half an hour says so in a comment beside it, and is only parsed: tests/unit/repository/test_documents.py.
 
+A `tandem run` of a page starts warm (tests.support.warm_run), one of README as its reader's does.
+
 `make test` runs the blocks of README and of the pages that changed since the commit in `.ci/since`; the full tier runs
 those of all pages, since a command may change without the page that shows it.
 """
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ from tests.support import ROOT, reach
 from tests.support.documents import PAGES, Block, blocks
 from tests.support.local_run import LocalRun
 from tests.support.processes import environment
+from tests.support.warm_run import WARM_TANDEM, warm_run_environment
 
 pytestmark = pytest.mark.timeout(900)
 FULL = pytest.mark.full("cli", "trainer", "evaluator", "coordinator", "examples")
@@ -23,6 +27,8 @@ RUNS = [block for page in PAGES for block in blocks(page) if block.language in (
 ALONE = [block for block in RUNS if not block.beside_a_run]
 BESIDE = sorted((block for block in RUNS if block.beside_a_run), key=lambda block: "tandem stop" in block.text)
 """The run is stopped last."""
+WARM = ".warm"
+"""The folder of a `tandem` whose runs start warm."""
 CHANGED = reach.changed_files(reach.base())
 
 
@@ -38,17 +44,21 @@ def checkout(folder: Path) -> Path:
     for name in ("Makefile", "README.md", "charts", "docs", "examples"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(Path(sys.prefix))
+    command = folder / WARM / "tandem"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(WARM_TANDEM)} "$@"\n')
+    command.chmod(0o755)
     return folder
 
 
 def runs_well(block: Block, folder: Path) -> None:
     """Run a block to its end, as a shell and a person who looks at errors would."""
-    own = str(Path(sys.prefix) / "bin")
+    own = f"{folder / WARM}:{Path(sys.prefix) / 'bin'}"
     # README is for those who have just cloned, and have no `tandem` in their PATH.
     path = "/usr/local/bin:/usr/bin:/bin" if block.page.name == "README.md" else f"{own}:/usr/bin:/bin"
     if block.beside_a_run:
         path = f"{own}:{path}"
-    variables = {"PATH": path, "BROWSER": "true", "XDG_STATE_HOME": str(folder / "state")}
+    variables = {"PATH": path, "BROWSER": "true", "XDG_STATE_HOME": str(folder / "state"), **warm_run_environment()}
     if block.language == "sh":
         command = ["bash", "-euo", "pipefail", "-c", block.text]
     else:

@@ -132,13 +132,13 @@ def test_auto_learns_from_each_save_and_each_failure_and_goes_on_with_both_after
     job["spec"]["checkpoint"] = {"every": "Auto"}
     (tmp_path / "job.json").write_text(json.dumps(job))
     endless = ["--set", "trainer.loop.epochs=100000"]
-    with LocalRun(tmp_path, *endless, manifest=tmp_path / "job.json", warm=True) as run:
+    with LocalRun(tmp_path, *endless, manifest=tmp_path / "job.json") as run:
         run.reaches(20)
         run.interrupt()
         run.ends(200)
     saved = run.run_dir.committed()[0]
     assert "saveInterval" in saved.loop
-    with LocalRun(tmp_path, *endless, manifest=tmp_path / "job.json", warm=True) as run:
+    with LocalRun(tmp_path, *endless, manifest=tmp_path / "job.json") as run:
         run.reaches(saved.step + 20)
         until(lambda: run.rank_of("worker-1"), "a rank").kill()
         until(lambda: has_trained(run.run_dir, 3), "the next group")

@@ -157,7 +157,7 @@ def test_a_useless_loss_sends_all_ranks_back(tmp_path: Path) -> None:
 
 @pytest.mark.full("trainer", "cli")
 def test_the_digits_are_learned_under_tandem_run(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, manifest=EXAMPLES / "digits-hogwild.yaml", warm=True) as started:
+    with LocalRun(tmp_path, manifest=EXAMPLES / "digits-hogwild.yaml") as started:
         assert started.ends() == 0, started.output
         assert "digits-hogwild is complete: 690 steps in " in started.output
         assert json.loads(started.run_dir.best_file.read_text())["value"] > 0.96

@@ -62,7 +62,7 @@ def test_a_rank_that_the_kernel_kills_says_so_everywhere(tmp_path: Path, group: 
     # What this process starts now is in the group.
     (group / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        run = LocalRun(tmp_path, manifest=tmp_path / "job.yaml", cwd=tmp_path)
+        run = LocalRun(tmp_path, manifest=tmp_path / "job.yaml", cwd=tmp_path, warm=False)
     finally:
         (own / "cgroup.procs").write_text(str(os.getpid()))
     with run:

@@ -197,7 +197,7 @@ def test_beside_a_session_other_values_are_logged_and_steps_are_not_doubled(tmp_
 
 @pytest.mark.full("examples", "core", "trainer")
 def test_the_example_shows_its_steps_as_a_job_and_runs_alone(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, manifest=EXAMPLES / "logged-script.yaml", warm=True) as run:
+    with LocalRun(tmp_path, manifest=EXAMPLES / "logged-script.yaml") as run:
         assert run.ends() == 0, run.output
         assert "logged-script is complete: 360 steps in " in run.output
         assert run.leavings() == {}

@@ -191,7 +191,7 @@ class TestAJobOnACluster:
 @pytest.mark.timeout(400)
 def test_a_real_run_says_how_to_open_its_page_and_shows_its_end(tmp_path: Path) -> None:
     words = ("--set", "trainer.loop.epochs=40", "--set", "evaluators.processesPerReplica=1")
-    with LocalRun(tmp_path, *words, warm=True) as run:
+    with LocalRun(tmp_path, *words) as run:
         run.reaches(10)
         assert f"live page: tandem open {run.path}" in run.output
         found = ADDRESS.search(opened(str(run.path), "--print", cwd=tmp_path).stdout)

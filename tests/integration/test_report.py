@@ -24,7 +24,7 @@ SHORT += ["--set", "evaluators.processesPerReplica=1"]
 @pytest.fixture(scope="module")
 def going(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that has begun to train."""
-    with LocalRun(tmp_path_factory.mktemp("report"), *SHORT, warm=True) as run:
+    with LocalRun(tmp_path_factory.mktemp("report"), *SHORT) as run:
         until(lambda: list(run.path.glob("log/train-g*.jsonl")), "the training log")
         yield run
 

@@ -74,7 +74,7 @@ def expect_ledger(run: LocalRun) -> LedgerRecord:
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     """A run that nothing disturbs, started as a user starts it."""
-    with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT, *PRICED) as run:
+    with LocalRun(tmp_path_factory.mktemp("complete"), *SHORT, *PRICED, warm=False) as run:
         with lifetimes(run):
             run.ends()
         yield run
@@ -177,7 +177,7 @@ class TestFromBeginningToEnd:
         for file in (complete.run_dir.evaluations / name).iterdir():
             file.unlink()
         starts = len(complete.logged("start"))
-        again = LocalRun(complete.path.parent, *SHORT, warm=True)
+        again = LocalRun(complete.path.parent, *SHORT)
         assert again.ends() == 0, again.output
         assert SHORT_STEPS in {result["step"] for result in evaluations(complete.path)}
         assert len(complete.logged("start")) == starts
@@ -219,7 +219,7 @@ class TestCtrlC:
         assert f"digits was stopped; saved after step {saved.step}" in first.output
         assert f"tandem run {DIGITS}" in first.output
 
-        second = LocalRun(tmp_path, *ENDLESS, *ALONE, warm=True)
+        second = LocalRun(tmp_path, *ENDLESS, *ALONE)
         runs.append(second)
         second.reaches(saved.step + 1)
         assert f"resuming from step {saved.step}" in second.output

@@ -22,7 +22,7 @@ FIELDS = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     folder = tmp_path_factory.mktemp("a folder of my own")
     words = [word for field in FIELDS for word in ("--set", field)]
-    with LocalRun(folder, *words, variables={"XDG_STATE_HOME": str(folder / "state")}, warm=True) as started:
+    with LocalRun(folder, *words, variables={"XDG_STATE_HOME": str(folder / "state")}) as started:
         started.reaches(20)
         yield started
 

@@ -20,7 +20,7 @@ ENDLESS = ("trainer.loop.epochs=5000", "workers.replicas=1", "evaluators.process
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[LocalRun]:
     """A run with one worker and two evaluators, that goes on for as long as it is let."""
-    with LocalRun(tmp_path, "--pin", *(word for field in ENDLESS for word in ("--set", field))) as made:
+    with LocalRun(tmp_path, "--pin", *(word for field in ENDLESS for word in ("--set", field)), warm=False) as made:
         yield made
 
 

@@ -107,7 +107,7 @@ def test_killed_it_is_the_undisturbed_run_and_its_own_metric_names_the_best_chec
 ) -> None:
     gate = tmp_path / "gate"
     gated = {"trainer": {"parameters": {"width": 16, "gate": str(gate)}}}
-    with LocalRun(tmp_path / "b", manifest=written(tmp_path / "b", **gated), cwd=tmp_path / "b", warm=True) as killed:
+    with LocalRun(tmp_path / "b", manifest=written(tmp_path / "b", **gated), cwd=tmp_path / "b") as killed:
         until(killed.run_dir.checkpoint_names, "a checkpoint")
         rank = killed.rank_of("worker-0")
         rank.kill()

@@ -56,7 +56,7 @@ def test_files_of_the_users_that_are_called_like_modules_reach_the_users_program
     for name, content in (("train", SCRIPT), ("score", SCORE), ("neighbour", "")):
         (folder / "scripts" / f"{name}.py").write_text(content)
     (folder / "job.yaml").write_text(MANIFEST)
-    run = LocalRun(tmp_path, manifest=Path("job.yaml"), cwd=folder, warm=True)
+    run = LocalRun(tmp_path, manifest=Path("job.yaml"), cwd=folder)
     try:
         assert run.ends() == 0, run.output
         logs = "".join(file.read_text() for file in run.run_dir.log.glob("*.txt"))

@@ -36,8 +36,8 @@ SECONDS = 120.0
 class LocalRun:
     """One `tandem run`, in a session of its own, its output in a file, or on a terminal if there is one.
 
-    Warm, its processes are forked from one that has imported torch (`warm_starter`), which saves 4 s of a processor for
-    each; else they start as a user's do.
+    Its processes are forked from one that has imported torch (`warm_starter`), which saves 4 s of a processor for each,
+    or else start as a user's do: where their start is what a test is about, and on a terminal.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class LocalRun:
         cwd: Path = ROOT,
         terminal: "Terminal | None" = None,
         variables: Mapping[str, str] | None = None,
-        warm: bool = False,
+        warm: bool = True,
     ) -> None:
         self.path = folder / "run"
         self.run_dir = RunDir(self.path)
         self.pulses: set[str] = set()
         self.output_file = folder / f"output-{time.monotonic_ns()}.txt"
         arguments = ["run", str(manifest), "--run-dir", str(self.path), *words]
-        self._warm = warm
+        self._warm = warm = warm and terminal is None
         command = [*WARM_TANDEM, *arguments] if warm else [TANDEM, *arguments]
         own = {"PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
         with self.output_file.open("wb") as output:

@@ -43,7 +43,7 @@ def start_regrouping(folder: Path, code: str, trainer: dict[str, Any], **spec: A
         "elasticity": {"onMembershipChange": "Regroup", "maxRestarts": 100, "heartbeatSeconds": 0.1},
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(manifest("slopes", **whole | spec)))
-    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder, warm=True)
+    return LocalRun(folder, manifest=folder / "job.yaml", cwd=folder)
 
 
 def check_played(folder: Path, faults: list[str]) -> None:

@@ -215,7 +215,7 @@ def _axis(timeline: Timeline, unit: str, scale: float) -> Axis:
 def _sizes(timeline: Timeline) -> list[Point]:
     points: list[Point] = []
     size = 0.0
-    for generation in timeline.ordered_generations:
+    for generation in timeline.generations.values():
         if generation.opened_at is not None:
             size = float(generation.world_size or 0)
             points.append((timeline.run_seconds(generation.opened_at), size))
@@ -230,7 +230,7 @@ def _sizes(timeline: Timeline) -> list[Point]:
 def _bands(timeline: Timeline, scale: float) -> list[Band]:
     """The time without a step around each change of the group."""
     bands = []
-    for outage in outages(timeline.ordered_generations):
+    for outage in outages(timeline.generations.values()):
         begin, end = timeline.run_seconds(outage.begin), timeline.run_seconds(outage.end)
         lines = reason(outage.reason) or "restarted", f"{duration(end - begin)} without a {outage.without}"
         bands.append(Band(begin=begin / scale, end=end / scale, words=lines))

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
 
@@ -23,6 +23,7 @@ from tandem.rundir.catalog import EvaluationResult, Lineage, Results
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
+from tandem.rundir.timeline import TrainingFold, merged, with_handed_over
 from tandem.rundir.wrong_samples import gallery
 from tandem.script import MAX_VALUES
 from tandem.wire.measures import PAUSE_SECONDS, SAME_SECONDS, Generation
@@ -87,7 +88,6 @@ class Timeline:
     """GB of GPU memory in use, by rank, over seconds of the run."""
     use: dict[str, dict[str, Series]] = field(default_factory=lambda: {"trainer": {}, "gpu": {}, "evaluator": {}})
     """Busy cores (of a GPU: its busy share) by kind and process, over seconds of the run."""
-    generations: dict[int, Generation] = field(default_factory=dict)
     saves: dict[tuple[str, int], Save] = field(default_factory=dict)
     events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     """Time, level and text."""
@@ -103,7 +103,9 @@ class Timeline:
         self._coordinator_log = LogReader(self.rundir.coordinator_log, COORDINATOR, bite=BITE_BYTES)
         self._train: dict[int, LogReader[TrainingRecord]] = {}
         self._superseded: set[int] = set()
-        self._stepped: dict[int, list[float]] = {}
+        self._folds: dict[int, TrainingFold] = {}
+        self._formed: dict[int, records.Formed] = {}
+        self._closed: dict[int, records.Closed] = {}
         self._last_time: float | None = None
         self.wrong: list[Tile] = []
         """Samples that the best checkpoint misclassifies."""
@@ -163,13 +165,15 @@ class Timeline:
             return "accuracy"
 
     @property
-    def ordered_generations(self) -> list[Generation]:
-        """The generations, oldest first, with the times of their first and last step."""
-        generations = []
-        for number, generation in sorted(self.generations.items()):
-            first, last = self._stepped.get(number, (None, None))
-            generations.append(replace(generation, first_step_at=first, last_step_at=last))
-        return generations
+    def generations(self) -> dict[int, Generation]:
+        """The generations by number, oldest first: the newest MAX_GENERATIONS."""
+        facts = {number: fold.facts for number, fold in self._folds.items()}
+        formed, closed = self._formed, self._closed
+        generations = [
+            merged(number, None, facts.get(number), formed[number], closed.get(number), formed.get(number + 1))
+            for number in sorted(formed)
+        ]
+        return {generation.number: generation for generation in with_handed_over(generations, facts)}
 
     @property
     def share_read(self) -> float:
@@ -255,28 +259,21 @@ class Timeline:
             case records.EventRecord():
                 self.events.append((record.time, record.level or "info", record.text or ""))
             case records.Formed():
-                self._formed(record)
-            case records.Closed() if (generation := self.generations.get(record.generation)) is not None:
-                self.generations[record.generation] = replace(generation, closed_at=record.time)
+                self._form(record)
+            case records.Closed() if record.generation in self._formed:
+                self._closed[record.generation] = record
             case records.Sample() if self.started_at is not None:
                 self._sample(record)
 
-    def _formed(self, record: records.Formed) -> None:
-        time = record.time
-        ordered_generations = Generation(
-            number=record.generation,
-            opened_at=time,
-            world_size=record.world_size,
-            members=tuple(record.members or ()),
-            reason=record.reason or "",
-            detail=record.detail or "",
-        )
-        self.started_at = time if self.started_at is None else self.started_at
-        self._tick(time)
-        self.generations[ordered_generations.number] = ordered_generations
-        while len(self.generations) > MAX_GENERATIONS:
-            self._stepped.pop(min(self.generations), None)
-            del self.generations[min(self.generations)]
+    def _form(self, record: records.Formed) -> None:
+        self.started_at = record.time if self.started_at is None else self.started_at
+        self._tick(record.time)
+        self._formed[record.generation] = record
+        while len(self._formed) > MAX_GENERATIONS:
+            oldest = min(self._formed)
+            del self._formed[oldest]
+            self._closed.pop(oldest, None)
+            self._folds.pop(oldest, None)
 
     def _sample(self, record: records.Sample) -> None:
         time = record.time
@@ -331,9 +328,10 @@ class Timeline:
     # The logs of the trainers
 
     def _take_training_record(self, generation: int, record: TrainingRecord) -> None:
+        self._folds.setdefault(generation, TrainingFold()).add(record)
         match record:
             case records.Step():
-                self._step(generation, record)
+                self._step(record)
             case records.Values():
                 self._logged(record)
             case records.Start():
@@ -349,7 +347,7 @@ class Timeline:
         for series in (self.learning_rate, self.gradient_norm, *self.values.values()):
             series.cut(step)
 
-    def _step(self, generation: int, record: records.Step) -> None:
+    def _step(self, record: records.Step) -> None:
         step, loss = record.step, record.loss
         if loss is not None and math.isfinite(loss):
             self.loss.add(step, loss)
@@ -358,7 +356,6 @@ class Timeline:
         for series, value in ((self.learning_rate, record.lr), (self.gradient_norm, record.gradient_norm)):
             if value is not None:
                 series.add(step, value)
-        self._stepped.setdefault(generation, [record.time] * 2)[1] = record.time
 
     def _logged(self, record: records.Values) -> None:
         for name, value in record.known.items():

@@ -6,7 +6,7 @@ Any file may be missing, damaged, or of another version: what is not known stays
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -179,47 +179,49 @@ def upload_span(uploaded: Uploaded) -> Span:
     return Span("upload", uploaded.time - (uploaded.seconds or 0.0), uploaded.time, uploaded.checkpoint, values)
 
 
-@dataclass
-class _TrainingLog:
-    """A training log as far as it was read."""
+class TrainingFold:
+    """Collects the facts about one generation from the records of its log, in any order."""
 
-    log: LogReader[TrainingRecord]
-    start: Start | None = None
-    first: float | None = None
-    last: float | None = None
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_STEPS))
-    handed_over: float | None = None
-    last_step: int | None = None
-    last_at: float | None = None
-    ended: str = ""
+    def __init__(self) -> None:
+        self._start: Start | None = None
+        self._first: float | None = None
+        self._last: float | None = None
+        self._recent: deque[float] = deque(maxlen=MAX_RECENT_STEPS)
+        self._handed_over: float | None = None
+        self._last_step: int | None = None
+        self.last_at: float | None = None
+        """Time of the last record."""
+        self._ended = ""
 
     def add(self, record: TrainingRecord) -> None:
+        """Take the next record."""
         self.last_at = record.time
         match record:
             case Start():
-                self.start = self.start or record
+                self._start = self._start or record
             case Step():
-                self.last_step = max(record.step, self.last_step or 0)
-                if self.start is not None and record.time < self.start.time:
-                    self.handed_over = max(record.time, self.handed_over or 0.0)
+                self._last_step = max(record.step, self._last_step or 0)
+                if self._start is not None and record.time < self._start.time:
+                    self._handed_over = max(record.time, self._handed_over or 0.0)
                 else:
-                    self.first = min(record.time, self.first or record.time)
-                    self.last = max(record.time, self.last or 0.0)
-                    self.recent.append(record.time)
+                    self._first = min(record.time, self._first or record.time)
+                    self._last = max(record.time, self._last or 0.0)
+                    self._recent.append(record.time)
             case TrainingEnd():
-                self.ended = record.why or ""
+                self._ended = record.why or ""
 
     @property
     def facts(self) -> TrainingFacts:
+        """The facts so far."""
         return TrainingFacts(
-            start=self.start,
-            first_step_at=self.first,
-            last_step=self.last_step,
-            last_step_at=self.last,
-            recent_steps=tuple(sorted(self.recent)),
-            handed_over_at=self.handed_over,
+            start=self._start,
+            first_step_at=self._first,
+            last_step=self._last_step,
+            last_step_at=self._last,
+            recent_steps=tuple(sorted(self._recent)),
+            handed_over_at=self._handed_over,
             last_at=self.last_at,
-            ended=self.ended,
+            ended=self._ended,
         )
 
 
@@ -228,7 +230,8 @@ class TimelineReader:
 
     def __init__(self, rundir: RunDir) -> None:
         self._rundir = rundir
-        self._training: dict[int, _TrainingLog] = {}
+        self._training: dict[int, LogReader[TrainingRecord]] = {}
+        self._folds: dict[int, TrainingFold] = {}
         self._evaluators: dict[str, LogReader[EvaluatorRecord]] = {}
         self._coordinator = LogReader(rundir.coordinator_log, COORDINATOR)
         self._formed: dict[int, Formed] = {}
@@ -245,13 +248,14 @@ class TimelineReader:
         self._unreadable.clear()
         self._read(self._rundir.coordinator_log, self._coordinator, self._add_of_coordinator)
         for number, path in self._rundir.training_logs().items():
-            log = self._training.setdefault(number, _TrainingLog(LogReader(path, TRAINING)))
-            self._read(path, log.log, partial(self._add_of_training, log))
+            log = self._training.setdefault(number, LogReader(path, TRAINING))
+            fold = self._folds.setdefault(number, TrainingFold())
+            self._read(path, log, partial(self._add_of_training, fold))
         for path in list_folder(self._rundir.log):
             if (name := evaluator_of_log(path)) is not None:
                 reader = self._evaluators.setdefault(name, LogReader(path, EVALUATOR))
                 self._read(path, reader, partial(self._add_of_evaluator, name))
-        facts = {number: log.facts for number, log in self._training.items()}
+        facts = {number: fold.facts for number, fold in self._folds.items()}
         records = self._records()
         formed, closed = self._formed, self._closed
         generations = [
@@ -265,7 +269,7 @@ class TimelineReader:
         failed = self._rundir.failed()
         ending = failed or self._rundir.done()
         ended_at = ending.get("at") if ending else None
-        signs = [self._coordinator_at, *(log.last_at for log in self._training.values())]
+        signs = [self._coordinator_at, *(fold.last_at for fold in self._folds.values())]
         newest = max((time for time in signs if time is not None), default=None)
         return RunTimeline(
             name=self._name(),
@@ -282,7 +286,7 @@ class TimelineReader:
     def faults(self) -> list[str]:
         """Problems of the last call, and damaged lines of all calls, a sentence for each log."""
         logs: list[tuple[str, LogReader[Any]]] = [(self._rundir.coordinator_log.name, self._coordinator)]
-        logs += [(self._rundir.training_log(number).name, log.log) for number, log in sorted(self._training.items())]
+        logs += [(self._rundir.training_log(number).name, log) for number, log in sorted(self._training.items())]
         logs += [(self._rundir.evaluator_log(name).name, log) for name, log in sorted(self._evaluators.items())]
         return [*self._unreadable.values(), *(damaged_lines(name, log.damaged) for name, log in logs if log.damaged)]
 
@@ -305,8 +309,8 @@ class TimelineReader:
         elif isinstance(record, Uploaded):
             self._work.append(upload_span(record))
 
-    def _add_of_training(self, log: _TrainingLog, record: TrainingRecord) -> None:
-        log.add(record)
+    def _add_of_training(self, fold: TrainingFold, record: TrainingRecord) -> None:
+        fold.add(record)
         if isinstance(record, Saved):
             self._work.append(save_span(record))
 

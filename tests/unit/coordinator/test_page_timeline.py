@@ -8,6 +8,7 @@ import pytest
 from tandem.evaluation import Histogram
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
+from tandem.wire.measures import outages
 from tandem.wire.status import CheckpointRef
 from tandem_coordinator.charts.chart import WIDE
 from tandem_coordinator.page import pictures
@@ -41,7 +42,7 @@ class TestTheWholeRun:
         assert timeline.loss.last.x == 400
         assert [one.reason for one in timeline.generations.values()] == ["Started", "WorkerFailed"]
         assert timeline.generations[1].closed_at is not None
-        assert timeline.ordered_generations[1].first_step_at is not None
+        assert timeline.generations[2].first_step_at is not None
         assert {"0", "1"} == timeline.use["trainer"].keys()
         assert [save.checkpoint.step for save in timeline.saves.values()][-1] == 400
         assert timeline.results
@@ -79,6 +80,15 @@ class TestTheWholeRun:
         log(tmp_path, {"kind": "closed", "time": T0 + 3, "generation": 1})
         assert timeline.follow(10.0)
         assert timeline.generations[1].closed_at == T0 + 3
+
+    def test_steps_that_end_when_their_hung_group_is_ended_do_not_shorten_the_outage(self, tmp_path: Path) -> None:
+        hung = {"kind": "closed", "time": T0 + 30, "generation": 1, "reason": "Hung", "failedAt": T0 + 10.2}
+        log(tmp_path, formed(1, T0, "worker-0"), hung, formed(2, T0 + 31, "worker-0"))
+        for number, times in ((1, (9.0, 10.0, 30.1, 30.2)), (2, (33.0, 34.0))):
+            steps = [{"kind": "step", "time": T0 + at, "step": 1 + place} for place, at in enumerate(times)]
+            log(tmp_path, *steps, name=f"train-g{number:06}.jsonl")
+        (outage,) = outages(followed(tmp_path).generations.values())
+        assert (outage.begin, outage.end) == (T0 + 10.0, T0 + 33.0)
 
     def test_is_read_in_bites_so_that_heartbeats_have_their_turn(self, tmp_path: Path) -> None:
         lines = [{"kind": "step", "time": T0 + n, "step": n, "loss": 1.0} for n in range(20_000)]

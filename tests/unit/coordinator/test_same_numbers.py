@@ -74,7 +74,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> Views:
 def test_an_outage_has_one_length(views: Views) -> None:
     told = measures.outages(views.run.generations)
     assert [one.reason for one in told] == ["WorkerFailed", "MemberLost"]
-    assert measures.outages(views.timeline.ordered_generations) == told
+    assert measures.outages(views.timeline.generations.values()) == told
     assert time_by_phase(views.run, clock.make_clock(views.run.marks))["restart"] == pytest.approx(
         sum(one.seconds for one in told)
     )
@@ -97,7 +97,7 @@ def test_no_curve_leads_through_an_outage(views: Views) -> None:
 
 
 def test_a_restart_is_counted_the_same(views: Views) -> None:
-    assert views.report.restarts == measures.restarts(views.timeline.ordered_generations) == 2
+    assert views.report.restarts == measures.restarts([*views.timeline.generations.values()]) == 2
     assert views.end.restarts == views.status.restarts == 2
 
 
